@@ -1,0 +1,39 @@
+"""localtrace: an offline-first local trace store for reinforcement-learning rollouts.
+
+Recording needs nothing but this import; DuckDB is loaded when a store is opened for reading.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from localtrace.capture import trajectory
+from localtrace.decorate import op
+from localtrace.recording import close, flush, init, log_metrics, losses, outcome, run_id
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store, open_store
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Store",
+    "close",
+    "flush",
+    "init",
+    "log_metrics",
+    "losses",
+    "op",
+    "open_store",
+    "outcome",
+    "run_id",
+    "trajectory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Store", "open_store"):
+        from localtrace import reader
+
+        return getattr(reader, name)
+    raise AttributeError(f"module 'localtrace' has no attribute {name!r}")

@@ -1,0 +1,424 @@
+"""Values to bytes and back, without ever failing.
+
+On the rollout path a value becomes MessagePack at once (`encode`), so later changes by the trainer
+do not reach the record. Where MessagePack has no word for a value, an extension of type 1 stands
+in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
+(`to_json`, `from_json`), where an object with the key `$type` stands in:
+
+    {"$type": "float", "value": "nan"}                 nan, inf, -inf
+    {"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
+    {"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
+    {"$type": "bytes", "base64": …}
+    {"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
+    {"$type": "datetime", "value": "2026-01-02T03:04:05Z"}
+    {"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
+    {"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
+    {"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
+
+Containers come back as JSON's own: tuples, sets and named tuples as lists, dataclasses, attrs
+classes and pydantic models as dicts, enums as their values, half floats as float32.
+
+This module knows nothing of trajectories, files or threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from localtrace.schema import DROPPED_NAMES
+
+_EXT = 1
+_HASH_MAX_BYTES = 2**20
+"""Hashing a dropped value must not stall the rollout, so larger ones get no sha256."""
+_DEPTH_MAX = 100
+
+
+class Placeholder:
+    """What stands where a value was left out.
+
+    Reasons: dropped, too_large, unsupported, device_tensor, cycle, too_deep, unencodable, damaged.
+    """
+
+    # Neither a dataclass nor a Struct: the encoder would write those as a plain dict.
+    __slots__ = ("python_type", "reason", "sha256", "size_bytes")
+
+    def __init__(
+        self,
+        reason: str,
+        python_type: str,
+        size_bytes: int | None = None,
+        sha256: str | None = None,
+    ) -> None:
+        self.reason = reason
+        self.python_type = python_type
+        self.size_bytes = size_bytes
+        self.sha256 = sha256
+
+    def parts(self) -> dict[str, Any]:
+        """The fields by name, as they stand in the tables."""
+        return {
+            "reason": self.reason,
+            "python_type": self.python_type,
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placeholder) and self.parts() == other.parts()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.parts().values()))
+
+    def __repr__(self) -> str:
+        size = "" if self.size_bytes is None else f", {self.size_bytes} bytes"
+        return f"<left out: {self.reason}, {self.python_type}{size}>"
+
+
+class _Tag(msgspec.Struct, frozen=True):
+    """A decoded extension: its kind and its parts."""
+
+    kind: str
+    parts: tuple[Any, ...]
+
+
+class ValueEncoder:
+    """Turns any value into MessagePack; what cannot be encoded becomes a placeholder.
+
+    Args:
+        keep: names that are not dropped although `schema.DROPPED_NAMES` holds them.
+        on_placeholder: told the reason of every placeholder that was not asked for.
+    """
+
+    def __init__(
+        self,
+        keep: frozenset[str] = frozenset(),
+        on_placeholder: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.dropped = DROPPED_NAMES - keep
+        self._on_placeholder = on_placeholder
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+        self.try_encode: Callable[[Any], bytes] = self._encoder.encode
+        """Encode, or raise where MessagePack refuses a part of the value."""
+
+    def encode(self, value: Any) -> bytes:
+        """Encode any value, also cyclic, huge or hostile ones; never raises."""
+        try:
+            return self._encoder.encode(value)
+        except Exception:
+            return self.encode_anyway(value)
+
+    def encode_anyway(self, value: Any) -> bytes:
+        """Encode a value that `try_encode` refused, replacing only the parts it refuses."""
+        try:
+            return self._encoder.encode(self._plain(value, frozenset(), 0))
+        except Exception:
+            return self._encoder.encode(left_out("unencodable", value))
+
+    def without_dropped(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Put placeholders in place of fields that are dropped because of their names."""
+        for name in self.dropped.intersection(fields):
+            if not _is_empty(fields[name]):
+                fields = {**fields, name: left_out("dropped", fields[name])}
+        return fields
+
+    def _hook(self, value: Any) -> Any:
+        if type(value) is Placeholder:
+            if value.reason != "dropped":
+                self._on_placeholder(value.reason)
+            return _ext("omitted", *value.parts().values())
+        fields = _fields_of(value)
+        return _foreign(value) if fields is None else self.without_dropped(fields)
+
+    def _plain(self, value: Any, above: frozenset[int], depth: int) -> Any:
+        if isinstance(value, str):
+            return _plain_text(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            fits = -(2**63) <= value < 2**64
+            return int(value) if fits else _ext("int", hex(value))
+        if not isinstance(value, Mapping | list | tuple | AbstractSet):
+            fields = _fields_of(value)
+            if fields is None:
+                return self._plain_leaf(value)
+            value = fields
+        if id(value) in above:
+            return left_out("cycle", value)
+        if depth >= _DEPTH_MAX:
+            return left_out("too_deep", value)
+        above |= {id(value)}
+        if isinstance(value, Mapping):
+            return {
+                _plain_key(key): self._plain(item, above, depth + 1)
+                for key, item in list(value.items())
+            }
+        return [self._plain(item, above, depth + 1) for item in list(value)]
+
+    def _plain_leaf(self, value: Any) -> Any:
+        try:
+            return msgspec.Raw(self._encoder.encode(value))
+        except Exception:
+            return left_out("unencodable", value)
+
+
+def _is_empty(value: Any) -> bool:
+    try:
+        return value is None or len(value) == 0
+    except Exception:
+        return False
+
+
+def left_out(reason: str, value: Any, size_bytes: int | None = None) -> Placeholder:
+    """The placeholder of a value: its type, and where it is cheap its size and sha256."""
+    digest = None
+    buffer = _buffer_of(value) if size_bytes is None else None
+    if buffer is not None:
+        size_bytes = buffer.nbytes
+        if size_bytes <= _HASH_MAX_BYTES:
+            digest = hashlib.sha256(buffer).hexdigest()
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return Placeholder(reason, name[:200], size_bytes, digest)
+
+
+def _buffer_of(value: Any) -> memoryview | None:
+    try:
+        if hasattr(value, "detach") and hasattr(value, "numpy"):
+            value = value.detach().numpy()
+        elif hasattr(value, "tobytes") and hasattr(value, "getbands"):
+            value = value.tobytes()
+        elif isinstance(value, str):
+            value = value.encode("utf-8", "surrogatepass")
+        return memoryview(value).cast("B")
+    except Exception:
+        return None
+
+
+def _ext(kind: str, *parts: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_EXT, msgspec.msgpack.encode((kind, *parts)))
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """Fields of a pydantic model, by name; None for everything else."""
+    if not hasattr(type(value), "__pydantic_fields__"):
+        return None
+    return {**value.__dict__, **(value.__pydantic_extra__ or {})}
+
+
+def _foreign(value: Any) -> Any:
+    """What to encode instead of a value whose type MessagePack does not know."""
+    kind = type(value)
+    module = kind.__module__.partition(".")[0]
+    if module == "torch" and hasattr(value, "detach"):
+        return _tensor(value)
+    if module == "numpy":
+        return _numpy(value)
+    for base, plain in _BASES:
+        if isinstance(value, base):
+            return plain(value)
+    if isinstance(value, complex):
+        return _ext("complex", value.real, value.imag)
+    if isinstance(value, BaseException):
+        return f"{kind.__qualname__}: {value}"
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    return left_out("unsupported", value)
+
+
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int),
+    (float, float),
+    (Mapping, dict),
+    (list, list),
+    (tuple, list),
+    (AbstractSet, list),
+)
+
+
+def _tensor(value: Any) -> Any:
+    if value.device.type != "cpu" or value.layout != value.new_empty(0).layout:
+        size_bytes = int(value.numel() * value.element_size())
+        return left_out("device_tensor", value, size_bytes)
+    value = value.detach()
+    if str(value.dtype) in ("torch.bfloat16", "torch.float16"):
+        value = value.float()
+    return _numpy(value.numpy())
+
+
+def _numpy(value: Any) -> Any:
+    if not hasattr(value, "ndim") or value.dtype.hasobject or value.dtype.names:
+        return left_out("unsupported", value) if not hasattr(value, "tolist") else value.tolist()
+    if value.dtype.str[1:] == "f2":
+        value = value.astype("<f4")
+    if value.ndim == 0 and value.dtype.kind in "biufU":
+        return value.item()
+    little = value.astype(value.dtype.newbyteorder("<"), copy=False)
+    return _ext("ndarray", little.dtype.str, list(little.shape), little.tobytes())
+
+
+def _plain_text(value: str) -> Any:
+    try:
+        value.encode()
+        return str.__str__(value)
+    except UnicodeEncodeError:
+        return _ext("str", value.encode("utf-8", "surrogatepass"))
+
+
+def _plain_key(key: Any) -> Any:
+    if isinstance(key, str):
+        text = _plain_text(key)
+        return text if isinstance(text, str) else key.encode("utf-8", "replace").decode()
+    if isinstance(key, int | float | bool | bytes) and not isinstance(key, str):
+        in_range = not isinstance(key, int) or -(2**63) <= key < 2**64
+        return key if in_range else str(key)
+    return f"{type(key).__qualname__}:{key!r}"[:200]
+
+
+_DEFAULT = ValueEncoder()
+encode = _DEFAULT.encode
+"""Turn any value into MessagePack; never raises."""
+
+
+def decode(data: bytes | msgspec.Raw) -> Any:
+    """Read what `encode` wrote; see `from_json` for what the values become."""
+    return _restore(_DECODER.decode(data))
+
+
+def _ext_hook(code: int, data: memoryview) -> Any:
+    if code != _EXT:
+        return Placeholder("unsupported", f"msgpack extension {code}", len(data))
+    kind, *parts = msgspec.msgpack.decode(data)
+    return _Tag(kind, tuple(parts))
+
+
+_DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
+
+
+def msgpack_to_json(data: bytes | msgspec.Raw) -> str:
+    """Turn encoded bytes into the tagged JSON text of the tables."""
+    try:
+        tagged = _to_tagged(_DECODER.decode(data))
+        return msgspec.json.encode(tagged).decode()
+    except RecursionError:
+        return to_json(Placeholder("too_deep", "object", len(bytes(data))))
+
+
+def to_json(value: Any) -> str:
+    """Turn any value into tagged JSON text; never fails."""
+    return msgpack_to_json(encode(value))
+
+
+def from_json(text: str | bytes) -> Any:
+    """Read tagged JSON text.
+
+    Arrays come back as numpy arrays where numpy is installed, else as `{"$type": "ndarray", …}`;
+    what was left out comes back as a `Placeholder`.
+    """
+    return _from_tagged(msgspec.json.decode(text))
+
+
+_PLAIN_TYPES = {str, int, bool, type(None)}
+
+
+def _to_tagged(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is list:
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
+            return value
+        return [_to_tagged(item) for item in value]
+    if kind is dict:
+        if set(map(type, value)) <= {str} and "$type" not in value:
+            return {key: _to_tagged(item) for key, item in value.items()}
+        items = [[_to_tagged(key), _to_tagged(item)] for key, item in value.items()]
+        return {"$type": "dict", "items": items}
+    if kind is float:
+        return value if math.isfinite(value) else {"$type": "float", "value": str(value)}
+    return _leaf_to_tagged(value)
+
+
+def _leaf_to_tagged(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"$type": "bytes", "base64": _base64(value)}
+    if isinstance(value, datetime):
+        return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
+    if isinstance(value, Placeholder):
+        return {"$type": "omitted", **value.parts()}
+    kind, parts = value.kind, value.parts
+    if kind == "int":
+        return {"$type": "int", "value": str(int(parts[0], 16))}
+    if kind == "complex":
+        return {"$type": "complex", "value": [_to_tagged(part) for part in parts]}
+    if kind == "ndarray":
+        dtype, shape, data = parts
+        return {"$type": "ndarray", "dtype": dtype, "shape": shape, "base64": _base64(data)}
+    if kind == "str":
+        return {"$type": "str", "base64": _base64(parts[0])}
+    if kind == "omitted":
+        return {"$type": "omitted", **Placeholder(*parts).parts()}
+    return {"$type": "omitted", "reason": "unsupported", "python_type": str(kind)}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _restore(value: Any) -> Any:
+    return _from_tagged(_to_tagged(value))
+
+
+def _from_tagged(value: Any) -> Any:
+    kind = type(value)
+    if kind is list:
+        if set(map(type, value)).isdisjoint((list, dict)):
+            return value
+        return [_from_tagged(item) for item in value]
+    if kind is not dict:
+        return value
+    tag = value.get("$type")
+    if tag is None:
+        return {key: _from_tagged(item) for key, item in value.items()}
+    reader = _TAG_READERS.get(tag) if isinstance(tag, str) else None
+    try:
+        return reader(value) if reader else value
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
+        return value
+
+
+def _read_array(value: dict[str, Any]) -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        return value
+    data = base64.b64decode(value["base64"])
+    return np.frombuffer(data, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+
+
+def _read_dict(value: dict[str, Any]) -> Any:
+    return {_from_tagged(key): _from_tagged(item) for key, item in value["items"]}
+
+
+def _read_omitted(value: dict[str, Any]) -> Placeholder:
+    return Placeholder(**{name: part for name, part in value.items() if name != "$type"})
+
+
+_TAG_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "float": lambda value: float(value["value"]),
+    "int": lambda value: int(value["value"]),
+    "str": lambda value: base64.b64decode(value["base64"]).decode("utf-8", "surrogatepass"),
+    "bytes": lambda value: base64.b64decode(value["base64"]),
+    "complex": lambda value: complex(*map(_from_tagged, value["value"])),
+    "datetime": lambda value: datetime.fromisoformat(value["value"]),
+    "ndarray": _read_array,
+    "dict": _read_dict,
+    "omitted": _read_omitted,
+}

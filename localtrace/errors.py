@@ -1,0 +1,73 @@
+"""The errors of localtrace, one tree.
+
+LocalTraceError
+├── ConfigError(ValueError)          a setting or argument that cannot be used
+├── StoreError(OSError)              something about a store on disk
+│   ├── StoreNotFound                there is no store at this path
+│   ├── StoreUnwritable              the store cannot be created or written
+│   ├── StoreFormatError             the path is not a store, or a newer one
+│   └── JournalDamaged               a journal cannot be read at some offset
+├── QueryError(ValueError)           a filter, query or SQL text that cannot run
+├── UploadError(RuntimeError)        something about an upload
+│   ├── TargetUnavailable            the target did not answer: try again later
+│   └── TargetRejected               the target refused: trying again will not help
+└── MissingDependency(ImportError)   an optional package is not installed
+
+Every message says what happened, where, and what to do next. All of them survive pickling, so
+they can cross process borders in Ray or multiprocessing.
+"""
+
+from __future__ import annotations
+
+
+class LocalTraceError(Exception):
+    """The base of every error that localtrace raises on purpose."""
+
+
+class ConfigError(LocalTraceError, ValueError):
+    """A setting or argument cannot be used."""
+
+
+class StoreError(LocalTraceError, OSError):
+    """Something is wrong with a store on disk."""
+
+
+class StoreNotFound(StoreError):
+    """There is no store at this path."""
+
+
+class StoreUnwritable(StoreError):
+    """The store cannot be created or written at this path."""
+
+
+class StoreFormatError(StoreError):
+    """The path holds something else than a store, or a store of a newer format."""
+
+
+class JournalDamaged(StoreError):
+    """A journal cannot be read at all (damaged frames inside one are counted, not raised)."""
+
+
+class QueryError(LocalTraceError, ValueError):
+    """A filter, a named query or an SQL text cannot be run."""
+
+
+class UploadError(LocalTraceError, RuntimeError):
+    """An upload cannot go on."""
+
+
+class TargetUnavailable(UploadError):
+    """The target did not answer as it should; the same upload may succeed later."""
+
+
+class TargetRejected(UploadError):
+    """The target refused a record; sending the same record again will not help."""
+
+
+class MissingDependency(LocalTraceError, ImportError):
+    """An optional package is not installed."""
+
+    @classmethod
+    def for_extra(cls, package: str, extra: str) -> MissingDependency:
+        """Build the error that names the package and the command that installs it."""
+        return cls(f'{package} is not installed: run  pip install "localtrace[{extra}]"')

@@ -1,0 +1,73 @@
+"""Counters of what was not recorded, and why; each reason is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+logger = logging.getLogger("localtrace")
+
+REMEDIES = {
+    "queue_full": "records came faster than the disk took them; raise LOCALTRACE_QUEUE_MAX_BYTES "
+    "or put journals on a faster disk with LOCALTRACE_JOURNAL_DIR",
+    "low_space": "the disk is below its reserve; free space or lower LOCALTRACE_MIN_FREE_BYTES",
+    "disk_full": "the disk refused to take more; free space",
+    "file_limit": "a record is larger than the limit on file sizes (ulimit -f); raise it",
+    "store_full": "the store reached LOCALTRACE_MAX_STORE_BYTES; raise it or remove old steps",
+    "store_deleted": "a journal was deleted while it was written; a new one was begun",
+    "unencodable": "a value could not be encoded and was replaced by a placeholder",
+    "too_large": "a value was larger than LOCALTRACE_RECORD_MAX_BYTES and was replaced by a "
+    "placeholder",
+    "bad_argument": "a value given to localtrace could not be used; see the debug log",
+    "internal": "localtrace failed inside; see the debug log, and please report it",
+    "after_close": "a call ended after localtrace.close()",
+}
+"""What each reason means and what to do about it."""
+
+
+class Losses:
+    """Counts per reason. Adding never raises and never waits."""
+
+    def __init__(self) -> None:
+        self.trajectories: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
+        self.values: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    def trajectory(self, reason: str) -> None:
+        """A whole trajectory is dropped."""
+        self.trajectories[reason] += 1
+        self._say_once(reason)
+
+    def record(self, reason: str, count: int = 1) -> None:
+        """Records are lost that are not counted with a dropped trajectory."""
+        self.records[reason] += count
+        self._say_once(reason)
+
+    def value(self, reason: str) -> None:
+        """A value was replaced by a placeholder."""
+        self.values[reason] += 1
+        self._say_once(reason)
+
+    def failed_inside(self) -> None:
+        """Count an error of our own; its traceback goes to the debug log."""
+        logger.debug("localtrace failed inside", exc_info=True)
+        self.record("internal")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters by kind and reason."""
+        return {
+            "trajectories": dict(self.trajectories),
+            "records": dict(self.records),
+            "values": dict(self.values),
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.trajectories or self.records or self.values)
+
+    def _say_once(self, reason: str) -> None:
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        logger.warning("localtrace: %s (%s); said once", REMEDIES.get(reason, reason), reason)

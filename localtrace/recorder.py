@@ -1,0 +1,281 @@
+"""The way from finished calls to the journal: a bounded queue and one writer thread.
+
+`put` is all that the rollout path touches: it appends to a queue and never waits for a disk. The
+writer thread drains the whole queue with one write per wake-up, lets journals rotate and watches
+the disk; a second thread syncs. A forked child begins anew with its own writer and journal.
+
+This module knows nothing of decorators, tables or DuckDB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localtrace import codec
+from localtrace.config import Settings
+from localtrace.losses import Losses, logger
+from localtrace.scope import TrajectoryState
+from localtrace.store.disk import DiskWatch
+from localtrace.store.layout import StoreLayout
+from localtrace.store.records import STATUSES, Context, Kind
+from localtrace.store.sealer import start_sealer
+from localtrace.store.writer import Item, JournalSeries
+
+_ITEM_OVERHEAD_BYTES = 200
+_MARKS_MAX = 100_000
+_SEALER_CHECK_INTERVAL_S = 30.0
+_EMPTY_MAP = msgspec.Raw(b"\x80")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Recorder:
+    """Records of one process into one store."""
+
+    def __init__(self, settings: Settings, layout: StoreLayout, folder: Path) -> None:
+        """`settings` must name the run."""
+        self.settings = settings
+        self.layout = layout
+        self.folder = folder
+        """Where this process's journals go."""
+        self.context = Context(
+            settings.project, settings.experiment, settings.run_id or "", settings.attempt
+        )
+        self._watch = DiskWatch(
+            folder, layout.root, settings.min_free_bytes, settings.max_store_bytes
+        )
+        self._begin_process()
+        recorder = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _after_fork(recorder()))
+
+    def _begin_process(self) -> None:
+        self.identity = object()
+        """New in every process, so that a forked child does not end its parent's trajectories."""
+        self.losses = Losses()
+        self.values = codec.ValueEncoder(frozenset(self.settings.keep), self.losses.value)
+        self.paused: str | None = None
+        self.closed = False
+        self._stop = threading.Event()
+        self._lock = threading.RLock()  # a signal handler may come back in while it is held
+        self._queue: deque[Item] = deque()
+        self._marks: deque[Item] = deque()
+        self._queued_bytes = 0
+        self._draining = False
+        self._wake = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._series = JournalSeries(
+            self.folder,
+            self.context,
+            self.settings.rotate_max_bytes,
+            self.settings.rotate_interval_s,
+            self.losses.record,
+        )
+
+    @property
+    def writer_id(self) -> str:
+        """Identity of this process as a writer of journals."""
+        return self._series.writer_id
+
+    # -- the rollout path ------------------------------------------------------------------
+
+    def put(self, item: Item, trajectory: TrajectoryState | None = None) -> None:
+        """Hand a record over; when there is no room, drop its whole trajectory and count it."""
+        size_bytes = len(item.record) + _ITEM_OVERHEAD_BYTES
+        reason = "after_close" if self.closed else self.paused
+        if reason is None and self._queued_bytes + size_bytes > self.settings.queue_max_bytes:
+            reason = "queue_full"
+        if reason is not None:
+            self._refuse(reason, trajectory)
+            return
+        with self._lock:
+            self._queue.append(item)
+            self._queued_bytes += size_bytes
+        if not self._threads:
+            self._start_threads()
+
+    def _refuse(self, reason: str, trajectory: TrajectoryState | None) -> None:
+        if trajectory is None:
+            self.losses.record(reason)
+        elif trajectory.dropped is None:
+            trajectory.dropped = reason
+            self.losses.trajectory(reason)
+            # Marks are few and small; they have a place of their own, so that they always get in.
+            if not self.closed and len(self._marks) < _MARKS_MAX:
+                self._marks.append(Item(Kind.END, trajectory.key, _drop_mark(trajectory, reason)))
+
+    def _start_threads(self) -> None:
+        with self._lock:
+            if self._threads or self.closed:
+                return
+            self._threads = [
+                threading.Thread(target=self._write_loop, name="localtrace-writer", daemon=True),
+                threading.Thread(target=self._sync_loop, name="localtrace-sync", daemon=True),
+            ]
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                for thread in self._threads:
+                    thread.start()
+
+    # -- what callers give -----------------------------------------------------------------
+
+    def as_int(self, value: Any) -> int | None:
+        """A whole number of at most 64 bits; anything else is counted and becomes None."""
+        if value is None or (type(value) is int and -(2**63) <= value < 2**63):
+            return value
+        try:
+            number = int(value)
+            if -(2**63) <= number < 2**63:
+                return number
+        except Exception:
+            logger.debug("localtrace: not a whole number: %s", type(value), exc_info=True)
+        self.losses.value("bad_argument")
+        return None
+
+    def as_text(self, value: Any) -> str | None:
+        """Text without lone surrogates; what has no text is counted and becomes None."""
+        if value is None:
+            return None
+        try:
+            return str(value).encode("utf-8", "replace").decode()
+        except Exception:
+            self.losses.value("bad_argument")
+            return None
+
+    def too_large(self, value: Any, size_bytes: int) -> bytes:
+        """Encoded placeholder of a value over `record_max_bytes`."""
+        return self.values.encode(codec.left_out("too_large", value, size_bytes))
+
+    # -- start, flush, close ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the first journal.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
+        self._series.open()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything handed over so far is in the journal; False after the timeout."""
+        deadline = time.monotonic() + timeout_s
+        while self._waiting():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not any(thread.is_alive() for thread in self._threads):
+                return False
+            self._wake.set()
+            time.sleep(min(left_s, 0.002))
+        return True
+
+    def _waiting(self) -> int:
+        return len(self._queue) + len(self._marks) + len(self._series.pending) + self._draining
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued, close the journal, end the threads; False when time ran out."""
+        if self.closed:
+            return True
+        deadline = time.monotonic() + timeout_s
+        self.closed = True
+        done = self.flush(timeout_s)
+        self._stop.set()
+        self._wake.set()
+        for thread in self._threads:
+            with contextlib.suppress(RuntimeError):  # it never started
+                thread.join(max(0.05, deadline - time.monotonic()))
+        left = len(self._queue) + len(self._series.pending)
+        if left:
+            self.losses.record(self.paused or "queue_full", left)
+        if self.losses:
+            logger.warning("localtrace: not everything was recorded: %s", self.losses.as_dict())
+        return done and not left
+
+    def exposure(self) -> dict[str, Any]:
+        """Losses so far, and what would be lost if the process died now."""
+        return {
+            **self.losses.as_dict(),
+            "paused": self.paused,
+            "queued_records": len(self._queue) + len(self._series.pending),
+            "queued_bytes": self._queued_bytes,
+            "unsynced_bytes": self._series.unsynced_bytes,
+        }
+
+    # -- the threads -----------------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(self.settings.flush_interval_s)
+            self._wake.clear()
+            self._guarded(self._drain)
+        self._guarded(self._drain)
+        self._guarded(self._series.close)
+
+    def _drain(self) -> None:
+        if self._series.blocked():
+            return
+        self.paused = self._watch.refusal()
+        if self.paused is not None:
+            return
+        self._draining = True
+        try:
+            batch = [self._queue.popleft() for _ in range(len(self._queue))]
+            batch += [self._marks.popleft() for _ in range(len(self._marks))]
+            self._release(self._series.write(batch))
+            self._series.rotate_if_due()
+        finally:
+            self._draining = False
+        if self._series.pending:
+            self.paused = "disk_full"
+
+    def _release(self, written: Sequence[Item]) -> None:
+        size_bytes = sum(len(item.record) + _ITEM_OVERHEAD_BYTES for item in written)
+        with self._lock:
+            self._queued_bytes = max(0, self._queued_bytes - size_bytes)
+
+    def _sync_loop(self) -> None:
+        # A thread of its own: syncing may take seconds while a checkpoint is written.
+        sealer_due = time.monotonic()
+        while True:
+            if self.settings.seal and time.monotonic() >= sealer_due:
+                self._guarded(self._start_sealer)
+                sealer_due = time.monotonic() + _SEALER_CHECK_INTERVAL_S
+            if self._stop.wait(self.settings.fsync_interval_s or 0.01):
+                return
+            self._guarded(self._series.sync)
+
+    def _start_sealer(self) -> None:
+        start_sealer(self.layout.root, self.folder)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            self.losses.failed_inside()
+
+
+active: Recorder | None = None
+"""The recorder of this process; None before `init` and after `close`."""
+
+
+def _drop_mark(trajectory: TrajectoryState, reason: str) -> bytes:
+    return _encode(
+        (
+            int(Kind.END), trajectory.begin, time.monotonic_ns() - trajectory.begin_mono_ns,
+            STATUSES.index("dropped"), reason, _EMPTY_MAP, trajectory.next_seq,
+        )
+    )  # fmt: skip
+
+
+def _after_fork(recorder: Recorder | None) -> None:
+    """In a forked child: the parent keeps its files and its queue; the child starts its own."""
+    if recorder is not None:
+        recorder._series.abandon()
+        closed = recorder.closed
+        recorder._begin_process()
+        recorder.closed = closed

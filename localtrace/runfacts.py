@@ -1,0 +1,116 @@
+"""What a process says of itself when it begins to record, secrets left out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from localtrace.errors import ConfigError
+from localtrace.store.layout import StoreLayout
+
+_PACKAGES = (
+    "localtrace", "verl", "trl", "torch", "transformers", "sglang", "vllm", "ray", "numpy",
+    "pyarrow",
+)  # fmt: skip
+_SECRET = re.compile(
+    r"(api|access|auth|secret|private|session|bearer)[_-]?(key|token)|passw|secret|credential",
+    re.IGNORECASE,
+)
+_LEFT_OUT = "[secret left out]"
+
+
+def describe_process(worker: str | None, config: Any, tokenizer: str | None) -> dict[str, Any]:
+    """Facts for the run's start record, by column of the table `runs`."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "worker": worker,
+        "command": command_line(sys.orig_argv),
+        "config": without_secrets(config),
+        "versions": _versions(),
+        "git_commit": _git_commit(),
+        "tokenizer": tokenizer,
+    }
+
+
+def without_secrets(value: Any, depth: int = 0) -> Any:
+    """Replace text under names that look like a key, token or password."""
+    if depth > 50:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            name: _LEFT_OUT
+            if isinstance(item, str) and item and _SECRET.search(str(name))
+            else without_secrets(item, depth + 1)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [without_secrets(item, depth + 1) for item in value]
+    return value
+
+
+def command_line(arguments: list[str]) -> str:
+    """The command, with the values of secret options left out."""
+    shown = []
+    hide_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        secret = _SECRET.search(name) is not None
+        if hide_next:
+            argument = _LEFT_OUT
+        elif secret and equals:
+            argument = f"{name}={_LEFT_OUT}"
+        hide_next = secret and not equals and name.startswith("-")
+        shown.append(argument)
+    return " ".join(shown)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def last_attempt(layout: StoreLayout, project: str, experiment: str) -> tuple[str, int]:
+    """Run id and highest attempt of the newest run with these names.
+
+    Raises:
+        ConfigError: the store has no such run.
+    """
+    # Only a resumed run reads the store; starting to record must not load what reading needs.
+    from localtrace.store.snapshot import take_snapshot
+
+    columns = ["project", "experiment", "run_id", "attempt", "time_ns"]
+    rows = [
+        row
+        for row in take_snapshot(layout).rows("runs", columns)
+        if (row["project"], row["experiment"]) == (project, experiment)
+    ]
+    if not rows:
+        raise ConfigError(
+            f"LOCALTRACE_RESUME=must, but {layout.root} has no run of project {project!r} and "
+            f"experiment {experiment!r}: name the run with LOCALTRACE_RUN_ID, or unset it"
+        )
+    newest = max(rows, key=lambda row: row["time_ns"])["run_id"]
+    return newest, max(row["attempt"] for row in rows if row["run_id"] == newest)

@@ -1,0 +1,253 @@
+"""The columns of every table and the version of the on-disk format: the single source of both.
+
+The tables use types that every Parquet and Delta reader knows: int32, int64, double, float,
+bool, string, timestamp(us, UTC) and lists of int32, int8 and float. `store/README.md` is
+checked against this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT_VERSION = 1
+"""Version of journals and tables; a reader refuses a higher one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, its Arrow type by alias, and what it holds."""
+
+    name: str
+    type: str
+    """string, int32, int64, double, bool, timestamp, list<int32>, list<int8> or list<float>."""
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One table: its partition columns (in path order), columns and sort order."""
+
+    name: str
+    partitions: tuple[str, ...]
+    columns: tuple[Column, ...]
+    sort_by: tuple[str, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of all columns, partition columns included."""
+        return tuple(column.name for column in self.columns)
+
+    @cache  # noqa: B019  (five module-level instances, alive as long as the process)
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema of the whole table, partition columns included."""
+        import pyarrow as pa
+
+        return pa.schema([(column.name, _arrow_type(column.type)) for column in self.columns])
+
+    @cache  # noqa: B019
+    def file_arrow(self) -> pa.Schema:
+        """The Arrow schema of one Parquet file: all but the partition columns."""
+        import pyarrow as pa
+
+        return pa.schema([field for field in self.arrow() if field.name not in self.partitions])
+
+
+def _arrow_type(alias: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if alias == "timestamp":
+        return pa.timestamp("us", tz="UTC")
+    if alias.startswith("list<"):
+        return pa.list_(pa.type_for_alias(alias.removeprefix("list<").removesuffix(">")))
+    return pa.type_for_alias(alias)
+
+
+_RUN = (
+    Column("project", "string", "the project's name; `default` when not given"),
+    Column("experiment", "string", "the experiment's name; `default` when not given"),
+    Column("run_id", "string", "one training job"),
+    Column("attempt", "int32", "restart counter of the run, from 0"),
+)
+_KEYS = (
+    Column("trace_id", "string", "identity of the trajectory, 32 hex digits"),
+    Column("step", "int64", "training step at launch of the rollout; null when unknown"),
+    Column("sample_index", "string", "identity of the dataset row"),
+    Column("rollout_n", "int64", "serial number of the rollout of that sample"),
+)
+_WRITER = (
+    Column("writer_id", "string", "the recording process, 16 hex digits"),
+    Column("writer_seq", "int64", "position of the record among all records of its writer"),
+)
+
+RUNS = TableSchema(
+    "runs",
+    (),
+    (
+        *_RUN,
+        Column("event", "string", "`start` when a process began to record, `end` when it closed"),
+        Column("time_ns", "int64", "time of the event, ns since the Unix epoch"),
+        Column("host", "string", "host name"),
+        Column("pid", "int64", "process id"),
+        Column("worker", "string", "name of the worker, when it was given"),
+        Column("command", "string", "command line of the process"),
+        Column("config", "string", "the run's configuration as tagged JSON, secrets left out"),
+        Column("versions", "string", "versions of Python and of known packages, JSON object"),
+        Column("git_commit", "string", "commit of the working directory, when there is one"),
+        Column("tokenizer", "string", "sha256 of the tokenizer kept in the store"),
+        Column("losses", "string", "loss counters at the end, JSON object"),
+        *_WRITER,
+    ),
+    ("run_id", "time_ns"),
+)
+
+TRAJECTORIES = TableSchema(
+    "trajectories",
+    ("project", "experiment"),
+    (
+        *_RUN,
+        *_KEYS,
+        Column("group_id", "string", "all rollouts of one sample at one step share it"),
+        Column("validate", "bool", "true for validation rollouts"),
+        Column("name", "string", "name given to the trajectory"),
+        Column("agent", "string", "name of the agent loop"),
+        Column("data_source", "string", "name of the dataset"),
+        Column("status", "string", "ok, error, cancelled, interrupted or dropped"),
+        Column("error", "string", "exception type and message, or the reason of a drop"),
+        Column("start_ns", "int64", "start, ns since the Unix epoch"),
+        Column("end_ns", "int64", "start plus monotonic duration; null when it never ended"),
+        Column("started_at", "timestamp", "start, for people and for SQL dates"),
+        Column("reward", "double", "reward set inside the rollout; later ones are outcomes"),
+        Column("span_count", "int64", "calls recorded in the trajectory"),
+        Column("turn_count", "int64", "model generations among them"),
+        Column("output_tokens", "int64", "tokens generated in all turns"),
+        Column("attributes", "string", "everything else set on the trajectory, tagged JSON object"),
+        Column("host", "string", "host name of the recording process"),
+        Column("pid", "int64", "process id of the recording process"),
+        *_WRITER,
+    ),
+    ("step", "sample_index", "rollout_n", "trace_id"),
+)
+
+SPANS = TableSchema(
+    "spans",
+    ("project", "experiment", "step"),
+    (
+        *_RUN,
+        *_KEYS,
+        Column("span_id", "string", "identity of the call, 16 hex digits"),
+        Column("parent_id", "string", "the enclosing call; null directly under the trajectory"),
+        Column("seq", "int64", "position in the order in which calls of the trajectory began"),
+        Column("op", "string", "qualified name of the decorated function"),
+        Column("status", "string", "ok, error or cancelled"),
+        Column("error", "string", "exception type and message"),
+        Column("start_ns", "int64", "start, ns since the Unix epoch"),
+        Column("end_ns", "int64", "start plus monotonic duration"),
+        Column("started_at", "timestamp", "start, for people and for SQL dates"),
+        Column(
+            "inputs",
+            "string",
+            "arguments by name, tagged JSON object; lists kept in columns are left out",
+        ),
+        Column("outputs", "string", "the result, tagged JSON; lists kept in columns are left out"),
+        Column("is_turn", "bool", "true where the call was one model generation"),
+        Column("prompt_name", "string", "name of the argument that held the prompt ids"),
+        Column("prompt_tokens", "int64", "length of the whole prompt, in tokens"),
+        Column(
+            "prompt_base",
+            "string",
+            "span_id whose prompt and output this prompt continues; null: whole",
+        ),
+        Column("prompt_kept", "int64", "how many leading ids are taken from the base"),
+        Column("prompt_ids", "list<int32>", "the prompt ids after the kept ones"),
+        Column("prompt_crc32", "int64", "crc32 of the whole prompt, as its MessagePack elements"),
+        Column("messages_name", "string", "name of the argument that held the messages"),
+        Column(
+            "messages_base", "string", "span_id whose messages this list continues; null: whole"
+        ),
+        Column("messages_kept", "int64", "how many leading messages are taken from the base"),
+        Column("messages", "string", "the messages after the kept ones, tagged JSON list"),
+        Column("messages_crc32", "int64", "crc32 of the whole list, as its MessagePack elements"),
+        Column("output_name", "string", "name of the result's field that held the output ids"),
+        Column("output_ids", "list<int32>", "ids that the model generated"),
+        Column("logprobs_name", "string", "name of the result's field that held the logprobs"),
+        Column("output_logprobs", "list<float>", "one log-probability per output id, natural log"),
+        Column("mask_name", "string", "name of the result's field that held the response mask"),
+        Column("response_mask", "list<int8>", "1 where a token was generated by the model"),
+        Column(
+            "prompt_text", "string", "prompt_ids as text; null where no tokenizer was available"
+        ),
+        Column(
+            "output_text", "string", "output_ids as text; null where no tokenizer was available"
+        ),
+        Column("finish_reason", "string", "why the generation stopped"),
+        Column("weight_version", "string", "version of the policy weights that generated"),
+        Column(
+            "placeholder", "string", "why a prompt or message list cannot be rebuilt; null: it can"
+        ),
+        *_WRITER,
+    ),
+    ("step", "sample_index", "rollout_n", "trace_id", "seq"),
+)
+
+OUTCOMES = TableSchema(
+    "outcomes",
+    ("project", "experiment", "folded"),
+    (
+        *_RUN,
+        Column("folded", "bool", "true once compaction has copied the value into trajectories"),
+        Column("trace_id", "string", "the trajectory that the value belongs to"),
+        Column("step", "int64", "step of the trajectory, as given with the outcome"),
+        Column("name", "string", "reward, advantage, fate, trained_step or any other name"),
+        Column("time_ns", "int64", "when the value was recorded, ns since the Unix epoch"),
+        Column("number", "double", "the value, when it is a number"),
+        Column("text", "string", "the value, when it is text"),
+        Column("values", "list<float>", "the value, when it is one number per token"),
+        Column("source", "string", "who said so"),
+        *_WRITER,
+    ),
+    ("step", "trace_id", "name", "time_ns"),
+)
+
+METRICS = TableSchema(
+    "metrics",
+    ("project", "experiment"),
+    (
+        *_RUN,
+        Column("step", "int64", "training step"),
+        Column("name", "string", "name of the metric"),
+        Column("value", "double", "its value"),
+        Column("time_ns", "int64", "when it was recorded, ns since the Unix epoch"),
+        *_WRITER,
+    ),
+    ("run_id", "step", "name"),
+)
+
+TABLES = {table.name: table for table in (RUNS, TRAJECTORIES, SPANS, OUTCOMES, METRICS)}
+"""Every table by name."""
+
+PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
+"""Argument names that hold the prompt ids of a generation."""
+MESSAGE_NAMES = ("messages", "raw_prompt")
+"""Argument names that hold the message list of a generation."""
+OUTPUT_NAMES = ("output_ids", "token_ids", "response_ids", "completion_ids", "output_token_ids")
+"""Result fields that hold the generated ids."""
+LOGPROB_NAMES = ("output_logprobs", "logprobs", "log_probs", "response_logprobs")
+"""Result fields that hold one log-probability per generated id."""
+MASK_NAMES = ("response_mask",)
+"""Result fields that hold the response mask."""
+FINISH_NAMES = ("finish_reason", "stop_reason")
+"""Result fields that say why a generation stopped."""
+WEIGHT_NAMES = ("weight_version", "weight_versions", "global_steps")
+"""Result fields that name the policy weights."""
+DROPPED_NAMES = frozenset(
+    {
+        "routed_experts", "image_data", "video_data", "audio_data", "images", "videos", "audios",
+        "multi_modal_data", "multi_modal_inputs", "agent_data",
+    }
+)  # fmt: skip
+"""Arguments and fields replaced by a placeholder unless LOCALTRACE_KEEP names them."""

@@ -1,0 +1,66 @@
+"""What is known of a decorated function before it is called: how its arguments are named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
+from localtrace.store.records import Kind
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TURN_NAMES = frozenset(PROMPT_NAMES + MESSAGE_NAMES)
+
+
+class Signature:
+    """Binds arguments to names, once prepared at decoration. The receiver of a method is left out.
+
+    Like `inspect.Signature.bind` with defaults applied, extra positional arguments stand under the
+    name of `*args` and unknown keywords under that of `**kwargs`; unlike it, nothing is refused.
+    """
+
+    __slots__ = ("_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "kind", "op")
+
+    def __init__(self, function: Callable[..., Any], op: str | None) -> None:
+        self.op = op or getattr(function, "__qualname__", None) or type(function).__qualname__
+        """Name of the spans."""
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            parameters = [
+                inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            ]
+        self._skip = int(_is_method(self.op, parameters))
+        parameters = parameters[self._skip :]
+        self._names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+        known = {p.name for p in parameters if p.kind.name[:3] != "VAR"}
+        self._keywords = frozenset(known)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._positional = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._var = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        self.kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name, defaults included."""
+        if self._skip:
+            args = args[1:]
+        bound = dict(self._defaults)
+        bound.update(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            bound[self._positional or "args"] = args[len(self._names) :]
+        if kwargs:
+            if self._keywords.issuperset(kwargs):
+                bound.update(kwargs)
+            else:
+                unknown: dict[str, Any] = {}
+                for name, value in kwargs.items():
+                    (bound if name in self._keywords else unknown)[name] = value
+                bound[self._var or "kwargs"] = unknown
+        return bound
+
+
+def _is_method(op: str, parameters: list[inspect.Parameter]) -> bool:
+    nested = "." in op.rpartition("<locals>.")[2]
+    return nested and bool(parameters) and parameters[0].name in ("self", "cls")

@@ -1,0 +1,1 @@
+"""The store on disk: journals, tables and everything between them. README.md is the format."""

@@ -1,0 +1,65 @@
+"""Whether the disk has room for recording: the reserve for checkpoints, the limit of the store."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_GB = 10**9
+_FREE_CHECK_INTERVAL_S = 1.0
+_SIZE_CHECK_INTERVAL_S = 30.0
+
+
+class DiskWatch:
+    """Answers from memory, and asks the disk at most once a second."""
+
+    def __init__(
+        self, folder: Path, root: Path, min_free_bytes: int | None, max_store_bytes: int | None
+    ) -> None:
+        self._folder = folder
+        self._root = root
+        self._min_free_bytes = min_free_bytes
+        self._max_store_bytes = max_store_bytes
+        self._free_at = self._size_at = 0.0
+        self._low = self._full = False
+
+    def refusal(self) -> str | None:
+        """Why nothing may be written now: low_space, store_full or None."""
+        now = time.monotonic()
+        if now - self._free_at >= _FREE_CHECK_INTERVAL_S:
+            self._free_at = now
+            self._low = self._below_reserve()
+        if self._max_store_bytes is not None and now - self._size_at >= _SIZE_CHECK_INTERVAL_S:
+            self._size_at = now
+            self._full = size_of(self._root) > self._max_store_bytes
+        if self._low:
+            return "low_space"
+        return "store_full" if self._full else None
+
+    def _below_reserve(self) -> bool:
+        try:
+            status = os.statvfs(self._folder)
+        except OSError:
+            return False
+        reserve = self._min_free_bytes
+        if reserve is None:
+            reserve = max(20 * _GB, status.f_blocks * status.f_frsize // 20)
+        return status.f_bavail * status.f_frsize < reserve
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder; files that vanish meanwhile count as nothing."""
+    total = 0
+    stack = [str(folder)]
+    while stack:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,311 @@
+"""Journals: append-only files of checksummed frames, each owned by one process.
+
+A file is named `<writer_id>-<number>.journal` while it is written and gets the suffix `.done`
+when it is closed. It is a sequence of frames (integers little-endian):
+
+    magic  4 bytes   b"LTF1"
+    length u32       bytes of payload
+    crc32  u32       of the length field and the payload (zlib.crc32)
+    payload          one MessagePack `records.Envelope`
+
+A crash can tear the last frame; anything else that does not check out is damage, and reading goes
+on at the next frame that does. Whether a writer lives is told by a lock (flock) on its own file
+`<writer_id>.lock`, never by a process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+MAGIC = b"LTF1"
+_FRAME = struct.Struct("<4sII")
+_LENGTH = struct.Struct("<I")
+FRAME_BYTES = _FRAME.size
+"""Size of a frame around its payload."""
+_WRITEV_MAX = 1024
+_NAME = re.compile(r"^([0-9a-f]{16})-(\d{1,9})\.journal(\.done)?$")
+
+
+def frame(parts: Sequence[bytes]) -> bytes:
+    """The 12 bytes that go before a payload given in parts."""
+    length = sum(map(len, parts))
+    crc = zlib.crc32(_LENGTH.pack(length))
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return _FRAME.pack(MAGIC, length, crc)
+
+
+@dataclass(slots=True)
+class Frames:
+    """What one journal holds."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+    """Byte ranges, as (start, end), that are not frames."""
+    tail_start: int | None = None
+    """Where an unfinished last frame begins; None when the file ends with a whole frame."""
+
+
+def read_frames(data: bytes) -> Frames:
+    """Split the bytes of a journal into frames, passing over what is damaged."""
+    frames = Frames()
+    position = 0
+    while position < len(data):
+        payload = _frame_at(data, position)
+        if payload is not None:
+            frames.payloads.append(payload)
+            position += FRAME_BYTES + len(payload)
+            continue
+        following = _next_frame(data, position + 1)
+        if following is None:
+            frames.tail_start = position
+            break
+        frames.damaged.append((position, following))
+        position = following
+    return frames
+
+
+def _frame_at(data: bytes, position: int) -> bytes | None:
+    if len(data) - position < FRAME_BYTES:
+        return None
+    magic, length, crc = _FRAME.unpack_from(data, position)
+    start = position + FRAME_BYTES
+    if magic != MAGIC or start + length > len(data):
+        return None
+    payload = data[start : start + length]
+    return payload if zlib.crc32(payload, zlib.crc32(_LENGTH.pack(length))) == crc else None
+
+
+def _next_frame(data: bytes, position: int) -> int | None:
+    while (position := data.find(MAGIC, position)) >= 0:
+        if _frame_at(data, position) is not None:
+            return position
+        position += 1
+    return None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JournalName:
+    """A journal's identity: its writer and its number."""
+
+    writer_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """A journal as found in a folder."""
+
+    name: JournalName
+    path: Path
+    done: bool
+    """True when its writer closed it."""
+
+    @property
+    def lock_path(self) -> Path:
+        """The lock file of its writer."""
+        return lock_path(self.path.parent, self.name.writer_id)
+
+
+def lock_path(folder: Path, writer_id: str) -> Path:
+    """The lock file of a writer."""
+    return folder / f"{writer_id}.lock"
+
+
+class JournalStatus(Enum):
+    """What a journal's end means for trajectories that are still open there."""
+
+    ROTATED = "rotated"
+    """The writer's next journal repeats them."""
+    LIVE = "live"
+    """The writer may still append."""
+    LAST = "last"
+    """The writer is gone and this is the last journal it wrote."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing more will be appended."""
+        return self is not JournalStatus.LIVE
+
+
+def list_journals(folders: Sequence[Path]) -> list[tuple[JournalFile, JournalStatus]]:
+    """All journals in these folders with their statuses, by writer and number."""
+    # Locks are asked before names are listed: a writer that is gone then adds no later journal.
+    lives: dict[str, bool] = {}
+    for folder in folders:
+        for lock in folder.glob("*.lock"):
+            lives[lock.stem] = lives.get(lock.stem, False) or writer_lives(lock)
+    found: dict[JournalName, JournalFile] = {}
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(folder):
+                if match := _NAME.match(entry.name):
+                    name = JournalName(match[1], int(match[2]))
+                    found[name] = JournalFile(name, Path(entry.path), bool(match[3]))
+    last = {name.writer_id: name for name in sorted(found)}
+    statuses = []
+    for name in sorted(found):
+        if last[name.writer_id] != name:
+            status = JournalStatus.ROTATED
+        else:
+            # A lock that appeared after the first look belongs to a writer that has just begun.
+            alive = lives.get(name.writer_id)
+            if alive is None:
+                alive = writer_lives(found[name].lock_path)
+            status = JournalStatus.LIVE if alive else JournalStatus.LAST
+        statuses.append((found[name], status))
+    return statuses
+
+
+def read_journal(file: JournalFile) -> bytes:
+    """Its bytes as of now, also when it was marked as done meanwhile.
+
+    Raises:
+        FileNotFoundError: it was sealed meanwhile.
+    """
+    try:
+        return file.path.read_bytes()
+    except FileNotFoundError:
+        if file.done:
+            raise
+        return file.path.with_name(f"{file.path.name}.done").read_bytes()
+
+
+def writer_lives(lock: Path) -> bool:
+    """Whether the process that owns this lock file still holds it."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+class WriterLock:
+    """The sign of life of one writer: a file that it keeps locked."""
+
+    def __init__(self, folder: Path, writer_id: str) -> None:
+        self.path = lock_path(folder, writer_id)
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        self._identity = _identity(self.descriptor)
+
+    def intact(self) -> bool:
+        """Whether the descriptor is still ours and the file still there."""
+        return _same_file(self.descriptor, self._identity)
+
+    def release(self) -> None:
+        """Say that the writer is gone; its lock file stays for the sealer to remove."""
+        if self.intact():
+            os.close(self.descriptor)
+
+
+class JournalWriter:
+    """Appends frames to one journal file. Not safe for several threads."""
+
+    def __init__(self, folder: Path, name: JournalName, first_frames: Sequence[bytes]) -> None:
+        """Create the file with its first frames, so that no journal is ever seen without them.
+
+        Raises:
+            OSError: the file cannot be made or the first frames do not fit.
+        """
+        self.path = folder / f"{name.writer_id}-{name.number}.journal"
+        draft = folder / f".{self.path.name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self.descriptor = os.open(draft, flags, 0o644)
+        try:
+            self._identity = _identity(self.descriptor)
+            self.size_bytes = 0
+            self.error: int | None = None
+            """errno of the last refused write."""
+            if self.append(first_frames) < len(first_frames):
+                raise OSError(self.error, "the first frames of a journal do not fit", str(draft))
+            os.rename(draft, self.path)
+        except BaseException:
+            os.close(self.descriptor)
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+
+    def intact(self) -> bool:
+        """Whether the descriptor is still ours and the file still has a name."""
+        return _same_file(self.descriptor, self._identity)
+
+    def append(self, buffers: Sequence[bytes]) -> int:
+        """Write buffers in order; returns how many are wholly in the file.
+
+        A short count means that the disk refused more; the file then ends in a torn buffer and
+        must not be appended to again.
+        """
+        whole = 0
+        for start in range(0, len(buffers), _WRITEV_MAX):
+            batch = buffers[start : start + _WRITEV_MAX]
+            wanted = sum(map(len, batch))
+            written = self._writev(batch)
+            self.size_bytes += written
+            if written < wanted:
+                count, torn_bytes = _count_whole(batch, written)
+                self._cut(torn_bytes)
+                return whole + count
+            whole += len(batch)
+        return whole
+
+    def _cut(self, torn_bytes: int) -> None:
+        # Truncating works on a full disk too, and leaves a file without damage.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.descriptor, self.size_bytes - torn_bytes)
+
+    def _writev(self, batch: Sequence[bytes]) -> int:
+        written = 0
+        try:
+            written = os.writev(self.descriptor, batch)
+            wanted = sum(map(len, batch))
+            while written < wanted:
+                written += os.write(self.descriptor, b"".join(batch)[written:])
+        except OSError as error:
+            self.error = error.errno
+        return written
+
+    def finish(self) -> None:
+        """Close the file and mark it as done."""
+        if self.intact():
+            os.close(self.descriptor)
+        with contextlib.suppress(OSError):
+            os.rename(self.path, self.path.with_name(f"{self.path.name}.done"))
+
+
+def _count_whole(batch: Sequence[bytes], written: int) -> tuple[int, int]:
+    """How many buffers are wholly in the first `written` bytes, and the bytes beyond them."""
+    for count, buffer in enumerate(batch):
+        if written < len(buffer):
+            return count, written
+        written -= len(buffer)
+    return len(batch), 0
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _same_file(descriptor: int, identity: tuple[int, int]) -> bool:
+    # Somebody may have closed our descriptor, and its number may now be another file's.
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == identity and status.st_nlink > 0

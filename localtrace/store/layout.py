@@ -1,0 +1,226 @@
+"""Where things are in a store, and how one is made and recognised."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
+from localtrace.schema import FORMAT_VERSION
+
+META_NAME = "localtrace.json"
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs",
+        "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.ceph", "fuse.juicefs", "wekafs",
+        "orangefs",
+    }
+)  # fmt: skip
+
+
+class StoreMeta(msgspec.Struct):
+    """The content of localtrace.json."""
+
+    format_version: int
+    store_id: str
+    created_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLayout:
+    """The folders of one store."""
+
+    root: Path
+
+    @property
+    def meta(self) -> Path:
+        """The file that makes a folder a store."""
+        return self.root / META_NAME
+
+    @property
+    def tables(self) -> Path:
+        """One Delta Lake table per folder."""
+        return self.root / "tables"
+
+    @property
+    def journals(self) -> Path:
+        """Journals and their writers' lock files; pointers to journal folders elsewhere."""
+        return self.root / "journals"
+
+    @property
+    def quarantine(self) -> Path:
+        """What could not be read, kept for a person to look at."""
+        return self.root / "quarantine"
+
+    @property
+    def tokenizers(self) -> Path:
+        """Tokenizer files, one folder per content."""
+        return self.root / "tokenizers"
+
+    @property
+    def blobs(self) -> Path:
+        """Large values that were kept on request, one file per content."""
+        return self.root / "blobs"
+
+    def table(self, name: str) -> Path:
+        """Folder of one table."""
+        return self.tables / name
+
+    def journal_folders(self) -> list[Path]:
+        """Every folder that holds journals of this store and can be seen from this host."""
+        folders = [self.journals]
+        for pointer in sorted(self.journals.glob("*.path")):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                folder = Path(pointer.read_text("utf-8").strip())
+                if folder.is_absolute() and folder.is_dir() and folder not in folders:
+                    folders.append(folder)
+        return folders
+
+
+def open_layout(path: str | Path) -> StoreLayout:
+    """Find an existing store.
+
+    Raises:
+        StoreNotFound: nothing is there.
+        StoreFormatError: it is something else, or a store of a newer format.
+    """
+    root = Path(path).expanduser().absolute()
+    if not root.is_dir():
+        raise StoreNotFound(
+            f"no store at {root}: record one with localtrace.init({str(path)!r}), "
+            "or name another with --store"
+        )
+    meta_path = root / META_NAME
+    try:
+        meta = msgspec.json.decode(meta_path.read_bytes(), type=StoreMeta)
+    except FileNotFoundError:
+        raise StoreNotFound(
+            f"no store at {root}: expected {meta_path}; name the folder that holds it"
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise StoreFormatError(
+            f"{meta_path} cannot be read ({error}): restore it from a copy of the store"
+        ) from None
+    if meta.format_version > FORMAT_VERSION:
+        raise StoreFormatError(
+            f"the store at {root} has format {meta.format_version}, this localtrace reads up to "
+            f"{FORMAT_VERSION}: upgrade localtrace"
+        )
+    return StoreLayout(root)
+
+
+def create_layout(path: Path) -> StoreLayout:
+    """Open the store at `path`, or make one in a new or empty folder.
+
+    Several processes may call this at once: the first one that links its file wins.
+
+    Raises:
+        StoreFormatError: the folder holds something else, or a store of a newer format.
+        StoreUnwritable: the folder cannot be made or written.
+    """
+    layout = StoreLayout(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not layout.meta.exists():
+            _write_meta(layout)
+        layout = open_layout(path)
+        layout.journals.mkdir(exist_ok=True)
+        _probe_write(layout.journals)
+    except FileExistsError:
+        raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
+    except (StoreFormatError, StoreNotFound):
+        raise
+    except OSError as error:
+        raise StoreUnwritable(
+            f"cannot write a store at {path} ({error.strerror or error}): name a folder that this "
+            "user can write"
+        ) from error
+    return layout
+
+
+def _write_meta(layout: StoreLayout) -> None:
+    known = {"journals", "tables", "quarantine", "tokenizers", "blobs", META_NAME}
+    strangers = [
+        entry.name
+        for entry in layout.root.iterdir()
+        if entry.name not in known and not entry.name.startswith(f".{META_NAME}")
+    ]
+    if strangers:
+        raise StoreFormatError(
+            f"{layout.root} is not a store and not empty (it holds {strangers[0]!r}): "
+            "name a new folder"
+        )
+    from localtrace import __version__
+
+    meta = StoreMeta(FORMAT_VERSION, uuid.uuid4().hex, f"localtrace {__version__}")
+    draft = layout.root / f".{META_NAME}.{uuid.uuid4().hex}"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, layout.meta)
+    finally:
+        draft.unlink()
+
+
+def _probe_write(folder: Path) -> None:
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    probe.write_bytes(b"")
+    probe.unlink()
+
+
+def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path:
+    """Pick and prepare the folder for this process's journals.
+
+    A folder outside the store gets a subfolder per store, and the store a pointer to it.
+
+    Raises:
+        StoreUnwritable: the folder is on a network file system or cannot be written.
+    """
+    folder = layout.journals
+    if journal_dir is not None:
+        digest = hashlib.sha256(str(layout.root).encode()).hexdigest()[:16]
+        folder = journal_dir / f"{layout.root.name}-{digest}"
+    kind = file_system_of(folder)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise StoreUnwritable(
+            f"journals cannot be on {kind} ({folder}): set LOCALTRACE_JOURNAL_DIR to a folder on a "
+            "local disk"
+        )
+    if journal_dir is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _probe_write(folder)
+            pointer = layout.journals / f"{digest}-{os.uname().nodename}.path"
+            pointer.write_text(f"{folder}\n", "utf-8")
+        except OSError as error:
+            raise StoreUnwritable(
+                f"cannot write journals in {folder} ({error.strerror or error}): set "
+                "LOCALTRACE_JOURNAL_DIR to a folder that this user can write"
+            ) from error
+    return folder
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """Type of the file system that holds `path`, such as ext4 or nfs4; None where unknown.
+
+    Reads the mount table that proc_pid_mountinfo(5) describes, which only Linux has.
+    """
+    try:
+        lines = mounts.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    target = os.path.realpath(path)
+    best, kind = "", None
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        mount_point = left.split()[4].encode().decode("unicode_escape")
+        inside = target == mount_point or target.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best):
+            best, kind = mount_point, right.split()[0]
+    return kind

@@ -1,0 +1,178 @@
+"""The records of a journal, as MessagePack arrays whose first element is the kind.
+
+Every frame of a journal holds one `Envelope`. The recording side writes these shapes as plain
+tuples, because building them must cost next to nothing; this module is what reads them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+
+class Kind(IntEnum):
+    """First element of every record."""
+
+    OPENED = 0
+    BEGIN = 1
+    SPAN = 2
+    TURN = 3
+    """A span whose arguments may hold a prompt or messages."""
+    END = 4
+    OUTCOME = 5
+    METRICS = 6
+    RUN = 7
+    CLOSED = 9
+
+
+STATUSES = ("ok", "error", "cancelled", "interrupted", "dropped", "running")
+"""Status codes of spans and trajectories by position."""
+
+
+class Context(msgspec.Struct, array_like=True, frozen=True):
+    """What every record carries about its run."""
+
+    project: str
+    experiment: str
+    run_id: str
+    attempt: int
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """What every record of a trajectory carries."""
+
+    trace_id: bytes
+    step: int | None = None
+    sample_index: str | None = None
+    rollout_n: int | None = None
+
+
+class Opened(msgspec.Struct, array_like=True, tag=int(Kind.OPENED)):
+    """First record of a journal."""
+
+    format_version: int
+    writer_id: str
+    number: int
+    host: str
+    pid: int
+    time_ns: int
+
+
+class Begin(msgspec.Struct, array_like=True, tag=int(Kind.BEGIN)):
+    """A trajectory began; repeated at the start of every later journal while it is open."""
+
+    head: Head
+    start_ns: int
+    group_id: str | None
+    validate: bool
+    name: str | None
+    agent: str | None
+    data_source: str | None
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """A list argument stored as what it adds to an earlier one."""
+
+    name: str
+    """The argument."""
+    base: int | None
+    """Span id of the earlier turn; null: `new` is the whole list."""
+    kept: int
+    """How many leading elements are the base's."""
+    new: msgspec.Raw
+    crc32: int
+    """Of the whole list's MessagePack elements."""
+
+
+class Call(msgspec.Struct, array_like=True, tag=int(Kind.SPAN)):
+    """One finished call."""
+
+    head: Head
+    span_id: int
+    parent_id: int | None
+    seq: int
+    op: str
+    start_ns: int
+    duration_ns: int
+    status: int
+    error: str | None
+    inputs: msgspec.Raw
+    outputs: msgspec.Raw
+    deltas: list[Delta] = []
+
+
+class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
+    """One finished call whose arguments may hold a prompt or messages."""
+
+
+class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
+    """A trajectory ended; holds all of its row, so that an earlier journal is not needed."""
+
+    begin: Begin
+    duration_ns: int
+    status: int
+    error: str | None
+    values: msgspec.Raw
+    """What `set` was given, by name."""
+    span_count: int
+    turn_count: int = 0
+    output_tokens: int = 0
+
+
+class OutcomeRecord(msgspec.Struct, array_like=True, tag=int(Kind.OUTCOME)):
+    """Values for one or many trajectories."""
+
+    trace_ids: list[str]
+    batch: bool
+    """True: each value is a list with one item per trajectory."""
+    step: int | None
+    time_ns: int
+    source: str | None
+    values: dict[str, msgspec.Raw]
+
+
+class MetricsRecord(msgspec.Struct, array_like=True, tag=int(Kind.METRICS)):
+    """Scalars of a training step."""
+
+    step: int | None
+    time_ns: int
+    values: dict[str, Any]
+
+
+class RunRecord(msgspec.Struct, array_like=True, tag=int(Kind.RUN)):
+    """A process began to record, or stopped."""
+
+    event: str
+    time_ns: int
+    facts: dict[str, msgspec.Raw]
+
+
+class Closed(msgspec.Struct, array_like=True, tag=int(Kind.CLOSED)):
+    """Last record of a writer that closed in good order."""
+
+    time_ns: int
+
+
+Record = Opened | Begin | Call | TurnCall | End | OutcomeRecord | MetricsRecord | RunRecord | Closed
+
+
+class Envelope(msgspec.Struct, array_like=True):
+    """One frame: the run, the record's number within its writer, the record."""
+
+    context: Context
+    seq: int
+    record: Record
+
+
+def decode_envelope(payload: bytes | memoryview) -> Envelope:
+    """Read one frame.
+
+    Raises:
+        msgspec.MsgspecError: the payload is not an envelope of this format.
+    """
+    return _DECODER.decode(payload)
+
+
+_DECODER = msgspec.msgpack.Decoder(Envelope)

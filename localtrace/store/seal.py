@@ -1,0 +1,183 @@
+"""Sealing: journals become table files, exactly once, in another process than the rollout's.
+
+Order of events, so that a crash at any point loses and doubles nothing:
+
+1. torn newest log entries of tables go to quarantine;
+2. Parquet files are written, and synced with their folders;
+3. each table gets one commit that names, as application transactions, the journals it covers;
+4. the log entries are synced;
+5. the journals are deleted, or moved to quarantine when a part of them was damaged.
+
+A crash before 5 leaves the journals; tables that have their commit skip them the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localtrace.errors import StoreError
+from localtrace.schema import TABLES
+from localtrace.store.journal import (
+    JournalFile,
+    JournalStatus,
+    list_journals,
+    lock_path,
+    read_frames,
+    read_journal,
+    writer_lives,
+)
+from localtrace.store.layout import StoreLayout
+from localtrace.store.rows import Damage
+from localtrace.store.snapshot import OpenJournal, uncommitted_rows
+from localtrace.store.tables import commit, heal_log, open_table, write_files
+from localtrace.store.tokenizers import text_decoder
+
+BATCH_MAX_BYTES = 256 * 2**20
+"""Journals sealed by one commit per table."""
+LOCK_NAME = ".sealer"
+
+
+@dataclass(slots=True)
+class SealReport:
+    """What one call of `seal` did."""
+
+    journals: int = 0
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    waiting: int = 0
+    """Journals that their writers still write."""
+    damage: Damage = field(default_factory=Damage)
+    problems: list[str] = field(default_factory=list)
+
+
+def seal(
+    layout: StoreLayout,
+    *,
+    wait_s: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> SealReport:
+    """Seal every journal that is ready and can be seen from this host.
+
+    Args:
+        wait_s: how long to wait for another sealer of this store on this host.
+        progress: called with journals done and journals ready.
+
+    Raises:
+        StoreError: another sealer is at work, or a file cannot be written.
+    """
+    report = SealReport()
+    for folder in layout.journal_folders():
+        with sealer_lock(folder, wait_s):
+            for schema in TABLES.values():
+                report.problems += heal_log(layout, schema)
+            ready, report.waiting = _ready(folder, report.waiting)
+            for batch in _batches(ready):
+                _seal_batch(layout, batch, report)
+                if progress is not None:
+                    progress(report.journals, len(ready))
+            _remove_stale_locks(folder)
+    return report
+
+
+@contextlib.contextmanager
+def sealer_lock(folder: Path, wait_s: float) -> Iterator[None]:
+    """Hold the lock that allows one sealer per journal folder.
+
+    Raises:
+        StoreError: another sealer holds it for longer than `wait_s`.
+    """
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StoreError(
+                        f"another sealer is at work on {folder}: it does what this one would; "
+                        "readers see unsealed records anyway"
+                    ) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _ready(folder: Path, waiting: int) -> tuple[list[tuple[JournalFile, JournalStatus]], int]:
+    found = list_journals([folder])
+    ready = [(file, status) for file, status in found if status.is_ready]
+    return ready, waiting + len(found) - len(ready)
+
+
+def ready_journals(folder: Path) -> tuple[int, bool]:
+    """Bytes of journals that could be sealed now, and whether writers still write others."""
+    size_bytes, writers_live = 0, False
+    for file, status in list_journals([folder]):
+        if not status.is_ready:
+            writers_live = True
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += file.path.stat().st_size
+    return size_bytes, writers_live
+
+
+def _batches(
+    ready: Sequence[tuple[JournalFile, JournalStatus]],
+) -> Iterator[list[OpenJournal]]:
+    batch: list[OpenJournal] = []
+    size_bytes = 0
+    for file, status in ready:
+        data = read_journal(file)
+        if batch and size_bytes + len(data) > BATCH_MAX_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(OpenJournal(file, data, status))
+        size_bytes += len(data)
+    if batch:
+        yield batch
+
+
+def _seal_batch(layout: StoreLayout, batch: list[OpenJournal], report: SealReport) -> None:
+    tables = {name: open_table(layout, schema) for name, schema in TABLES.items()}
+    for name, uncommitted in uncommitted_rows(batch, tables, text_decoder(layout)).items():
+        if len(uncommitted.rows) == 0:
+            continue
+        numbers: dict[str, int] = {}
+        for covered in sorted(uncommitted.journals):
+            numbers[covered.writer_id] = covered.number
+        files = write_files(layout, TABLES[name], uncommitted.rows)
+        commit(layout, TABLES[name], files, numbers)
+        report.rows[name] += len(uncommitted.rows)
+        if name == "spans":
+            report.damage.add(uncommitted.damage)
+    for journal in batch:
+        _put_away(layout, journal, report)
+        report.journals += 1
+
+
+def _put_away(layout: StoreLayout, journal: OpenJournal, report: SealReport) -> None:
+    path = journal.file.path
+    damaged = read_frames(journal.data).damaged
+    if damaged:
+        layout.quarantine.mkdir(exist_ok=True)
+        os.replace(path, layout.quarantine / path.name)
+        report.problems.append(
+            f"{path.name}: {len(damaged)} damaged places passed over; kept in {layout.quarantine}"
+        )
+    else:
+        path.unlink()
+
+
+def _remove_stale_locks(folder: Path) -> None:
+    kept = {file.name.writer_id for file, _ in list_journals([folder])}
+    for lock in folder.glob("*.lock"):
+        if lock.stem not in kept and not writer_lives(lock):
+            with contextlib.suppress(FileNotFoundError):
+                lock_path(folder, lock.stem).unlink()

@@ -1,0 +1,108 @@
+"""The sealer as a process of its own: started by recorders, outliving them, ending by itself.
+
+It is forked twice, because Ray kills the direct children of a worker together with it. It runs at
+low priority and without the environment of CUDA or Ray. Nothing depends on it: `localtrace seal`
+does the same by hand, and readers read what is not sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+logger = logging.getLogger("localtrace.sealer")
+
+_CHECK_INTERVAL_S = 2.0
+_SEAL_INTERVAL_S = 60.0
+_FAILURES_MAX = 60
+DAEMON_LOCK_NAME = ".sealer-daemon"
+_FOREIGN = ("CUDA_", "NCCL_", "NVIDIA_", "RAY_")
+
+
+def start_sealer(root: Path, folder: Path) -> bool:
+    """Start a detached sealer for a store unless one runs already; True when one was started."""
+    if not sys.executable or _is_locked(folder / DAEMON_LOCK_NAME):
+        return False
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)
+    }
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    starter = subprocess.run(
+        [sys.executable, "-m", "localtrace.store.sealer", str(root), str(folder)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+    )
+    return starter.returncode == 0
+
+
+def _is_locked(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def main(root: Path, folder: Path) -> None:
+    """Fork away from the caller, then seal until nothing lives and nothing waits."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.nice(10)
+    with (folder / DAEMON_LOCK_NAME).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        logging.basicConfig(
+            handlers=[RotatingFileHandler(root / "sealer.log", maxBytes=2**20, backupCount=1)],
+            format="%(asctime)s %(message)s",
+            level=logging.INFO,
+        )
+        seal_until_done(root, folder)
+
+
+def seal_until_done(root: Path, folder: Path) -> None:
+    """Seal what is ready, in batches, for as long as writers live or journals wait."""
+    from localtrace.errors import LocalTraceError
+    from localtrace.store.layout import open_layout
+    from localtrace.store.seal import BATCH_MAX_BYTES, ready_journals, seal
+
+    failures = 0
+    sealed_at = float("-inf")
+    while failures < _FAILURES_MAX:
+        try:
+            size_bytes, writers_live = ready_journals(folder)
+            old = time.monotonic() - sealed_at >= _SEAL_INTERVAL_S
+            if size_bytes and (old or not writers_live or size_bytes >= BATCH_MAX_BYTES):
+                report = seal(open_layout(root), wait_s=_SEAL_INTERVAL_S)
+                logger.info("sealed %d journals, %s", report.journals, report.rows)
+                sealed_at = time.monotonic()
+                for problem in report.problems:
+                    logger.warning("%s", problem)
+            elif not size_bytes and not writers_live:
+                return
+            failures = 0
+            time.sleep(_CHECK_INTERVAL_S)
+        except (LocalTraceError, OSError) as error:
+            failures += 1
+            logger.warning("sealing failed, journals stay: %s", error)
+            time.sleep(_SEAL_INTERVAL_S)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

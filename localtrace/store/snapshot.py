@@ -1,0 +1,135 @@
+"""One consistent look at a store: sealed files, and the rows of journals that are not sealed yet.
+
+The order matters beside a running sealer: (1) open every journal and fix its length, (2) read each
+table's newest state, (3) per table leave out the journals that this state already covers. Nothing
+here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from localtrace.schema import TABLES
+from localtrace.store.journal import (
+    JournalFile,
+    JournalName,
+    JournalStatus,
+    list_journals,
+    read_frames,
+    read_journal,
+)
+from localtrace.store.layout import StoreLayout
+from localtrace.store.rows import Damage, Decode, JournalRows
+from localtrace.store.tables import committed_number, open_table, table_files
+from localtrace.store.tokenizers import text_decoder
+
+_LISTINGS_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a store held at one moment."""
+
+    files: dict[str, list[str]]
+    """Absolute paths of sealed Parquet files by table."""
+    pending: dict[str, pa.Table]
+    """Rows of journals that are not sealed, by table."""
+    pending_journals: int
+    damage: Damage
+    """What could not be read in the journals that are not sealed."""
+
+    def rows(self, table: str, columns: list[str]) -> list[dict[str, Any]]:
+        """All rows of a small table without partitions."""
+        tables = [pq.read_table(path, columns=columns) for path in self.files[table]]
+        tables.append(self.pending[table].select(columns))
+        return [row for part in tables for row in part.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJournal:
+    """The bytes of a journal up to the length it had when it was opened."""
+
+    file: JournalFile
+    data: bytes
+    status: JournalStatus
+
+
+def take_snapshot(layout: StoreLayout) -> Snapshot:
+    """Look at a store once.
+
+    Raises:
+        StoreError: a journal folder or a table cannot be read.
+    """
+    journals = open_journals(layout)
+    files = {}
+    tables = {}
+    for name, schema in TABLES.items():
+        tables[name] = open_table(layout, schema)
+        files[name] = table_files(layout, tables[name], schema)
+    rows = uncommitted_rows(journals, tables, text_decoder(layout))
+    names = {name for table in rows.values() for name in table.journals}
+    damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
+    pending = {name: table.rows for name, table in rows.items()}
+    return Snapshot(files, pending, len(names), damage)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """The rows of journals that a table's committed state lacks."""
+
+    rows: pa.Table
+    journals: frozenset[JournalName]
+    damage: Damage
+
+
+def uncommitted_rows(
+    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], decode: Decode
+) -> dict[str, Uncommitted]:
+    """Rows by table, from the journals that the table does not cover yet.
+
+    Tables usually lack the same journals; only a sealer that died between two commits makes them
+    differ.
+    """
+    read: dict[frozenset[JournalName], JournalRows] = {}
+    result = {}
+    for name, table in tables.items():
+        left = [
+            journal
+            for journal in journals
+            if journal.file.name.number > committed_number(table, journal.file.name.writer_id)
+        ]
+        names = frozenset(journal.file.name for journal in left)
+        if names not in read:
+            read[names] = _rows(left, decode)
+        rows = read[names]
+        result[name] = Uncommitted(rows.columns[name].table(), names, rows.damage)
+    return result
+
+
+def _rows(journals: Sequence[OpenJournal], decode: Decode) -> JournalRows:
+    rows = JournalRows(decode)
+    for journal in journals:
+        rows.add_journal(read_frames(journal.data), journal.status)
+    return rows
+
+
+def open_journals(layout: StoreLayout) -> list[OpenJournal]:
+    """Read every journal; list again when one vanished or was renamed meanwhile."""
+    journals: list[OpenJournal] = []
+    for _ in range(_LISTINGS_MAX):
+        found = list_journals(layout.journal_folders())
+        try:
+            journals = [OpenJournal(file, read_journal(file), status) for file, status in found]
+        except FileNotFoundError:
+            continue
+        if [file.name for file, _ in found] == [
+            file.name for file, _ in list_journals(layout.journal_folders())
+        ]:
+            break
+    return journals

@@ -1,0 +1,268 @@
+"""The Delta Lake tables: writing Parquet files, committing them, listing what is committed.
+
+Follows the Delta Lake transaction protocol (https://github.com/delta-io/delta, PROTOCOL.md) through
+delta-rs; tables ask for no reader or writer feature. Each commit carries one application
+transaction per writer whose journals it covers, so that a journal is never added twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from localtrace.schema import FORMAT_VERSION, TableSchema
+from localtrace.store.layout import StoreLayout
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_GROUP_TRAJECTORIES = 128
+_GROUP_BYTES = 32 * 2**20
+_GROUP_ROWS = 64 * 1024
+_HAS_BLOOM = "bloom_filter_options" in inspect.signature(pq.write_table).parameters
+
+
+def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
+    """The newest committed state of a table, freshly read; None where nothing was committed."""
+    try:
+        return DeltaTable(layout.table(schema.name))
+    except TableNotFoundError:
+        return None
+
+
+def committed_number(table: DeltaTable | None, writer_id: str) -> int:
+    """Number of the last journal of a writer that the table holds; -1 for none."""
+    number = None if table is None else table.transaction_version(writer_id)
+    return -1 if number is None else number
+
+
+def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSchema) -> list[str]:
+    """Absolute paths of the Parquet files of a table's state, sorted."""
+    return sorted(str(file.place(layout, schema)) for file in committed_files(table))
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A Parquet file that a table's state names."""
+
+    path: str
+    """Relative to the table, as it is on the disk."""
+    size_bytes: int
+    rows: int | None
+
+    def place(self, layout: StoreLayout, schema: TableSchema) -> Path:
+        """Its absolute path."""
+        return layout.table(schema.name) / self.path
+
+
+def committed_files(table: DeltaTable | None) -> list[CommittedFile]:
+    """The files of a table's state."""
+    if table is None:
+        return []
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    # The Delta log holds paths as URLs: a `%2F` on the disk is `%252F` there.
+    return [
+        CommittedFile(unquote(row["path"]), row["size_bytes"], row.get("num_records"))
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A Parquet file in its place, not yet committed."""
+
+    path: str
+    """Relative to the table."""
+    partition_values: dict[str, str | None]
+    size_bytes: int
+    rows: int
+
+
+def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> list[WrittenFile]:
+    """Write sorted rows as one file per partition, and sync files and folders."""
+    root = layout.table(schema.name)
+    written = []
+    for values, part in _partitions(rows, schema.partitions):
+        folder = root.joinpath(*(_folder_name(name, value) for name, value in values.items()))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"v{FORMAT_VERSION}-{uuid.uuid4().hex}.parquet"
+        _write_parquet(path, schema, part.select(schema.file_arrow().names))
+        _sync(path)
+        for parent in (folder, *folder.parents):
+            _sync(parent)
+            if parent == layout.root:
+                break
+        texts = {name: _partition_text(value) for name, value in values.items()}
+        size_bytes = path.stat().st_size
+        written.append(WrittenFile(str(path.relative_to(root)), texts, size_bytes, len(part)))
+    return written
+
+
+def _partitions(
+    rows: pa.Table, names: tuple[str, ...]
+) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    if not names:
+        yield {}, rows
+        return
+    keys = rows.select(list(names)).group_by(list(names), use_threads=False).aggregate([])
+    for key in keys.to_pylist():
+        mask = None
+        for name, value in key.items():
+            same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
+            same = pc.fill_null(same, False)
+            mask = same if mask is None else pc.and_(mask, same)
+        yield key, rows.filter(mask)
+
+
+def _partition_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _folder_name(name: str, value: Any) -> str:
+    text = _partition_text(value)
+    return f"{name}={NULL_PARTITION if text is None else quote(text, safe='')}"
+
+
+def _write_parquet(path: Path, schema: TableSchema, rows: pa.Table) -> None:
+    split = [name for name in ("output_logprobs", "values") if name in rows.schema.names]
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 3,
+        "use_byte_stream_split": [f"{name}.list.element" for name in split],
+        "use_dictionary": [
+            name for name in _leaves(rows.schema) if name.split(".")[0] not in split
+        ],
+        "store_schema": False,
+    }
+    if _HAS_BLOOM and "trace_id" in rows.schema.names:
+        options["bloom_filter_options"] = {"trace_id": True}
+    with pq.ParquetWriter(path, rows.schema, **options) as writer:
+        for group in _row_groups(rows, schema):
+            writer.write_table(group, row_group_size=max(1, len(group)))
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    return [
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        for field in schema
+    ]
+
+
+def _row_groups(rows: pa.Table, schema: TableSchema) -> Iterator[pa.Table]:
+    """Slices that end at 128 trajectories or 32 MiB for spans, at 64k rows elsewhere."""
+    if schema.name != "spans":
+        for start in range(0, len(rows), _GROUP_ROWS):
+            yield rows.slice(start, _GROUP_ROWS)
+        return
+    rows_max = max(1, int(len(rows) * _GROUP_BYTES / max(1, rows.nbytes)))
+    trace_ids = rows["trace_id"].to_pylist()
+    start = trajectories = 0
+    for index, trace_id in enumerate(trace_ids):
+        new = index == start or trace_id != trace_ids[index - 1]
+        if index > start and (
+            index - start >= rows_max or (new and trajectories >= _GROUP_TRAJECTORIES)
+        ):
+            yield rows.slice(start, index - start)
+            start, trajectories, new = index, 0, True
+        trajectories += new
+    yield rows.slice(start)
+
+
+def commit(
+    layout: StoreLayout,
+    schema: TableSchema,
+    files: Iterable[WrittenFile],
+    numbers: Mapping[str, int],
+) -> None:
+    """Add files to a table, saying which journals they cover, and sync the new log entry.
+
+    Args:
+        files: already in their place and on the disk.
+        numbers: by writer, the number of the last journal that the files cover.
+    """
+    table = open_table(layout, schema) or DeltaTable.create(
+        layout.table(schema.name),
+        schema=deltalake.Schema.from_arrow(schema.arrow()),
+        partition_by=list(schema.partitions),
+    )
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(
+            path=file.path,
+            size=file.size_bytes,
+            partition_values=file.partition_values,
+            modification_time=now_ms,
+            data_change=True,
+            stats=json.dumps({"numRecords": file.rows}),
+        )
+        for file in files
+    ]
+    transactions = [Transaction(writer_id, number) for writer_id, number in numbers.items()]
+    table.create_write_transaction(
+        actions,
+        mode="append",
+        schema=table.schema(),
+        partition_by=list(schema.partitions),
+        commit_properties=CommitProperties(app_transactions=transactions),
+    )
+    sync_log(layout, schema)
+
+
+def sync_log(layout: StoreLayout, schema: TableSchema) -> None:
+    """Put a table's newest log entries on the disk, which delta-rs leaves to the system."""
+    log = layout.table(schema.name) / "_delta_log"
+    for entry in sorted(log.iterdir(), reverse=True)[:8]:
+        _sync(entry)
+    for folder in (log, log.parent, log.parent.parent):
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def heal_log(layout: StoreLayout, schema: TableSchema) -> list[str]:
+    """Move an empty or torn newest log entry to quarantine; returns what was moved.
+
+    A machine that crashed while committing can leave one. Its journals are still there, because
+    they are deleted only after the entry is on the disk, so they are sealed again.
+    """
+    log = layout.table(schema.name) / "_delta_log"
+    moved = []
+    while entries := sorted(log.glob("[0-9]*.json")):
+        newest = entries[-1]
+        if _is_whole(newest):
+            break
+        layout.quarantine.mkdir(exist_ok=True)
+        target = layout.quarantine / f"{schema.name}-{newest.name}-{uuid.uuid4().hex[:8]}"
+        os.replace(newest, target)
+        moved.append(f"{schema.name}: torn log entry {newest.name} moved to {target}")
+    return moved
+
+
+def _is_whole(entry: Path) -> bool:
+    lines = entry.read_bytes().splitlines()
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False

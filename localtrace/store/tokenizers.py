@@ -1,0 +1,79 @@
+"""Tokenizers kept in the store, once by content, so that ids can be read without the model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from localtrace.errors import ConfigError
+from localtrace.store.layout import StoreLayout
+from localtrace.store.rows import Decode
+
+FILE_NAME = "tokenizer.json"
+
+
+def keep_tokenizer(layout: StoreLayout, source: Path, run_id: str) -> str:
+    """Copy a tokenizer into the store as the run's own; returns its sha256, its folder's name.
+
+    Raises:
+        ConfigError: there is no tokenizer.json at `source`.
+    """
+    file = source / FILE_NAME if source.is_dir() else source
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"no tokenizer at {file} ({error.strerror}): name a tokenizer.json or its folder"
+        ) from error
+    digest = hashlib.sha256(data).hexdigest()
+    _put(layout.tokenizers / digest / FILE_NAME, data)
+    _put(_pointer(layout, run_id), digest.encode())
+    return digest
+
+
+def _pointer(layout: StoreLayout, run_id: str) -> Path:
+    return layout.tokenizers / "runs" / quote(run_id, safe="")
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}")
+    draft.write_bytes(data)
+    os.replace(draft, path)
+
+
+def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
+    """The run's tokenizer, as a `tokenizers.Tokenizer`.
+
+    None where the run kept none, the package `tokenizers` is not installed (extra `text`), or the
+    file cannot be read.
+    """
+    try:
+        digest = _pointer(layout, run_id).read_text("ascii")
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(layout.tokenizers / digest / FILE_NAME))
+    except Exception:  # tokenizers raises bare Exception for a damaged file
+        return None
+
+
+def text_decoder(layout: StoreLayout) -> Decode:
+    """A function from run id and token ids to text, special tokens included."""
+    of_run = cache(lambda run_id: tokenizer_of(layout, run_id))
+
+    def decode(run_id: str, ids: list[int]) -> str | None:
+        tokenizer = of_run(run_id)
+        if tokenizer is None:
+            return None
+        try:
+            text: str = tokenizer.decode(ids, skip_special_tokens=False)
+            return text
+        except (OverflowError, TypeError, ValueError):
+            return None  # ids that no vocabulary has
+
+    return decode

@@ -1,0 +1,182 @@
+"""Checking a store from the first byte to the last, and mending what can be mended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from localtrace.errors import StoreError
+from localtrace.schema import TABLES, TableSchema
+from localtrace.store.journal import list_journals, read_frames, read_journal
+from localtrace.store.layout import StoreLayout
+from localtrace.store.seal import SealReport, seal
+from localtrace.store.tables import CommittedFile, committed_files, heal_log, open_table
+
+_ORPHAN_MIN_AGE_S = 3600.0
+_FILE_NAME = re.compile(r"^v\d+-[0-9a-f]{32}\.parquet$")
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What `verify` looked at and what it found."""
+
+    files: int = 0
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    journals: int = 0
+    quarantined: int = 0
+    problems: list[str] = field(default_factory=list)
+    """Each says what is wrong, where, and what to do."""
+
+
+def verify(layout: StoreLayout, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """Read every file and journal of a store and check what can be checked. Writes nothing.
+
+    Args:
+        progress: called with files done and files known.
+    """
+    report = VerifyReport()
+    states = {name: _state(layout, schema, report) for name, schema in TABLES.items()}
+    total = sum(len(files) for files in states.values())
+    for name, files in states.items():
+        _verify_table(layout, TABLES[name], files, report, lambda: _tell(progress, report, total))
+    for file, status in list_journals(layout.journal_folders()):
+        report.journals += 1
+        with contextlib.suppress(FileNotFoundError):  # sealed meanwhile
+            frames = read_frames(read_journal(file))
+            if frames.damaged:
+                report.problems.append(
+                    f"{file.path}: {len(frames.damaged)} damaged places; the rest is readable "
+                    "(run localtrace recover)"
+                )
+            if frames.tail_start is not None and status.is_ready:
+                report.problems.append(
+                    f"{file.path}: its last record is unfinished, its process died while writing "
+                    "(run localtrace seal)"
+                )
+    report.quarantined = len(list(layout.quarantine.glob("*")))
+    for orphan in orphans(layout, states):
+        report.problems.append(f"{orphan}: belongs to no table state (run localtrace recover)")
+    return report
+
+
+def _tell(progress: Callable[[int, int], None] | None, report: VerifyReport, total: int) -> None:
+    report.files += 1
+    if progress is not None:
+        progress(report.files, total)
+
+
+def _state(layout: StoreLayout, schema: TableSchema, report: VerifyReport) -> list[CommittedFile]:
+    try:
+        return committed_files(open_table(layout, schema))
+    except Exception as error:  # deltalake has many kinds of errors for a damaged log
+        report.problems.append(
+            f"table {schema.name} cannot be opened ({error}): run localtrace recover"
+        )
+        return []
+
+
+def _verify_table(
+    layout: StoreLayout,
+    schema: TableSchema,
+    files: list[CommittedFile],
+    report: VerifyReport,
+    done: Callable[[], None],
+) -> None:
+    identities = []
+    for committed in files:
+        place = committed.place(layout, schema)
+        try:
+            size_bytes = place.stat().st_size
+            if size_bytes != committed.size_bytes:
+                raise StoreError(f"it has {size_bytes} bytes instead of {committed.size_bytes}")
+            rows = 0
+            with pq.ParquetFile(place) as file:
+                for batch in file.iter_batches():
+                    rows += len(batch)
+                    identities.append(batch.select(["writer_id", "writer_seq"]))
+            if committed.rows is not None and rows != committed.rows:
+                raise StoreError(f"it has {rows} rows instead of {committed.rows}")
+            report.rows[schema.name] += rows
+        except (OSError, pa.ArrowException) as error:
+            report.problems.append(f"{place}: {error}; restore it from a copy of the store")
+        done()
+    if schema.name in ("spans", "trajectories") and identities:
+        doubled = _doubled(pa.Table.from_batches(identities))
+        if doubled:
+            report.problems.append(
+                f"table {schema.name}: {doubled} records are there twice; please report this"
+            )
+
+
+def _doubled(identities: pa.Table) -> int:
+    counts = identities.group_by(["writer_id", "writer_seq"]).aggregate([([], "count_all")])
+    return int(pc.sum(pc.greater(counts["count_all"], 1)).as_py() or 0)
+
+
+def orphans(layout: StoreLayout, states: Mapping[str, Sequence[CommittedFile]]) -> list[Path]:
+    """Parquet files that no table state names, old enough not to belong to a commit under way."""
+    found = []
+    for name, files in states.items():
+        committed = {file.place(layout, TABLES[name]) for file in files}
+        for path in layout.table(name).rglob("v*.parquet"):
+            if not _FILE_NAME.match(path.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                old = time.time() - path.stat().st_mtime > _ORPHAN_MIN_AGE_S
+                if old and path not in committed:
+                    found.append(path)
+    return sorted(found)
+
+
+@dataclass(slots=True)
+class RecoverReport:
+    """What `recover` did."""
+
+    healed: int = 0
+    """Torn log entries moved to quarantine."""
+    orphans: int = 0
+    """Files of unfinished commits moved to quarantine."""
+    sealed: SealReport = field(default_factory=SealReport)
+    problems: list[str] = field(default_factory=list)
+
+
+def recover(
+    layout: StoreLayout,
+    *,
+    wait_s: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> RecoverReport:
+    """Heal torn tables, seal what dead processes left, and put unfinished files aside.
+
+    Nothing is deleted but journals that were sealed; the rest goes to the quarantine folder.
+
+    Raises:
+        StoreError: another sealer is at work for longer than `wait_s`.
+    """
+    report = RecoverReport()
+    for schema in TABLES.values():
+        report.problems += heal_log(layout, schema)
+    report.healed = len(report.problems)
+    report.sealed = seal(layout, wait_s=wait_s, progress=progress)
+    report.problems += report.sealed.problems
+    states = {name: committed_files(open_table(layout, schema)) for name, schema in TABLES.items()}
+    report.orphans = _put_aside(layout, orphans(layout, states))
+    return report
+
+
+def _put_aside(layout: StoreLayout, paths: Iterable[Path]) -> int:
+    count = 0
+    for path in paths:
+        layout.quarantine.mkdir(exist_ok=True)
+        os.replace(path, layout.quarantine / path.name)
+        count += 1
+    return count

@@ -1,0 +1,243 @@
+"""One writer's journals, one after the other: envelopes, deltas, rotation, and what goes wrong.
+
+All of it runs in the recorder's writer thread, but for `sync`, which has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from localtrace.schema import FORMAT_VERSION
+from localtrace.store.deltas import DeltaWriter, TurnTotals
+from localtrace.store.journal import JournalName, JournalWriter, WriterLock, frame
+from localtrace.store.records import Context, End, Kind
+
+_RETRY_INTERVAL_S = 1.0
+_ENVELOPE = b"\x93"
+_encode = msgspec.msgpack.Encoder().encode
+_END_DECODER = msgspec.msgpack.Decoder(End)
+
+
+class Item(NamedTuple):
+    """One finished record on its way to a journal."""
+
+    kind: Kind
+    key: bytes
+    """Trace id of the trajectory; empty for records that belong to none."""
+    record: bytes
+    counted: bool = False
+    """Whether a refused write has already counted this turn."""
+
+
+class JournalSeries:
+    """Appends items to the current journal of one writer and begins the next when it is due."""
+
+    def __init__(
+        self,
+        folder: Path,
+        context: Context,
+        rotate_max_bytes: int,
+        rotate_interval_s: float,
+        on_loss: Callable[[str, int], None],
+    ) -> None:
+        self.pending: list[Item] = []
+        """Taken from the queue, but refused by the disk so far."""
+        self.unsynced_bytes = 0
+        self._folder = folder
+        self._prefix = _ENVELOPE + _encode(context)
+        self._rotate_max_bytes = rotate_max_bytes
+        self._rotate_interval_s = rotate_interval_s
+        self._on_loss = on_loss
+        self._deltas = DeltaWriter()
+        self._open: dict[bytes, bytes] = {}
+        """Begin records of trajectories that have not ended."""
+        self._totals: dict[bytes, TurnTotals] = {}
+        self._lock: WriterLock | None = None
+        self._journal: JournalWriter | None = None
+        self._number = -1
+        self._seq = 0
+        self._records = 0
+        self._retry_at = 0.0
+        self._begun_at = 0.0
+        self._to_sync: list[int] = []
+        self._sync_lock = threading.Lock()
+        self.writer_id = os.urandom(8).hex()
+
+    def open(self) -> None:
+        """Take the writer's lock and begin its first journal.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._lock is None:
+            self._lock = WriterLock(self._folder, self.writer_id)
+        self._begin_journal()
+
+    def blocked(self) -> bool:
+        """Whether the disk refused to write and it is not yet time to try again."""
+        return bool(self.pending) and time.monotonic() < self._retry_at
+
+    def write(self, batch: list[Item]) -> list[Item]:
+        """Write what is pending and then the batch; returns what is now in the journal."""
+        items = self.pending + batch
+        self.pending = []
+        written: list[Item] = []
+        for _ in range(3):
+            if not self._ready():
+                break
+            assert self._journal is not None
+            count = self._append(items)
+            written += items[:count]
+            items = [item._replace(counted=True) for item in items[count:]]
+            if not items:
+                break
+            if self._journal.error == errno.EFBIG and self._records == 0:
+                self._on_loss("file_limit", 1)
+                items = items[1:]
+            self._leave_journal()
+        if items:
+            self.pending = items
+            self._retry_at = time.monotonic() + _RETRY_INTERVAL_S
+        return written
+
+    def rotate_if_due(self) -> None:
+        """Begin the next journal when the current one is large or old enough."""
+        journal = self._journal
+        if journal is None or self._records == 0:
+            return
+        age_s = time.monotonic() - self._begun_at
+        if journal.size_bytes >= self._rotate_max_bytes or age_s >= self._rotate_interval_s:
+            with contextlib.suppress(OSError):
+                self._begin_journal()
+
+    def sync(self) -> None:
+        """Put on the disk what was written since the last call. May take long."""
+        with self._sync_lock:
+            finished, self._to_sync = self._to_sync, []
+            self.unsynced_bytes = 0
+        journal = self._journal
+        for descriptor in finished:
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+            os.close(descriptor)
+        if journal is not None and journal.intact():
+            with contextlib.suppress(OSError):
+                os.fsync(journal.descriptor)
+
+    def close(self) -> None:
+        """Say that the writer is done: last record, last sync, lock released."""
+        if self._journal is not None and self._journal.intact():
+            self._append([Item(Kind.CLOSED, b"", _encode((int(Kind.CLOSED), time.time_ns())))])
+        self._leave_journal()
+        self.sync()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's files without touching what is in them."""
+        for owner in (self._journal, self._lock):
+            if owner is not None and owner.intact():
+                os.close(owner.descriptor)
+        self._journal = self._lock = None
+
+    # -- one batch -------------------------------------------------------------------------
+
+    def _append(self, items: list[Item]) -> int:
+        assert self._journal is not None
+        frames = [self._frame(item) for item in items]
+        count = self._journal.append(frames)
+        self.unsynced_bytes += sum(map(len, frames[:count]))
+        self._records += count
+        for item in items[:count]:
+            self._follow(item)
+        return count
+
+    def _frame(self, item: Item) -> bytes:
+        record = item.record
+        try:
+            if item.kind is Kind.TURN:
+                totals = TurnTotals() if item.counted else self._totals_of(item.key)
+                record = self._deltas.rewrite(item.key, record, totals)
+            elif item.kind is Kind.END:
+                end = _END_DECODER.decode(record)
+                totals = self._totals_of(item.key)
+                end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
+                record = _encode(end)
+        except (msgspec.MsgspecError, ValueError):
+            pass  # a record that cannot be rewritten is worth more as it is than lost
+        return self._enveloped(record)
+
+    def _enveloped(self, record: bytes) -> bytes:
+        payload = (self._prefix, _encode(self._seq), record)
+        self._seq += 1
+        return frame(payload) + b"".join(payload)
+
+    def _totals_of(self, key: bytes) -> TurnTotals:
+        return self._totals.setdefault(key, TurnTotals())
+
+    def _follow(self, item: Item) -> None:
+        if item.kind is Kind.BEGIN:
+            self._open[item.key] = item.record
+        elif item.kind is Kind.END:
+            self._open.pop(item.key, None)
+            self._totals.pop(item.key, None)
+            self._deltas.forget(item.key)
+
+    # -- from journal to journal -----------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Have a journal that can be appended to, if the disk allows one."""
+        if self._lock is not None and not self._lock.intact():
+            self._change_writer()
+        if self._journal is not None and not self._journal.intact():
+            if not self._journal.path.exists():
+                self._on_loss("store_deleted", self._records)
+            self._leave_journal()
+        if self._journal is None:
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self.open()
+        return self._journal is not None
+
+    def _change_writer(self) -> None:
+        # Without its lock this writer counts as dead, and the sealer may take its journals.
+        self._leave_journal()
+        self._lock = None
+        self._number = -1
+        self.writer_id = os.urandom(8).hex()
+
+    def _begin_journal(self) -> None:
+        name = JournalName(self.writer_id, self._number + 1)
+        opened = (
+            int(Kind.OPENED), FORMAT_VERSION, self.writer_id, name.number,
+            socket.gethostname(), os.getpid(), time.time_ns(),
+        )  # fmt: skip
+        frames = [self._enveloped(record) for record in (_encode(opened), *self._open.values())]
+        journal = JournalWriter(self._folder, name, frames)
+        self._leave_journal()
+        self._journal = journal
+        self._number = name.number
+        self._records = 0
+        self._begun_at = time.monotonic()
+        self._deltas.forget_all()
+
+    def _leave_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        self._deltas.forget_all()
+        if journal is None:
+            return
+        if journal.intact():
+            with self._sync_lock:
+                self._to_sync.append(os.dup(journal.descriptor))
+        journal.finish()

@@ -1,0 +1,131 @@
+"""Rows of the views as the records of `types.py`: whole prompts, decoded values, newest outcomes.
+
+This module knows a store only as a function that runs SQL.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localtrace.codec import Placeholder, from_json
+from localtrace.errors import QueryError
+from localtrace.tokens import whole_messages, whole_prompts
+from localtrace.types import Outcome, Span, Trajectory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RunSql = Callable[[str, Mapping[str, Any]], "pa.Table"]
+Decode = Callable[[str, list[int]], str | None]
+"""Turns a run's ids into text."""
+_Row = dict[str, Any]
+
+_TRAJECTORY_FIELDS = (
+    "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
+    "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
+    "end_ns", "reward",
+)  # fmt: skip
+_OUTCOME_FIELDS = ("trace_id", "name", "step", "time_ns", "number", "text", "values", "source")
+_SPAN_FIELDS = (
+    "trace_id", "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "is_turn",
+    "output_ids", "output_logprobs", "finish_reason",
+)  # fmt: skip
+
+
+def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Trajectory]:
+    """Read whole trajectories, in the order of their ids.
+
+    Raises:
+        QueryError: there is no such trajectory.
+    """
+    ids = {f"id_{number}": trace_id for number, trace_id in enumerate(dict.fromkeys(trace_ids))}
+    chosen = f"trace_id in ({', '.join(f'${name}' for name in ids)})"
+    found = run_sql(f"select * from all_trajectories where {chosen}", ids).to_pylist()
+    rows = {row["trace_id"]: row for row in found}
+    for trace_id in trace_ids:
+        if trace_id not in rows:
+            raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
+    # Naming the steps lets DuckDB skip the files of all others.
+    steps = {row["step"] for row in found} - {None}
+    in_steps = f"(step is null or step in ({', '.join(map(str, steps)) or 'null'}))"
+    spans = run_sql(
+        f"select * from stored.spans where {chosen} and {in_steps} order by trace_id, seq", ids
+    )
+    outcomes = run_sql(f"select * from outcomes where {chosen} order by name", ids)
+    spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
+    trajectories = {
+        trace_id: Trajectory(
+            **_picked(row, _TRAJECTORY_FIELDS),
+            attributes=from_json(row["attributes"]) if row["attributes"] else {},
+            spans=_spans(spans_of[trace_id], decode),
+            outcomes=[Outcome(**_picked(o, _OUTCOME_FIELDS)) for o in outcomes_of[trace_id]],
+        )
+        for trace_id, row in rows.items()
+    }
+    return [trajectories[trace_id] for trace_id in trace_ids]
+
+
+def _picked(row: _Row, fields: tuple[str, ...]) -> _Row:
+    return {name: row[name] for name in fields}
+
+
+def _by_trace(table: pa.Table) -> dict[str, list[_Row]]:
+    rows: dict[str, list[_Row]] = defaultdict(list)
+    for row in table.to_pylist():
+        rows[row["trace_id"]].append(row)
+    return rows
+
+
+def _spans(rows: list[_Row], decode: Decode) -> list[Span]:
+    prompts, messages = whole_prompts(rows), whole_messages(rows)
+    spans = []
+    for row in rows:
+        text = row["output_text"]
+        if text is None and row["output_ids"] is not None:
+            text = decode(row["run_id"], row["output_ids"])
+        spans.append(
+            Span(
+                **_picked(row, _SPAN_FIELDS),
+                duration_ns=row["end_ns"] - row["start_ns"],
+                inputs=_inputs(row, prompts, messages),
+                outputs=_outputs(row),
+                prompt_ids=prompts.get(row["span_id"]),
+                messages=messages.get(row["span_id"]),
+                output_text=text,
+            )
+        )
+    return spans
+
+
+def _inputs(
+    row: _Row,
+    prompts: Mapping[str, list[int] | None],
+    messages: Mapping[str, list[Any] | None],
+) -> Any:
+    inputs = _decoded(row["inputs"])
+    if not isinstance(inputs, dict):
+        return inputs
+    for name, lists in ((row["prompt_name"], prompts), (row["messages_name"], messages)):
+        if name is not None:
+            whole = lists.get(row["span_id"])
+            inputs[name] = Placeholder("damaged", "list") if whole is None else whole
+    return inputs
+
+
+def _outputs(row: _Row) -> Any:
+    outputs = _decoded(row["outputs"])
+    if isinstance(outputs, dict):
+        for name, column in (
+            (row["output_name"], "output_ids"),
+            (row["logprobs_name"], "output_logprobs"),
+            (row["mask_name"], "response_mask"),
+        ):
+            if name is not None:
+                outputs.setdefault(name, row[column])
+    return outputs
+
+
+def _decoded(text: str | None) -> Any:
+    return None if text is None else from_json(text)

@@ -1,0 +1,111 @@
+"""The records a reader hands out: plain data, no I/O.
+
+Times are integers of nanoseconds since the Unix epoch, ids are lower-case hex text. A field is
+None where nothing was recorded; None never means zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One timed call inside a trajectory."""
+
+    trace_id: str
+    span_id: str
+    """16 hex digits."""
+    parent_id: str | None
+    """The enclosing span, or None directly under the trajectory."""
+    seq: int
+    """Position in the order in which the calls of the trajectory began."""
+    op: str
+    """Qualified name of the decorated function."""
+    status: str
+    """ok, error or cancelled."""
+    error: str | None
+    start_ns: int
+    duration_ns: int
+    inputs: Any
+    """Arguments by name, decoded; whole prompts and message lists put back in place."""
+    outputs: Any
+    is_turn: bool
+    """True where the call was one model generation."""
+    prompt_ids: list[int] | None
+    """The whole prompt of a turn, rebuilt; None where it could not be."""
+    output_ids: list[int] | None
+    output_logprobs: list[float] | None
+    messages: list[Any] | None
+    """The whole message list of a turn, rebuilt."""
+    output_text: str | None
+    finish_reason: str | None
+
+    @property
+    def end_ns(self) -> int:
+        """Start plus the monotonic duration."""
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A value that arrived for a trajectory, often after it ended."""
+
+    trace_id: str
+    name: str
+    step: int | None
+    time_ns: int
+    number: float | None
+    text: str | None
+    values: list[float] | None
+    """One number per token."""
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One complete rollout with its calls and outcomes."""
+
+    trace_id: str
+    """32 hex digits; the only identity of a trajectory."""
+    run_id: str
+    attempt: int
+    project: str
+    experiment: str
+    step: int | None
+    sample_index: str | None
+    rollout_n: int | None
+    group_id: str | None
+    validate: bool
+    name: str | None
+    agent: str | None
+    data_source: str | None
+    status: str
+    """running, ok, error, cancelled, interrupted or dropped."""
+    error: str | None
+    start_ns: int
+    end_ns: int | None
+    reward: float | None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Everything else that was set on the trajectory."""
+    spans: list[Span] = field(default_factory=list)
+    """In the order in which they began."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    """The newest value of each name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training job, as its processes described it."""
+
+    run_id: str
+    attempt: int
+    project: str
+    experiment: str
+    start_ns: int
+    end_ns: int | None
+    host: str | None
+    command: str | None
+    config: Any
+    versions: dict[str, str] = field(default_factory=dict)
