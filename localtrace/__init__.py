@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from localtrace.capture import trajectory
 from localtrace.decorate import op
 from localtrace.recording import close, flush, init, log_metrics, losses, outcome, run_id
+from localtrace.version import __version__
 
 if TYPE_CHECKING:
     from localtrace.reader import Store, open_store
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Store",
+    "__version__",
     "close",
     "flush",
     "init",

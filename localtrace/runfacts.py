@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -73,6 +70,9 @@ def command_line(arguments: list[str]) -> str:
 
 
 def _versions() -> dict[str, str]:
+    import importlib.metadata  # 20 ms that only a process that records should pay
+    import platform
+
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -83,6 +83,8 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
+    import subprocess
+
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False

@@ -13,6 +13,7 @@ import msgspec
 
 from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION
+from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -156,8 +157,6 @@ def _write_meta(layout: StoreLayout) -> None:
             f"{layout.root} is not a store and not empty (it holds {strangers[0]!r}): "
             "name a new folder"
         )
-    from localtrace import __version__
-
     meta = StoreMeta(FORMAT_VERSION, uuid.uuid4().hex, f"localtrace {__version__}")
     draft = layout.root / f".{META_NAME}.{uuid.uuid4().hex}"
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,10 +39,9 @@ from localtrace.store.records import (
     TurnCall,
     decode_envelope,
 )
+from localtrace.store.tokenizers import Decode
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Decode = Callable[[str, list[int]], str | None]
-"""Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
 
 class Columns:

@@ -11,10 +11,8 @@ import contextlib
 import fcntl
 import logging
 import os
-import subprocess
 import sys
 import time
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 logger = logging.getLogger("localtrace.sealer")
@@ -30,6 +28,8 @@ def start_sealer(root: Path, folder: Path) -> bool:
     """Start a detached sealer for a store unless one runs already; True when one was started."""
     if not sys.executable or _is_locked(folder / DAEMON_LOCK_NAME):
         return False
+    import subprocess
+
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)
     }
@@ -68,6 +68,8 @@ def main(root: Path, folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        from logging.handlers import RotatingFileHandler
+
         logging.basicConfig(
             handlers=[RotatingFileHandler(root / "sealer.log", maxBytes=2**20, backupCount=1)],
             format="%(asctime)s %(message)s",

@@ -25,9 +25,9 @@ from localtrace.store.journal import (
     read_journal,
 )
 from localtrace.store.layout import StoreLayout
-from localtrace.store.rows import Damage, Decode, JournalRows
+from localtrace.store.rows import Damage, JournalRows
 from localtrace.store.tables import committed_number, open_table, table_files
-from localtrace.store.tokenizers import text_decoder
+from localtrace.store.tokenizers import Decode, text_decoder
 
 _LISTINGS_MAX = 50
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from urllib.parse import quote
 
 from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout
-from localtrace.store.rows import Decode
 
 FILE_NAME = "tokenizer.json"
+Decode = Callable[[str, list[int]], str | None]
+"""Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
 
 def keep_tokenizer(layout: StoreLayout, source: Path, run_id: str) -> str:

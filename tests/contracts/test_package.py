@@ -1,0 +1,107 @@
+"""What a wheel installs, what an import loads, what the package promises by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import localtrace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_wheel_installs_one_top_level_name(wheel_names: list[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel_names if ".dist-info" not in name}
+    assert tops == {"localtrace"}
+
+
+def test_a_wheel_holds_every_file_of_the_linked_folders(wheel_names: list[str]) -> None:
+    expected = {
+        f"localtrace/{path.relative_to(ROOT)}"
+        for folder in ("uploader", "trainer_hooks", "queries")
+        for pattern in ("*.py", "*.sql")
+        for path in (ROOT / folder).rglob(pattern)
+    }
+    assert expected
+    assert expected <= set(wheel_names)
+
+
+def test_a_wheel_holds_every_file_of_the_package(wheel_names: list[str]) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "localtrace"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    files = {path for path in listed if not (ROOT / path).is_symlink()}
+    assert {path for path in files if path.endswith((".py", ".sql"))} <= set(wheel_names)
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout)}
+
+
+HEAVY = {"torch", "ray", "sglang", "verl", "weave", "mlflow", "numpy", "pandas", "polars"}
+
+
+def test_importing_localtrace_loads_no_heavy_package() -> None:
+    assert _modules_after("import localtrace").isdisjoint(
+        HEAVY | {"duckdb", "pyarrow", "deltalake", "asyncio"}
+    )
+
+
+def test_recording_loads_neither_duckdb_nor_a_heavy_package(tmp_path: Path) -> None:
+    statement = (
+        "import localtrace\n"
+        f"localtrace.init({str(tmp_path / 'store')!r}, min_free_bytes=0, seal=False)\n"
+        "with localtrace.trajectory(step=1): localtrace.op(len)([1])\n"
+        "localtrace.close()"
+    )
+    assert _modules_after(statement).isdisjoint(HEAVY | {"duckdb", "deltalake"})
+
+
+def test_opening_a_store_is_what_loads_duckdb() -> None:
+    assert "duckdb" in _modules_after("import localtrace; localtrace.open_store")
+
+
+def test_help_loads_neither_duckdb_nor_pyarrow() -> None:
+    statement = (
+        "from click.testing import CliRunner\n"
+        "from localtrace.cli import main\n"
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0"
+    )
+    assert _modules_after(statement).isdisjoint(HEAVY | {"duckdb", "pyarrow", "deltalake"})
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(localtrace, name) for name in localtrace.__all__)
+    public = {name for name in vars(localtrace) if not name.startswith("_")}
+    modules = {name for name in public if f"localtrace.{name}" in sys.modules}
+    assert public - modules - {"annotations", "Any", "TYPE_CHECKING"} <= set(localtrace.__all__)
+
+
+def test_errors_survive_pickling() -> None:
+    import pickle
+
+    from localtrace import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    for kind in kinds:
+        copy = pickle.loads(pickle.dumps(kind("what, where, what to do")))
+        assert type(copy) is kind
+        assert str(copy) == "what, where, what to do"
