@@ -243,7 +243,7 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def _tensor(value: Any) -> Any:
-    if value.device.type != "cpu" or value.layout != value.new_empty(0).layout:
+    if value.device.type != "cpu" or str(value.layout) != "torch.strided":
         size_bytes = int(value.numel() * value.element_size())
         return left_out("device_tensor", value, size_bytes)
     value = value.detach()

@@ -189,6 +189,10 @@ class Recorder:
         for thread in self._threads:
             with contextlib.suppress(RuntimeError):  # it never started
                 thread.join(max(0.05, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            # Late in the interpreter's shutdown no thread can be started.
+            self._guarded(self._drain)
+            self._guarded(self._series.close)
         left = len(self._queue) + len(self._series.pending)
         if left:
             self.losses.record(self.paused or "queue_full", left)

@@ -31,6 +31,7 @@ from localtrace.store.tokenizers import keep_tokenizer
 from localtrace.store.writer import Item
 
 _INHERITED = ("LOCALTRACE_RUN_ID", "LOCALTRACE_ATTEMPT")
+_environment_before: dict[str, str | None] = {}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -104,6 +105,7 @@ def _identify(settings: Settings, layout: StoreLayout) -> Settings:
     elif run_id is None:
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
     for name, value in zip(_INHERITED, (run_id, str(attempt)), strict=True):
+        _environment_before[name] = os.environ.get(name)
         os.environ[name] = value
     return replace(settings, run_id=run_id, attempt=attempt)
 
@@ -185,7 +187,11 @@ def close(timeout_s: float = 10.0) -> bool:
         done = False
     process.active = None
     for name in _INHERITED:
-        os.environ.pop(name, None)
+        before = _environment_before.get(name)
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
     return done
 
 

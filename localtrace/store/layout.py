@@ -64,11 +64,6 @@ class StoreLayout:
         """Tokenizer files, one folder per content."""
         return self.root / "tokenizers"
 
-    @property
-    def blobs(self) -> Path:
-        """Large values that were kept on request, one file per content."""
-        return self.root / "blobs"
-
     def table(self, name: str) -> Path:
         """Folder of one table."""
         return self.tables / name
@@ -146,7 +141,7 @@ def create_layout(path: Path) -> StoreLayout:
 
 
 def _write_meta(layout: StoreLayout) -> None:
-    known = {"journals", "tables", "quarantine", "tokenizers", "blobs", META_NAME}
+    known = {"journals", "tables", "quarantine", "tokenizers", META_NAME}
     strangers = [
         entry.name
         for entry in layout.root.iterdir()

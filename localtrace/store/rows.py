@@ -29,6 +29,7 @@ from localtrace.store.records import (
     Begin,
     Call,
     Closed,
+    Delta,
     End,
     Envelope,
     Head,
@@ -104,7 +105,7 @@ class JournalRows:
     def __init__(self, decode: Decode | None = None) -> None:
         self.columns = {name: Columns(schema) for name, schema in TABLES.items()}
         self.damage = Damage()
-        self._decode = decode or (lambda run_id, ids: None)
+        self.decode = decode or (lambda run_id, ids: None)
 
     def add_journal(self, frames: Frames, status: JournalStatus) -> None:
         """Add one journal; its status says what became of trajectories that have no end there."""
@@ -135,6 +136,8 @@ class _JournalReader:
         self._deltas = DeltaReader()
         self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
         self._opened: dict[str, Any] = {}
+        self._not_in_columns: set[tuple[bytes, int | None]] = set()
+        """Turns whose prompt or output later turns cannot continue by columns."""
         self.closed = False
 
     def add(self, envelope: Envelope) -> None:
@@ -192,8 +195,8 @@ class _JournalReader:
         new_ids = self._arguments(call, row)
         finished = ids is not None or row["finish_reason"] is not None
         row["is_turn"] = isinstance(call, TurnCall) and bool(call.deltas) and finished
-        row["output_text"] = ids and self._rows._decode(run_id, ids)
-        row["prompt_text"] = new_ids and self._rows._decode(run_id, new_ids)
+        row["output_text"] = self._rows.decode(run_id, ids) if ids else None
+        row["prompt_text"] = self._rows.decode(run_id, new_ids) if new_ids else None
         return row
 
     def _result(self, call: Call, row: dict[str, Any]) -> list[int] | None:
@@ -220,25 +223,35 @@ class _JournalReader:
         for delta in call.deltas:
             fields.pop(delta.name, None)
             length = lengths[delta.name]
-            base = None if delta.base is None else f"{delta.base:016x}"
-            shape = {"name": delta.name, "base": base, "kept": delta.kept, "crc32": delta.crc32}
             if length is None:
                 self._rows.damage.prompts += 1
                 row["placeholder"] = f"{delta.name}: the turn that it continues is lost"
-            if delta.name in PROMPT_NAMES:
-                new_ids = _integers(codec.decode(delta.new))
-                column = None if new_ids is None else _narrow(new_ids, pa.int32())
-                if column is None and length is not None:
-                    fields[delta.name] = self._whole(call, delta.name)
-                    continue
-                row |= {f"prompt_{key}": value for key, value in shape.items()}
-                row |= {"prompt_ids": column, "prompt_tokens": length}
-            elif delta.name in MESSAGE_NAMES:
+            base = None if delta.base is None else f"{delta.base:016x}"
+            shape = {"name": delta.name, "base": base, "kept": delta.kept, "crc32": delta.crc32}
+            if delta.name in MESSAGE_NAMES:
                 row |= {f"messages_{key}": value for key, value in shape.items()}
                 row["messages"] = codec.msgpack_to_json(delta.new)
+                continue
+            new_ids, column = _integers(codec.decode(delta.new))
+            if length is not None and not self._fits_columns(call, delta, column, row):
+                fields[delta.name] = self._whole(call, delta.name)
+                continue
+            row |= {f"prompt_{key}": value for key, value in shape.items()}
+            row |= {"prompt_ids": column, "prompt_tokens": length}
         inputs = msgspec.msgpack.encode(fields) if fields or call.deltas else call.inputs
         row["inputs"] = codec.msgpack_to_json(inputs)
         return new_ids
+
+    def _fits_columns(
+        self, call: Call, delta: Delta, column: pa.Array | None, row: dict[str, Any]
+    ) -> bool:
+        """Whether the prompt can be rebuilt from columns alone; else it stays in the inputs."""
+        trace_id = call.head.trace_id
+        fits = column is not None and (trace_id, delta.base) not in self._not_in_columns
+        has_output = first_named(raw_map(call.outputs), OUTPUT_NAMES) is not None
+        if not fits or (has_output and row.get("output_name") is None):
+            self._not_in_columns.add((trace_id, call.span_id))
+        return fits
 
     def _whole(self, call: Call, name: str) -> msgspec.Raw:
         whole = self._deltas.whole(call.head.trace_id, call.span_id, name)
@@ -360,8 +373,9 @@ def _take(
     return list(values)
 
 
-def _integers(values: Any) -> list[int] | None:
-    return values if isinstance(values, list) and set(map(type, values)) <= {int} else None
+def _integers(values: Any) -> tuple[list[int] | None, pa.Array | None]:
+    column = _narrow(values, pa.int32())
+    return (None, None) if column is None else (values, column)
 
 
 def _narrow(values: Any, kind: pa.DataType) -> pa.Array | None:
