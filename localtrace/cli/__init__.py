@@ -1,0 +1,83 @@
+"""The command line: one module per command, imported only when that command is chosen.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 problems found or some
+items failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import IO, Any
+
+import click
+
+from localtrace import __version__
+from localtrace.errors import ConfigError, LocalTraceError, QueryError, StoreNotFound
+from localtrace.terminal import escape
+
+COMMANDS = {
+    "demo": "Train a tiny agent, record it, query it, upload it.",
+    "runs": "List the runs.",
+    "ls": "List trajectories.",
+    "show": "Show one trajectory as a readable conversation.",
+    "tail": "Print trajectories as they are recorded.",
+    "sql": "Run one read-only SELECT.",
+    "query": "Run a named query, or list them.",
+    "stats": "Count rows, files and bytes.",
+    "files": "Print the Parquet files of a table.",
+    "upload": "Send a selection to a tracker.",
+    "seal": "Turn journals into table files.",
+    "verify": "Check that everything in a store can be read.",
+    "recover": "Put right what a crash left behind.",
+}
+"""One line of help per command, so that listing them imports none."""
+
+_USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
+
+
+class _Failure(click.ClickException):
+    """One line on stderr that says what happened and what to do."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"localtrace: {self.message}", err=True)
+
+
+class _WrongUsage(_Failure):
+    exit_code = 2
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"localtrace.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # click ends quietly when the reader of a pipe has gone
+        except (LocalTraceError, OSError) as error:
+            if ctx.params["debug"]:
+                raise
+            kind = _WrongUsage if isinstance(error, _USAGE_ERRORS) else _Failure
+            raise kind(escape(str(error))) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Look at, check and upload recorded reinforcement-learning rollouts.
+
+    The store is --store PATH, else LOCALTRACE_STORE, else ./localtrace.
+    """

@@ -1,0 +1,28 @@
+"""`localtrace files`: the file list of a table, for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localtrace.cli.options import store_option
+
+
+@click.command()
+@click.argument("table", default="spans")
+@store_option
+def command(table: str, store_path: Path) -> None:
+    """Print the Parquet files that hold a TABLE, one per line.
+
+    TABLE is runs, trajectories, spans, outcomes or metrics (default: spans). Read them with hive
+    partitioning, in DuckDB as read_parquet([…], hive_partitioning = true).
+    """
+    from localtrace.reader import open_store
+
+    with open_store(store_path) as store:
+        for path in store.files(table):
+            click.echo(path)
+        unsealed = store.snapshot.pending[table].num_rows
+    if unsealed:
+        click.echo(f"{unsealed} rows of {table} are not sealed yet: run localtrace seal", err=True)

@@ -1,0 +1,54 @@
+"""What several commands share: where the store is, how to print, which trajectories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from localtrace.filters import Filters
+
+store_option = click.option(
+    "-s",
+    "--store",
+    "store_path",
+    type=click.Path(path_type=Path),
+    envvar="LOCALTRACE_STORE",
+    default=Path("localtrace"),
+    show_envvar=True,
+    show_default=True,
+    help="Folder of the store.",
+)
+
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "parquet"]),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
+
+
+def _parsed(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Filters:
+    from localtrace.filters import Filters
+
+    return Filters.parse(texts)
+
+
+filters_argument = click.argument("filters", nargs=-1, metavar="[FILTER]...", callback=_parsed)
+"""Passes `Filters`; a command that uses it appends FILTERS_HELP to its help."""
+
+FILTERS_HELP = """
+\b
+Filters are written key=value, and all of them must hold:
+  run project experiment group agent data_source fate status op sample_index
+              equal, such as status=error
+  attempt step rollout_n reward
+              a number, a range or a comparison: step=3..10 'reward<0.1'
+  validate    true or false
+  contains    text inside prompts, outputs, messages, arguments or results
+  where       any SQL condition, such as 'where=turn_count > 2'
+"""

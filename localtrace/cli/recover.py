@@ -1,0 +1,30 @@
+"""`localtrace recover`: put right what a crash left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localtrace.cli.options import store_option
+
+
+@click.command()
+@store_option
+@click.pass_context
+def command(context: click.Context, store_path: Path) -> None:
+    """Heal torn tables, seal what dead processes left, put unfinished files aside.
+
+    Nothing is deleted but journals that were sealed; the rest goes to the quarantine folder.
+    """
+    from localtrace.cli.progress import print_problems, progress_bar
+    from localtrace.store.layout import open_layout
+    from localtrace.store.verify import recover
+
+    with progress_bar("sealing", " journals") as progress:
+        report = recover(open_layout(store_path), progress=progress)
+    click.echo(
+        f"healed {report.healed} tables, sealed {report.sealed.journals} journals, "
+        f"put {report.orphans} unfinished files aside"
+    )
+    print_problems(context, report.problems)

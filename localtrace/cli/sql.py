@@ -1,0 +1,26 @@
+"""`localtrace sql`: one SELECT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localtrace.cli.options import format_option, store_option
+
+
+@click.command()
+@click.argument("sql")
+@store_option
+@format_option
+def command(sql: str, store_path: Path, form: str) -> None:
+    """Run one read-only SELECT in DuckDB's SQL.
+
+    The views are runs, trajectories, spans, turns, messages, tokens, outcomes, metrics, groups and
+    uploads, and all_trajectories and all_outcomes with what newer rows supersede.
+    """
+    from localtrace.cli.output import print_table
+    from localtrace.reader import open_store
+
+    with open_store(store_path) as store:
+        print_table(store.sql(sql).to_arrow(), form)

@@ -1,0 +1,77 @@
+"""`localtrace tail`: trajectories as they arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localtrace.cli.options import FILTERS_HELP, filters_argument, store_option
+
+if TYPE_CHECKING:
+    from localtrace.filters import Filters
+    from localtrace.reader import Store
+
+_CLOCK_SKEW_NS = 3600 * 10**9
+_SQL = """
+select
+    trace_id, end_ns, make_timestamptz(end_ns // 1000) as ended_at, step, sample_index, rollout_n,
+    status, reward, turn_count, output_tokens
+from trajectories
+where end_ns >= $since_ns and {condition}
+order by end_ns
+"""
+
+
+@click.command(epilog=FILTERS_HELP)
+@filters_argument
+@click.option("-n", "--lines", type=click.IntRange(0), default=10, show_default=True,
+              help="How many of the newest trajectories to begin with.")  # fmt: skip
+@click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True,
+              help="Seconds between two looks.")  # fmt: skip
+@store_option
+def command(filters: Filters, lines: int, interval_s: float, store_path: Path) -> None:
+    """Print trajectories as they end, until Ctrl-C."""
+    from localtrace.reader import open_store
+
+    with open_store(store_path) as store:
+        try:
+            for row in follow(store, filters, lines, interval_s):
+                click.echo(_line(row))
+        except KeyboardInterrupt:
+            click.echo(err=True)
+
+
+def follow(
+    store: Store, filters: Filters, lines: int, interval_s: float
+) -> Iterator[dict[str, Any]]:
+    """Yield trajectories that ended: the `lines` newest at first, then each new one, for ever."""
+    condition, params = filters.where_clause()
+    sql = _SQL.format(condition=condition)
+    newest = store.sql("select max(end_ns) as end_ns from trajectories").to_dicts()[0]["end_ns"]
+    # Other hosts' clocks may lag behind, so what ends now can bear an earlier time.
+    params["since_ns"] = (newest or 0) - _CLOCK_SKEW_NS
+    rows = store.sql(sql, params).to_dicts()
+    yield from rows[len(rows) - min(lines, len(rows)) :]
+    seen = {row["trace_id"] for row in rows}
+    while True:
+        time.sleep(interval_s)
+        store.refresh()
+        for row in store.sql(sql, params).to_dicts():
+            if row["trace_id"] not in seen:
+                seen.add(row["trace_id"])
+                yield row
+
+
+def _line(row: dict[str, Any]) -> str:
+    from localtrace.terminal import escape_line
+
+    reward = "" if row["reward"] is None else f"{row['reward']:.4g}"
+    place = f"step {row['step']}, sample {row['sample_index']}, rollout {row['rollout_n']}"
+    return escape_line(
+        f"{row['ended_at']:%H:%M:%S}  {row['trace_id']}  {place}  {row['status']}  "
+        f"reward {reward or '-'}  {row['turn_count']} turns  {row['output_tokens']} tokens"
+    )

@@ -1,0 +1,220 @@
+"""The filters that every way of reading shares: `step=3..10`, `reward<0.1`, `contains=text`.
+
+A filter is a keyword argument in Python and the text `key=value` elsewhere; both become the same
+parameterised condition. All of them must hold; on the command line a key may be repeated. Values
+are compared as DuckDB does: null matches nothing, and NaN is above every number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from localtrace.errors import QueryError
+
+KEYS = (
+    "run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n", "group",
+    "validate", "agent", "data_source", "reward", "fate", "status", "op", "contains", "where",
+)  # fmt: skip
+"""Every filter, in the order in which help lists them."""
+
+_COLUMNS = {key: key for key in KEYS} | {"run": "run_id", "group": "group_id"}
+_NUMERIC: dict[str, Callable[[str], int | float]] = {
+    "attempt": int,
+    "step": int,
+    "rollout_n": int,
+    "reward": float,
+}
+_SPAN_KEYS = frozenset(
+    {"run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n"}
+)
+_DIRECT = {
+    "trajectories": frozenset(KEYS) - {"op", "contains"},
+    "spans": _SPAN_KEYS | {"op", "status", "contains", "where"},
+    "outcomes": frozenset({"run", "project", "experiment", "where"}),
+    "runs": frozenset({"run", "project", "experiment", "attempt", "where"}),
+}
+"""Per view the filters that its own columns answer; the others ask `trajectories`."""
+_LINKS = {"spans": "trace_id", "outcomes": "trace_id", "runs": "run_id, attempt"}
+
+_TERM = re.compile(r"\s*(\w+)\s*(<=|>=|=|<|>)(.*)", re.DOTALL)
+_COMPARISON = re.compile(r"\s*(<=|>=|=|<|>)?\s*(.*?)\s*", re.DOTALL)
+_TEXT_COLUMNS = ("output_text", "prompt_text")
+_JSON_COLUMNS = ("messages", "inputs", "outputs")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition: a filter's key, =, <, <=, > or >=, and the value."""
+
+    key: str
+    operator: str
+    value: str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Filters:
+    """A set of filters that must all hold.
+
+    Numbers (`attempt`, `step`, `rollout_n`, `reward`) take a number, a range ("3..10", both ends
+    included, either may be left out) or a comparison ("<0.1"). `validate` takes true or false.
+    `contains` searches, case-sensitively, the texts of a trajectory's calls: prompts, outputs,
+    messages, inputs and results, the last three as JSON. `op` asks for trajectories with a call of
+    that name. `where` is a free SQL condition on the columns of the view that is read. Every other
+    key must be equal. A value of None is no filter.
+    """
+
+    terms: tuple[Term, ...]
+
+    def __init__(self, **values: Any) -> None:
+        given = ((key, value) for key, value in values.items() if value is not None)
+        self._set(term for key, value in given for term in _terms(key, value))
+
+    def _set(self, terms: Iterable[Term]) -> None:
+        object.__setattr__(self, "terms", tuple(terms))
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Filters:
+        """Read filters from text such as `step=3..10` or `reward<0.1`.
+
+        Raises:
+            QueryError: a text is not a filter, names no known key, or has a value of another type.
+        """
+        filters = cls()
+        filters._set(term for text in texts for term in _parse(text))
+        return filters
+
+    def where_clause(self, view: str = "trajectories") -> tuple[str, dict[str, Any]]:
+        """The condition for a query on a view, and its parameters by name.
+
+        Args:
+            view: trajectories, spans, outcomes or runs. On spans and outcomes the condition also
+                leaves out what belongs to superseded trajectories.
+        """
+        named = [(f"filter_{number}", term) for number, term in enumerate(self.terms)]
+        params: dict[str, Any] = {}
+        for name, term in named:
+            params |= _params(name, term)
+        return _clause(view, named), params
+
+
+def _clause(view: str, named: list[tuple[str, Term]]) -> str:
+    conditions = [_condition(name, term) for name, term in named if term.key in _DIRECT[view]]
+    beyond = [(name, term) for name, term in named if term.key not in _DIRECT[view]]
+    if view == "trajectories":
+        conditions += [_on_some_span(name, term, named) for name, term in beyond]
+    elif beyond:
+        link = _LINKS[view]
+        inner = _clause("trajectories", beyond)
+        conditions.append(f"({link}) in (select {link} from trajectories where {inner})")
+    elif view != "runs":
+        conditions.append(
+            "trace_id not in (select trace_id from all_trajectories where superseded)"
+        )
+    return " and ".join(conditions) or "true"
+
+
+def _on_some_span(name: str, term: Term, named: list[tuple[str, Term]]) -> str:
+    # The conditions on keys that spans hold too let DuckDB skip the files of other steps.
+    shared = [_condition(other, key) for other, key in named if key.key in _SPAN_KEYS]
+    found = " and ".join([*shared, _condition(name, term)])
+    return f"trace_id in (select trace_id from spans where {found})"
+
+
+def _condition(name: str, term: Term) -> str:
+    if term.key == "where":
+        return f"({term.value}\n)"  # the line ends a trailing comment
+    if term.key == "contains":
+        texts = [f"contains({column}, ${name})" for column in _TEXT_COLUMNS]
+        texts += [f"contains({column}, ${name}_json)" for column in _JSON_COLUMNS]
+        return f"({' or '.join(texts)})"
+    return f"{_COLUMNS[term.key]} {term.operator} ${name}"
+
+
+def _params(name: str, term: Term) -> dict[str, Any]:
+    if term.key == "where":
+        return {}
+    if term.key == "contains":
+        quoted = msgspec.json.encode(term.value).decode()
+        return {name: term.value, f"{name}_json": quoted[1:-1]}
+    return {name: term.value}
+
+
+def _parse(text: str) -> list[Term]:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise QueryError(
+            f"{text!r} is not a filter: write key=value, such as step=3..10 or 'reward<0.1' "
+            f"({_known()})"
+        )
+    key, operator, value = match.groups()
+    if operator == "=":
+        return _terms(key, value)
+    if key in KEYS and key not in _NUMERIC:
+        raise QueryError(f"{text!r}: {key} can only be compared with =")
+    return _terms(key, operator + value)
+
+
+def _terms(key: str, value: Any) -> list[Term]:
+    if key not in KEYS:
+        close = difflib.get_close_matches(key, KEYS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise QueryError(f"no filter is called {key!r}: {hint}({_known()})")
+    text = str(value)
+    if key in _NUMERIC:
+        return _number_terms(key, text)
+    if key == "validate":
+        if text.lower() not in ("true", "false"):
+            raise QueryError(f"validate={text}: say true or false")
+        return [Term(key, "=", text.lower() == "true")]
+    _check_text(key, text)
+    return [Term(key, "=", text)]
+
+
+def _number_terms(key: str, text: str) -> list[Term]:
+    low, dots, high = text.partition("..")
+    if dots:
+        ends = [Term(key, ">=", _number(key, low))] if low.strip() else []
+        ends += [Term(key, "<=", _number(key, high))] if high.strip() else []
+        return ends
+    match = _COMPARISON.fullmatch(text)
+    assert match is not None
+    return [Term(key, match[1] or "=", _number(key, match[2]))]
+
+
+def _number(key: str, text: str) -> int | float:
+    try:
+        return _NUMERIC[key](text)
+    except ValueError:
+        kind = "a whole number" if _NUMERIC[key] is int else "a number"
+        raise QueryError(
+            f"{key}: {text!r} is not {kind}: write {key}=3, {key}=3..10 or '{key}<3'"
+        ) from None
+
+
+def _check_text(key: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise QueryError(f"{key}: {text!r} is not valid Unicode text") from None
+    if key == "where":
+        _check_expression(text)
+
+
+def _check_expression(text: str) -> None:
+    import duckdb
+
+    try:
+        duckdb.SQLExpression(text)
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise QueryError(f"where: {text!r} is not one SQL condition ({reason})") from None
+
+
+def _known() -> str:
+    return f"filters: {', '.join(KEYS)}"

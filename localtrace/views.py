@@ -1,0 +1,104 @@
+"""A DuckDB connection over one snapshot: sealed files and journals as the views of `views.sql`.
+
+The connection cannot write, reads no file outside its snapshot, loads no extension and keeps its
+settings locked. This module knows nothing of filters, named queries or records.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localtrace.errors import StoreError
+from localtrace.schema import TABLES, TableSchema
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from localtrace.store.snapshot import Snapshot
+
+_PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+
+
+def connect(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database with the views over a snapshot, and lock it.
+
+    Raises:
+        StoreError: a folder above the store is named like a partition, which DuckDB would take
+            for one.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection.execute("create schema stored")
+    for table in TABLES.values():
+        connection.register(f"unsealed_{table.name}", snapshot.pending[table.name])
+        files = snapshot.files[table.name]
+        _refuse_misleading_path(table, files)
+        connection.execute(f"create view stored.{table.name} as {_union(table, files)}")
+    connection.execute(Path(__file__).with_name("views.sql").read_text("utf-8"))
+    _lock(connection, snapshot)
+    return connection
+
+
+def _union(table: TableSchema, files: list[str]) -> str:
+    columns = ", ".join(f'"{name}"' for name in table.column_names)
+    unsealed = f"select {columns} from unsealed_{table.name}"
+    if not files:
+        return unsealed
+    return f"select {columns} from {_sealed(table, files)} union all {unsealed}"
+
+
+def _sealed(table: TableSchema, files: list[str]) -> str:
+    types = ", ".join(
+        f"{column.name}: {_PARTITION_TYPES[column.type]}"
+        for column in table.columns
+        if column.name in table.partitions
+    )
+    hive = (
+        f"hive_partitioning = true, hive_types = {{{types}}}"
+        if types
+        else ("hive_partitioning = false")
+    )
+    return f"read_parquet({_texts(files)}, {hive})"
+
+
+def _refuse_misleading_path(table: TableSchema, files: list[str]) -> None:
+    # DuckDB takes every `name=value` folder of a path for a partition, the first one winning.
+    if not files:
+        return
+    above = files[0].partition(f"/tables/{table.name}/")[0]
+    for folder in Path(above).parts:
+        name, equals, _ = folder.partition("=")
+        if equals and name.lower() in table.column_names:
+            raise StoreError(
+                f"the store lies below a folder named {folder!r}, which cannot be told from a "
+                f"partition: move the store, or rename that folder"
+            )
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+    # What does not fit in memory goes to a folder that DuckDB makes only then, and removes.
+    spill = Path(tempfile.gettempdir()) / f"localtrace-{uuid.uuid4().hex}"
+    files = [path for paths in snapshot.files.values() for path in paths]
+    connection.execute(f"set temp_directory = {_text(str(spill))}")
+    connection.execute("set TimeZone = 'UTC'")
+    connection.execute(f"set allowed_paths = {_texts(files)}")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+
+
+def _texts(values: list[str]) -> str:
+    return f"[{', '.join(map(_text, values))}]"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("'", "''")
+    return f"'{escaped}'"

@@ -1,0 +1,200 @@
+-- The views that a reader offers, over the schema `stored`: one view per table there, with the
+-- rows of sealed files and of journals that are not sealed yet.
+--
+-- A trajectory is superseded where a newer attempt of its run began at its step or before: the
+-- trainer went back to a checkpoint and did these steps again. `trajectories` and `groups` leave
+-- superseded rows out; the other views show every attempt. Missing values are null, never zero.
+-- (step, sample_index, rollout_n) is a filter, not a key: only trace_id is unique.
+
+-- One row per attempt of a run. The command, config and others are the first process's that gave
+-- any; ended_at is null while a process has not said that it closed.
+create view runs as
+select
+    run_id,
+    attempt,
+    any_value(project) as project,
+    any_value(experiment) as experiment,
+    min(time_ns) as start_ns,
+    if(count(*) filter (event = 'end') >= count(*) filter (event = 'start'),
+       max(time_ns), null) as end_ns,
+    make_timestamptz(min(time_ns) // 1000) as started_at,
+    make_timestamptz(end_ns // 1000) as ended_at,
+    count(*) filter (event = 'start') as processes,
+    count(*) filter (event = 'end') as closed_processes,
+    list_sort(list(distinct host) filter (host is not null)) as hosts,
+    arg_min(command, time_ns) as command,
+    arg_min(config, time_ns) as config,
+    arg_min(versions, time_ns) as versions,
+    arg_min(git_commit, time_ns) as git_commit,
+    arg_min(tokenizer, time_ns) as tokenizer,
+    list(losses order by time_ns) filter (losses is not null) as losses
+from stored.runs
+group by run_id, attempt;
+
+-- The newest value of each (trace_id, name).
+create view outcomes as
+select * from stored.outcomes
+qualify row_number() over (
+    partition by trace_id, name order by time_ns desc, writer_id desc, writer_seq desc
+) = 1;
+
+-- Every value that was ever recorded.
+create view all_outcomes as select * from stored.outcomes;
+
+-- From which step on an attempt was done again. Validation before training repeats the
+-- checkpoint's own step, so it does not supersede that step's training rollouts.
+create view stored.redone as
+select
+    run_id, validate, attempt,
+    min(min(step)) over (
+        partition by run_id, validate order by attempt
+        rows between 1 following and unbounded following
+    ) as first_step
+from stored.trajectories
+group by run_id, validate, attempt;
+
+-- Every trajectory with its newest outcomes: reward is the newest outcome of that name, else the
+-- one that was set inside the rollout. Lateral joins and no common table expressions, so that
+-- DuckDB looks at few outcomes for few trajectories.
+create view all_trajectories as
+select
+    t.* exclude (superseded) replace (coalesce(newest.reward, t.reward) as reward),
+    newest.advantage,
+    newest.fate,
+    try_cast(newest.trained_step as bigint) as trained_step,
+    t.superseded
+from (
+    select t.*, coalesce(t.step >= redone.first_step, false) as superseded
+    from stored.trajectories as t
+    left join stored.redone
+        on redone.run_id = t.run_id and redone.attempt = t.attempt
+        and redone.validate is not distinct from t.validate
+) as t
+left join lateral (
+    select
+        arg_max_null(number, place) filter (name = 'reward') as reward,
+        arg_max_null(number, place) filter (name = 'advantage') as advantage,
+        arg_max_null("text", place) filter (name = 'fate') as fate,
+        arg_max_null(number, place) filter (name = 'trained_step') as trained_step
+    from (select *, row(time_ns, writer_id, writer_seq) as place from stored.outcomes) as o
+    where o.trace_id = t.trace_id
+) as newest on true;
+
+create view trajectories as
+select * exclude (superseded) from all_trajectories where not superseded;
+
+-- One row per call; prompts and messages as each turn adds them (whole_prompts, whole_messages).
+create view spans as select * from stored.spans;
+
+-- One row per model generation; `turn` counts from 0 inside its trajectory.
+create view turns as
+select
+    -- All keys are the same within a trace; naming them lets a filter skip files.
+    row_number() over (
+        partition by project, experiment, step, trace_id order by seq
+    ) - 1 as turn,
+    project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
+    span_id, parent_id, seq, op, status, error, start_ns, end_ns, started_at,
+    prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
+    response_mask, prompt_text, output_text, messages_base, messages_kept, messages,
+    finish_reason, weight_version, placeholder
+from stored.spans
+where is_turn;
+
+-- One row per message that a turn added; `position` is its place in the turn's whole list.
+create view messages as
+select
+    project, experiment, run_id, trace_id, step, span_id, turn,
+    coalesce(messages_kept, 0) + place - 1 as position,
+    message ->> '$.role' as role,
+    message ->> '$.content' as content,
+    message::varchar as message
+from (
+    select
+        * exclude (messages),
+        unnest(list) as message,
+        generate_subscripts(list, 1) as place
+    from (select *, from_json(messages, '["JSON"]') as list from turns)
+);
+
+-- One row per generated token; `position` counts from 0 inside its turn.
+create view tokens as
+select
+    project, experiment, run_id, trace_id, step, span_id, turn,
+    generate_subscripts(output_ids, 1) - 1 as position,
+    unnest(output_ids) as id,
+    unnest(output_logprobs[:len(output_ids)]) as logprob
+from turns
+where len(output_ids) > 0;
+
+create view metrics as select * from stored.metrics;
+
+-- One row per group: all rollouts of one sample at one step. zero_variance is true where several
+-- rewards are all the same, so that the group teaches nothing under GRPO.
+create view groups as
+select
+    project, experiment, run_id, step, validate, group_id,
+    any_value(sample_index) as sample_index,
+    count(*) as n,
+    count(reward) as rewards,
+    avg(reward) as mean_reward,
+    min(reward) as min_reward,
+    max(reward) as max_reward,
+    stddev_samp(reward) as std_reward,
+    if(count(reward) > 1, min(reward) = max(reward), null) as zero_variance
+from trajectories
+where group_id is not null or sample_index is not null
+group by
+    project, experiment, run_id, step, validate, group_id,
+    if(group_id is null, sample_index, null);
+
+-- What targets have accepted. Empty here: the uploader's ledger lies outside the store.
+create view uploads as
+select
+    null::varchar as trace_id,
+    null::varchar as target,
+    null::varchar as destination,
+    null::bigint as time_ns,
+    null::varchar as status
+where false;
+
+-- The whole prompt of each turn of one trajectory; null where a base is missing.
+create macro whole_prompts(trace) as table
+with recursive whole as (
+    select span_id, seq, prompt_ids as ids, coalesce(output_ids, []) as following
+    from stored.spans
+    where trace_id = trace and prompt_base is null and prompt_ids is not null
+    union all
+    select
+        s.span_id, s.seq,
+        list_concat(list_concat(w.ids, w.following)[:s.prompt_kept], s.prompt_ids),
+        coalesce(s.output_ids, [])
+    from stored.spans as s
+    join whole as w on w.span_id = s.prompt_base
+    where s.trace_id = trace
+)
+select s.span_id, s.seq, whole.ids as prompt_ids
+from stored.spans as s
+left join whole on whole.span_id = s.span_id
+where s.trace_id = trace and s.prompt_name is not null
+order by s.seq;
+
+-- The whole message list of each turn of one trajectory, one JSON text per message.
+create macro whole_messages(trace) as table
+with recursive whole as (
+    select span_id, seq, from_json(messages, '["JSON"]') as list
+    from stored.spans
+    where trace_id = trace and messages_base is null and messages is not null
+    union all
+    select
+        s.span_id, s.seq,
+        list_concat(w.list[:s.messages_kept], from_json(s.messages, '["JSON"]'))
+    from stored.spans as s
+    join whole as w on w.span_id = s.messages_base
+    where s.trace_id = trace
+)
+select s.span_id, s.seq, whole.list::varchar[] as messages
+from stored.spans as s
+left join whole on whole.span_id = s.span_id
+where s.trace_id = trace and s.messages_name is not null
+order by s.seq;

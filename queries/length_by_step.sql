@@ -1,0 +1,18 @@
+-- Tokens and turns of finished training rollouts per step.
+-- params: run (optional), experiment (optional)
+-- Superseded attempts are left out.
+select
+    experiment,
+    run_id,
+    step,
+    count(*) as trajectories,
+    avg(output_tokens) as mean_tokens,
+    quantile_cont(output_tokens, 0.95) as p95_tokens,
+    max(output_tokens) as max_tokens,
+    avg(turn_count) as mean_turns,
+    max(turn_count) as max_turns
+from trajectories
+where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+    and not validate and status in ('ok', 'error')
+group by experiment, run_id, step
+order by experiment, run_id, step

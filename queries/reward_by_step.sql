@@ -1,0 +1,18 @@
+-- Training rewards per step, mean validation reward beside.
+-- params: run (optional), experiment (optional)
+-- Superseded attempts are left out.
+select
+    experiment,
+    run_id,
+    step,
+    count(*) filter (not validate) as trajectories,
+    count(reward) filter (not validate) as rewards,
+    avg(reward) filter (not validate) as mean_reward,
+    stddev_samp(reward) filter (not validate) as std_reward,
+    min(reward) filter (not validate) as min_reward,
+    max(reward) filter (not validate) as max_reward,
+    avg(reward) filter (validate) as validation_reward
+from trajectories
+where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+group by experiment, run_id, step
+order by experiment, run_id, step

@@ -1,0 +1,18 @@
+-- Where the time goes: calls and durations per op.
+-- params: run (optional), experiment (optional), step (optional)
+-- Superseded attempts are left out; validation counts. Callers contain what they call.
+select
+    op,
+    count(*) as calls,
+    sum((end_ns - start_ns) / 1e9) as total_s,
+    avg((end_ns - start_ns) / 1e6) as mean_ms,
+    median((end_ns - start_ns) / 1e6) as p50_ms,
+    quantile_cont((end_ns - start_ns) / 1e6, 0.95) as p95_ms,
+    max((end_ns - start_ns) / 1e6) as max_ms,
+    arg_max(trace_id, end_ns - start_ns) as slowest_trace_id
+from spans
+where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+    and ($step is null or step = $step::bigint)
+    and trace_id not in (select trace_id from all_trajectories where superseded)
+group by op
+order by total_s desc
