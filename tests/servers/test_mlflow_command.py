@@ -1,0 +1,91 @@
+"""`localtrace upload` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from mlflow import MlflowClient
+
+from localtrace.cli import main
+from localtrace.reader import Store
+
+
+@pytest.fixture
+def run(store: Store) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["upload", "--store", str(store.path), *arguments])
+
+    return run
+
+
+@pytest.fixture
+def experiment(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def test_a_run_is_uploaded_and_the_receipt_is_written(
+    run, store, mlflow_url, experiment, tmp_path
+) -> None:
+    run_id = store.runs().to_dicts()[0]["run_id"]
+    receipt = tmp_path / "receipt.json"
+    to = ("--to", "mlflow", "--uri", mlflow_url, "--experiment", experiment)
+    done = run("--run", run_id, *to, "--receipt", str(receipt))
+    assert done.exit_code == 0, done.output
+    assert "6 trajectories: 6 sent" in done.stdout
+    assert "6 read back" in done.stdout
+    assert json.loads(receipt.read_text())["selection"] == f"run={run_id}"
+    again = run("--run", run_id, *to)
+    assert "0 sent (0.0 MB), 6 already there" in again.stdout
+
+
+def test_filters_and_limit_choose_what_is_sent(run, mlflow_url, experiment) -> None:
+    to = ("--to", "mlflow", "--uri", mlflow_url, "--experiment", experiment)
+    assert "2 trajectories: 2 sent" in run("step=0", *to).stdout
+    assert "1 trajectories: 1 sent" in run("validate=true", *to, "--limit", "1").stdout
+
+
+def test_a_dry_run_contacts_nothing_and_says_what_would_go(run) -> None:
+    done = run("step=0", "--to", "mlflow", "--uri", "http://127.0.0.1:1", "--dry-run")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("2 trajectories, 0.0 MB, would go to http://127.0.0.1:1")
+
+
+def test_the_address_comes_from_the_environment(run, mlflow_url, experiment, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
+    assert run("step=0", "--to", "mlflow", "--experiment", experiment).exit_code == 0
+    assert MlflowClient(mlflow_url).get_experiment_by_name(experiment) is not None
+
+
+def test_nothing_chosen_is_a_usage_error(run) -> None:
+    done = run("--to", "mlflow", "--uri", "http://127.0.0.1:1")
+    assert done.exit_code == 2
+    assert "say what to upload" in done.stderr
+
+
+def test_a_server_that_is_absent_is_one_line_and_exit_code_1(run) -> None:
+    done = run("step=0", "--to", "mlflow", "--uri", "http://127.0.0.1:1")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "no MLflow server at http://127.0.0.1:1" in done.stderr
+
+
+def test_a_rejected_trajectory_is_named_and_the_exit_code_is_1(
+    run, mlflow_url, experiment, monkeypatch
+) -> None:
+    monkeypatch.setattr("localtrace.uploader.targets.mlflow.MlflowTarget.record_max_bytes", 15_000)
+    done = run("step=0..9", "--to", "mlflow", "--uri", mlflow_url, "--experiment", experiment)
+    assert done.exit_code == 1
+    assert "5 sent" in done.stdout
+    assert "too large" in done.stderr
+
+
+def test_a_file_in_this_folder_is_the_default(run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = run("step=0", "--to", "mlflow")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "mlflow.db").exists()

@@ -1,0 +1,340 @@
+"""What MLflow shows after an upload, read through MLflow's own client, is what was recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import SpanStatusCode, Trace
+
+from localtrace.codec import to_json
+from localtrace.filters import Filters
+from localtrace.reader import Store
+from localtrace.types import Span, Trajectory
+from localtrace.uploader import upload
+from localtrace.uploader.receipt import Delivery, Receipt
+
+
+@pytest.fixture
+def client(mlflow_url: str) -> MlflowClient:
+    return MlflowClient(mlflow_url)
+
+
+@pytest.fixture
+def experiment(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return request.node.name
+
+
+@pytest.fixture
+def send(store: Store, mlflow_url: str, experiment: str) -> Callable[..., Receipt]:
+    def send(selection: Any = None, **options: Any) -> Receipt:
+        chosen = Filters() if selection is None else selection
+        return upload(store, chosen, mlflow_url, **{"experiment": experiment, **options})
+
+    return send
+
+
+@pytest.fixture
+def traces(client: MlflowClient, experiment: str) -> Callable[..., list[Trace]]:
+    """Search the test's experiment."""
+
+    def search(query: str = "", name: str = experiment) -> list[Trace]:
+        found = client.get_experiment_by_name(name)
+        return list(
+            client.search_traces(
+                locations=[found.experiment_id], filter_string=query or None, max_results=500
+            )
+        )
+
+    return search
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON can say it."""
+    return json.loads(to_json(value))
+
+
+def remote(receipt: Receipt) -> dict[str, str]:
+    return {trace.trace_id: trace.remote_id or "" for trace in receipt.traces}
+
+
+def failed_one(store: Store) -> Trajectory:
+    return store.trajectory(store.trajectories(sample_index="fails").to_dicts()[0]["trace_id"])
+
+
+def tree(trace: Trace) -> dict[str, list[str]]:
+    """Names of the children by the name and place of their parent, in order of start."""
+    spans = sorted(trace.data.spans, key=lambda span: span.attributes.get("localtrace.seq", -1))
+    names = {span.span_id: f"{place} {span.name}" for place, span in enumerate(spans)}
+    children: dict[str, list[str]] = {name: [] for name in names.values()}
+    for span in spans:
+        if span.parent_id is not None:
+            children[names[span.parent_id]].append(names[span.span_id])
+    return children
+
+
+def recorded_tree(trajectory: Trajectory) -> dict[str, list[str]]:
+    root = f"0 {trajectory.name or 'agent_loop'}"
+    names = {span.span_id: f"{place} {span.op}" for place, span in enumerate(trajectory.spans, 1)}
+    children: dict[str, list[str]] = {name: [] for name in (root, *names.values())}
+    for span in trajectory.spans:
+        children[names.get(span.parent_id or "", root)].append(names[span.span_id])
+    return children
+
+
+def pairs(store: Store, client: MlflowClient, receipt: Receipt) -> list[tuple[Span, Any]]:
+    """Every recorded call with the span that MLflow shows for it."""
+    found = []
+    for trace_id, remote_id in remote(receipt).items():
+        shown = {
+            span.attributes.get("localtrace.seq"): span
+            for span in client.get_trace(remote_id).data.spans
+        }
+        found += [(span, shown[span.seq]) for span in store.trajectory(trace_id).spans]
+    return found
+
+
+def test_names_nesting_and_order_are_those_of_the_calls(store, client, send) -> None:
+    for trace_id, remote_id in remote(send()).items():
+        assert tree(client.get_trace(remote_id)) == recorded_tree(store.trajectory(trace_id))
+
+
+def test_inputs_and_outputs_come_back_as_they_were_recorded(store, client, send) -> None:
+    for recorded, shown in pairs(store, client, send()):
+        assert shown.inputs == as_json(recorded.inputs)
+        assert shown.outputs == as_json(recorded.outputs)
+
+
+def test_times_are_the_original_ones_to_the_nanosecond(store, client, send) -> None:
+    receipt = send()
+    for recorded, shown in pairs(store, client, receipt):
+        assert (shown.start_time_ns, shown.end_time_ns) == (recorded.start_ns, recorded.end_ns)
+    for trace_id, remote_id in remote(receipt).items():
+        trajectory = store.trajectory(trace_id)
+        trace = client.get_trace(remote_id)
+        root = trace.data.spans[0]
+        assert (root.start_time_ns, root.end_time_ns) == (trajectory.start_ns, trajectory.end_ns)
+        assert trace.info.request_time == trajectory.start_ns // 10**6
+
+
+def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(store, traces, send) -> None:
+    send(Filters(step=0, rollout_n=0))
+    (trace,) = traces("tags.step = '0' AND tags.sample_index = '17' AND tags.rollout_n = '0'")
+    own = {key: value for key, value in trace.info.tags.items() if not key.startswith("mlflow.")}
+    run = store.runs().to_dicts()[0]["run_id"]
+    assert own.pop("localtrace.digest")
+    assert own == {
+        "sample_index": "17",
+        "step": "0",
+        "rollout_n": "0",
+        "validate": "False",
+        "experiment_name": "grpo",
+        "reward": "0.75",
+        "status": "ok",
+        "attempt": "0",
+        "group_id": "g0",
+        "agent": "tools",
+        "localtrace.run_id": run,
+    }
+    assert trace.info.tags["mlflow.traceName"] == "agent_loop"
+
+
+def test_tags_that_were_not_recorded_are_left_out(traces, send) -> None:
+    send(Filters(sample_index="odd"))
+    (trace,) = traces("tags.validate = 'True'")
+    assert {"rollout_n", "reward", "group_id"}.isdisjoint(trace.info.tags)
+    assert trace.info.tags["mlflow.traceName"] == "check"
+
+
+def test_the_root_holds_attributes_and_outcomes_with_their_types(traces, send) -> None:
+    send(Filters(step=0, rollout_n=0))
+    attributes = traces()[0].data.spans[0].attributes
+    assert attributes["step"] == 0
+    assert attributes["validate"] is False
+    assert attributes["reward"] == 0.75
+    assert attributes["attributes.note"] == {"seen": [0]}
+    assert attributes["outcomes.advantage"] == -0.5
+    assert attributes["outcomes.fate"] == "trained"
+    assert attributes["outcomes.old_logprobs"] == as_json([-0.5, math.nan, -1.5])
+
+
+def test_odd_attributes_come_back_as_they_were_set(store, traces, send) -> None:
+    send(Filters(sample_index="odd"))
+    shown = traces()[0].data.spans[0].attributes
+    chosen = store.trajectories(sample_index="odd").to_dicts()[0]["trace_id"]
+    recorded = store.trajectory(chosen).attributes
+    assert len(recorded) > 10
+    for name, value in recorded.items():
+        assert shown[f"attributes.{name}"] == as_json(value)
+
+
+def test_an_exception_is_an_event_of_the_call_that_raised_it(store, client, send) -> None:
+    raised = [pair for pair in pairs(store, client, send()) if pair[0].status == "error"]
+    assert len(raised) == 2
+    for _, shown in raised:
+        assert shown.status.status_code is SpanStatusCode.ERROR
+        (event,) = shown.events
+        assert event.attributes == {
+            "exception.type": "ValueError",
+            "exception.message": "no such tool: broken",
+        }
+        assert shown.outputs is None
+
+
+def test_a_failed_trajectory_is_a_failed_trace(store, client, traces, send) -> None:
+    receipt = send()
+    failed = failed_one(store)
+    (trace,) = traces("trace.status = 'ERROR'")
+    assert trace.info.trace_id == remote(receipt)[failed.trace_id]
+    assert trace.data.spans[0].events[0].attributes["exception.message"] == "out of time: 3 s"
+    assert trace.info.tags["status"] == "error"
+
+
+def test_turns_are_model_calls_and_count_their_tokens(client, traces, send) -> None:
+    send(Filters(step=0, rollout_n=0))
+    (trace,) = traces()
+    kinds = {span.name.rpartition(".")[2]: span.span_type for span in trace.data.spans}
+    assert kinds["agent_loop"] == "AGENT"
+    assert kinds["generate"] == "LLM"
+    assert kinds["use_tool"] == "UNKNOWN"
+    assert trace.info.token_usage["input_tokens"] == 3 + 7
+    assert trace.info.token_usage["output_tokens"] == 3 + 3
+
+
+def test_traces_are_in_the_run_which_has_the_original_start(store, client, traces, send) -> None:
+    receipt = send()
+    (run,) = receipt.runs
+    recorded = store.runs().to_dicts()[0]
+    shown = client.get_run(run.place.run)
+    assert shown.info.run_name == "grpo"
+    assert shown.info.start_time == recorded["start_ns"] // 10**6
+    assert shown.info.end_time == recorded["end_ns"] // 10**6
+    assert shown.info.status == "FINISHED"
+    assert shown.data.tags["localtrace.run_id"] == run.run_id
+    linked = traces(f"run_id = '{run.place.run}'")
+    assert {trace.info.trace_id for trace in linked} == set(remote(receipt).values())
+
+
+def test_the_same_selection_twice_is_stored_once(client, traces, send) -> None:
+    first, second = send(), send()
+    assert first.counts["sent"] == second.counts["already there"] == 6
+    assert second.counts["sent"] == 0
+    assert second.complete
+    assert len(traces()) == 6
+    assert remote(first) == remote(second)
+    found = client.search_runs([first.runs[0].place.experiment])
+    assert [run.info.run_id for run in found] == [second.runs[0].place.run]
+
+
+def test_without_its_ledger_the_uploader_asks_the_server_first(traces, send, state_folder) -> None:
+    send()
+    (state_folder / "ledger.sqlite").unlink()
+    assert send().counts["already there"] == 6
+    assert len(traces()) == 6
+
+
+def test_a_wider_selection_sends_only_what_is_new(traces, send) -> None:
+    send(Filters(step=0))
+    receipt = send()
+    assert receipt.counts["already there"] == 2
+    assert receipt.counts["sent"] == 4
+    assert len(traces()) == 6
+
+
+def test_two_experiments_hold_the_same_trajectories_as_traces_of_their_own(traces, send) -> None:
+    first, second = send(), send(experiment="a second one")
+    assert set(remote(first).values()).isdisjoint(remote(second).values())
+    assert len(traces()) == len(traces(name="a second one")) == 6
+
+
+def test_the_experiment_is_the_project_when_none_is_named(traces, send) -> None:
+    send(Filters(step=0), experiment=None)
+    assert len(traces(name="arithmetic")) == 2
+
+
+def test_a_selection_is_filters_or_sql_or_ids(store, traces, send) -> None:
+    ids = [row["trace_id"] for row in store.trajectories(step=1, rollout_n=1).to_dicts()]
+    query = "select trace_id from trajectories where step = 0 and reward > 0.5"
+    assert send(ids).counts["sent"] == 1
+    assert send(query).counts["sent"] == 2
+    assert send(Filters(status="error")).counts["sent"] == 1
+    assert sorted(trace.info.tags["step"] for trace in traces()) == ["0", "0", "1", "1"]
+
+
+def test_rewards_as_assessments_are_there_once(client, traces, send) -> None:
+    send(assessments=True)
+    send(assessments=True)
+    rewards = [a for trace in traces() for a in trace.info.assessments]
+    assert sorted(reward.value for reward in rewards) == [0.0, 0.75, 1.0, 1.0]
+    assert {reward.name for reward in rewards} == {"reward"}
+    assert len(traces("feedback.reward > 0.9")) == 2
+
+
+def test_assessments_can_be_added_to_what_was_sent_without_them(client, traces, send) -> None:
+    send()
+    before = {trace.info.trace_id: trace for trace in traces()}
+    assert send(assessments=True).complete
+    for trace in traces():
+        was = before[trace.info.trace_id]
+        assert trace.info.request_time == was.info.request_time
+        assert trace.info.execution_duration == was.info.execution_duration
+        assert trace.info.state == was.info.state
+    assert len(traces("feedback.reward >= 0")) == 4
+
+
+def test_a_trace_deleted_at_the_server_is_reported_then_sent_again(client, traces, send) -> None:
+    receipt = send()
+    gone = receipt.traces[0]
+    client.delete_traces(receipt.runs[0].place.experiment, trace_ids=[gone.remote_id])
+    second = send()
+    assert [trace.trace_id for trace in second.traces if not trace.verified] == [gone.trace_id]
+    assert send().complete
+    assert len(traces()) == 6
+
+
+def test_a_deleted_experiment_is_not_written_to(client, send, experiment) -> None:
+    send(Filters(step=0))
+    client.delete_experiment(client.get_experiment_by_name(experiment).experiment_id)
+    with pytest.raises(Exception, match="was deleted"):
+        send()
+
+
+def test_one_trajectory_above_the_size_limit_stops_no_other(traces, send, monkeypatch) -> None:
+    monkeypatch.setattr("localtrace.uploader.targets.mlflow.MlflowTarget.record_max_bytes", 15_000)
+    receipt = send()
+    (large,) = (trace for trace in receipt.traces if trace.delivery is Delivery.REJECTED)
+    assert "too large" in (large.reason or "")
+    assert receipt.counts["verified"] == len(traces()) == 5
+
+
+def test_an_upload_changes_nothing_in_the_store(store, send) -> None:
+    def content() -> dict[str, tuple[int, str]]:
+        return {
+            str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+            for path in sorted(Path(store.path).rglob("*"))
+            if path.is_file()
+        }
+
+    before = content()
+    send(assessments=True)
+    assert content() == before
+
+
+def test_the_receipt_says_what_is_there(store, send, state_folder, mlflow_url) -> None:
+    receipt = send()
+    kept = json.loads(receipt.file_in(state_folder).read_text())
+    assert kept["store"] == str(store.path)
+    assert kept["target"] == mlflow_url
+    assert kept["selection"] == "everything"
+    assert kept["counts"]["verified"] == kept["counts"]["selected"] == 6
+    assert {t["trace_id"]: t["remote_id"] for t in kept["traces"]} == remote(receipt)
+    assert all(len(trace["digest"]) == 64 for trace in kept["traces"])
+    assert datetime.fromisoformat(kept["started_at"]) <= datetime.fromisoformat(kept["ended_at"])

@@ -1,0 +1,194 @@
+"""What the uploader makes of servers that are absent, old, closed or hostile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from localtrace.errors import ConfigError, MissingDependency, TargetUnavailable, UploadError
+from localtrace.types import Run
+from localtrace.uploader.patience import RETRY_AFTER_MAX_S, _wait
+from localtrace.uploader.targets import open_target
+from localtrace.uploader.targets.http import ANSWER_MAX_BYTES, HttpSession, Refused, TryAgain
+
+RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Answers every request as the test says: by path a status, headers and a body."""
+
+    answers: dict[str, tuple[int, dict[str, str], bytes]]
+    seen: list[tuple[str, dict[str, str]]]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.seen.append((path, dict(self.headers)))
+        status, headers, body = self.answers.get(path, (404, {}, b""))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    servers = []
+
+    def start(answers: dict[str, tuple[int, dict[str, str], bytes]]) -> str:
+        handler = type("Handler", (Stub,), {"answers": answers, "seen": []})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        start.seen = handler.seen
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def check(uri: str) -> None:
+    target = open_target("mlflow", uri)
+    try:
+        target.check()
+        target.place(RUN, "experiment")
+    finally:
+        target.close()
+
+
+def test_an_old_server_is_refused_with_the_version_it_needs(serve) -> None:
+    uri = serve({"/version": (200, {}, b"3.13.1")})
+    with pytest.raises(UploadError, match=r"runs MLflow 3\.13\.1: upgrade it to 3\.14"):
+        check(uri)
+
+
+def test_a_later_major_version_is_accepted(serve) -> None:
+    uri = serve({"/version": (200, {}, b"10.0.0rc1"), "/api": (200, {}, b"")})
+    with pytest.raises(UploadError, match="404"):  # it comes as far as the experiment
+        check(uri)
+
+
+def test_something_else_than_mlflow_is_refused(serve) -> None:
+    with pytest.raises(UploadError, match="is no MLflow server: check the uri"):
+        check(serve({"/version": (200, {}, b"<html>hello</html>")}))
+    with pytest.raises(TargetUnavailable, match="HTTP 404"):
+        check(serve({}))
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(TargetUnavailable, match=r"no MLflow server at http://127\.0\.0\.1:1"):
+        check("http://127.0.0.1:1")
+
+
+def test_the_host_check_is_explained_with_the_option_that_allows_the_host(serve) -> None:
+    said = b"Invalid Host header - possible DNS rebinding attack detected"
+    route = "/api/2.0/mlflow/experiments/get-by-name"
+    uri = serve({"/version": (200, {}, b"3.17.2"), route: (403, {}, said)})
+    with pytest.raises(UploadError, match=r"--allowed-hosts 127\.0\.0\.1:"):
+        check(uri)
+
+
+def test_a_missing_login_is_explained_and_a_given_one_is_sent(serve, monkeypatch) -> None:
+    route = "/api/2.0/mlflow/experiments/get-by-name"
+    uri = serve({"/version": (200, {}, b"3.17.2"), route: (401, {}, b"")})
+    with pytest.raises(UploadError, match="MLFLOW_TRACKING_USERNAME"):
+        check(uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "s3cret")
+    with pytest.raises(UploadError) as caught:
+        check(uri)
+    assert serve.seen[-1][1]["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://host", "file:///x", "http://", "http://host:port", "nonsense"]
+)
+def test_a_uri_of_another_kind_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match="no MLflow uri"):
+        open_target("mlflow", uri)
+
+
+def test_a_database_in_a_folder_that_does_not_exist_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="a folder that exists"):
+        open_target("mlflow", f"sqlite:///{tmp_path}/missing/mlflow.db")
+
+
+def test_an_embedded_server_needs_mlflow_and_says_how_to_get_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("localtrace.uploader.targets.mlflow_server.find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"localtrace\[mlflow\]"):
+        check(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_password_in_the_uri_is_never_shown() -> None:
+    target = open_target("mlflow", "http://me:s3cret@127.0.0.1:1/base")
+    assert target.uri == "http://127.0.0.1:1/base"
+    with pytest.raises(TargetUnavailable) as caught:
+        target.check()
+    assert "s3cret" not in str(caught.value)
+    target.close()
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_server_that_is_busy_may_be_asked_again(serve, status: int) -> None:
+    session = HttpSession(serve({"/": (status, {"retry-after": "7"}, b"busy")}), lambda _: None)
+    with pytest.raises(TryAgain) as caught:
+        session.call("GET", "/")
+    assert caught.value.retry_after_s == 7
+
+
+def test_the_time_that_a_server_asks_for_is_waited_within_reason() -> None:
+    class State:
+        attempt_number = 1
+
+        class outcome:
+            asked_s = 7.0
+
+            @classmethod
+            def exception(cls) -> TryAgain:
+                error = TryAgain("busy")
+                error.retry_after_s = cls.asked_s
+                return error
+
+    assert _wait(State) == 7
+    State.outcome.asked_s = 1e9
+    assert _wait(State) == RETRY_AFTER_MAX_S
+
+
+def test_a_server_that_hangs_up_may_be_asked_again(serve) -> None:
+    uri = serve({"/": (200, {"content-encoding": "gzip"}, b"this is no gzip")})
+    with pytest.raises(TryAgain, match="no answer"):
+        HttpSession(uri, lambda _: None).call("GET", "/")
+
+
+def test_the_words_of_a_server_are_shortened_and_escaped(serve) -> None:
+    body = b'{"message": "\\u001b[31mred\\n' + b"x" * 5000 + b'"}'
+    session = HttpSession(serve({"/": (400, {}, body)}), lambda _: None)
+    with pytest.raises(Refused) as caught:
+        session.call("GET", "/")
+    said = str(caught.value)
+    assert said.isprintable()
+    assert said.startswith("HTTP 400: \\u001b[31mred x")
+    assert len(said) < 400
+
+
+def test_an_endless_answer_is_cut_off(serve) -> None:
+    session = HttpSession(serve({"/": (200, {}, b"x" * (ANSWER_MAX_BYTES + 1))}), lambda _: None)
+    with pytest.raises(UploadError, match="more than"):
+        session.call("GET", "/")
+
+
+def test_an_answer_of_another_shape_is_an_error_that_names_the_route(serve) -> None:
+    session = HttpSession(serve({"/a": (200, {}, b'{"b": 1}')}), lambda _: None)
+    with pytest.raises(UploadError, match="/a did not answer as expected"):
+        session.ask(dict[str, str], "GET", "/a")

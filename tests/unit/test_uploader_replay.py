@@ -1,0 +1,290 @@
+"""The pipeline, with a store and a target that fail in ways that real ones cannot be made to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
+from localtrace.types import Run, Trajectory
+from localtrace.uploader.ledger import Ledger
+from localtrace.uploader.receipt import Delivery, Receipt
+from localtrace.uploader.replay import Replay
+from localtrace.uploader.selection import Choice, ChosenRun
+from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets.http import Doubtful, TryAgain
+
+RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
+IDS = [f"{number:032x}" for number in range(1, 101)]
+
+
+def trajectory(trace_id: str, attributes: dict[str, Any] | None = None) -> Trajectory:
+    known = {"status": "ok", "error": None, "start_ns": 1, "end_ns": 2, "reward": 1.0}
+    unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
+    return Trajectory(
+        trace_id=trace_id,
+        run_id="run",
+        attempt=0,
+        project="project",
+        experiment="experiment",
+        validate=False,
+        attributes=attributes or {},
+        **dict.fromkeys(unknown),
+        **known,
+    )
+
+
+class MemoryStore:
+    path = Path("memory")
+
+    def __init__(self) -> None:
+        self.trajectories = {trace_id: trajectory(trace_id) for trace_id in IDS}
+        self.unreadable: set[str] = set()
+
+    def read(self, trace_ids: Sequence[str], batch_size: int) -> Iterator[Trajectory]:
+        return map(self.trajectory, trace_ids)
+
+    def trajectory(self, trace_id: str) -> Trajectory:
+        if trace_id in self.unreadable:
+            raise OSError("the disk is broken here")
+        return self.trajectories[trace_id]
+
+
+class MemoryTarget:
+    """Holds records by id; `fault` is called with each batch, before and after it is stored."""
+
+    uri = "memory:"
+    batch_max_records = 10
+    batch_max_bytes = 1000
+    record_max_bytes = 100
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+        self.batches: list[list[str]] = []
+        self.before: Callable[[list[str]], None] = lambda ids: None
+        self.after: Callable[[list[str]], None] = lambda ids: None
+
+    def check(self) -> None: ...
+
+    def place(self, run: Run, experiment: str) -> Place:
+        return Place(f"memory:{experiment}", experiment, run.run_id)
+
+    def encode(self, trajectory: Trajectory, place: Place) -> Record:
+        size_bytes = trajectory.attributes.get("size_bytes", 10)
+        if size_bytes is None:
+            raise ValueError("this one cannot be encoded")
+        digest = f"digest of {size_bytes}"
+        entry = Entry(place, trajectory.trace_id, f"m-{trajectory.trace_id}", digest, None)
+        return Record(entry, b"x" * size_bytes, None)
+
+    def complete(self, entries: Sequence[Entry]) -> set[str]:
+        return {e.trace_id for e in entries if self.held.get(e.trace_id) == e.digest}
+
+    def send(self, records: Sequence[Record]) -> None:
+        ids = [record.entry.trace_id for record in records]
+        self.batches.append(ids)
+        self.before(ids)
+        self.held |= {record.entry.trace_id: record.entry.digest for record in records}
+        self.after(ids)
+
+    def verify(self, entries: Sequence[Entry]) -> set[str]:
+        return self.complete(entries)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def target() -> MemoryTarget:
+    return MemoryTarget()
+
+
+@pytest.fixture
+def upload(store: MemoryStore, target: MemoryTarget, tmp_path: Path) -> Callable[..., Receipt]:
+    def run(ids: list[str] = IDS, unknown: Sequence[str] = (), patience_s: float = 20) -> Receipt:
+        choice = Choice("test", [ChosenRun(RUN, ids)], list(unknown))
+        with closing(Ledger(tmp_path)) as ledger:
+            replay = Replay(store, choice, target, ledger, patience_s, lambda progress: None)
+            return replay.run(experiment=None)
+
+    return run
+
+
+def rejected(receipt: Receipt) -> dict[str, str | None]:
+    return {t.trace_id: t.reason for t in receipt.traces if t.delivery is Delivery.REJECTED}
+
+
+def once(fault: Exception) -> Callable[[list[str]], None]:
+    faults = [fault]
+
+    def fail(ids: list[str]) -> None:
+        if faults:
+            raise faults.pop()
+
+    return fail
+
+
+def test_everything_is_sent_in_batches_and_read_back(upload, target) -> None:
+    receipt = upload()
+    assert list(target.held) == IDS
+    assert [len(batch) for batch in target.batches] == [10] * 10
+    assert receipt.complete
+    assert receipt.counts["sent"] == receipt.counts["verified"] == 100
+
+
+def test_an_upload_repeated_sends_nothing(upload, target) -> None:
+    upload()
+    target.batches.clear()
+    receipt = upload()
+    assert target.batches == []
+    assert receipt.counts["already there"] == receipt.counts["verified"] == 100
+
+
+def test_what_another_machine_has_sent_is_asked_for_and_not_sent(upload, target, tmp_path) -> None:
+    upload()
+    (tmp_path / "ledger.sqlite").unlink()
+    target.batches.clear()
+    receipt = upload()
+    assert target.batches == []
+    assert receipt.counts["already there"] == 100
+
+
+def test_a_trajectory_that_has_changed_is_sent_again(upload, target, store) -> None:
+    upload()
+    target.batches.clear()
+    store.trajectories[IDS[3]] = trajectory(IDS[3], {"size_bytes": 20})
+    receipt = upload()
+    assert target.batches == [[IDS[3]]]
+    assert receipt.counts["sent"] == 1
+
+
+def test_batches_end_at_their_size_in_bytes(upload, target, store) -> None:
+    target.batch_max_bytes = 250
+    for trace_id in IDS:
+        store.trajectories[trace_id] = trajectory(trace_id, {"size_bytes": 100})
+    upload()
+    assert [len(batch) for batch in target.batches] == [2] * 50
+
+
+def test_after_a_lost_answer_nothing_is_sent_twice(upload, target) -> None:
+    target.after = once(TryAgain("the answer was lost"))
+    receipt = upload(IDS[:10])
+    assert target.batches == [IDS[:10]]
+    assert receipt.counts["sent"] == 10
+
+
+def test_a_request_that_did_not_arrive_is_repeated(upload, target) -> None:
+    target.before = once(TryAgain("refused"))
+    receipt = upload(IDS[:10])
+    assert target.batches == [IDS[:10]] * 2
+    assert receipt.complete
+
+
+def test_one_refused_record_is_found_and_the_rest_goes_on(upload, target) -> None:
+    def refuse(ids: list[str]) -> None:
+        if IDS[41] in ids:
+            raise TargetRejected("HTTP 400: no")
+
+    target.before = refuse
+    receipt = upload()
+    assert rejected(receipt) == {IDS[41]: "HTTP 400: no"}
+    assert set(target.held) == set(IDS) - {IDS[41]}
+    assert receipt.counts["verified"] == 99
+    assert not receipt.complete
+
+
+def test_a_refused_record_is_tried_again_by_the_next_upload(upload, target) -> None:
+    target.before = once(TargetRejected("HTTP 413: too large for the proxy"))
+    assert not upload(IDS[:1]).complete
+    assert upload(IDS[:1]).complete
+
+
+def test_a_record_that_makes_the_server_fail_is_given_up(upload, target, monkeypatch) -> None:
+    monkeypatch.setattr("localtrace.uploader.patience.DOUBT_ATTEMPTS", 1)
+
+    def fail(ids: list[str]) -> None:
+        if IDS[7] in ids:
+            raise Doubtful("HTTP 422: Failed to log")
+
+    target.before = fail
+    assert set(rejected(upload())) == {IDS[7]}
+
+
+def test_a_record_that_is_too_large_stays_here(upload, target, store) -> None:
+    store.trajectories[IDS[5]] = trajectory(IDS[5], {"size_bytes": 101})
+    receipt = upload()
+    assert rejected(receipt) == {IDS[5]: "too large: 101 bytes, at most 100 are sent"}
+    assert receipt.counts["verified"] == 99
+
+
+def test_a_trajectory_that_cannot_be_encoded_stops_no_other(upload, store) -> None:
+    store.trajectories[IDS[5]] = trajectory(IDS[5], {"size_bytes": None})
+    receipt = upload()
+    assert rejected(receipt) == {
+        IDS[5]: "cannot be encoded: ValueError: this one cannot be encoded"
+    }
+    assert receipt.counts["verified"] == 99
+
+
+def test_a_trajectory_that_cannot_be_read_stops_no_other(upload, store) -> None:
+    store.unreadable.add(IDS[5])
+    receipt = upload()
+    assert rejected(receipt) == {IDS[5]: "cannot be read: the disk is broken here"}
+    assert receipt.counts["verified"] == 99
+
+
+def test_an_id_that_the_store_does_not_hold_is_rejected(upload) -> None:
+    receipt = upload(IDS[:1], unknown=["f" * 32])
+    assert rejected(receipt) == {"f" * 32: "not in the store"}
+
+
+def test_what_is_gone_from_the_target_is_sent_by_the_next_upload(upload, target) -> None:
+    upload(IDS[:10])
+    del target.held[IDS[0]]
+    receipt = upload(IDS[:10])
+    assert [t.trace_id for t in receipt.traces if not t.verified] == [IDS[0]]
+    assert upload(IDS[:10]).complete
+    assert target.batches[-1] == [IDS[0]]
+
+
+def test_a_target_that_stays_silent_ends_the_upload_which_can_then_go_on(upload, target) -> None:
+    def silent(ids: list[str]) -> None:
+        if len(target.held) == 50:
+            raise TryAgain("no answer")
+
+    target.before = silent
+    with pytest.raises(TargetUnavailable, match=r"after 50 of 100 .* repeat the same upload"):
+        upload(patience_s=0)
+    target.before = lambda ids: None
+    target.batches.clear()
+    receipt = upload()
+    assert [trace_id for batch in target.batches for trace_id in batch] == IDS[50:]
+    assert receipt.counts["already there"] == 50
+    assert receipt.complete
+
+
+def test_two_uploads_to_one_target_do_not_run_at_once(tmp_path) -> None:
+    with (
+        closing(Ledger(tmp_path)) as first,
+        closing(Ledger(tmp_path)) as second,
+        first.claim("memory:"),
+    ):
+        with pytest.raises(UploadError, match="another upload to memory: is running"):
+            second.claim("memory:").__enter__()
+        with second.claim("elsewhere:"):
+            pass
+
+
+def test_a_ledger_of_a_newer_version_is_refused(tmp_path) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger._db.execute("pragma user_version = 99")
+    with pytest.raises(UploadError, match="newer version"):
+        Ledger(tmp_path)

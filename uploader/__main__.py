@@ -1,0 +1,8 @@
+"""`python -m localtrace.uploader`: the same as `localtrace upload`."""
+
+import sys
+
+from localtrace.cli import main
+
+if __name__ == "__main__":
+    main(["upload", *sys.argv[1:]])

@@ -1,0 +1,27 @@
+"""Where the uploader keeps its ledger and its receipts: never in the store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from localtrace.errors import ConfigError
+
+
+def state_folder() -> Path:
+    """Make and return LOCALTRACE_STATE_DIR, or `localtrace` in the user's state folder.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    given = os.environ.get("LOCALTRACE_STATE_DIR") or f"{home}/localtrace"
+    folder = Path(given).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the uploader's folder {folder}: {error.strerror}; "
+            "set LOCALTRACE_STATE_DIR to a folder that can be written"
+        ) from error
+    return folder

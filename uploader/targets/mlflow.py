@@ -1,0 +1,311 @@
+"""MLflow, through its HTTP routes: the only file that knows them.
+
+Spans go as OTLP to `/v1/traces`: many traces in one request, stored as a whole or not at all, and
+sending them again overwrites them with themselves. The server also accepts a run that does not
+exist, so links to runs are read back by a search.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+import httpx
+import msgspec
+
+from localtrace.errors import ConfigError, TargetUnavailable, UploadError
+from localtrace.types import Run, Trajectory
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets.http import (
+    Doubtful,
+    HttpSession,
+    Refused,
+    TryAgain,
+    printable,
+)
+from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
+from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, encode
+
+OLDEST_VERSION = (3, 14)
+"""The first version that takes tags and the run with the spans."""
+RUN_KEY_TAG = "localtrace.run_key"
+"""Tag of an MLflow run by which it is found again: a hash, so it needs no quoting in a filter."""
+LINKS_MAX = 100
+SEARCH_MAX = 500
+
+
+class _Experiment(msgspec.Struct):
+    experiment_id: str
+    creation_time: int
+    lifecycle_stage: str = "active"
+
+
+class _ExperimentAnswer(msgspec.Struct):
+    experiment: _Experiment
+
+
+class _RunInfo(msgspec.Struct):
+    run_id: str
+
+
+class _Run(msgspec.Struct):
+    info: _RunInfo
+
+
+class _RunAnswer(msgspec.Struct):
+    run: _Run
+
+
+class _RunsAnswer(msgspec.Struct):
+    runs: list[_Run] = []
+
+
+class _Assessment(msgspec.Struct):
+    assessment_id: str
+
+
+class _Trace(msgspec.Struct):
+    trace_id: str
+    tags: dict[str, str] = {}
+    assessments: list[_Assessment] = []
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether this is the entry, with the same content."""
+        attached = {assessment.assessment_id for assessment in self.assessments}
+        wanted = {entry.assessment_id} - {None}
+        return self.tags.get(DIGEST_TAG) == entry.digest and wanted <= attached
+
+
+class _InfosAnswer(msgspec.Struct):
+    trace_infos: list[_Trace] = []
+
+
+class _SearchAnswer(msgspec.Struct):
+    traces: list[_Trace] = []
+    next_page_token: str = ""
+
+
+class MlflowTarget:
+    """An MLflow server, or an SQLite file for which one is started."""
+
+    batch_max_records = 50
+    batch_max_bytes = 4 * 2**20
+    record_max_bytes = 64 * 2**20
+
+    def __init__(self, uri: str, *, assessments: bool) -> None:
+        """Prepare; nothing is contacted.
+
+        Raises:
+            ConfigError: the uri is neither http(s):// nor sqlite:///.
+        """
+        if uri.startswith(SQLITE):
+            self.uri = f"{SQLITE}{database_path(uri)}"
+        else:
+            self.uri = _without_login(uri)
+        self._base_url = uri
+        self._assessments = assessments
+        self._opened = ExitStack()
+        self._http: HttpSession
+
+    def check(self) -> None:
+        """Start the embedded server if there is to be one; ask for the server's version."""
+        if self.uri.startswith(SQLITE):
+            server = self._opened.enter_context(closing(EmbeddedServer(database_path(self.uri))))
+            http = HttpSession(server.url, self._explain, trust_env=False)
+        else:
+            http = HttpSession(self._base_url, self._explain, headers=_login())
+        self._http = self._opened.enter_context(closing(http))
+        try:
+            version = self._http.call("GET", "/version").decode("utf-8", "replace")
+        except (Refused, TryAgain) as error:
+            raise TargetUnavailable(
+                f"no MLflow server at {self.uri}: {error}; start it, or correct the uri"
+            ) from error
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        if numbers is None:
+            raise UploadError(f"{self.uri} is no MLflow server: check the uri")
+        if tuple(map(int, numbers.groups())) < OLDEST_VERSION:
+            raise UploadError(
+                f"{self.uri} runs MLflow {printable(version)}: upgrade it to 3.14 or later"
+            )
+
+    def place(self, run: Run, experiment: str) -> Place:
+        """Find the experiment and the run, or make them with the original start time.
+
+        The time at which the experiment was made is part of the destination: the same id on
+        another server, or after the database was made anew, is another destination, and the same
+        database reached by another uri is the same.
+        """
+        found = self._experiment(experiment)
+        destination = f"mlflow:{found.experiment_id}:{found.creation_time}"
+        return Place(destination, found.experiment_id, self._run(run, found.experiment_id))
+
+    def _experiment(self, name: str) -> _Experiment:
+        route = "/api/2.0/mlflow/experiments"
+        query = {"experiment_name": name}
+        try:
+            answer = self._http.ask(_ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            self._http.call("POST", f"{route}/create", json={"name": name})
+            answer = self._http.ask(_ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
+        if answer.experiment.lifecycle_stage != "active":
+            raise UploadError(
+                f"the experiment {name!r} was deleted at {self.uri}: restore it, or name another"
+            )
+        return answer.experiment
+
+    def _run(self, run: Run, experiment_id: str) -> str:
+        route = "/api/2.0/mlflow/runs"
+        key = derive_id(16, "mlflow run", run.run_id, str(run.attempt)).hex()
+        search = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_KEY_TAG}` = '{key}'"}
+        found = self._http.ask(_RunsAnswer, "POST", f"{route}/search", json=search).runs
+        if found:
+            run_id = found[0].info.run_id
+        else:
+            tags = {
+                RUN_KEY_TAG: key,
+                "localtrace.run_id": run.run_id,
+                "localtrace.attempt": str(run.attempt),
+            }
+            new = {
+                "experiment_id": experiment_id,
+                "run_name": run.experiment,
+                "start_time": run.start_ns // 10**6,
+                "tags": [{"key": name, "value": value} for name, value in tags.items()],
+            }
+            run_id = self._http.ask(_RunAnswer, "POST", f"{route}/create", json=new).run.info.run_id
+        if run.end_ns is not None:
+            end = {"run_id": run_id, "status": "FINISHED", "end_time": run.end_ns // 10**6}
+            self._http.call("POST", f"{route}/update", json=end)
+        return run_id
+
+    def encode(self, trajectory: Trajectory, place: Place) -> Record:
+        """Build the record: spans with tags, and the reward's assessment where asked for."""
+        return encode(trajectory, place, assessments=self._assessments)
+
+    def complete(self, entries: Sequence[Entry]) -> set[str]:
+        """Ask by id which entries are there with this content."""
+        wanted = {"trace_ids": [entry.remote_id for entry in entries]}
+        answer = self._http.ask(
+            _InfosAnswer, "POST", "/api/3.0/mlflow/traces/batchGetInfos", json=wanted
+        )
+        return _held(entries, answer.trace_infos)
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Send the spans in one request, then each assessment."""
+        place = records[0].entry.place
+        headers = {
+            "content-type": "application/x-protobuf",
+            "x-mlflow-experiment-id": place.experiment,
+            "x-mlflow-run-id": place.run,
+        }
+        body = b"".join(record.body for record in records)
+        try:
+            self._http.call("POST", "/v1/traces", content=body, headers=headers)
+        except (Refused, TryAgain) as error:
+            if error.status in (422, 500):
+                raise Doubtful(str(error)) from error
+            if error.status == 404:
+                raise UploadError(f"the experiment is gone: {error}; repeat the upload") from error
+            raise
+        json = {"content-type": "application/json"}
+        for record in records:
+            if record.assessment is not None:
+                self._http.call(
+                    "POST", "/api/3.0/mlflow/traces", content=record.assessment, headers=json
+                )
+
+    def verify(self, entries: Sequence[Entry]) -> set[str]:
+        """Search the run; link what is there but not in the run; search again."""
+        place = entries[0].place
+        found = self._linked(place, entries)
+        loose = [entry for entry in entries if entry.trace_id not in found]
+        for start in range(0, len(loose), LINKS_MAX):
+            part = loose[start : start + LINKS_MAX]
+            there = self.complete(part)
+            links = {
+                "run_id": place.run,
+                "trace_ids": [entry.remote_id for entry in part if entry.trace_id in there],
+            }
+            if there:
+                self._http.call("POST", "/api/2.0/mlflow/traces/link-to-run", json=links)
+        return found | self._linked(place, loose) if loose else found
+
+    def _linked(self, place: Place, entries: Sequence[Entry]) -> set[str]:
+        found: set[str] = set()
+        for page in self._pages(place):
+            found |= _held(entries, page)
+            if len(found) == len(entries):
+                break
+        return found
+
+    def _pages(self, place: Place) -> Iterator[list[_Trace]]:
+        experiment = {"experiment_id": place.experiment}
+        search: dict[str, Any] = {
+            "locations": [{"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": experiment}],
+            "filter": f"run_id = '{place.run}'",
+            "max_results": SEARCH_MAX,
+        }
+        while True:
+            answer = self._http.ask(
+                _SearchAnswer, "POST", "/api/3.0/mlflow/traces/search", json=search
+            )
+            yield answer.traces
+            if not answer.next_page_token:
+                return
+            search["page_token"] = answer.next_page_token
+
+    def close(self) -> None:
+        """Close connections and end the embedded server."""
+        self._opened.close()
+
+    def _explain(self, refused: Refused) -> UploadError | None:
+        """What a refusal means that every other request would get too."""
+        if refused.status == 403 and "Invalid Host header" in str(refused):
+            host = httpx.URL(self.uri).netloc.decode()
+            remedy = f"start the MLflow server with  --allowed-hosts {host}"
+        elif refused.status in (401, 403):
+            remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or _TOKEN"
+        elif refused.status == 501:
+            remedy = "give the MLflow server an SQL database: --backend-store-uri sqlite:///…"
+        else:
+            return None
+        return UploadError(f"{self.uri} refused: {refused}; {remedy}")
+
+
+def _without_login(uri: str) -> str:
+    try:
+        url = httpx.URL(uri)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        # The uri itself is not repeated: it may hold a password.
+        raise ConfigError("this is no MLflow uri: give http://HOST:PORT or sqlite:///FILE.db")
+    return str(url.copy_with(userinfo=b""))
+
+
+def _login() -> dict[str, str]:
+    """The headers that MLflow's own client would send for its environment variables."""
+    user, password, token = (
+        os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN")
+    )
+    if user and password:
+        pair = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return {"authorization": f"Basic {pair}"}
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _held(entries: Sequence[Entry], traces: list[_Trace]) -> set[str]:
+    by_id = {trace.trace_id: trace for trace in traces}
+    return {
+        entry.trace_id
+        for entry in entries
+        if (trace := by_id.get(entry.remote_id)) is not None and trace.holds(entry)
+    }

@@ -1,0 +1,142 @@
+"""A private `mlflow server` over an SQLite file, for as long as one upload takes.
+
+The server is the child of a small keeper process (this module run as a program), which ends it when
+its own standard input closes. That happens when the uploader asks for it, and also when the
+uploader is killed, so no server is ever left behind. This module knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from localtrace.errors import ConfigError, MissingDependency, TargetUnavailable
+from localtrace.uploader.targets.http import printable
+
+SQLITE = "sqlite:///"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+_POLL_INTERVAL_S = 0.1
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    # Without it the server runs ten processes instead of two.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+}
+
+
+def database_path(uri: str) -> Path:
+    """The file of an `sqlite:///` uri, absolute.
+
+    Raises:
+        ConfigError: the uri names no file, or its folder does not exist.
+    """
+    path = Path(uri.removeprefix(SQLITE)).expanduser().absolute()
+    if uri == SQLITE or not path.parent.is_dir():
+        raise ConfigError(
+            f"{uri} cannot be used: give a file in a folder that exists, as in sqlite:///mlflow.db"
+        )
+    return path
+
+
+class EmbeddedServer:
+    """A running server; `close` ends it."""
+
+    def __init__(self, database: Path) -> None:
+        """Start the server on a free loopback port and wait until it answers.
+
+        Raises:
+            MissingDependency: MLflow is not installed.
+            TargetUnavailable: the server ended, or did not answer in time.
+        """
+        if find_spec("mlflow") is None:
+            raise MissingDependency.for_extra("mlflow", "mlflow")
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(database), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_QUIET},
+            # Ctrl-C in a terminal must not end the server before the uploader is done with it.
+            start_new_session=True,
+        )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_until_healthy(self) -> None:
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up:
+            if self._keeper.poll() is not None:
+                raise TargetUnavailable(f"mlflow server did not start: {self._last_words()}")
+            try:
+                if httpx.get(f"{self.url}/health", trust_env=False).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(_POLL_INTERVAL_S)
+        raise TargetUnavailable(
+            f"mlflow server did not answer within {START_TIMEOUT_S:.0f} s: try again"
+        )
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = [line for line in self._log.read().decode("utf-8", "replace").splitlines() if line]
+        return printable(lines[-1] if lines else "it gave no reason")
+
+    def close(self) -> None:
+        """End the server and wait until it is gone."""
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(2 * STOP_TIMEOUT_S)
+        finally:
+            self._log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _keep(database: str, port: str) -> int:
+    """Run the server until it ends by itself or standard input closes."""
+    command = [
+        *(sys.executable, "-m", "mlflow", "server"),
+        *("--host", "127.0.0.1", "--port", port, "--workers", "1"),
+        *("--backend-store-uri", f"{SQLITE}{database}"),
+        *("--artifacts-destination", str(Path(database).with_name("mlartifacts"))),
+    ]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
+    return server.wait()
+
+
+def _end_with_stdin(server: subprocess.Popen[bytes]) -> None:
+    sys.stdin.read()
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+        time.sleep(STOP_TIMEOUT_S)
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(_keep(*sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""A trajectory as the spans, tags and assessment that MLflow shows.
+
+Names follow verl's own MLflow backend, so filters such as `tags.step = '1'` work on both: a root
+span called `agent_loop` with five tags, and one span per traced call under its qualified name.
+What live tracing misses comes on top: reward, run, status and outcomes. This module knows MLflow's
+attribute names, but none of its routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from localtrace.codec import to_json
+from localtrace.types import Span, Trajectory
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets import Entry, Place, Record, otlp
+
+DIGEST_TAG = "localtrace.digest"
+"""Trace tag that holds the digest of the record, so that it can be read back."""
+ROOT_NAME = "agent_loop"
+TAG_MAX_CHARS = 4096
+"""MLflow cuts longer tag values silently, so they are cut here, with a visible mark."""
+_FAILED = {"error", "cancelled", "interrupted", "dropped"}
+
+
+def encode(trajectory: Trajectory, place: Place, *, assessments: bool) -> Record:
+    """Build the record of a trajectory; equal input gives equal bytes.
+
+    Args:
+        assessments: whether the reward also goes as an assessment, which is a request of its own.
+    """
+    root, *calls = _spans(trajectory, place.destination)
+    assessment = _assessment(trajectory, place, [root, *calls]) if assessments else None
+    digest = hashlib.sha256(otlp.request([root, *calls]) + (assessment or b"")).hexdigest()
+    root.attributes.extend(otlp.attributes({f"mlflow.traceTag.{DIGEST_TAG}": digest}))
+    ids = (place.destination, trajectory.trace_id)
+    reward_id = None if assessment is None else _assessment_id(*ids)
+    entry = Entry(place, trajectory.trace_id, _remote_id(*ids), digest, reward_id)
+    return Record(entry, otlp.request([root, *calls]), assessment)
+
+
+def _trace_id(destination: str, trace_id: str) -> bytes:
+    return derive_id(16, "mlflow trace", destination, trace_id)
+
+
+def _remote_id(destination: str, trace_id: str) -> str:
+    return f"tr-{_trace_id(destination, trace_id).hex()}"
+
+
+def _assessment_id(destination: str, trace_id: str) -> str:
+    # Fixed, so that sending it twice stores it once.
+    return f"a-{derive_id(16, 'mlflow reward', destination, trace_id).hex()}"
+
+
+def _spans(trajectory: Trajectory, destination: str) -> list[OtlpSpan]:
+    trace_id = _trace_id(destination, trajectory.trace_id)
+    root_id = derive_id(8, "root", destination, trajectory.trace_id)
+    ids = {
+        span.span_id: derive_id(8, "span", destination, trajectory.trace_id, span.span_id)
+        for span in trajectory.spans
+    }
+    spans = [_root(trajectory, trace_id, root_id)]
+    for span in trajectory.spans:
+        # A call whose caller was not recorded belongs directly under the trajectory.
+        parent_id = ids.get(span.parent_id or "", root_id)
+        spans.append(_call(span, trace_id, ids[span.span_id], parent_id))
+    return spans
+
+
+def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
+    known_ends = [span.end_ns for span in trajectory.spans]
+    end_ns = trajectory.end_ns or max([trajectory.start_ns, *known_ends])
+    name = otlp.utf8(trajectory.name or ROOT_NAME)
+    facts = _facts(trajectory)
+    tags = {"mlflow.traceName": name, **{key: str(value) for key, value in facts.items()}}
+    values: dict[str, Any] = {"mlflow.spanType": "AGENT"}
+    values |= {f"mlflow.traceTag.{key}": _tag(value) for key, value in tags.items()}
+    values |= facts
+    values["localtrace.trace_id"] = trajectory.trace_id
+    values["localtrace.project"] = trajectory.project
+    values |= {f"attributes.{key}": value for key, value in trajectory.attributes.items()}
+    for outcome in trajectory.outcomes:
+        parts = (outcome.number, outcome.text, outcome.values)
+        values[f"outcomes.{outcome.name}"] = next((p for p in parts if p is not None), None)
+    return OtlpSpan(
+        trace_id=trace_id,
+        span_id=root_id,
+        name=name,
+        kind=OtlpSpan.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=trajectory.start_ns,
+        end_time_unix_nano=end_ns,
+        attributes=otlp.attributes({key: _quoted(value) for key, value in values.items()}),
+        status=_status(trajectory.status, trajectory.error),
+        events=_events(trajectory.status, trajectory.error, end_ns),
+    )
+
+
+def _facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What stands on the trace as tags, and on the root with its type: verl's five come first."""
+    facts = {
+        "sample_index": trajectory.sample_index,
+        "step": trajectory.step,
+        "rollout_n": trajectory.rollout_n,
+        "validate": trajectory.validate,
+        "experiment_name": trajectory.experiment,
+        "reward": trajectory.reward,
+        "status": trajectory.status,
+        "attempt": trajectory.attempt,
+        "group_id": trajectory.group_id,
+        "agent": trajectory.agent,
+        "data_source": trajectory.data_source,
+        "localtrace.run_id": trajectory.run_id,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> OtlpSpan:
+    values: dict[str, Any] = {
+        "mlflow.spanType": "LLM" if span.is_turn else "UNKNOWN",
+        "mlflow.spanInputs": span.inputs,
+        "mlflow.spanOutputs": span.outputs,
+        "localtrace.seq": span.seq,
+    }
+    if span.status != "ok" and span.outputs is None:
+        del values["mlflow.spanOutputs"]
+    if usage := _token_usage(span):
+        values["mlflow.chat.tokenUsage"] = usage
+    if span.output_text is not None:
+        values["localtrace.output_text"] = span.output_text
+    if span.finish_reason is not None:
+        values["localtrace.finish_reason"] = span.finish_reason
+    return OtlpSpan(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_span_id=parent_id,
+        name=otlp.utf8(span.op),
+        kind=OtlpSpan.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=span.start_ns,
+        end_time_unix_nano=span.end_ns,
+        attributes=otlp.attributes({key: _quoted(value) for key, value in values.items()}),
+        status=_status(span.status, span.error),
+        events=_events(span.status, span.error, span.end_ns),
+    )
+
+
+def _token_usage(span: Span) -> dict[str, int] | None:
+    if not span.is_turn or span.prompt_ids is None or span.output_ids is None:
+        return None
+    read, written = len(span.prompt_ids), len(span.output_ids)
+    return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+
+
+def _status(status: str, error: str | None) -> Status:
+    if status in _FAILED:
+        return Status(code=otlp.ERROR, message=otlp.utf8(error or status))
+    return Status(code=otlp.OK if status == "ok" else otlp.UNSET)
+
+
+def _events(status: str, error: str | None, time_ns: int) -> list[OtlpSpan.Event]:
+    if error is None or status not in ("error", "cancelled"):
+        return []
+    return [otlp.exception_event(time_ns, error)]
+
+
+def _tag(value: str) -> str:
+    text = otlp.utf8(value)
+    return text if len(text) <= TAG_MAX_CHARS else text[: TAG_MAX_CHARS - 1] + "…"
+
+
+def _quoted(value: Any) -> Any:
+    """Keep text as text: MLflow takes one layer of JSON off text that has the look of it.
+
+    Whether the text really is JSON is not tried here: MLflow's parser gives up on deep nesting,
+    such as a model's thousand opening brackets, and then refuses the whole batch.
+    """
+    looks_like_json = isinstance(value, str) and value.lstrip().startswith(('"', "[", "{"))
+    return to_json(value) if looks_like_json else value
+
+
+def _assessment(trajectory: Trajectory, place: Place, spans: list[OtlpSpan]) -> bytes | None:
+    """The body of the request that attaches the reward; it repeats the trace's own facts.
+
+    MLflow overwrites times and state with what stands here, so they are what it computed itself
+    from the spans: whole milliseconds.
+    """
+    reward = trajectory.reward
+    if reward is None or not math.isfinite(reward):
+        return None
+    start_ms = min(span.start_time_unix_nano for span in spans) // 10**6
+    end_ms = max(span.end_time_unix_nano for span in spans) // 10**6
+    remote_id = _remote_id(place.destination, trajectory.trace_id)
+    feedback = {
+        "assessment_id": _assessment_id(place.destination, trajectory.trace_id),
+        "assessment_name": "reward",
+        "trace_id": remote_id,
+        "source": {"source_type": "CODE", "source_id": "localtrace"},
+        "create_time": _iso(end_ms),
+        "last_update_time": _iso(end_ms),
+        "feedback": {"value": reward},
+        "valid": True,
+    }
+    info = {
+        "trace_id": remote_id,
+        "trace_location": {
+            "type": "MLFLOW_EXPERIMENT",
+            "mlflow_experiment": {"experiment_id": place.experiment},
+        },
+        "request_time": _iso(start_ms),
+        "execution_duration": f"{(end_ms - start_ms) / 1000:.3f}s",
+        "state": "ERROR" if trajectory.status in _FAILED else "OK",
+        "assessments": [feedback],
+    }
+    return json.dumps({"trace": {"trace_info": info}}).encode()
+
+
+def _iso(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{moment}.{time_ms % 1000:03d}Z"
