@@ -1,0 +1,39 @@
+"""`localtrace demo`: a small real training run, from recording to upload."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from localtrace.demo.config import DemoConfig
+from localtrace.errors import MissingDependency
+
+_DEFAULTS = DemoConfig()
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="[DIR]", type=click.Path(path_type=Path), default="localtrace-demo"
+)
+@click.option("--steps", type=click.IntRange(1), default=_DEFAULTS.steps, show_default=True,
+              help="Training steps.")  # fmt: skip
+@click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True,
+              help="Of weights, problems and sampling.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), default=_DEFAULTS.workers, show_default=True,
+              help="Rollout processes.")  # fmt: skip
+@click.option("--upload/--no-upload", default=True, help="Whether MLflow gets a selection.")
+def command(folder: Path, steps: int, seed: int, workers: int, upload: bool) -> None:
+    """Train a tiny agent, record it, query it, upload it.
+
+    A small transformer learns by GRPO to use a calculator. Its rollouts are recorded in DIR
+    (default: localtrace-demo), shown, and a selection goes to an MLflow database in the same
+    folder. Nothing leaves this machine. A second time in the same DIR adds a run.
+    """
+    for package in ("torch", "tokenizers", *(["mlflow"] if upload else [])):
+        if find_spec(package) is None:
+            raise MissingDependency.for_extra(package, "demo")
+    from localtrace.demo.run import run_demo
+
+    run_demo(folder, DemoConfig(steps=steps, seed=seed, workers=workers), upload=upload)

@@ -1,0 +1,89 @@
+"""The inference engine of a rollout worker: all generations under way advance together.
+
+As in a real engine, a forward pass serves every conversation that waits for a token, and a
+conversation joins or leaves the batch between two passes (continuous batching). The engine
+does not know about problems, tools or rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import localtrace
+from localtrace.demo.policy import Policy, pad
+from localtrace.demo.vocabulary import END
+
+
+@dataclass(slots=True)
+class _Generation:
+    ids: list[int]
+    max_new_tokens: int
+    temperature: float
+    done: asyncio.Future[str]
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[float] = field(default_factory=list)
+
+    def append(self, token: int, logprob: float) -> None:
+        self.ids.append(token)
+        self.output_ids.append(token)
+        self.output_logprobs.append(logprob)
+        if token == END:
+            self.done.set_result("stop")
+        elif len(self.output_ids) == self.max_new_tokens:
+            self.done.set_result("length")
+
+
+class Engine:
+    """Samples from one version of the policy."""
+
+    def __init__(self, policy: Policy, weight_version: int, seed: int) -> None:
+        self._policy = policy
+        self._weight_version = weight_version
+        self._device = policy.device
+        self._random = torch.Generator(self._device).manual_seed(seed)
+        self._waiting: list[_Generation] = []
+
+    @localtrace.op
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Continue a prompt until the model ends its turn or the limit is reached.
+
+        Args:
+            prompt_ids: the whole conversation so far.
+            sampling_params: `max_new_tokens`, and `temperature` (0 takes the likeliest token).
+        """
+        done = asyncio.get_running_loop().create_future()
+        generation = _Generation(list(prompt_ids), done=done, **sampling_params)
+        self._waiting.append(generation)
+        finish_reason = await done
+        return {
+            "output_ids": generation.output_ids,
+            "output_logprobs": generation.output_logprobs,
+            "finish_reason": finish_reason,
+            "weight_version": self._weight_version,
+        }
+
+    async def serve(self) -> None:
+        """Advance all waiting generations, token by token, until nobody waits."""
+        while self._waiting:
+            self._advance()
+            self._waiting = [one for one in self._waiting if not one.done.done()]
+            await asyncio.sleep(0)  # those who got their turn call a tool and come back
+
+    @torch.inference_mode()
+    def _advance(self) -> None:
+        ids = pad([one.ids for one in self._waiting], self._device)
+        last = torch.tensor([len(one.ids) - 1 for one in self._waiting], device=self._device)
+        rows = torch.arange(len(last), device=self._device)
+        logprobs = self._policy(ids)[rows, last]
+        sampled = torch.multinomial(logprobs.exp(), 1, generator=self._random).squeeze(1)
+        greedy = torch.tensor([one.temperature == 0 for one in self._waiting], device=self._device)
+        chosen = torch.where(greedy, logprobs.argmax(dim=1), sampled)
+        values = logprobs[rows, chosen].tolist()
+        for one, token, logprob in zip(self._waiting, chosen.tolist(), values, strict=True):
+            one.append(token, logprob)

@@ -1,0 +1,99 @@
+"""What the policy learns from: demonstrations at first, then its own rollouts (GRPO)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from localtrace.demo.policy import Policy, pad
+from localtrace.demo.rollout import Rollout
+from localtrace.demo.vocabulary import encode
+
+CLIP = 0.2
+"""How far a token's probability may move from the one at sampling before it stops counting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step of GRPO did."""
+
+    loss: float
+    gradient_norm: float
+    logprobs: list[list[float]]
+    """Per rollout, the trainer's log-probability of every generated token before the update."""
+
+
+def advantages(rollouts: list[Rollout]) -> list[float | None]:
+    """Per rollout, its reward relative to its group: (reward - mean) / standard deviation.
+
+    None in a group whose rewards are all equal: there is nothing to learn from it.
+    """
+    groups: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group_id].append(rollout.reward)
+    return [_advantage(rollout.reward, groups[rollout.group_id]) for rollout in rollouts]
+
+
+def _advantage(reward: float, group: list[float]) -> float | None:
+    if max(group) == min(group):
+        return None
+    return (reward - fmean(group)) / (pstdev(group) + 1e-6)
+
+
+def update(
+    policy: Policy, optimizer: Optimizer, rollouts: list[Rollout], weights: list[float]
+) -> Update:
+    """Move the policy once along the clipped policy gradient of the rollouts.
+
+    The weights are the rollouts' advantages; every generated token counts alike.
+    """
+    ids, mask, sampled = (
+        pad([getattr(rollout, name) for rollout in rollouts], policy.device)
+        for name in ("ids", "mask", "logprobs")
+    )
+    weight = torch.tensor(weights, device=policy.device)[:, None]
+    current = _token_logprobs(policy, ids)
+    ratio = (current - sampled[:, 1:]).exp()
+    gain = torch.minimum(ratio * weight, ratio.clamp(1 - CLIP, 1 + CLIP) * weight)
+    loss = -(gain * mask[:, 1:]).sum() / mask.sum()
+    gradient_norm = _step(policy, optimizer, loss)
+    logprobs = [
+        row[written].tolist()
+        for row, written in zip(current.detach(), mask[:, 1:].bool(), strict=True)
+    ]
+    return Update(loss.item(), gradient_norm, logprobs)
+
+
+def imitate(
+    policy: Policy, optimizer: Optimizer, conversations: list[list[tuple[str, bool]]]
+) -> float:
+    """Move the policy once towards what the model wrote in demonstrations; return the loss."""
+    ids, mask = [], []
+    for pieces in conversations:
+        encoded = [(encode(text), float(written)) for text, written in pieces]
+        ids.append([token for tokens, _ in encoded for token in tokens])
+        mask.append([written for tokens, written in encoded for _ in tokens])
+    weight = pad(mask, policy.device)[:, 1:]
+    loss = -(_token_logprobs(policy, pad(ids, policy.device)) * weight).sum() / weight.sum()
+    _step(policy, optimizer, loss)
+    return loss.item()
+
+
+def _token_logprobs(policy: Policy, ids: Tensor) -> Tensor:
+    """Log-probability of every token but the first, of shape [sequences, length - 1]."""
+    logprobs: Tensor = policy(ids[:, :-1])
+    return logprobs.gather(2, ids[:, 1:, None]).squeeze(2)
+
+
+def _step(policy: Policy, optimizer: Optimizer, loss: Tensor) -> float:
+    """Take one optimizer step; return the gradient norm before clipping it to 1."""
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.step()
+    return norm.item()

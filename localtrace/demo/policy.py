@@ -1,0 +1,60 @@
+"""The policy: a causal transformer of about 100,000 parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from localtrace.demo.vocabulary import TOKENS
+
+_WIDTH = 64
+_LAYERS = 2
+CONTEXT_TOKENS = 112
+"""The longest conversation that the policy can read; the agent loop stays below it."""
+
+
+class Policy(nn.Module):
+    """A decoder-only transformer with learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(len(TOKENS), _WIDTH)
+        self.positions = nn.Embedding(CONTEXT_TOKENS, _WIDTH)
+        block = nn.TransformerEncoderLayer(
+            _WIDTH, 4, 4 * _WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, _LAYERS, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.head = nn.Linear(_WIDTH, len(TOKENS), bias=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.head.weight.device
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return log-probabilities of each next token.
+
+        Args:
+            ids: token ids of shape [sequences, length], padded on the right.
+
+        Returns:
+            float32 of shape [sequences, length, vocabulary].
+        """
+        length = ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=ids.device)
+        hidden = self.tokens(ids) + self.positions.weight[:length]
+        hidden = self.blocks(hidden, mask=mask, is_causal=True)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits.log_softmax(dim=-1)
+
+
+def best_device() -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pad(rows: list[list[int]] | list[list[float]], device: torch.device) -> Tensor:
+    """Stack rows of unequal length into one tensor, with zeros on the right."""
+    tensors = [torch.tensor(row, device=device) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True)

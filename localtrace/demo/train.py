@@ -1,0 +1,114 @@
+"""The driver: warm-up, then steps of rollouts, advantages, one update and outcomes."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import uuid
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+from tqdm import tqdm
+
+import localtrace
+from localtrace.demo.config import DemoConfig
+from localtrace.demo.demonstrations import demonstrate
+from localtrace.demo.grpo import advantages, imitate, update
+from localtrace.demo.policy import Policy, best_device
+from localtrace.demo.rollout import Rollout, Task
+from localtrace.demo.task import Problem, draw_problem
+from localtrace.demo.worker import Workers
+
+DATA_SET_ROWS = 4096
+
+
+def warm_up(config: DemoConfig) -> Policy:
+    """Make a policy and let it imitate demonstrations, so that it knows the format."""
+    torch.manual_seed(config.seed)
+    rng = random.Random(config.seed)
+    policy = Policy().to(best_device())
+    optimizer = AdamW(policy.parameters())
+    schedule = OneCycleLR(
+        optimizer, config.warm_up_learning_rate, total_steps=config.warm_up_steps, pct_start=0.1
+    )
+    steps = _progress(range(config.warm_up_steps), "warm-up")
+    for _ in steps:
+        batch = [demonstrate(draw_problem(rng), rng) for _ in range(config.warm_up_batch_size)]
+        loss = imitate(policy, optimizer, batch)
+        schedule.step()
+        steps.set_postfix(loss=f"{loss:.2f}", refresh=False)
+    return policy
+
+
+def train(policy: Policy, workers: Workers, config: DemoConfig) -> list[float]:
+    """Improve the policy in place; return the mean reward of each step's training rollouts."""
+    rng = random.Random(config.seed)
+    data_set = [draw_problem(rng, index) for index in range(DATA_SET_ROWS)]
+    validation = data_set[: config.validation_problems]
+    training = data_set[config.validation_problems :]
+    optimizer = AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    rewards: list[float] = []
+    steps = _progress(range(1, config.steps + 1), "learning")
+    for step in steps:
+        tasks = _tasks(rng.sample(training, config.problems_per_step), step, config.group_size)
+        if (step - 1) % config.validate_every == 0 or step == config.steps:
+            tasks += _tasks(validation, step, validate=True)
+        started = time.monotonic()
+        rollouts = workers.roll_out(policy, tasks, step - 1, seed=rng.getrandbits(32))
+        localtrace.log_metrics({"timing/rollout_s": time.monotonic() - started}, step=step)
+        rewards.append(_learn(policy, optimizer, rollouts, step))
+        steps.set_postfix(reward=f"{rewards[-1]:.2f}", refresh=False)
+    return rewards
+
+
+def _tasks(
+    problems: list[Problem], step: int, rollouts: int = 1, validate: bool = False
+) -> list[Task]:
+    """The rollouts of a step: each problem is a group, with an id that no other group has."""
+    groups = [(problem, uuid.uuid4().hex) for problem in problems]
+    return [
+        Task(problem, step, rollout_n, group_id, validate)
+        for problem, group_id in groups
+        for rollout_n in range(rollouts)
+    ]
+
+
+def _learn(policy: Policy, optimizer: Optimizer, rollouts: list[Rollout], step: int) -> float:
+    """Update the policy and record what became of the rollouts; return their mean reward."""
+    training = [one for one in rollouts if not one.validate]
+    weights = advantages(training)
+    trained = [one for one, weight in zip(training, weights, strict=True) if weight is not None]
+    filtered = [one for one, weight in zip(training, weights, strict=True) if weight is None]
+    metrics = {
+        "reward/mean": fmean(one.reward for one in training),
+        "rollout/tool_errors": fmean(one.tool_errors for one in training),
+        "rollout/filtered": len(filtered) / len(training),
+    }
+    if validation := [one.reward for one in rollouts if one.validate]:
+        metrics["reward/validation"] = fmean(validation)
+    if trained:
+        given = [weight for weight in weights if weight is not None]
+        change = update(policy, optimizer, trained, given)
+        metrics |= {"policy/loss": change.loss, "policy/gradient_norm": change.gradient_norm}
+        _outcomes(
+            trained, step, "trained", advantage=given, old_logprobs=change.logprobs,
+            trained_step=[step] * len(trained),
+        )  # fmt: skip
+    _outcomes(filtered, step, "filtered")
+    localtrace.log_metrics(metrics, step=step)
+    return metrics["reward/mean"]
+
+
+def _outcomes(rollouts: list[Rollout], step: int, fate: str, **values: list[Any]) -> None:
+    trace_ids = [one.trace_id for one in rollouts]
+    fates = [fate] * len(rollouts)
+    localtrace.outcome(trace_ids, step=step, source="trainer", fate=fates, **values)
+
+
+def _progress(steps: range, name: str) -> tqdm[int]:
+    """A progress bar on standard error; where that is no terminal, a line now and then."""
+    return tqdm(steps, name, unit="step", mininterval=0.2 if sys.stderr.isatty() else 10.0)

@@ -1,0 +1,38 @@
+"""The tokenizer of the demo: tags, digits and signs, one token each.
+
+It is a real `tokenizer.json`, so that the store can turn recorded token ids back into text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+
+TAGS = ("<unknown>", "<user>", "<assistant>", "<tool>", "<call>", "<answer>", "<error>", "<end>")
+TOKENS = (*TAGS, *"0123456789+-")
+END = TOKENS.index("<end>")
+"""The id with which the model ends its turn."""
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The tokenizer; the tags are ordinary tokens, so decoding keeps them."""
+    vocabulary = {token: index for index, token in enumerate(TOKENS)}
+    made = Tokenizer(WordLevel(vocabulary, unk_token=TAGS[0]))
+    made.pre_tokenizer = Split(Regex(r"<\w+>|."), behavior="isolated")
+    made.decoder = Fuse()
+    return made
+
+
+def encode(text: str) -> list[int]:
+    """The token ids of a text."""
+    return list(tokenizer().encode(text).ids)
+
+
+def decode(ids: list[int]) -> str:
+    """The text of token ids."""
+    return str(tokenizer().decode(ids))
