@@ -17,7 +17,6 @@ from localtrace.schema import (
     MASK_NAMES,
     MESSAGE_NAMES,
     OUTPUT_NAMES,
-    PROMPT_NAMES,
     TABLES,
     WEIGHT_NAMES,
     TableSchema,
