@@ -67,6 +67,9 @@ class Filters:
     messages, inputs and results, the last three as JSON. `op` asks for trajectories with a call of
     that name. `where` is a free SQL condition on the columns of the view that is read. Every other
     key must be equal. A value of None is no filter.
+
+    Raises:
+        QueryError: a key is unknown, or a value is of another type.
     """
 
     terms: tuple[Term, ...]
@@ -113,9 +116,7 @@ def _clause(view: str, named: list[tuple[str, Term]]) -> str:
         inner = _clause("trajectories", beyond)
         conditions.append(f"({link}) in (select {link} from trajectories where {inner})")
     elif view != "runs":
-        conditions.append(
-            "trace_id not in (select trace_id from all_trajectories where superseded)"
-        )
+        conditions.append("trace_id not in (select trace_id from superseded)")
     return " and ".join(conditions) or "true"
 
 
@@ -178,7 +179,7 @@ def _terms(key: str, value: Any) -> list[Term]:
 
 def _number_terms(key: str, text: str) -> list[Term]:
     low, dots, high = text.partition("..")
-    if dots:
+    if dots and (low.strip() or high.strip()):
         ends = [Term(key, ">=", _number(key, low))] if low.strip() else []
         ends += [Term(key, "<=", _number(key, high))] if high.strip() else []
         return ends

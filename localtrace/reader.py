@@ -193,30 +193,26 @@ class Store:
         sql = f"select * from {view} where {condition} order by {order}"
         return Result(self._run(sql, params))
 
-    def _connect(self) -> tuple[Snapshot, duckdb.DuckDBPyConnection]:
+    def _connect(self, again: bool = True) -> tuple[Snapshot, duckdb.DuckDBPyConnection]:
         snapshot = self._take_snapshot()
         try:
             return snapshot, connect(snapshot)
         except duckdb.Error as error:
-            if _has_all_files(snapshot):
-                raise StoreError(
-                    f"cannot read {self.path} ({one_line(error)}): run localtrace verify"
-                ) from error
-        # A compaction removed files between the two steps; the next snapshot is newer than it.
-        snapshot = self._take_snapshot()
-        return snapshot, connect(snapshot)
+            if again and not _has_all_files(snapshot):
+                return self._connect(again=False)  # a compaction removed files since
+            raise StoreError(
+                f"cannot read {self.path} ({one_line(error)}): run localtrace verify"
+            ) from error
 
-    def _run(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None) -> pa.Table:
+    def _run(
+        self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None, again: bool = True
+    ) -> pa.Table:
         try:
             return self._execute(sql, params)
         except duckdb.Error as error:
-            if _has_all_files(self._snapshot):
-                raise QueryError(one_line(error)) from None
-        # A compaction removed files of this snapshot.
-        self.refresh()
-        try:
-            return self._execute(sql, params)
-        except duckdb.Error as error:
+            if again and not _has_all_files(self._snapshot):
+                self.refresh()  # a compaction removed files since
+                return self._run(sql, params, again=False)
             raise QueryError(one_line(error)) from None
 
     def _execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None) -> pa.Table:

@@ -41,17 +41,27 @@ qualify row_number() over (
 -- Every value that was ever recorded.
 create view all_outcomes as select * from stored.outcomes;
 
--- From which step on an attempt was done again. Validation before training repeats the
--- checkpoint's own step, so it does not supersede that step's training rollouts.
-create view stored.redone as
-select
-    run_id, validate, attempt,
-    min(min(step)) over (
-        partition by run_id, validate order by attempt
-        rows between 1 following and unbounded following
-    ) as first_step
-from stored.trajectories
-group by run_id, validate, attempt;
+-- Trajectories as recorded, and whether a newer attempt did their step again. Validation before
+-- training repeats the checkpoint's own step, so it does not supersede that step's training
+-- rollouts.
+create view stored.flagged as
+select t.*, coalesce(t.step >= redone.first_step, false) as superseded
+from stored.trajectories as t
+left join (
+    select
+        run_id, validate, attempt,
+        min(min(step)) over (
+            partition by run_id, validate order by attempt
+            rows between 1 following and unbounded following
+        ) as first_step
+    from stored.trajectories
+    group by run_id, validate, attempt
+) as redone
+    on redone.run_id = t.run_id and redone.attempt = t.attempt
+    and redone.validate is not distinct from t.validate;
+
+-- The trace ids of superseded trajectories.
+create view superseded as select trace_id from stored.flagged where superseded;
 
 -- Every trajectory with its newest outcomes: reward is the newest outcome of that name, else the
 -- one that was set inside the rollout. Lateral joins and no common table expressions, so that
@@ -63,13 +73,7 @@ select
     newest.fate,
     try_cast(newest.trained_step as bigint) as trained_step,
     t.superseded
-from (
-    select t.*, coalesce(t.step >= redone.first_step, false) as superseded
-    from stored.trajectories as t
-    left join stored.redone
-        on redone.run_id = t.run_id and redone.attempt = t.attempt
-        and redone.validate is not distinct from t.validate
-) as t
+from stored.flagged as t
 left join lateral (
     select
         arg_max_null(number, place) filter (name = 'reward') as reward,
@@ -148,7 +152,9 @@ group by
     project, experiment, run_id, step, validate, group_id,
     if(group_id is null, sample_index, null);
 
--- What targets have accepted. Empty here: the uploader's ledger lies outside the store.
+-- What trackers have accepted: the trajectory, the target (mlflow, …), the address and experiment
+-- that it went to, when the target confirmed it, and accepted, rejected or unknown. Always empty
+-- for now: the uploader keeps its ledger outside the store.
 create view uploads as
 select
     null::varchar as trace_id,

@@ -15,6 +15,6 @@ from spans
 where status <> 'ok'
     and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
     and ($step is null or step = $step::bigint)
-    and trace_id not in (select trace_id from all_trajectories where superseded)
+    and trace_id not in (select trace_id from superseded)
 group by op, status, error_type
 order by calls desc, op, error_type

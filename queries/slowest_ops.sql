@@ -13,6 +13,6 @@ select
 from spans
 where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
     and ($step is null or step = $step::bigint)
-    and trace_id not in (select trace_id from all_trajectories where superseded)
+    and trace_id not in (select trace_id from superseded)
 group by op
 order by total_s desc

@@ -30,11 +30,11 @@ def print_table(table: pa.Table, form: str) -> None:
     if form == "parquet":
         _print_parquet(table)
     elif form == "json":
-        _print_json(_rows(table))
+        _print_json(table.column_names, _rows(table))
     elif form == "csv":
         _print_csv(table.column_names, _rows(table))
     else:
-        print_rows(table.column_names, (row.values() for row in _rows(table)))
+        print_rows(table.column_names, _rows(table))
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -56,24 +56,26 @@ def print_rows(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    # Not as dicts: a join may give two columns of one name.
     for batch in table.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _print_json(rows: Iterable[dict[str, Any]]) -> None:
+def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     separator = "[\n"
     for row in rows:
-        click.echo(separator + escape(_JSON.encode(row).decode()), nl=False)
+        text = _JSON.encode(dict(zip(columns, row, strict=True))).decode()
+        click.echo(separator + escape(text), nl=False)
         separator = ",\n"
     click.echo("[]" if separator == "[\n" else "\n]")
 
 
-def _print_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     safe: Callable[[str], str] = escape if sys.stdout.isatty() else str
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(safe, columns))
-    writer.writerows([safe(_plain(value)) for value in row.values()] for row in rows)
+    writer.writerows([safe(_plain(value)) for value in row] for row in rows)
 
 
 def _print_parquet(table: pa.Table) -> None:

@@ -17,7 +17,8 @@ def command(sql: str, store_path: Path, form: str) -> None:
     """Run one read-only SELECT in DuckDB's SQL.
 
     The views are runs, trajectories, spans, turns, messages, tokens, outcomes, metrics, groups and
-    uploads, and all_trajectories and all_outcomes with what newer rows supersede.
+    uploads; all_trajectories and all_outcomes also hold what newer rows supersede. whole_prompts
+    and whole_messages take a trace id: FROM whole_prompts('…').
     """
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store

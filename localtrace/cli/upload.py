@@ -102,7 +102,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total
-            bar.set_postfix_str(f"{_mb(progress.sent_bytes)} sent", refresh=False)
+            bar.set_postfix_str(f"{_size(progress.sent_bytes)} sent", refresh=False)
             bar.update(progress.done - bar.n)
 
         yield show
@@ -116,13 +116,13 @@ class _Lines:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + _LINE_INTERVAL_S
-        size = _mb(progress.sent_bytes)
+        size = _size(progress.sent_bytes)
         click.echo(f"{progress.done} of {progress.total} trajectories, {size} sent", err=True)
 
 
 def _print_estimate(found: Estimate) -> None:
     sendable = found.selected - len(found.rejected)
-    size = _mb(found.size_bytes)
+    size = _size(found.size_bytes)
     click.echo(f"{sendable} trajectories, {size}, would go to {escape_line(found.target)}")
     _print_rejected(found.rejected)
 
@@ -130,11 +130,10 @@ def _print_estimate(found: Estimate) -> None:
 def _print_receipt(done: Receipt) -> None:
     from localtrace.uploader.state import state_folder
 
-    counts = done.counts
+    n = done.counts
     click.echo(
-        f"{counts['selected']} trajectories: {counts['sent']} sent ({_mb(counts['sent_bytes'])}), "
-        f"{counts['already there']} already there, {counts['rejected']} rejected; "
-        f"{counts['verified']} read back"
+        f"{n['selected']} trajectories: {n['sent']} sent ({_size(n['sent_bytes'])}), "
+        f"{n['already there']} already there, {n['rejected']} rejected; {n['verified']} read back"
     )
     click.echo(f"target      {escape_line(done.target)}")
     for run in done.runs:
@@ -152,5 +151,5 @@ def _print_rejected(reasons: Mapping[str, str]) -> None:
         click.echo(f"and {len(reasons) - _REASONS_SHOWN} more, see the receipt", err=True)
 
 
-def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB"
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 10**6 else f"{size_bytes / 1e3:.1f} kB"

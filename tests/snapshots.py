@@ -1,0 +1,49 @@
+"""Stores made of rows, for what a recorder would take long to bring about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from localtrace.reader import Store
+from localtrace.schema import TABLES
+from localtrace.store.layout import StoreLayout
+from localtrace.store.rows import Damage
+from localtrace.store.snapshot import Snapshot
+
+_COMMON = {
+    "project": "default",
+    "experiment": "default",
+    "run_id": "run",
+    "attempt": 0,
+    "writer_id": "0" * 16,
+    "writer_seq": 0,
+}
+_BY_TABLE: dict[str, dict[str, Any]] = {
+    "trajectories": {"status": "ok", "validate": False, "start_ns": 0, "end_ns": 1},
+    "spans": {"status": "ok", "op": "call", "seq": 0, "start_ns": 0, "end_ns": 1, "is_turn": False},
+    "outcomes": {"time_ns": 0, "folded": False},
+    "runs": {"event": "start", "time_ns": 0},
+    "metrics": {},
+}
+
+Row = dict[str, Any]
+
+
+def snapshot_of(**tables: list[Row]) -> Snapshot:
+    """A snapshot whose rows are all unsealed; columns that a row lacks get a plain value."""
+    pending = {
+        name: pa.Table.from_pylist(
+            [{**_COMMON, **_BY_TABLE[name], **row} for row in tables.get(name, [])],
+            schema=schema.arrow(),
+        )
+        for name, schema in TABLES.items()
+    }
+    return Snapshot({name: [] for name in TABLES}, pending, 0, Damage())
+
+
+def store_of(**tables: list[Row]) -> Store:
+    """A store that holds these rows."""
+    return Store(StoreLayout(Path("nowhere")), lambda: snapshot_of(**tables))

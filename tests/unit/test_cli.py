@@ -1,0 +1,323 @@
+"""The command line: what it prints where, in which form, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+import localtrace
+from localtrace.cli import COMMANDS, main
+from localtrace.cli.tail import follow
+from localtrace.filters import Filters
+from localtrace.reader import open_store
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2Jred\u202eder\x9b31m"
+
+
+@localtrace.op
+def agent(question: str) -> str:
+    return solve([{"role": "user", "content": question}], [1, 2, 3])["text"]
+
+
+@localtrace.op
+def solve(messages: list[Any], ids: list[int]) -> dict[str, Any]:
+    return {
+        "text": "It is 4.", "output_ids": [4, 5], "output_logprobs": [-0.5, -0.25],
+        "finish_reason": "stop",
+    }  # fmt: skip
+
+
+@localtrace.op
+def fail() -> None:
+    raise ValueError(HOSTILE)
+
+
+def record(path: Path, steps: range, question: str = "2 + 2?") -> list[str]:
+    localtrace.init(path, project="maths", run_id="run", min_free_bytes=0, seal=False)
+    trace_ids = []
+    for step in steps:
+        with localtrace.trajectory(step=step, sample_index=7, rollout_n=0) as t:
+            agent(question)
+            t.set(reward=step / 10)
+        trace_ids.append(t.trace_id)
+    localtrace.close()
+    return trace_ids
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    record(tmp_path / "store", range(3))
+    return tmp_path / "store"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    result = run(*arguments, "--format", "json")
+    assert result.exit_code == 0, result.output
+    parsed: list[dict[str, Any]] = json.loads(result.stdout)
+    return parsed
+
+
+def test_help_names_every_command_with_the_first_line_of_its_own_help() -> None:
+    listed = run("--help").stdout
+    for name, line in COMMANDS.items():
+        command = main.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        assert f"{name} " in listed
+        assert line in listed
+        assert command.help
+        assert run(name, "--help").exit_code == 0
+
+
+def test_the_version_is_the_packages_own() -> None:
+    assert run("--version").stdout.split()[-1] == localtrace.__version__
+
+
+def test_ls_takes_filters_and_sorts_and_says_what_it_leaves_out(store: Path) -> None:
+    result = run("ls", "-s", store, "step=1..", "--sort", "reward", "--limit", "1")
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:3] == ["trace_id", "run_id", "step"]
+    assert len(lines) == 2
+    assert "1 of 2 trajectories" in result.stderr
+    assert [row["step"] for row in rows("ls", "-s", store, "--sort", "-reward")] == [2, 1, 0]
+    assert len(rows("ls", "-s", store, "--limit", "0", "reward<0.05")) == 1
+
+
+def test_runs_count_their_trajectories(store: Path) -> None:
+    (row,) = rows("runs", "-s", store, "project=maths")
+    assert (row["run_id"], row["trajectories"], row["last_step"]) == ("run", 3, 2)
+    assert row["mean_reward"] == pytest.approx(0.1)
+    assert rows("runs", "-s", store, "project=other") == []
+
+
+def test_the_store_may_come_from_the_environment(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STORE", str(store))
+    assert len(rows("ls")) == 3
+
+
+def test_show_prints_a_conversation_for_a_shortened_id(store: Path) -> None:
+    trace_id = rows("ls", "-s", store, "step=2")[0]["trace_id"]
+    text = run("show", "-s", store, trace_id[:12]).stdout
+    assert f"trajectory {trace_id}" in text
+    assert "step 2, sample_index 7, rollout_n 0" in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert [line.split("  ")[0] for line in lines if line.startswith(("agent", "solve"))] == [
+        "agent", "solve",
+    ]  # fmt: skip
+    assert lines.index("user: 2 + 2?") < next(
+        place for place, line in enumerate(lines) if line.startswith("assistant: ")
+    )
+    assert "It is 4." in text
+    more = run("show", "-s", store, trace_id, "--ids", "--logprobs").stdout
+    assert "output_ids: [4, 5]" in more
+    assert "logprobs: [-0.5, -0.25]" in more
+
+
+def test_show_refuses_an_id_of_none_or_of_several(store: Path) -> None:
+    assert "no trajectory begins with 'x'" in run("show", "-s", store, "x").stderr
+    several = run("show", "-s", store, "")
+    assert several.exit_code == 2
+    assert "several trajectories begin with" in several.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "ls", "sql", "errors"])
+def test_terminal_commands_in_recorded_text_are_escaped(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "store"
+    localtrace.init(path, project=HOSTILE, run_id=HOSTILE, min_free_bytes=0, seal=False)
+    with (
+        suppress(ValueError),
+        localtrace.trajectory(step=1, sample_index=HOSTILE, agent=HOSTILE) as t,
+    ):
+        agent(HOSTILE)
+        fail()
+    localtrace.close()
+    arguments = {
+        "show": ["show", "-s", path, t.trace_id],
+        "ls": ["ls", "-s", path],
+        "sql": ["sql", "-s", path, "select * from spans, trajectories"],
+        "errors": ["sql", "-s", path, f"select * from {HOSTILE!r}"],
+    }[command]
+    result = run(*arguments)
+    assert result.exit_code == (2 if command == "errors" else 0)
+    for letter in "\x1b\x07\u202e\x9b":
+        assert letter not in result.output
+    if command != "errors":
+        assert "\\u001b" in result.output
+
+
+def test_json_is_a_list_of_objects_even_when_it_is_empty(store: Path) -> None:
+    assert rows("sql", "-s", store, "select 1 as a, null as b") == [{"a": 1, "b": None}]
+    assert rows("sql", "-s", store, "select sum(step) as n from trajectories") == [{"n": 3}]
+    assert rows("sql", "-s", store, "from runs where false") == []
+
+
+def test_csv_quotes_and_leaves_null_empty(store: Path) -> None:
+    sql = "select 'a,\"b\"' as x, null as y, [1, 2] as z, 0.5 as f"
+    result = run("sql", "-s", store, sql, "--format", "csv")
+    assert list(csv.reader(io.StringIO(result.stdout))) == [
+        ["x", "y", "z", "f"],
+        ['a,"b"', "", "[1,2]", "0.5"],
+    ]
+
+
+def test_parquet_is_written_as_bytes(store: Path) -> None:
+    command = [sys.executable, "-m", "localtrace", "ls", "-s", store, "--format", "parquet"]
+    done = subprocess.run(command, check=True, capture_output=True)
+    assert pq.read_table(io.BytesIO(done.stdout))["step"].to_pylist() == [2, 1, 0]
+
+
+def test_parquet_is_refused_on_a_terminal(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    from localtrace.cli.output import print_table
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(Exception, match="write it to a file"):
+        print_table(pa.table({"a": [1]}), "parquet")
+
+
+def test_numbers_stand_to_the_right_and_wide_letters_count_twice(store: Path) -> None:
+    sql = "select * from (values (1, '日本', 'x'), (100, 'ab', null)) t(n, text, last)"
+    assert run("sql", "-s", store, sql).stdout.splitlines() == [
+        "  n  text  last",
+        "  1  日本  x",
+        "100  ab",
+    ]
+
+
+def test_queries_are_listed_and_run(store: Path, tmp_path: Path) -> None:
+    assert {row["name"] for row in rows("query")} >= {"reward_by_step", "slowest_ops"}
+    found = rows("query", "reward_by_step", "run=run", "-s", store)
+    assert [row["mean_reward"] for row in found] == [0.0, 0.1, 0.2]
+    (tmp_path / "mine.sql").write_text("-- Mine.\n-- params: word\nselect $word as word")
+    mine = rows("query", "--queries", tmp_path, "mine", "word=a=b", "-s", store)
+    assert mine == [{"word": "a=b"}]
+
+
+def test_files_are_printed_one_per_line_and_what_is_missing_is_said(store: Path) -> None:
+    before = run("files", "-s", store)
+    assert before.stdout == ""
+    assert "6 rows of spans are not sealed yet: run localtrace seal" in before.stderr
+    assert run("seal", "-s", store).exit_code == 0
+    after = run("files", "-s", store)
+    assert after.stderr == ""
+    assert len(after.stdout.splitlines()) == 3
+    assert all(Path(line).is_file() for line in after.stdout.splitlines())
+
+
+def test_stats_count_rows_files_and_journals(store: Path) -> None:
+    before = {row["what"]: row for row in rows("stats", "-s", store)}
+    assert (before["spans"]["rows"], before["spans"]["unsealed_rows"]) == (6, 6)
+    assert before["journals"]["files"] > 0
+    run("seal", "-s", store)
+    after = {row["what"]: row for row in rows("stats", "-s", store)}
+    assert (after["spans"]["rows"], after["spans"]["unsealed_rows"]) == (6, 0)
+    assert after["spans"]["size_bytes"] > 0
+    assert after["journals"]["files"] == 0
+
+
+def test_stats_say_what_was_lost(tmp_path: Path) -> None:
+    localtrace.init(tmp_path, record_max_bytes=1_000, min_free_bytes=0, seal=False)
+    with localtrace.trajectory(step=1):
+        agent("long " * 1_000)
+    lost = localtrace.losses()["values"]["too_large"]
+    localtrace.close()
+    counted = {row["what"]: row["rows"] for row in rows("stats", "-s", tmp_path)}
+    assert counted["lost values: too_large"] == lost > 0
+
+
+def test_seal_verify_and_recover_say_what_they_did(store: Path) -> None:
+    verified = run("verify", "-s", store)
+    assert verified.exit_code == 0
+    assert verified.stdout.startswith("read 0 files and ")
+    assert "3 trajectories, 6 spans" in run("seal", "-s", store).stdout
+    assert "6 spans" in run("verify", "-s", store).stdout
+    assert run("recover", "-s", store).stdout.startswith("healed 0 tables")
+
+
+def test_problems_are_printed_and_end_with_code_1(store: Path) -> None:
+    run("seal", "-s", store)
+    Path(run("files", "-s", store).stdout.splitlines()[0]).write_bytes(b"nothing")
+    result = run("verify", "-s", store)
+    assert result.exit_code == 1
+    assert "restore it from a copy" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ls", "-s", "/nowhere/at/all"], "no store at /nowhere/at/all"),
+        (["ls", "stepp=1"], "did you mean step?"),
+        (["ls", "--sort", "nothing"], "sort by one of trace_id"),
+        (["query", "reward_by_stp"], "did you mean reward_by_step?"),
+        (["query", "reward_by_step", "run"], "write key=value"),
+        (["sql", "drop view runs"], "only one SELECT"),
+        (["sql", "from nothing"], "name nothing does not exist"),
+        (["files", "nothing"], "there are runs, trajectories"),
+    ],
+)
+def test_wrong_usage_is_one_line_on_stderr_and_code_2(
+    store: Path, arguments: list[str], said: str
+) -> None:
+    result = CliRunner(env={"LOCALTRACE_STORE": str(store)}).invoke(main, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "localtrace", "--debug", "ls", "-s", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "StoreNotFound" in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error(store: Path) -> None:
+    command = f"{sys.executable} -m localtrace sql -s {store} 'from range(100000)' | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "range"
+    assert done.stderr == ""
+
+
+def test_tail_gives_the_newest_first_and_then_each_new_one_once(store: Path) -> None:
+    with open_store(store) as opened:
+        following = follow(opened, Filters.parse(["project=maths"]), lines=2, interval_s=0)
+        assert [row["step"] for row in islice(following, 2)] == [1, 2]
+        new = record(store, range(5, 7))
+        assert [row["trace_id"] for row in islice(following, 2)] == new
+        run("seal", "-s", store)
+        (last,) = record(store, range(9, 10))
+        assert next(following)["trace_id"] == last
+
+
+def test_tail_prints_lines_until_it_is_interrupted(store: Path) -> None:
+    command = [sys.executable, "-m", "localtrace", "tail", "-s", str(store), "--interval-s", "0.1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as tail:
+        assert tail.stdout is not None
+        lines = [tail.stdout.readline() for _ in range(3)]
+        tail.send_signal(signal.SIGINT)
+        _, errors = tail.communicate(timeout=60)
+    assert [f"step {step}, sample 7, rollout 0" in lines[step] for step in range(3)] == [True] * 3
+    assert tail.returncode == 0
+    assert errors.strip() == ""

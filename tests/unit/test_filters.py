@@ -1,0 +1,122 @@
+"""How filters are written and what they refuse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from localtrace.errors import QueryError
+from localtrace.filters import KEYS, Filters
+from tests.snapshots import store_of
+
+
+def test_text_and_keyword_arguments_say_the_same() -> None:
+    texts = ["step=3..10", "reward<0.1", "sample_index=17", "validate=false", "contains=a = b"]
+    assert Filters.parse(texts) == Filters(
+        step="3..10", reward="<0.1", sample_index=17, validate=False, contains="a = b"
+    )
+
+
+def test_a_range_may_be_open_and_has_both_ends() -> None:
+    assert Filters(step="3..10") == Filters.parse(["step>=3", "step<=10"])
+    assert Filters(step="3..") == Filters.parse(["step>=3"])
+    assert Filters(reward="..-0.5") == Filters.parse(["reward<=-0.5"])
+
+
+def test_none_is_no_filter() -> None:
+    assert Filters(run=None, step=None) == Filters()
+    assert Filters().where_clause() == ("true", {})
+
+
+def test_a_key_may_be_repeated_in_text() -> None:
+    filters = Filters.parse(["contains=a", "contains=b"])
+    assert [term.value for term in filters.terms] == ["a", "b"]
+
+
+def test_values_never_become_sql() -> None:
+    hostile = "'); drop view runs; --"
+    for key in set(KEYS) - {"where", "attempt", "step", "rollout_n", "reward", "validate"}:
+        sql, params = Filters(**{key: hostile}).where_clause()
+        assert "drop" not in sql
+        assert hostile in params.values()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stepp=3", "did you mean step?"),
+        ("nothing=3", "filters: run, project"),
+        ("step", "write key=value"),
+        ("step=three", "not a whole number"),
+        ("step=1.5", "not a whole number"),
+        ("step=1..b", "not a whole number"),
+        ("step=..", "not a whole number"),
+        ("reward<low", "not a number"),
+        ("validate=maybe", "say true or false"),
+        ("status<ok", "only be compared with ="),
+        ("where=reward >", "not one SQL condition"),
+        ("where=true) or (true", "not one SQL condition"),
+        ("where=true; drop view runs", "not one SQL condition"),
+        ("contains=\udc80", "not valid Unicode"),
+    ],
+)
+def test_a_wrong_filter_says_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(QueryError, match=re.escape(said)):
+        Filters.parse([text])
+
+
+def test_a_comment_cannot_hide_the_conditions_after_it() -> None:
+    with store_of(trajectories=[{"trace_id": "a", "step": 1}]) as store:
+        found = store.trajectories(where="true --", step=2)
+        assert found.to_dicts() == []
+
+
+def test_conditions_on_calls_are_the_calls_own() -> None:
+    tables = {
+        "trajectories": [{"trace_id": "a", "reward": 1.0}, {"trace_id": "b", "reward": 0.0}],
+        "spans": [
+            {"trace_id": "a", "span_id": "1", "op": "tool", "status": "error"},
+            {"trace_id": "a", "span_id": "2", "op": "tool", "outputs": '"caf\u00e9 \\"x\\""'},
+            {"trace_id": "b", "span_id": "3", "op": "model"},
+        ],
+    }
+    with store_of(**tables) as store:
+
+        def spans(**filters: object) -> list[str]:
+            return [row["span_id"] for row in store.spans(**filters).to_dicts()]
+
+        assert spans(op="tool") == ["1", "2"]
+        assert spans(op="tool", status="error") == ["1"]
+        assert spans(contains='café "x"') == ["2"]
+        assert spans(reward=">=0.5", where="span_id <> '1'") == ["2"]
+        assert [row["trace_id"] for row in store.trajectories(op="tool").to_dicts()] == ["a"]
+        assert store.trajectories(op="tool", contains="none of it").to_dicts() == []
+
+
+def test_what_belongs_to_superseded_trajectories_is_left_out() -> None:
+    both = [{"trace_id": "old", "step": 1}, {"trace_id": "new", "step": 1, "attempt": 1}]
+    tables = {
+        "trajectories": both,
+        "spans": [{**row, "span_id": row["trace_id"]} for row in both],
+        "outcomes": [{**row, "name": "reward", "number": 1.0} for row in both],
+    }
+    with store_of(**tables) as store:
+        for result in (store.trajectories(), store.spans(), store.outcomes(), store.spans(step=1),
+                       store.outcomes(reward=1)):  # fmt: skip
+            assert [row["trace_id"] for row in result.to_dicts()] == ["new"]
+
+
+def test_runs_are_found_by_their_own_names_and_by_their_trajectories() -> None:
+    tables = {
+        "runs": [{"run_id": "a"}, {"run_id": "b"}, {"run_id": "b", "attempt": 1, "time_ns": 1}],
+        "trajectories": [{"trace_id": "t", "run_id": "b", "attempt": 1, "step": 7}],
+    }
+    with store_of(**tables) as store:
+
+        def runs(**filters: object) -> list[tuple[str, int]]:
+            return [(row["run_id"], row["attempt"]) for row in store.runs(**filters).to_dicts()]
+
+        assert sorted(runs()) == [("a", 0), ("b", 0), ("b", 1)]
+        assert runs(run="a") == [("a", 0)]
+        assert runs(step=7) == [("b", 1)]

@@ -1,0 +1,341 @@
+"""A store that was recorded, read back: sealed or not, whole, in every form."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import localtrace
+from localtrace.errors import QueryError, StoreError, StoreFormatError, StoreNotFound
+from localtrace.reader import Store, open_store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+
+TURNS = 10
+PROMPT = list(range(100, 160))
+SYSTEM = {"role": "system", "content": "You answer briefly, and use tools. " * 4}
+
+
+@localtrace.op
+def generate(prompt_ids: list[int], sampling_params: dict[str, Any]) -> dict[str, Any]:
+    output = [7, 8, len(prompt_ids)]
+    return {
+        "output_ids": output, "output_logprobs": [-0.5, -0.25, -1.5], "response_mask": [1, 1, 0],
+        "finish_reason": "stop", "extra": "kept",
+    }  # fmt: skip
+
+
+@localtrace.op
+def chat(messages: list[Any]) -> dict[str, Any]:
+    return {"text": "hello", "finish_reason": "stop"}
+
+
+@localtrace.op
+def lookup(word: str) -> str:
+    if word == "missing":
+        raise KeyError(word)
+    return word.upper()
+
+
+def roll_out(step: int, sample_index: int, rollout_n: int) -> str:
+    with localtrace.trajectory(step=step, sample_index=sample_index, rollout_n=rollout_n) as t:
+        prompt, messages = list(PROMPT), [SYSTEM]
+        for turn in range(TURNS):
+            out = generate(prompt, {"temperature": 1.0})
+            prompt += [*out["output_ids"], 1_000 + turn]
+            messages.append({"role": "user", "content": f"turn {turn}: größer?\n"})
+            chat(messages)
+        lookup("word")
+        t.set(reward=float(rollout_n), note={"nested": [1, None]})
+    return t.trace_id
+
+
+class Recording:
+    """Records into one store, in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, steps: range, **settings: Any) -> list[str]:
+        localtrace.init(self.path, min_free_bytes=0, seal=False, **settings)
+        try:
+            return [roll_out(step, 3, n) for step in steps for n in range(2)]
+        finally:
+            localtrace.close()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Recording]:
+    yield Recording(tmp_path / "store")
+    localtrace.close()
+
+
+def sealed(path: Path) -> None:
+    assert seal(open_layout(path)).problems == []
+
+
+@pytest.mark.parametrize("when", ["unsealed", "sealed", "half"])
+def test_rows_are_the_same_sealed_or_not(record: Recording, when: str) -> None:
+    ids = record(range(1))
+    if when != "unsealed":
+        sealed(record.path)
+    ids += record(range(1, 2))
+    if when == "sealed":
+        sealed(record.path)
+    with open_store(record.path) as store:
+        rows = store.trajectories().to_dicts()
+        assert [row["trace_id"] for row in rows] == sorted(
+            ids, key=lambda trace_id: (ids.index(trace_id) // 2, ids.index(trace_id))
+        )
+        assert [(row["step"], row["sample_index"], row["rollout_n"]) for row in rows] == [
+            (0, "3", 0), (0, "3", 1), (1, "3", 0), (1, "3", 1),
+        ]  # fmt: skip
+        assert {row["turn_count"] for row in rows} == {2 * TURNS}
+        assert len(store.spans(op="lookup").to_dicts()) == 4
+        assert len(store.sql("from tokens").to_dicts()) == 4 * TURNS * 3
+        assert bool(store.files("spans")) == (when != "unsealed")
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_trajectory_comes_back_as_it_was_recorded(record: Recording, is_sealed: bool) -> None:
+    trace_id, _ = record(range(5, 6))
+    if is_sealed:
+        sealed(record.path)
+    with open_store(record.path) as store:
+        trajectory = store.trajectory(trace_id)
+    assert (trajectory.step, trajectory.reward, trajectory.status) == (5, 0.0, "ok")
+    assert trajectory.attributes == {"note": {"nested": [1, None]}}
+    assert [span.seq for span in trajectory.spans] == list(range(2 * TURNS + 1))
+    prompt, messages = list(PROMPT), [SYSTEM]
+    for turn in range(TURNS):
+        model, talk = trajectory.spans[2 * turn : 2 * turn + 2]
+        output = [7, 8, len(prompt)]
+        assert model.prompt_ids == prompt
+        assert model.inputs == {"prompt_ids": prompt, "sampling_params": {"temperature": 1.0}}
+        assert model.outputs == {
+            "output_ids": output, "output_logprobs": [-0.5, -0.25, -1.5],
+            "response_mask": [1, 1, 0], "finish_reason": "stop", "extra": "kept",
+        }  # fmt: skip
+        assert (model.output_ids, model.finish_reason) == (output, "stop")
+        prompt += [*output, 1_000 + turn]
+        messages.append({"role": "user", "content": f"turn {turn}: größer?\n"})
+        assert talk.messages == messages
+        assert talk.inputs == {"messages": messages}
+    assert trajectory.spans[-1].inputs == {"word": "word"}
+    assert trajectory.spans[-1].outputs == "WORD"
+    assert trajectory.spans[-1].is_turn is False
+
+
+def test_whole_prompts_in_sql_are_those_that_python_rebuilds(record: Recording) -> None:
+    trace_id, _ = record(range(1))
+    sealed(record.path)
+    with open_store(record.path) as store:
+        rows = store.sql("from whole_prompts($trace)", {"trace": trace_id}).to_dicts()
+        spans = store.trajectory(trace_id).spans
+        bases = store.sql("select count(prompt_base) as n from spans").to_dicts()
+    assert {row["span_id"]: row["prompt_ids"] for row in rows} == {
+        span.span_id: span.prompt_ids for span in spans if span.op == "generate"
+    }
+    assert bases[0]["n"] > 0
+
+
+def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:
+    from localtrace.codec import Placeholder
+    from localtrace.store.snapshot import Snapshot, take_snapshot
+
+    trace_id, _ = record(range(1))
+    layout = open_layout(record.path)
+
+    def without_first_turn() -> Snapshot:
+        snapshot = take_snapshot(layout)
+        spans = snapshot.pending["spans"]
+        snapshot.pending["spans"] = spans.filter([seq != 0 for seq in spans["seq"].to_pylist()])
+        return snapshot
+
+    with Store(layout, without_first_turn) as store:
+        turn = next(span for span in store.trajectory(trace_id).spans if span.op == "generate")
+    assert turn.prompt_ids is None
+    assert turn.inputs["prompt_ids"] == Placeholder("damaged", "list")
+    assert turn.output_ids == [7, 8, len(PROMPT) + 4]
+
+
+def test_reading_many_keeps_the_order_that_was_asked_for(record: Recording) -> None:
+    ids = record(range(5))
+    asked = [*reversed(ids), ids[0]]
+    with open_store(record.path) as store:
+        assert [one.trace_id for one in store.read(asked, batch_size=3)] == asked
+        assert list(store.read([])) == []
+        with pytest.raises(QueryError, match="no trajectory has the id"):
+            store.trajectory("0" * 32)
+
+
+def test_outcomes_join_their_trajectory(record: Recording) -> None:
+    trace_id, other = record(range(1))
+    localtrace.init(record.path, min_free_bytes=0, seal=False)
+    localtrace.outcome(trace_id, reward=0.25, fate="stale", old_logprobs=[0.5, -0.5])
+    localtrace.outcome(trace_id, fate="trained", trained_step=4)
+    localtrace.close()
+    with open_store(record.path) as store:
+        first, second = store.trajectories().to_dicts()
+        outcomes = store.trajectory(trace_id).outcomes
+        named = store.outcomes(fate="trained").to_dicts()
+    assert (first["reward"], first["fate"], first["trained_step"]) == (0.25, "trained", 4)
+    assert (second["trace_id"], second["reward"], second["fate"]) == (other, 1.0, None)
+    assert [(one.name, one.number, one.text, one.values) for one in outcomes] == [
+        ("fate", None, "trained", None),
+        ("old_logprobs", None, None, [0.5, -0.5]),
+        ("reward", 0.25, None, None),
+        ("trained_step", 4.0, None, None),
+    ]
+    assert len(named) == 4
+
+
+def test_a_store_shows_one_moment_until_it_is_refreshed(record: Recording) -> None:
+    record(range(1))
+    with open_store(record.path) as store:
+        record(range(1, 2))
+        sealed(record.path)
+        assert len(store.trajectories().to_dicts()) == 2
+        store.refresh()
+        assert len(store.trajectories().to_dicts()) == 4
+
+
+def test_a_file_that_vanished_is_looked_up_again(record: Recording) -> None:
+    record(range(1))
+    sealed(record.path)
+    layout = open_layout(record.path)
+    with open_store(record.path) as store:
+        # What a compaction and a vacuum do: the same rows in another file.
+        shutil.rmtree(layout.table("spans"))
+        shutil.rmtree(layout.table("trajectories"))
+        record(range(1, 2))
+        sealed(record.path)
+        assert {row["step"] for row in store.trajectories().to_dicts()} == {1}
+
+
+def test_a_damaged_file_is_an_error_that_names_the_check(record: Recording) -> None:
+    record(range(1))
+    sealed(record.path)
+    with open_store(record.path) as store:
+        (path,) = store.files("runs")
+    Path(path).write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(StoreError, match="run localtrace verify"):
+        open_store(record.path)
+
+
+def test_text_is_decoded_when_it_is_read_before_it_was_sealed(tmp_path: Path) -> None:
+    vocabulary = {"[UNK]": 0, "seven": 7, "eight": 8, "sixty": 60}
+    model = WordLevel(vocabulary, unk_token="[UNK]")
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    record = Recording(tmp_path / "store")
+    trace_id, _ = record(range(1), tokenizer=tmp_path / "tokenizer.json")
+    texts = []
+    for _ in range(2):
+        with open_store(record.path) as store:
+            span = store.trajectory(trace_id).spans[0]
+            texts.append(span.output_text)
+        sealed(record.path)
+    assert texts == ["seven eight sixty", "seven eight sixty"]
+
+
+def test_reading_leaves_the_store_as_it_was(record: Recording) -> None:
+    trace_id, _ = record(range(1))
+    sealed(record.path)
+    record(range(1, 2))
+    before = {path: path.stat().st_mtime_ns for path in record.path.rglob("*")}
+    with open_store(record.path) as store:
+        store.trajectory(trace_id)
+        store.query("reward_by_step")
+    assert {path: path.stat().st_mtime_ns for path in record.path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["007", "2024-01-02", "a/b=c d%", "ü*?[x]'", "NULL"])
+def test_names_of_every_kind_are_read_back_as_text(record: Recording, name: str) -> None:
+    record(range(1), project=name, experiment=name, run_id=name)
+    sealed(record.path)
+    with open_store(record.path) as store:
+        rows = store.trajectories(project=name, experiment=name, run=name).to_dicts()
+        spans = store.spans(experiment=name, op="lookup").to_dicts()
+    assert {(row["project"], row["experiment"]) for row in rows} == {(name, name)}
+    assert len(rows) == len(spans) == 2
+
+
+@pytest.mark.parametrize("folder", ["runs [1]*", "it's", "lr=0.1", "ü"])
+def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    record = Recording(tmp_path / folder / "store")
+    record(range(1))
+    sealed(record.path)
+    with open_store(record.path) as store:
+        assert len(store.spans(step=0).to_dicts()) == 2 * (2 * TURNS + 1)
+
+
+@pytest.mark.parametrize("folder", ["step=9", "Project=x", "run_id=3"])
+def test_a_folder_that_looks_like_a_partition_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    record = Recording(tmp_path / folder / "store")
+    record(range(1))
+    sealed(record.path)
+    with pytest.raises(StoreError, match="move the store, or rename that folder"):
+        open_store(record.path)
+
+
+def test_unknown_steps_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    localtrace.init(path, min_free_bytes=0, seal=False)
+    with localtrace.trajectory() as t:
+        lookup("x")
+    localtrace.close()
+    for _ in range(2):
+        with open_store(path) as store:
+            assert store.trajectory(t.trace_id).step is None
+            assert len(store.trajectory(t.trace_id).spans) == 1
+            assert store.spans(where="step is null").to_dicts()
+            assert store.trajectories(step="0..").to_dicts() == []
+        sealed(path)
+
+
+def test_an_empty_store_can_be_read(tmp_path: Path) -> None:
+    localtrace.init(tmp_path, min_free_bytes=0, seal=False)
+    localtrace.close()
+    with open_store(tmp_path) as store:
+        assert store.trajectories().to_dicts() == []
+        assert len(store.runs().to_dicts()) == 1
+        assert store.files() == []
+
+
+def test_what_is_not_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFound, match="no store at"):
+        open_store(tmp_path / "none")
+    with pytest.raises(StoreNotFound, match=r"expected .*localtrace\.json"):
+        open_store(tmp_path)
+    (tmp_path / "localtrace.json").write_text('{"format_version":99,"store_id":"","created_by":""}')
+    with pytest.raises(StoreFormatError, match="upgrade localtrace"):
+        open_store(tmp_path)
+
+
+def test_results_come_in_four_forms(record: Recording) -> None:
+    record(range(1))
+    with open_store(record.path) as store:
+        result = store.sql("select step, rollout_n, 'a' as text from trajectories order by 2")
+        assert store.path == record.path
+    assert result.columns == ["step", "rollout_n", "text"]
+    rows = [{"step": 0, "rollout_n": 0, "text": "a"}, {"step": 0, "rollout_n": 1, "text": "a"}]
+    assert result.to_dicts() == rows
+    assert result.to_arrow().to_pylist() == rows
+    assert result.to_polars().to_dicts() == rows
+    assert result.to_pandas().to_dict("records") == rows
+    assert isinstance(result.to_polars(), polars.DataFrame)
+
+
+def test_files_of_an_unknown_table_are_refused(record: Recording) -> None:
+    record(range(1))
+    with open_store(record.path) as store, pytest.raises(QueryError, match="there are runs"):
+        store.files("turns")

@@ -1,0 +1,190 @@
+"""What the views make of rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.snapshots import Row, store_of
+
+
+def ids(rows: list[Row]) -> list[str]:
+    return [row["trace_id"] for row in rows]
+
+
+def rows_of(sql: str, **tables: list[Row]) -> list[Row]:
+    with store_of(**tables) as store:
+        return store.sql(sql).to_dicts()
+
+
+def test_steps_that_a_newer_attempt_did_again_are_superseded() -> None:
+    trajectories = [
+        {"trace_id": f"{attempt}-{step}", "attempt": attempt, "step": step}
+        for attempt, steps in ((0, range(0, 10)), (1, range(5, 8)), (2, range(7, 9)))
+        for step in steps
+    ]
+    shown = rows_of("select trace_id from trajectories order by step", trajectories=trajectories)
+    assert ids(shown) == ["0-0", "0-1", "0-2", "0-3", "0-4", "1-5", "1-6", "2-7", "2-8"]
+    everything = rows_of("from all_trajectories", trajectories=trajectories)
+    assert len(everything) == len(trajectories)
+    assert {row["trace_id"] for row in everything if not row["superseded"]} == set(ids(shown))
+
+
+def test_a_validation_before_training_does_not_supersede_the_checkpoints_own_step() -> None:
+    trajectories = [
+        {"trace_id": "old", "step": 4},
+        {"trace_id": "old validation", "step": 4, "validate": True},
+        {"trace_id": "new validation", "attempt": 1, "step": 4, "validate": True},
+        {"trace_id": "new", "attempt": 1, "step": 5},
+    ]
+    shown = rows_of("select trace_id from trajectories order by 1", trajectories=trajectories)
+    assert ids(shown) == ["new", "new validation", "old"]
+
+
+def test_an_attempt_of_another_run_or_without_steps_supersedes_nothing() -> None:
+    trajectories = [
+        {"trace_id": "a", "step": 4},
+        {"trace_id": "b", "step": None},
+        {"trace_id": "c", "run_id": "other", "attempt": 1, "step": 0},
+        {"trace_id": "d", "attempt": 1, "step": None},
+    ]
+    shown = rows_of("select trace_id from trajectories order by 1", trajectories=trajectories)
+    assert ids(shown) == ["a", "b", "c", "d"]
+
+
+def test_the_newest_outcome_wins_by_time_then_writer_then_sequence() -> None:
+    def outcome(number: float, time_ns: int, writer: str, seq: int) -> Row:
+        writer_id = writer * 16
+        place = {"time_ns": time_ns, "writer_id": writer_id, "writer_seq": seq}
+        return {"trace_id": "t", "name": "reward", "number": number, **place}
+
+    outcomes = [
+        outcome(1.0, 5, "a", 9),
+        outcome(2.0, 6, "a", 1),
+        outcome(4.0, 6, "b", 2),
+        outcome(3.0, 6, "b", 1),
+    ]
+    tables = {"trajectories": [{"trace_id": "t", "reward": 0.5}], "outcomes": outcomes}
+    assert rows_of("select reward from trajectories", **tables) == [{"reward": 4.0}]
+    assert rows_of("select number from outcomes", **tables) == [{"number": 4.0}]
+    assert rows_of("select count(*) as n from all_outcomes", **tables) == [{"n": 4}]
+
+
+def test_a_reward_set_in_the_rollout_stays_until_an_outcome_replaces_it() -> None:
+    trajectories = [{"trace_id": name, "reward": 0.5} for name in ("zero", "none", "text")]
+    outcomes = [
+        {"trace_id": "zero", "name": "reward", "number": 0.0},
+        {"trace_id": "text", "name": "reward", "text": "not judged"},
+    ]
+    rows = rows_of(
+        "select trace_id, reward from trajectories", trajectories=trajectories, outcomes=outcomes
+    )
+    rewards = {row["trace_id"]: row["reward"] for row in rows}
+    assert rewards == {"zero": 0.0, "none": 0.5, "text": 0.5}
+
+
+def test_what_was_never_recorded_is_null() -> None:
+    (row,) = rows_of("from trajectories", trajectories=[{"trace_id": "t"}])
+    for column in ("reward", "advantage", "fate", "trained_step", "step", "turn_count"):
+        assert row[column] is None
+
+
+def test_an_outcome_that_is_no_step_leaves_the_trained_step_null() -> None:
+    tables: dict[str, Any] = {
+        "trajectories": [{"trace_id": "t"}],
+        "outcomes": [{"trace_id": "t", "name": "trained_step", "number": float("nan")}],
+    }
+    assert rows_of("select trained_step from trajectories", **tables) == [{"trained_step": None}]
+
+
+def test_groups_go_by_group_id_or_else_by_sample_and_step() -> None:
+    trajectories = [
+        {"trace_id": "a", "step": 1, "group_id": "g", "sample_index": "0", "reward": 1.0},
+        {"trace_id": "b", "step": 1, "group_id": "g", "sample_index": "0", "reward": 0.0},
+        {"trace_id": "c", "step": 1, "sample_index": "0", "reward": 1.0},
+        {"trace_id": "d", "step": 1, "sample_index": "0", "reward": 1.0},
+        {"trace_id": "e", "step": 1, "sample_index": "0"},
+        {"trace_id": "f", "step": 2, "sample_index": "0"},
+        {"trace_id": "g", "step": 1, "sample_index": "0", "validate": True, "reward": 0.25},
+        {"trace_id": "h", "step": 1},
+    ]
+    rows = rows_of("from groups order by step, validate, group_id nulls last",
+                   trajectories=trajectories)  # fmt: skip
+    columns = ("n", "rewards", "mean_reward", "min_reward", "max_reward", "zero_variance")
+    assert [tuple(row[column] for column in columns) for row in rows] == [
+        (2, 2, 0.5, 0.0, 1.0, False),
+        (3, 2, 1.0, 1.0, 1.0, True),
+        (1, 1, 0.25, 0.25, 0.25, None),
+        (1, 0, None, None, None, None),
+    ]
+    assert [row["group_id"] for row in rows] == ["g", None, None, None]
+    assert rows[0]["std_reward"] == pytest.approx(0.5**0.5)
+    assert rows[2]["std_reward"] is None
+
+
+def test_a_run_is_one_row_over_its_processes() -> None:
+    runs = [
+        {"time_ns": 2_000, "host": "b", "command": "worker", "config": '{"b":1}'},
+        {"time_ns": 1_000, "host": "a", "command": None, "config": '{"a":1}', "tokenizer": "f"},
+        {"time_ns": 9_000, "host": "a", "event": "end", "losses": '{"records":{"full":1}}'},
+        {"time_ns": 5_000, "attempt": 1, "host": "a"},
+        {"time_ns": 7_000, "attempt": 1, "host": "a", "event": "end"},
+    ]
+    first, second = rows_of("from runs order by attempt", runs=runs)
+    assert (first["start_ns"], first["end_ns"], first["ended_at"]) == (1_000, None, None)
+    assert (first["processes"], first["closed_processes"]) == (2, 1)
+    assert (first["hosts"], first["command"]) == (["a", "b"], "worker")
+    assert (first["config"], first["tokenizer"]) == ('{"a":1}', "f")
+    assert first["losses"] == ['{"records":{"full":1}}']
+    assert (second["start_ns"], second["end_ns"], second["command"]) == (5_000, 7_000, None)
+
+
+SPANS: list[Row] = [
+    {"trace_id": "t", "step": 1, "span_id": "1", "seq": 0},
+    {
+        "trace_id": "t", "step": 1, "span_id": "2", "seq": 1, "is_turn": True,
+        "output_ids": [7, 8, 9], "output_logprobs": [-0.5, -0.25],
+        "messages": json.dumps([{"role": "user", "content": "a\nb"}]), "messages_kept": 0,
+    },
+    {
+        "trace_id": "t", "step": 1, "span_id": "3", "seq": 2, "is_turn": True,
+        "messages": json.dumps([{"role": "tool", "content": [1]}, "odd"]), "messages_kept": 2,
+    },
+]  # fmt: skip
+
+
+def test_turns_are_numbered_inside_their_trajectory() -> None:
+    other = {"trace_id": "u", "span_id": "4", "seq": 5, "is_turn": True}
+    rows = rows_of("select span_id, turn from turns order by span_id", spans=[*SPANS, other])
+    assert [(row["span_id"], row["turn"]) for row in rows] == [("2", 0), ("3", 1), ("4", 0)]
+
+
+def test_tokens_have_one_row_each_and_lacking_logprobs_are_null() -> None:
+    rows = rows_of("select turn, position, id, logprob from tokens order by position", spans=SPANS)
+    assert [tuple(row.values()) for row in rows] == [
+        (0, 0, 7, -0.5),
+        (0, 1, 8, -0.25),
+        (0, 2, 9, None),
+    ]
+
+
+def test_messages_have_one_row_each_at_their_place_in_the_whole_list() -> None:
+    rows = rows_of("from messages order by turn, position", spans=SPANS)
+    told = [(row["turn"], row["position"], row["role"], row["content"]) for row in rows]
+    assert told == [(0, 0, "user", "a\nb"), (1, 2, "tool", "[1]"), (1, 3, None, None)]
+    assert json.loads(rows[2]["message"]) == "odd"
+
+
+@pytest.mark.parametrize(
+    "view",
+    ["runs", "trajectories", "all_trajectories", "spans", "turns", "messages", "tokens",
+     "outcomes", "all_outcomes", "metrics", "groups", "uploads", "superseded",
+     "whole_prompts('t')", "whole_messages('t')"],
+)  # fmt: skip
+def test_every_view_of_an_empty_store_is_empty(view: str) -> None:
+    with store_of() as store:
+        result = store.sql(f"from {view}")
+        assert result.columns
+        assert result.to_dicts() == []

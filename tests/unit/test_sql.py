@@ -1,0 +1,211 @@
+"""Named queries, and what user SQL is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localtrace.errors import QueryError
+from localtrace.sql import OWN_QUERIES, find_query, load_queries
+from tests.snapshots import Row, store_of
+
+TABLES: dict[str, list[Row]] = {
+    "runs": [{"run_id": "run"}],
+    "trajectories": [
+        {
+            "trace_id": f"{step}-{n}", "step": step, "sample_index": "0", "reward": float(n),
+            "validate": n == 2, "turn_count": n + 1, "output_tokens": 10 * (n + 1),
+        }
+        for step in (1, 2)
+        for n in (0, 1, 2)
+    ],
+    "spans": [
+        {"trace_id": "1-0", "span_id": "1", "step": 1, "op": "fast", "end_ns": 10**6},
+        {"trace_id": "1-0", "span_id": "2", "step": 1, "op": "slow", "end_ns": 3 * 10**6},
+        {"trace_id": "2-0", "span_id": "3", "step": 2, "op": "slow", "end_ns": 10**6,
+         "status": "error", "error": "ValueError: no: no"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_every_query_runs_on_a_store_and_on_an_empty_one(name: str) -> None:
+    with store_of(**TABLES) as store:
+        found = store.query(name)
+        assert found.to_dicts()
+        assert store.query(name, run="another").to_dicts() == []
+    with store_of() as store:
+        assert store.query(name).columns == found.columns
+        assert store.query(name).to_dicts() == []
+
+
+def test_the_readme_lists_every_query_with_its_parameters() -> None:
+    text = (OWN_QUERIES / "README.md").read_text("utf-8")
+    for query in load_queries().values():
+        parameters = ", ".join(f"`{name}`" for name in query.parameters)
+        assert f"| `{query.name}` | {query.description} | {parameters} |" in text
+
+
+def test_rewards_by_step_keep_validation_apart() -> None:
+    with store_of(**TABLES) as store:
+        first, _ = store.query("reward_by_step", run="run").to_dicts()
+    assert (first["step"], first["trajectories"], first["mean_reward"]) == (1, 2, 0.5)
+    assert first["validation_reward"] == 2.0
+
+
+def test_lengths_are_those_of_training() -> None:
+    with store_of(**TABLES) as store:
+        first, _ = store.query("length_by_step").to_dicts()
+    assert (first["mean_tokens"], first["max_turns"]) == (15.0, 2)
+
+
+def test_a_spread_of_groups_counts_those_that_teach_nothing() -> None:
+    same = [{"trace_id": f"s{n}", "step": 1, "sample_index": "1", "reward": 1.0} for n in (0, 1)]
+    with store_of(trajectories=[*TABLES["trajectories"], *same]) as store:
+        first, _ = store.query("group_spread").to_dicts()
+    assert (first["groups"], first["zero_variance_groups"]) == (2, 1)
+    assert first["zero_variance_share"] == 0.5
+
+
+def test_the_slowest_op_comes_first_and_steps_may_be_text() -> None:
+    with store_of(**TABLES) as store:
+        assert [row["op"] for row in store.query("slowest_ops").to_dicts()] == ["slow", "fast"]
+        (row,) = store.query("slowest_ops", step="2").to_dicts()
+    assert (row["calls"], row["max_ms"]) == (1, 1.0)
+
+
+def test_errors_go_by_op_and_kind() -> None:
+    with store_of(**TABLES) as store:
+        (row,) = store.query("errors_by_op").to_dicts()
+    assert (row["op"], row["error_type"], row["newest_trace_id"]) == ("slow", "ValueError", "2-0")
+
+
+def test_a_users_folder_adds_queries_and_wins(tmp_path: Path) -> None:
+    (tmp_path / "reward_by_step.sql").write_text("-- Mine.\n-- params: least\nselect $least as x")
+    query = find_query("reward_by_step", [tmp_path])
+    assert (query.description, query.parameters) == ("Mine.", {"least": True})
+    with store_of() as store:
+        rows = store.query("reward_by_step", folders=[tmp_path], least=3).to_dicts()
+    assert rows == [{"x": 3}]
+
+
+def test_wrong_parameters_are_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.sql").write_text("-- Mine.\n-- params: least\nselect $least")
+    with store_of() as store:
+        with pytest.raises(QueryError, match="needs least=…: mine takes least"):
+            store.query("mine", folders=[tmp_path])
+        with pytest.raises(QueryError, match="'leest', did you mean least"):
+            store.query("mine", folders=[tmp_path], leest=1)
+        with pytest.raises(QueryError, match="did you mean slowest_ops"):
+            store.query("slowest_op")
+
+
+def test_a_file_without_its_comment_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bare.sql").write_text("select 1")
+    with pytest.raises(QueryError, match=r"bare\.sql must begin with two comment lines"):
+        load_queries([tmp_path])
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match="no folder of queries"):
+        load_queries([tmp_path / "none"])
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "-- nothing",
+        "selec 1",
+        "select 1; select 2",
+        "drop view runs",
+        "create table t as select 1",
+        "create temp table t as select 1",
+        "insert into unsealed_runs select * from unsealed_runs",
+        "with a as (insert into unsealed_runs values (1) returning *) select * from a",
+        "update unsealed_runs set run_id = ''",
+        "copy (select 1) to '{file}'",
+        "export database '{folder}'",
+        "attach '{file}' as other",
+        "install httpfs",
+        "load httpfs",
+        "set threads = 1",
+        "set enable_external_access = true",
+        "reset allowed_paths",
+        "pragma enable_profiling",
+        "call pragma_version()",
+        "explain analyze drop view runs",
+        "explain analyze copy (select 1) to '{file}'",
+        "explain (analyze) drop view runs",
+        "explain /* analyze */ analyze drop view runs",
+        "from query('drop view runs')",
+    ],
+)
+def test_user_sql_cannot_write_or_change_settings(sql: str, tmp_path: Path) -> None:
+    text = sql.format(file=tmp_path / "out", folder=tmp_path)
+    with store_of(**TABLES) as store:
+        before = store.sql("from duckdb_views() select view_name order by 1").to_dicts()
+        with pytest.raises(QueryError):
+            store.sql(text)
+        assert store.sql("from duckdb_views() select view_name order by 1").to_dicts() == before
+        assert store.sql("from duckdb_tables()").to_dicts() == []
+        assert len(store.sql("from runs").to_dicts()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "read_text('{file}')",
+        "read_blob('{file}')",
+        "read_csv('{file}')",
+        "read_json('{file}')",
+        "read_parquet('{file}')",
+        "parquet_metadata('{file}')",
+        "sniff_csv('{file}')",
+        "glob('{folder}/*')",
+        "'{file}'",
+        "query('from read_text(''{file}'')')",
+        "read_csv('http://127.0.0.1:9/x.csv')",
+        "duckdb_secrets()",
+    ],
+)
+def test_user_sql_cannot_read_other_files(source: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a,b\n1,2\n")
+    text = source.format(file=secret, folder=tmp_path)
+    with store_of() as store, pytest.raises(QueryError):
+        store.sql(f"select * from {text}")
+
+
+def test_user_sql_cannot_see_python_variables() -> None:
+    import pyarrow as pa
+
+    secret = pa.table({"a": [1]})
+    with store_of() as store, pytest.raises(QueryError, match="secret"):
+        store.sql("from secret")
+    assert len(secret) == 1
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["select 1", "from runs", "with a as (select 1) from a", "values (1)", "describe runs",
+     "summarize runs", "show tables", "explain select 1", "explain analyze select 1", "table runs"],
+)  # fmt: skip
+def test_everything_that_only_reads_is_allowed(sql: str) -> None:
+    with store_of(**TABLES) as store:
+        assert store.sql(sql).to_dicts()
+
+
+def test_an_error_is_one_line_that_names_the_mistake() -> None:
+    with store_of() as store, pytest.raises(QueryError) as raised:
+        store.sql("select rewards from trajectories")
+    assert "\n" not in str(raised.value)
+    assert '"rewards" not found' in str(raised.value)
+
+
+def test_parameters_are_given_by_name_or_by_place() -> None:
+    with store_of() as store:
+        assert store.sql("select $x as x", {"x": "'"}).to_dicts() == [{"x": "'"}]
+        assert store.sql("select ? as x", [3]).to_dicts() == [{"x": 3}]
