@@ -20,7 +20,9 @@ class Settings:
     store: Path
     """Folder of the store."""
     project: str = "default"
+    """Name of the project; a partition of the tables."""
     experiment: str = "default"
+    """Name of the experiment; a partition of the tables."""
     run_id: str | None = None
     """One training job; made by the first process when not given."""
     attempt: int = 0

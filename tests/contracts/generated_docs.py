@@ -5,10 +5,17 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from localtrace import config
+from localtrace.cli import COMMANDS
 from localtrace.schema import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +36,45 @@ def columns() -> str:
     return "\n".join(parts).rstrip()
 
 
-GENERATED = {"localtrace/store/README.md": {"columns": columns}}
+def settings() -> str:
+    """The settings, from the fields of `Settings` and the text after each."""
+    tree = ast.parse(inspect.getsource(config.Settings))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    about = {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text.value, ast.Constant)
+    }
+    rows = ["| argument | variable | what it does |", "|---|---|---|"]
+    for field in dataclasses.fields(config.Settings):
+        default = "" if field.default in (dataclasses.MISSING, None, ()) else _default(field)
+        text = about[field.name].rstrip(".")
+        rows.append(f"| `{field.name}` | `LOCALTRACE_{field.name.upper()}` | {text}{default} |")
+    return "\n".join(rows)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default
+    if field.name.endswith("_bytes"):
+        return f" (default: {value // config.MIB} MiB)"
+    return f" (default: {value})"
+
+
+def commands() -> str:
+    """The commands and what each does."""
+    rows = ["| command | what it does |", "|---|---|"]
+    return "\n".join(
+        [*rows, *(f"| `localtrace {name}` | {text} |" for name, text in COMMANDS.items())]
+    )
+
+
+GENERATED = {
+    "localtrace/store/README.md": {"columns": columns},
+    "README.md": {"settings": settings, "commands": commands},
+}
 
 
 def render(text: str, name: str, content: str) -> str:
