@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tenacity import RetryCallState, Retrying, before_sleep_log, retry_if_exception_type
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from localtrace.uploader.targets.http import Doubtful, TryAgain
@@ -31,7 +31,7 @@ def patiently(patience_s: float) -> Retrying:
         retry=retry_if_exception_type(TryAgain),
         stop=stop,
         wait=_wait,
-        before_sleep=before_sleep_log(_log, logging.WARNING),
+        before_sleep=_tell,
         reraise=True,
     )
 
@@ -40,6 +40,11 @@ def _wait(state: RetryCallState) -> float:
     error = _error(state)
     asked_s = error.retry_after_s if isinstance(error, TryAgain) else None
     return _spread(state) if asked_s is None else min(asked_s, RETRY_AFTER_MAX_S)
+
+
+def _tell(state: RetryCallState) -> None:
+    wait_s = state.next_action.sleep if state.next_action else 0.0
+    _log.warning("%s; asking again in %.1f s", _error(state), wait_s)
 
 
 def _error(state: RetryCallState) -> BaseException | None:

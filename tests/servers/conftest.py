@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,6 +51,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.database = folder / "mlflow.db"
+        self.empty_database = folder / "empty.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -87,18 +89,30 @@ class MlflowServer:
 
 
 @pytest.fixture(scope="session")
-def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server for the whole session; tests name experiments of their own."""
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
     server.start()
-    yield server.url
+    shutil.copy(server.database, server.empty_database)
+    yield server
     server.end()
 
 
+@pytest.fixture(scope="session")
+def mlflow_url(mlflow_server: MlflowServer) -> str:
+    """A server for the whole session; tests name experiments of their own."""
+    return mlflow_server.url
+
+
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[MlflowServer]:
+def database(mlflow_server: MlflowServer, tmp_path: Path) -> Path:
+    """An empty database of MLflow's, which takes a server many seconds to make."""
+    return Path(shutil.copy(mlflow_server.empty_database, tmp_path / "mlflow.db"))
+
+
+@pytest.fixture
+def own_server(database: Path) -> Iterator[MlflowServer]:
     """A server that a test may kill."""
-    server = MlflowServer(tmp_path)
+    server = MlflowServer(database.parent)
     server.start()
     yield server
     server.end()

@@ -39,7 +39,7 @@ def test_a_run_is_uploaded_and_the_receipt_is_written(
     assert "6 read back" in done.stdout
     assert json.loads(receipt.read_text())["selection"] == f"run={run_id}"
     again = run("--run", run_id, *to)
-    assert "0 sent (0.0 MB), 6 already there" in again.stdout
+    assert "0 sent (0.0 kB), 6 already there" in again.stdout
 
 
 def test_filters_and_limit_choose_what_is_sent(run, mlflow_url, experiment) -> None:
@@ -51,7 +51,8 @@ def test_filters_and_limit_choose_what_is_sent(run, mlflow_url, experiment) -> N
 def test_a_dry_run_contacts_nothing_and_says_what_would_go(run) -> None:
     done = run("step=0", "--to", "mlflow", "--uri", "http://127.0.0.1:1", "--dry-run")
     assert done.exit_code == 0
-    assert done.stdout.startswith("2 trajectories, 0.0 MB, would go to http://127.0.0.1:1")
+    assert done.stdout.startswith("2 trajectories, ")
+    assert done.stdout.endswith("kB, would go to http://127.0.0.1:1\n")
 
 
 def test_the_address_comes_from_the_environment(run, mlflow_url, experiment, monkeypatch) -> None:

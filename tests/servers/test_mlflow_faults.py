@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -230,17 +231,15 @@ def test_the_same_file_behind_another_address_is_the_same_destination(
     assert first.runs == second.runs
 
 
-def test_a_file_that_was_made_anew_is_another_destination(store, tmp_path) -> None:
-    database = tmp_path / "mlflow.db"
+def test_a_file_that_was_made_anew_is_another_destination(store, database, mlflow_server) -> None:
     first = upload(store, Filters(step=0), f"sqlite:///{database}")
-    database.unlink()
+    shutil.copy(mlflow_server.empty_database, database)
     second = upload(store, Filters(step=0), f"sqlite:///{database}")
     assert first.counts["sent"] == second.counts["sent"] == 2
     assert second.complete
 
 
-def test_a_killed_uploader_leaves_no_server_behind(large_store, tmp_path, state_folder) -> None:
-    database = tmp_path / "mlflow.db"
+def test_a_killed_uploader_leaves_no_server_behind(large_store, database, state_folder) -> None:
     uploader = start_upload(large_store, f"sqlite:///{database}", "killed")
     wait_until(lambda: accepted(state_folder) >= 50)
     assert servers_of(database)

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
-import msgspec
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
@@ -28,8 +27,18 @@ from localtrace.uploader.targets.http import (
     TryAgain,
     printable,
 )
+from localtrace.uploader.targets.mlflow_answers import (
+    Experiment,
+    ExperimentAnswer,
+    InfosAnswer,
+    RunAnswer,
+    RunsAnswer,
+    SearchAnswer,
+    Trace,
+    held,
+)
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
-from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, encode
+from localtrace.uploader.targets.mlflow_spans import encode
 
 OLDEST_VERSION = (3, 14)
 """The first version that takes tags and the run with the spans."""
@@ -37,57 +46,6 @@ RUN_KEY_TAG = "localtrace.run_key"
 """Tag of an MLflow run by which it is found again: a hash, so it needs no quoting in a filter."""
 LINKS_MAX = 100
 SEARCH_MAX = 500
-
-
-class _Experiment(msgspec.Struct):
-    experiment_id: str
-    creation_time: int
-    lifecycle_stage: str = "active"
-
-
-class _ExperimentAnswer(msgspec.Struct):
-    experiment: _Experiment
-
-
-class _RunInfo(msgspec.Struct):
-    run_id: str
-
-
-class _Run(msgspec.Struct):
-    info: _RunInfo
-
-
-class _RunAnswer(msgspec.Struct):
-    run: _Run
-
-
-class _RunsAnswer(msgspec.Struct):
-    runs: list[_Run] = []
-
-
-class _Assessment(msgspec.Struct):
-    assessment_id: str
-
-
-class _Trace(msgspec.Struct):
-    trace_id: str
-    tags: dict[str, str] = {}
-    assessments: list[_Assessment] = []
-
-    def holds(self, entry: Entry) -> bool:
-        """Whether this is the entry, with the same content."""
-        attached = {assessment.assessment_id for assessment in self.assessments}
-        wanted = {entry.assessment_id} - {None}
-        return self.tags.get(DIGEST_TAG) == entry.digest and wanted <= attached
-
-
-class _InfosAnswer(msgspec.Struct):
-    trace_infos: list[_Trace] = []
-
-
-class _SearchAnswer(msgspec.Struct):
-    traces: list[_Trace] = []
-    next_page_token: str = ""
 
 
 class MlflowTarget:
@@ -141,20 +99,27 @@ class MlflowTarget:
         another server, or after the database was made anew, is another destination, and the same
         database reached by another uri is the same.
         """
-        found = self._experiment(experiment)
+        try:
+            found = self._experiment(experiment)
+            run_id = self._run(run, found.experiment_id)
+        except Refused as error:
+            raise UploadError(
+                f"{self.uri} refused the experiment {experiment!r}: {error}; "
+                "name another with --experiment"
+            ) from error
         destination = f"mlflow:{found.experiment_id}:{found.creation_time}"
-        return Place(destination, found.experiment_id, self._run(run, found.experiment_id))
+        return Place(destination, found.experiment_id, run_id)
 
-    def _experiment(self, name: str) -> _Experiment:
+    def _experiment(self, name: str) -> Experiment:
         route = "/api/2.0/mlflow/experiments"
         query = {"experiment_name": name}
         try:
-            answer = self._http.ask(_ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
+            answer = self._http.ask(ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
         except Refused as error:
             if error.status != 404:
                 raise
             self._http.call("POST", f"{route}/create", json={"name": name})
-            answer = self._http.ask(_ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
+            answer = self._http.ask(ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
         if answer.experiment.lifecycle_stage != "active":
             raise UploadError(
                 f"the experiment {name!r} was deleted at {self.uri}: restore it, or name another"
@@ -165,7 +130,7 @@ class MlflowTarget:
         route = "/api/2.0/mlflow/runs"
         key = derive_id(16, "mlflow run", run.run_id, str(run.attempt)).hex()
         search = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_KEY_TAG}` = '{key}'"}
-        found = self._http.ask(_RunsAnswer, "POST", f"{route}/search", json=search).runs
+        found = self._http.ask(RunsAnswer, "POST", f"{route}/search", json=search).runs
         if found:
             run_id = found[0].info.run_id
         else:
@@ -180,7 +145,7 @@ class MlflowTarget:
                 "start_time": run.start_ns // 10**6,
                 "tags": [{"key": name, "value": value} for name, value in tags.items()],
             }
-            run_id = self._http.ask(_RunAnswer, "POST", f"{route}/create", json=new).run.info.run_id
+            run_id = self._http.ask(RunAnswer, "POST", f"{route}/create", json=new).run.info.run_id
         if run.end_ns is not None:
             end = {"run_id": run_id, "status": "FINISHED", "end_time": run.end_ns // 10**6}
             self._http.call("POST", f"{route}/update", json=end)
@@ -194,9 +159,9 @@ class MlflowTarget:
         """Ask by id which entries are there with this content."""
         wanted = {"trace_ids": [entry.remote_id for entry in entries]}
         answer = self._http.ask(
-            _InfosAnswer, "POST", "/api/3.0/mlflow/traces/batchGetInfos", json=wanted
+            InfosAnswer, "POST", "/api/3.0/mlflow/traces/batchGetInfos", json=wanted
         )
-        return _held(entries, answer.trace_infos)
+        return held(entries, answer.trace_infos)
 
     def send(self, records: Sequence[Record]) -> None:
         """Send the spans in one request, then each assessment."""
@@ -241,12 +206,12 @@ class MlflowTarget:
     def _linked(self, place: Place, entries: Sequence[Entry]) -> set[str]:
         found: set[str] = set()
         for page in self._pages(place):
-            found |= _held(entries, page)
+            found |= held(entries, page)
             if len(found) == len(entries):
                 break
         return found
 
-    def _pages(self, place: Place) -> Iterator[list[_Trace]]:
+    def _pages(self, place: Place) -> Iterator[list[Trace]]:
         experiment = {"experiment_id": place.experiment}
         search: dict[str, Any] = {
             "locations": [{"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": experiment}],
@@ -255,10 +220,10 @@ class MlflowTarget:
         }
         while True:
             answer = self._http.ask(
-                _SearchAnswer, "POST", "/api/3.0/mlflow/traces/search", json=search
+                SearchAnswer, "POST", "/api/3.0/mlflow/traces/search", json=search
             )
             yield answer.traces
-            if not answer.next_page_token:
+            if not answer.traces or not answer.next_page_token:
                 return
             search["page_token"] = answer.next_page_token
 
@@ -300,12 +265,3 @@ def _login() -> dict[str, str]:
         pair = base64.b64encode(f"{user}:{password}".encode()).decode()
         return {"authorization": f"Basic {pair}"}
     return {"authorization": f"Bearer {token}"} if token else {}
-
-
-def _held(entries: Sequence[Entry], traces: list[_Trace]) -> set[str]:
-    by_id = {trace.trace_id: trace for trace in traces}
-    return {
-        entry.trace_id
-        for entry in entries
-        if (trace := by_id.get(entry.remote_id)) is not None and trace.holds(entry)
-    }

@@ -1,0 +1,169 @@
+"""How trajectories that did not end well, or hold odd text, look as spans."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.uploader.targets import Place
+from localtrace.uploader.targets.mlflow_spans import TAG_MAX_CHARS, encode
+
+PLACE = Place("mlflow:1:1700000000000", "1", "run")
+START_NS = 1_700_000_000_123_456_789
+PROMPTS = {1: None, 2: [1, 2]}
+
+
+def call(seq: int, **fields: Any) -> Span:
+    defaults: dict[str, Any] = {
+        "trace_id": "a" * 32,
+        "span_id": f"{seq:016x}",
+        "parent_id": None,
+        "seq": seq,
+        "op": "Loop.run",
+        "status": "ok",
+        "error": None,
+        "start_ns": START_NS + seq * 1000,
+        "duration_ns": 500,
+        "inputs": {},
+        "outputs": None,
+        "is_turn": False,
+        "prompt_ids": None,
+        "output_ids": None,
+        "output_logprobs": None,
+        "messages": None,
+        "output_text": None,
+        "finish_reason": None,
+    }
+    return Span(**{**defaults, **fields})
+
+
+def trajectory(**fields: Any) -> Trajectory:
+    unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
+    defaults: dict[str, Any] = {
+        **dict.fromkeys((*unknown, "error", "reward")),
+        "trace_id": "a" * 32,
+        "run_id": "run",
+        "attempt": 0,
+        "project": "project",
+        "experiment": "experiment",
+        "validate": False,
+        "status": "ok",
+        "start_ns": START_NS,
+        "end_ns": START_NS + 10**9,
+        "spans": [call(1), call(2)],
+    }
+    return Trajectory(**{**defaults, **fields})
+
+
+def spans(one: Trajectory, assessments: bool = False) -> list[OtlpSpan]:
+    body = encode(one, PLACE, assessments=assessments).body
+    return list(ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans)
+
+
+def attributes(span: OtlpSpan) -> dict[str, Any]:
+    kinds = {a.key: a.value.WhichOneof("value") for a in span.attributes}
+    return {a.key: kinds[a.key] and getattr(a.value, kinds[a.key]) for a in span.attributes}
+
+
+@pytest.mark.parametrize("status", ["error", "cancelled", "interrupted", "dropped"])
+def test_a_trajectory_that_failed_is_an_error(status: str) -> None:
+    root, *_ = spans(trajectory(status=status))
+    assert root.status.code == Status.STATUS_CODE_ERROR
+
+
+def test_a_trajectory_without_an_end_ends_with_its_last_call() -> None:
+    root, *_ = spans(trajectory(status="interrupted", end_ns=None))
+    assert root.end_time_unix_nano == START_NS + 2500
+
+
+def test_a_trajectory_without_an_end_or_calls_ends_where_it_starts() -> None:
+    (root,) = spans(trajectory(status="running", end_ns=None, spans=[]))
+    assert root.end_time_unix_nano == START_NS
+    assert root.status.code == Status.STATUS_CODE_UNSET
+
+
+def test_a_call_whose_caller_was_not_recorded_is_under_the_root() -> None:
+    root, one, two = spans(trajectory(spans=[call(1, parent_id="f" * 16), call(2)]))
+    assert one.parent_span_id == two.parent_span_id == root.span_id
+
+
+def test_a_cancelled_call_keeps_its_exception_and_has_no_output() -> None:
+    one = call(1, status="cancelled", error="CancelledError: stop: now")
+    _, shown = spans(trajectory(spans=[one]))
+    (event,) = shown.events
+    assert event.attributes[0].value.string_value == "CancelledError"
+    assert event.attributes[1].value.string_value == "stop: now"
+    assert "mlflow.spanOutputs" not in attributes(shown)
+
+
+def test_a_call_that_returned_none_has_that_output() -> None:
+    _, shown = spans(trajectory(spans=[call(1)]))
+    assert attributes(shown)["mlflow.spanOutputs"] is None
+
+
+def test_tokens_are_not_counted_where_the_prompt_is_not_known() -> None:
+    turns = [call(seq, is_turn=True, output_ids=[1], prompt_ids=p) for seq, p in PROMPTS.items()]
+    _, unknown, known = spans(trajectory(spans=turns))
+    assert "mlflow.chat.tokenUsage" not in attributes(unknown)
+    usage = json.loads(attributes(known)["mlflow.chat.tokenUsage"])
+    assert usage == {"input_tokens": 2, "output_tokens": 1, "total_tokens": 3}
+
+
+def test_a_tag_above_the_limit_is_cut_where_it_can_be_seen() -> None:
+    (root,) = spans(trajectory(spans=[], data_source="x" * 5000))
+    shown = attributes(root)
+    assert len(shown["mlflow.traceTag.data_source"]) == TAG_MAX_CHARS
+    assert shown["mlflow.traceTag.data_source"].endswith("…")
+    assert shown["data_source"] == "x" * 5000
+
+
+def test_what_a_user_set_cannot_pass_for_a_tag_of_mlflow() -> None:
+    (root,) = spans(trajectory(spans=[], attributes={"mlflow.traceTag.step": "forged"}))
+    shown = attributes(root)
+    assert shown["attributes.mlflow.traceTag.step"] == "forged"
+    assert "mlflow.traceTag.step" not in shown
+
+
+def test_a_reward_that_is_no_number_is_a_tag_but_no_assessment() -> None:
+    record = encode(trajectory(reward=float("nan")), PLACE, assessments=True)
+    assert record.assessment is None
+    (root, *_) = spans(trajectory(reward=float("nan")))
+    assert attributes(root)["mlflow.traceTag.reward"] == "nan"
+
+
+def test_a_record_changes_its_digest_with_its_content_and_keeps_its_id() -> None:
+    late = Outcome("a" * 32, "advantage", 1, START_NS, 0.5, None, None, None)
+    before = encode(trajectory(), PLACE, assessments=False).entry
+    after = encode(trajectory(outcomes=[late]), PLACE, assessments=False).entry
+    assert before.remote_id == after.remote_id
+    assert before.digest != after.digest
+
+
+def test_another_process_makes_the_same_bytes() -> None:
+    code = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("this", {__file__!r})
+this = importlib.util.module_from_spec(spec); spec.loader.exec_module(this)
+one = this.trajectory(attributes={{"b": 1, "a": [1.5, None]}}, reward=0.5)
+print(this.encode(one, this.PLACE, assessments=True).body.hex())
+"""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    here = trajectory(attributes={"b": 1, "a": [1.5, None]}, reward=0.5)
+    assert seen == {encode(here, PLACE, assessments=True).body.hex().encode() + b"\n"}
