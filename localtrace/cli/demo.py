@@ -15,7 +15,10 @@ _DEFAULTS = DemoConfig()
 
 @click.command()
 @click.argument(
-    "folder", metavar="[DIR]", type=click.Path(path_type=Path), default="localtrace-demo"
+    "folder",
+    metavar="[DIR]",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="localtrace-demo",
 )
 @click.option("--steps", type=click.IntRange(1), default=_DEFAULTS.steps, show_default=True,
               help="Training steps.")  # fmt: skip

@@ -19,7 +19,7 @@ def carry_out(store: Store, selection: Filters, target: str) -> Iterator[str]:
     """Upload a selection, rewards as assessments too, and tell what MLflow holds of it."""
     receipt = upload(store, selection, target, assessments=True)
     counts = receipt.counts
-    yield f"{counts['sent']} trajectories sent, {counts['verified']} read back by the uploader"
+    yield f"  {counts['sent']} trajectories sent, {counts['verified']} read back by the uploader"
     yield from _read_back(receipt)
 
 
@@ -36,7 +36,7 @@ def _read_back(receipt: Receipt) -> Iterator[str]:
     spans = sum(len(trace.data.spans) for trace in traces)
     rewards = [one.value for trace in traces for one in trace.info.assessments]
     tags = {name for trace in traces for name in trace.info.tags if not name.startswith("mlflow.")}
-    yield f"MLflow's own client finds {len(traces)} traces with {spans} spans"
-    yield f"  run          {run.place.run}"
-    yield f"  tags         {', '.join(sorted(tags))}"
-    yield f"  assessments  {len(rewards)} rewards, mean {fmean(rewards):.2f}"
+    yield f"  MLflow's own client finds {len(traces)} traces with {spans} spans"
+    yield f"  run {run.place.run} of experiment {run.experiment}"
+    yield f"  tags: {', '.join(sorted(tags))}"
+    yield f"  assessments: {len(rewards)} rewards, mean {fmean(rewards):.2f}"

@@ -11,7 +11,7 @@ import random
 
 from localtrace.demo.task import Problem, calculate
 
-GUESS = 0.4
+GUESS = 0.5
 """How often the demonstrator answers with the number at hand instead of calling the calculator."""
 SLIP = 0.2
 """How often a call is malformed, and repeated after the error."""

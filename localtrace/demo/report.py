@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,7 @@ _BAR_CHARS = 40
 _LATE_STEPS = 10
 
 _GROUP = """
-select group_id, step, sample_index
-from groups
+select group_id, step from groups
 where run_id = $run and not validate
 order by
     zero_variance,
@@ -33,20 +33,20 @@ limit 1
 def reward_table(store: Store, run_id: str) -> Iterator[str]:
     """The named query `reward_by_step`, every few steps, with a bar for the mean reward."""
     rows = store.query("reward_by_step", run=run_id).to_dicts()
-    yield "step  rollouts  mean reward  validation"
-    shown = rows[:: max(1, len(rows) // _ROWS)]
+    yield "  step  rollouts  mean reward  validation"
+    shown = rows[:: math.ceil(len(rows) / _ROWS)]
     for row in shown if rows[-1] in shown else [*shown, rows[-1]]:
         bar = "█" * round(row["mean_reward"] * _BAR_CHARS)
         validation = row["validation_reward"]
         checked = "" if validation is None else f"{validation:.2f}"
         yield (
-            f"{row['step']:>4}  {row['trajectories']:>8}  {row['mean_reward']:>11.2f}"
+            f"  {row['step']:>4}  {row['trajectories']:>8}  {row['mean_reward']:>11.2f}"
             f"  {checked:>10}  {bar}"
         )
 
 
 def choose_group(store: Store, run_id: str) -> dict[str, Any]:
-    """A group (group_id, step, sample_index) of the last steps whose rewards differ most."""
+    """A group (its group_id and step) of the last steps whose rewards differ most."""
     return store.sql(_GROUP, {"run": run_id, "late": _LATE_STEPS}).to_dicts()[0]
 
 
@@ -66,7 +66,7 @@ def conversation(store: Store, trajectory: Trajectory) -> Iterator[str]:
         facts.append(f"advantage {outcomes['advantage'].number:+.2f}")
     if "fate" in outcomes:
         facts.append(str(outcomes["fate"].text))
-    yield f"{', '.join(facts)}  ({trajectory.trace_id})"
+    yield f"  {', '.join(facts)}  ({trajectory.trace_id})"
     turns = [span for span in trajectory.spans if span.is_turn]
     question = store.decode(trajectory.run_id, turns[0].prompt_ids or []) or ""
     yield _line("user", question.removeprefix("<user>").removesuffix("<assistant>"))
@@ -84,4 +84,4 @@ def _call(span: Span) -> Iterator[str]:
 
 
 def _line(speaker: str, text: str) -> str:
-    return f"  {speaker:<11} {escape_line(text)}"
+    return f"    {speaker:<11} {escape_line(text)}"

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
 
 import localtrace
-from localtrace.demo import carry, report
+from localtrace.demo import report
+from localtrace.demo.carry import carry_out
 from localtrace.demo.config import EXPERIMENT, PROJECT, DemoConfig
 from localtrace.demo.train import train, warm_up
 from localtrace.demo.vocabulary import tokenizer
 from localtrace.demo.worker import rollout_workers
 from localtrace.errors import ConfigError
 from localtrace.filters import Filters
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
 
 _MIN_FREE_BYTES = 64 * 2**20
 """The demo's store is small, so it may use a disk that is nearly full."""
@@ -46,27 +52,18 @@ def run_demo(folder: Path, config: DemoConfig, *, upload: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     run_id = record(folder, config)
     with localtrace.open_store(store_path) as store:
-        click.echo(f"\nReward by step of run {run_id}:")
-        _print(report.reward_table(store, run_id))
-        group = report.choose_group(store, run_id)
-        best, worst = report.extremes(store, run_id, group["group_id"])
-        click.echo(f"\nOne group, step {group['step']}, problem {group['sample_index']}: the best")
-        _print(report.conversation(store, best))
-        click.echo("and the worst")
-        _print(report.conversation(store, worst))
+        step, trace_id = _show(store, run_id)
         if upload:
-            os.environ.setdefault("LOCALTRACE_STATE_DIR", str(folder / "uploader"))
-            target = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
-            click.echo(f"\nUpload of the trained trajectories of step {group['step']} to {target}")
-            selection = Filters(run=run_id, step=group["step"], fate="trained")
-            _print(carry.carry_out(store, selection, target))
+            _upload(store, folder, run_id, step)
     click.echo("\nTry next:")
-    _print(_commands(folder, best.trace_id, run_id, upload))
+    _print(_commands(folder, run_id, trace_id, upload))
 
 
 def record(folder: Path, config: DemoConfig) -> str:
     """Train, and record the rollouts into `store` in the folder; return the id of the run."""
-    torch.set_num_threads(2)
+    # The policy is too small for more threads: they gain little on idle cores, and on shared ones
+    # they spend their time waiting for each other (measured: four times slower).
+    torch.set_num_threads(1)
     tokenizer_path = folder / "tokenizer.json"
     tokenizer().save(str(tokenizer_path))
     recording: dict[str, Any] = {
@@ -77,7 +74,9 @@ def record(folder: Path, config: DemoConfig) -> str:
     }
     localtrace.init(**recording, config=asdict(config), tokenizer=tokenizer_path, worker="driver")
     try:
-        run_id = recording["run_id"] = str(localtrace.run_id())
+        recording["run_id"] = run_id = str(localtrace.run_id())
+        store = shlex.quote(str(folder / "store"))
+        click.echo(f"Recording run {run_id}: watch it with  localtrace tail -s {store}", err=True)
         with rollout_workers(config.workers, recording) as workers:
             train(warm_up(config), workers, config)
     finally:
@@ -85,16 +84,42 @@ def record(folder: Path, config: DemoConfig) -> str:
     return run_id
 
 
-def _commands(folder: Path, trace_id: str, run_id: str, uploaded: bool) -> Iterator[str]:
-    store = f"-s {shlex.quote(str(folder / 'store'))}"
-    yield f"localtrace runs {store}"
-    yield f"localtrace ls {store} run={run_id} step=10..20 'reward<0.5'"
-    yield f"localtrace show {store} {trace_id}"
-    yield f"localtrace query {store} errors_by_op run={run_id}"
-    yield f"localtrace sql {store} 'select fate, count(*) from trajectories group by fate'"
+def _show(store: Store, run_id: str) -> tuple[int, str]:
+    """Print the rewards and one group's extremes; return its step and its best trajectory."""
+    click.echo(f"\nReward by step of run {run_id}:")
+    _print(report.reward_table(store, run_id))
+    group = report.choose_group(store, run_id)
+    best, worst = report.extremes(store, run_id, group["group_id"])
+    click.echo(f"\nThe best and the worst rollout of one group, step {group['step']}:")
+    _print(report.conversation(store, best))
+    _print(report.conversation(store, worst))
+    return group["step"], best.trace_id
+
+
+def _upload(store: Store, folder: Path, run_id: str, step: int) -> None:
+    os.environ.setdefault("LOCALTRACE_STATE_DIR", str(folder.absolute() / "uploader"))
+    target = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    click.echo(f"\nUpload of step {step} to {target}:")
+    click.echo("An MLflow server is started on this machine for it …", err=True)
+    _print(carry_out(store, Filters(run=run_id, step=step, validate=False), target))
+
+
+def _commands(folder: Path, run_id: str, trace_id: str, uploaded: bool) -> Iterator[str]:
+    program, store = _program("localtrace"), f"-s {shlex.quote(str(folder / 'store'))}"
+    yield f"  {program} runs {store}"
+    yield f"  {program} ls {store} run={run_id} step=1..10 'reward<0.5'"
+    yield f"  {program} show {store} {trace_id}"
+    yield f"  {program} query {store} errors_by_op run={run_id}"
+    yield f"  {program} sql {store} 'select fate, count(*) from trajectories group by fate'"
     if uploaded:
         database = shlex.quote(f"sqlite:///{folder / 'mlflow.db'}")
-        yield f"mlflow server --backend-store-uri {database}"
+        yield f"  {_program('mlflow')} server --backend-store-uri {database}"
+
+
+def _program(name: str) -> str:
+    """What to type for a program of this environment, which need not be activated."""
+    beside_python = os.path.relpath(Path(sys.executable).with_name(name))
+    return name if shutil.which(name) else shlex.quote(beside_python)
 
 
 def _print(lines: Iterator[str]) -> None:

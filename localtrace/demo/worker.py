@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import torch
@@ -77,8 +79,18 @@ def rollout_workers(count: int, recording: dict[str, Any]) -> Iterator[Workers]:
 
 def _start(recording: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's: it ends its workers
+    threading.Thread(target=_end_with_driver, daemon=True).start()
     torch.set_num_threads(1)
     localtrace.init(**recording)
+
+
+def _end_with_driver() -> None:
+    """A driver that was killed cannot end its workers, which would wait for work for ever."""
+    driver = parent_process()
+    assert driver is not None
+    driver.join()
+    localtrace.close()
+    os._exit(1)
 
 
 def _roll_out(weights: bytes, tasks: list[Task], weight_version: int, seed: int) -> list[Rollout]:

@@ -1,0 +1,54 @@
+"""`localtrace demo`, as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import localtrace
+from localtrace.cli import main
+from localtrace.demo.config import DemoConfig
+from localtrace.demo.run import run_demo
+
+TINY = DemoConfig(workers=1, steps=2, warm_up_steps=60, validation_problems=4)
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("do not touch")
+
+    result = CliRunner().invoke(main, ["demo", str(tmp_path)])
+
+    assert result.exit_code == 2
+    assert "name a new folder" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_second_demo_in_the_same_folder_is_one_more_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        run_demo(tmp_path / "demo", TINY, upload=False)
+
+    with localtrace.open_store(tmp_path / "demo" / "store") as store:
+        runs = store.runs().to_dicts()
+        assert [run["closed_processes"] for run in runs] == [2, 2]
+    shown = capsys.readouterr().out
+    assert all(f"Reward by step of run {run['run_id']}" in shown for run in runs)
+
+
+@pytest.mark.parametrize("package", ["torch", "tokenizers", "mlflow"])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "localtrace.cli.demo.find_spec", lambda name: None if name == package else 1
+    )
+
+    result = CliRunner().invoke(main, ["demo", str(tmp_path / "demo")])
+
+    assert result.exit_code == 1
+    assert f"{package} is not installed" in result.stderr
+    assert "localtrace[demo]" in result.stderr
+    assert not (tmp_path / "demo").exists()

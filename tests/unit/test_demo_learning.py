@@ -1,0 +1,130 @@
+"""The demo learns, and what it records is what happened: shortened runs on real workers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+import localtrace
+from localtrace.demo.config import DemoConfig
+from localtrace.demo.train import train, warm_up
+from localtrace.demo.vocabulary import decode, tokenizer
+from localtrace.demo.worker import rollout_workers
+from localtrace.reader import Store
+from localtrace.types import Trajectory
+
+SHORT = DemoConfig(warm_up_steps=400, steps=20, validate_every=19, validation_problems=8)
+LEARNING = {f"seed {seed}": replace(SHORT, seed=seed) for seed in (0, 1)}
+STANDING_STILL = replace(SHORT, learning_rate=0.0, steps=10)
+RUNS = {**LEARNING, "standing still": STANDING_STILL}
+Rewards = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def rewards(folder: Path) -> Rewards:
+    """Mean reward of every step of three runs, which start from the same warmed-up policy."""
+    torch.set_num_threads(1)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    recording: dict[str, Any] = {"store": folder / "store", "min_free_bytes": 0}
+    localtrace.init(**recording, tokenizer=folder / "tokenizer.json")
+    try:
+        with rollout_workers(2, {**recording, "run_id": localtrace.run_id()}) as workers:
+            policy = warm_up(SHORT)
+            return {
+                name: train(copy.deepcopy(policy), workers, config) for name, config in RUNS.items()
+            }
+    finally:
+        localtrace.close()
+
+
+@pytest.fixture(scope="module")
+def store(rewards: Rewards, folder: Path) -> Iterator[Store]:
+    with localtrace.open_store(folder / "store") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def trained(store: Store) -> list[Trajectory]:
+    """Fifty trajectories of several turns that the policy was updated with."""
+    found = store.trajectories(fate="trained", where="turn_count > 2").to_dicts()
+    return list(store.read(row["trace_id"] for row in found[:: len(found) // 50]))
+
+
+def _gain(rewards: list[float]) -> float:
+    return fmean(rewards[-5:]) - fmean(rewards[:5])
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_mean_reward_rises(rewards: Rewards, name: str) -> None:
+    assert _gain(rewards[name]) >= 0.15
+
+
+def test_with_a_learning_rate_of_zero_the_mean_reward_does_not_rise(rewards: Rewards) -> None:
+    assert _gain(rewards["standing still"]) < 0.15
+
+
+def test_the_store_holds_every_rollout_with_its_reward(store: Store, rewards: Rewards) -> None:
+    by_step = [
+        [reward for reward in step if reward is not None] for step in zip_longest(*rewards.values())
+    ]
+    rows = store.query("reward_by_step").to_dicts()
+
+    size = SHORT.problems_per_step * SHORT.group_size
+    assert [row["trajectories"] for row in rows] == [size * len(step) for step in by_step]
+    assert [row["mean_reward"] for row in rows] == pytest.approx([fmean(s) for s in by_step])
+    validated = [row["step"] for row in rows if row["validation_reward"] is not None]
+    assert validated == [1, STANDING_STILL.steps, SHORT.steps]
+
+
+def test_every_training_rollout_has_a_fate_and_every_trained_one_an_advantage(
+    store: Store,
+) -> None:
+    rows = store.sql(
+        "select fate, min(trained_step = step) as same_step, count(advantage) as known, "
+        "count(*) as n from trajectories where not validate group by fate order by fate"
+    ).to_dicts()
+
+    assert [row["fate"] for row in rows] == ["filtered", "trained"]
+    assert [row["same_step"] for row in rows] == [None, True]
+    assert [row["known"] for row in rows] == [0, rows[1]["n"]]
+
+
+def test_a_turn_begins_with_everything_that_was_said_before(trained: list[Trajectory]) -> None:
+    for trajectory in trained:
+        turns = [span for span in trajectory.spans if span.is_turn]
+        for before, turn in pairwise(turns):
+            said = [*(before.prompt_ids or []), *(before.output_ids or [])]
+            assert turn.prompt_ids is not None
+            assert turn.prompt_ids[: len(said)] == said
+            assert decode(turn.prompt_ids[len(said) :]).startswith("<tool>")
+
+
+def test_the_trainer_agrees_with_the_sampled_logprobs(trained: list[Trajectory]) -> None:
+    for trajectory in trained:
+        sampled = [p for span in trajectory.spans for p in span.output_logprobs or []]
+        (again,) = [o.values for o in trajectory.outcomes if o.name == "old_logprobs"]
+        assert again == pytest.approx(sampled, abs=1e-3)
+
+
+def test_calls_that_fail_are_recorded_as_errors_of_the_calculator(store: Store) -> None:
+    failed = store.spans(op="calculator", status="error").to_dicts()
+
+    assert failed
+    assert {row["error"].split(":")[0] for row in failed} == {"CalculatorError"}
+    counted = store.sql(
+        "select sum((attributes ->> '$.tool_errors')::int) as n from trajectories"
+    ).to_dicts()
+    assert counted == [{"n": len(failed)}]
