@@ -107,7 +107,7 @@ class trajectory:
             record_outcomes(recorder, self.trace_id, state.step, None, values)
             return
         for name, value in values.items():
-            state.values[name] = msgspec.Raw(recorder.values.encode(value))
+            state.values[str(recorder.as_text(name))] = msgspec.Raw(recorder.values.encode(value))
 
 
 def _begin_trajectory(recorder: Recorder, key: bytes, fields: tuple[Any, ...]) -> TrajectoryState:
@@ -123,7 +123,7 @@ def _begin_trajectory(recorder: Recorder, key: bytes, fields: tuple[Any, ...]) -
             state.head,
             time.time_ns(),
             recorder.as_text(group_id),
-            bool(validate),
+            bool(recorder.as_int(validate)),
             *texts,
         )
     )
@@ -170,14 +170,6 @@ class OpenCall(Scope):
     inputs: bytes
     start_ns: int
     mono_ns: int
-
-    def enter(self) -> None:
-        """Make calls from here on children of this one."""
-        current.set(self)
-
-    def leave(self) -> None:
-        """Go back to the scope in which the call was made."""
-        current.set(self.outer)
 
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Record the call. Never raises."""

@@ -5,18 +5,19 @@ do not reach the record. Where MessagePack has no word for a value, an extension
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
 (`to_json`, `from_json`), where an object with the key `$type` stands in:
 
-    {"$type": "float", "value": "nan"}                 nan, inf, -inf
+    {"$type": "float", "value": "nan"}                 nan, -nan, inf, -inf
     {"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
     {"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
     {"$type": "bytes", "base64": …}
     {"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
-    {"$type": "datetime", "value": "2026-01-02T03:04:05Z"}
+    {"$type": "datetime", "value": "2026-01-02T03:04:05+00:00"}
     {"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
     {"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
     {"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
 
-Containers come back as JSON's own: tuples, sets and named tuples as lists, dataclasses, attrs
-classes and pydantic models as dicts, enums as their values, half floats as float32.
+Containers come back as JSON's own: tuples, sets and named tuples as lists (as tuples where they
+are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their values, half
+floats as float32, arrays without dimensions as their one value, naive datetimes and dates as text.
 
 This module knows nothing of trajectories, files or threads.
 """
@@ -24,6 +25,7 @@ This module knows nothing of trajectories, files or threads.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping
@@ -39,6 +41,9 @@ _EXT = 1
 _HASH_MAX_BYTES = 2**20
 """Hashing a dropped value must not stall the rollout, so larger ones get no sha256."""
 _DEPTH_MAX = 100
+"""Of nesting; more would not fit the stack of whoever reads it."""
+_INT_MAX_BITS = 14_000
+"""Python refuses to write or read decimal integers of more than 4,300 digits."""
 
 
 class Placeholder:
@@ -89,6 +94,15 @@ class _Tag(msgspec.Struct, frozen=True):
     parts: tuple[Any, ...]
 
 
+class _Key:
+    """A key in the place of one that MessagePack refuses; its stand-ins are not hashable."""
+
+    __slots__ = ("plain",)
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+
+
 class ValueEncoder:
     """Turns any value into MessagePack; what cannot be encoded becomes a placeholder.
 
@@ -134,31 +148,43 @@ class ValueEncoder:
             if value.reason != "dropped":
                 self._on_placeholder(value.reason)
             return _ext("omitted", *value.parts().values())
+        if type(value) is _Key:
+            return value.plain
         fields = _fields_of(value)
         return _foreign(value) if fields is None else self.without_dropped(fields)
 
     def _plain(self, value: Any, above: frozenset[int], depth: int) -> Any:
-        if isinstance(value, str):
+        try:
+            return self._plain_part(type(value), value, above, depth)
+        except Exception:
+            return left_out("unencodable", value)
+
+    def _plain_part(self, kind: type, value: Any, above: frozenset[int], depth: int) -> Any:
+        # Asks the type, never the value: `__class__` can be anything.
+        if issubclass(kind, str):
             return _plain_text(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            fits = -(2**63) <= value < 2**64
-            return int(value) if fits else _ext("int", hex(value))
-        if not isinstance(value, Mapping | list | tuple | AbstractSet):
+        if issubclass(kind, int) and kind is not bool:
+            return _plain_int(value)
+        if not issubclass(kind, Mapping | list | tuple | AbstractSet):
             fields = _fields_of(value)
             if fields is None:
                 return self._plain_leaf(value)
-            value = fields
+            kind, value = dict, self.without_dropped(fields)
         if id(value) in above:
             return left_out("cycle", value)
         if depth >= _DEPTH_MAX:
             return left_out("too_deep", value)
         above |= {id(value)}
-        if isinstance(value, Mapping):
+        if issubclass(kind, Mapping):
             return {
-                _plain_key(key): self._plain(item, above, depth + 1)
+                self._plain_key(key, above, depth + 1): self._plain(item, above, depth + 1)
                 for key, item in list(value.items())
             }
         return [self._plain(item, above, depth + 1) for item in list(value)]
+
+    def _plain_key(self, key: Any, above: frozenset[int], depth: int) -> Any:
+        plain = self._plain(key, above, depth)
+        return plain if type(plain) is str else _Key(plain)
 
     def _plain_leaf(self, value: Any) -> Any:
         try:
@@ -182,9 +208,15 @@ def left_out(reason: str, value: Any, size_bytes: int | None = None) -> Placehol
         size_bytes = buffer.nbytes
         if size_bytes <= _HASH_MAX_BYTES:
             digest = hashlib.sha256(buffer).hexdigest()
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    return Placeholder(reason, name[:200], size_bytes, digest)
+    return Placeholder(reason, _type_name(type(value)), size_bytes, digest)
+
+
+def _type_name(kind: type) -> str:
+    try:
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        return name.encode("utf-8", "replace").decode()[:200]
+    except Exception:
+        return "object"
 
 
 def _buffer_of(value: Any) -> memoryview | None:
@@ -205,10 +237,13 @@ def _ext(kind: str, *parts: Any) -> msgspec.msgpack.Ext:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Fields of a pydantic model, by name; None for everything else."""
-    if not hasattr(type(value), "__pydantic_fields__"):
-        return None
-    return {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    """Fields of a pydantic model or a dataclass, by name; None for everything else."""
+    kind = type(value)
+    if hasattr(kind, "__pydantic_root_model__"):
+        return {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    if dataclasses.is_dataclass(kind):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    return None
 
 
 def _foreign(value: Any) -> Any:
@@ -253,14 +288,18 @@ def _tensor(value: Any) -> Any:
 
 
 def _numpy(value: Any) -> Any:
-    if not hasattr(value, "ndim") or value.dtype.hasobject or value.dtype.names:
+    if not hasattr(value, "ndim") or value.dtype.hasobject or value.dtype.names or _masked(value):
         return left_out("unsupported", value) if not hasattr(value, "tolist") else value.tolist()
     if value.dtype.str[1:] == "f2":
         value = value.astype("<f4")
-    if value.ndim == 0 and value.dtype.kind in "biufU":
-        return value.item()
+    if value.ndim == 0:
+        return str(value) if value.dtype.kind in "mM" else value.item()
     little = value.astype(value.dtype.newbyteorder("<"), copy=False)
     return _ext("ndarray", little.dtype.str, list(little.shape), little.tobytes())
+
+
+def _masked(value: Any) -> bool:
+    return hasattr(value, "mask")
 
 
 def _plain_text(value: str) -> Any:
@@ -271,14 +310,12 @@ def _plain_text(value: str) -> Any:
         return _ext("str", value.encode("utf-8", "surrogatepass"))
 
 
-def _plain_key(key: Any) -> Any:
-    if isinstance(key, str):
-        text = _plain_text(key)
-        return text if isinstance(text, str) else key.encode("utf-8", "replace").decode()
-    if isinstance(key, int | float | bool | bytes) and not isinstance(key, str):
-        in_range = not isinstance(key, int) or -(2**63) <= key < 2**64
-        return key if in_range else str(key)
-    return f"{type(key).__qualname__}:{key!r}"[:200]
+def _plain_int(value: int) -> Any:
+    if -(2**63) <= value < 2**64:
+        return int(value)
+    if value.bit_length() > _INT_MAX_BITS:
+        return left_out("too_large", value, value.bit_length() // 8)
+    return _ext("int", hex(value))
 
 
 _DEFAULT = ValueEncoder()
@@ -288,7 +325,7 @@ encode = _DEFAULT.encode
 
 def decode(data: bytes | msgspec.Raw) -> Any:
     """Read what `encode` wrote; see `from_json` for what the values become."""
-    return _restore(_DECODER.decode(data))
+    return _from_tagged(_tagged(data))
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
@@ -303,11 +340,7 @@ _DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
 
 def msgpack_to_json(data: bytes | msgspec.Raw) -> str:
     """Turn encoded bytes into the tagged JSON text of the tables."""
-    try:
-        tagged = _to_tagged(_DECODER.decode(data))
-        return msgspec.json.encode(tagged).decode()
-    except RecursionError:
-        return to_json(Placeholder("too_deep", "object", len(bytes(data))))
+    return msgspec.json.encode(_tagged(data)).decode()
 
 
 def to_json(value: Any) -> str:
@@ -327,23 +360,49 @@ def from_json(text: str | bytes) -> Any:
 _PLAIN_TYPES = {str, int, bool, type(None)}
 
 
-def _to_tagged(value: Any) -> Any:
+def _tagged(data: bytes | msgspec.Raw) -> Any:
+    """Encoded bytes as values of JSON; what cannot be read becomes a placeholder."""
+    try:
+        return _to_tagged(_DECODER.decode(data), 0)
+    except RecursionError:
+        reason = "too_deep"
+    except Exception:  # `encode` did not write it: a caller's own msgspec.Raw or Ext
+        reason = "damaged"
+    return _omitted(Placeholder(reason, "object", len(bytes(data))))
+
+
+def _to_tagged(value: Any, depth: int) -> Any:
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value
-    if kind is list:
-        kinds = set(map(type, value))
+    if kind in _CONTAINERS:
+        if depth >= _DEPTH_MAX:
+            return _omitted(left_out("too_deep", value))
+        return _container_to_tagged(value, depth + 1)
+    if kind is float:
+        return value if math.isfinite(value) else {"$type": "float", "value": _odd_float(value)}
+    return _leaf_to_tagged(value)
+
+
+_CONTAINERS = {list, dict, tuple}
+"""A tuple is a list that is a key."""
+
+
+def _odd_float(value: float) -> str:
+    # The sign of a NaN counts in checksums, and processors make negative ones.
+    return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else str(value)
+
+
+def _container_to_tagged(value: Any, depth: int) -> Any:
+    kinds = set(map(type, value))
+    if type(value) is not dict:
         if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
             return value
-        return [_to_tagged(item) for item in value]
-    if kind is dict:
-        if set(map(type, value)) <= {str} and "$type" not in value:
-            return {key: _to_tagged(item) for key, item in value.items()}
-        items = [[_to_tagged(key), _to_tagged(item)] for key, item in value.items()]
-        return {"$type": "dict", "items": items}
-    if kind is float:
-        return value if math.isfinite(value) else {"$type": "float", "value": str(value)}
-    return _leaf_to_tagged(value)
+        return [_to_tagged(item, depth) for item in value]
+    if kinds <= {str} and "$type" not in value:
+        return {key: _to_tagged(item, depth) for key, item in value.items()}
+    items = [[_to_tagged(key, depth), _to_tagged(item, depth)] for key, item in value.items()]
+    return {"$type": "dict", "items": items}
 
 
 def _leaf_to_tagged(value: Any) -> Any:
@@ -352,28 +411,28 @@ def _leaf_to_tagged(value: Any) -> Any:
     if isinstance(value, datetime):
         return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
     if isinstance(value, Placeholder):
-        return {"$type": "omitted", **value.parts()}
+        return _omitted(value)
     kind, parts = value.kind, value.parts
     if kind == "int":
         return {"$type": "int", "value": str(int(parts[0], 16))}
     if kind == "complex":
-        return {"$type": "complex", "value": [_to_tagged(part) for part in parts]}
+        return {"$type": "complex", "value": [_to_tagged(part, 0) for part in parts]}
     if kind == "ndarray":
         dtype, shape, data = parts
         return {"$type": "ndarray", "dtype": dtype, "shape": shape, "base64": _base64(data)}
     if kind == "str":
         return {"$type": "str", "base64": _base64(parts[0])}
     if kind == "omitted":
-        return {"$type": "omitted", **Placeholder(*parts).parts()}
-    return {"$type": "omitted", "reason": "unsupported", "python_type": str(kind)}
+        return _omitted(Placeholder(*parts))
+    return _omitted(Placeholder("unsupported", str(kind)))
+
+
+def _omitted(placeholder: Placeholder) -> dict[str, Any]:
+    return {"$type": "omitted", **placeholder.parts()}
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-def _restore(value: Any) -> Any:
-    return _from_tagged(_to_tagged(value))
 
 
 def _from_tagged(value: Any) -> Any:
@@ -404,7 +463,11 @@ def _read_array(value: dict[str, Any]) -> Any:
 
 
 def _read_dict(value: dict[str, Any]) -> Any:
-    return {_from_tagged(key): _from_tagged(item) for key, item in value["items"]}
+    return {_as_key(_from_tagged(key)): _from_tagged(item) for key, item in value["items"]}
+
+
+def _as_key(value: Any) -> Any:
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value
 
 
 def _read_omitted(value: dict[str, Any]) -> Placeholder:

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from localtrace.errors import ConfigError
 
 MIB = 2**20
+_FOREVER_S = 1e9
+"""Longer times than threads can wait."""
+_FOLDER_NAMES = ("project", "experiment", "run_id")
+_FOLDER_NAME_MAX_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def load_settings(
         for name in known
         if environ.get(variable := f"LOCALTRACE_{name.upper()}")
     }
-    values.update({name: value for name, value in given.items() if value is not None})
+    values.update({name: value for name, value in given.items() if value not in (None, "")})
     if store is not None:
         values["store"] = store
     values.setdefault("store", "localtrace")
@@ -87,14 +92,16 @@ def _convert(name: str, value: Any) -> Any:
         if name == "keep":
             return tuple(value.replace(",", " ").split() if isinstance(value, str) else value)
         if name == "seal":
-            return value if isinstance(value, bool) else _switch(value)
+            return value if isinstance(value, bool) else _switch(str(value))
         if name.endswith("_s"):
-            return _positive(float(value))
+            return min(_positive(float(value)), _FOREVER_S)
         if name == "resume" and value != "must":
             raise ValueError("use must, or leave it out")
-        if name == "attempt" or name.endswith("_bytes"):
+        if name.endswith("_bytes"):
             return _positive(int(value))
-        return str(value)
+        if name == "attempt":
+            return _attempt(int(value))
+        return _folder_name(str(value)) if name in _FOLDER_NAMES else str(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"setting {name} cannot be {value!r}: {error}") from error
 
@@ -107,6 +114,22 @@ def _switch(text: str) -> bool:
 
 
 def _positive(number: Any) -> Any:
-    if number < 0:
-        raise ValueError("it must not be negative")
+    if not number >= 0:  # also NaN
+        raise ValueError("it must be 0 or more")
     return number
+
+
+def _attempt(number: int) -> int:
+    if number >= 2**31:
+        raise ValueError("it must be below 2147483648")
+    return int(_positive(number))
+
+
+def _folder_name(text: str) -> str:
+    size_bytes = len(quote(text, safe=""))  # fails for lone surrogates
+    if size_bytes > _FOLDER_NAME_MAX_BYTES:
+        raise ValueError(
+            f"folders are named after it, and percent-encoded it has {size_bytes} bytes: "
+            f"use at most {_FOLDER_NAME_MAX_BYTES}"
+        )
+    return text

@@ -11,6 +11,7 @@ import msgspec
 
 from localtrace import recorder as process
 from localtrace.capture import OpenCall, begin_call
+from localtrace.scope import Scope, current
 from localtrace.signature import Signature
 
 P = ParamSpec("P")
@@ -88,35 +89,28 @@ def _coroutine(function: Callable[..., Any], signature: Signature) -> Callable[.
 def _generator(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        generator = function(*args, **kwargs)
         recorder = process.active
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
         if call is None:
-            return (yield from function(*args, **kwargs))
-        call.leave()
+            return (yield from generator)
         stream = _Stream(call)
-        generator = function(*args, **kwargs)
         resume, value = generator.send, None
         while True:
-            call.enter()
             try:
-                item = resume(value)
+                with stream:
+                    item = resume(value)
             except StopIteration as stop:
                 stream.finish(returned=stop.value)
                 return stop.value
             except BaseException as error:
                 stream.finish(error)
                 raise
-            finally:
-                call.leave()
             stream.add(item)
             try:
                 value = yield item
                 resume = generator.send
-            except GeneratorExit as error:
-                stream.finish(error)
-                generator.close()
-                raise
-            except BaseException as error:
+            except BaseException as error:  # also GeneratorExit: the generator closes, or refuses
                 resume, value = generator.throw, cast(Any, error)
 
     return recorded
@@ -125,39 +119,31 @@ def _generator(function: Callable[..., Any], signature: Signature) -> Callable[.
 def _async_generator(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     @functools.wraps(function)
     async def recorded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        generator = function(*args, **kwargs)
         recorder = process.active
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
-        generator = function(*args, **kwargs)
-        stream = None
-        if call is not None:
-            call.leave()
-            stream = _Stream(call)
+        stream = _Stream(call)
         resume, value = generator.asend, None
         while True:
-            if call is not None:
-                call.enter()
             try:
-                item = await resume(value)
+                with stream:
+                    item = await resume(value)
             except StopAsyncIteration:
-                if stream is not None:
-                    stream.finish()
+                stream.finish()
                 return
             except BaseException as error:
-                if stream is not None:
-                    stream.finish(error)
+                stream.finish(error)
                 raise
-            finally:
-                if call is not None:
-                    call.leave()
-            if stream is not None:
-                stream.add(item)
+            stream.add(item)
             try:
                 value = yield item
                 resume = generator.asend
             except GeneratorExit as error:
-                if stream is not None:
+                try:
+                    with stream:
+                        await generator.aclose()
+                finally:
                     stream.finish(error)
-                await generator.aclose()
                 raise
             except BaseException as error:
                 resume, value = generator.athrow, cast(Any, error)
@@ -166,15 +152,34 @@ def _async_generator(function: Callable[..., Any], signature: Signature) -> Call
 
 
 class _Stream:
-    """What a generator yielded so far, each item encoded when it was yielded."""
+    """What a generator yielded so far, each item encoded when it was yielded.
 
-    def __init__(self, call: OpenCall) -> None:
+    As a context it makes the code inside a part of the call. It may be entered in another task or
+    thread than before, so it puts back the scope that it found, not the one of the first time.
+    """
+
+    def __init__(self, call: OpenCall | None) -> None:
+        """`call` has just been begun; without one nothing is recorded."""
         self._call = call
+        self._found: Scope | None = None
         self._items: list[Any] = []
         self._size_bytes = 0
+        if call is not None:
+            current.set(call.outer)
+
+    def __enter__(self) -> None:
+        if self._call is not None:
+            self._found = current.get()
+            current.set(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        if self._call is not None:
+            current.set(self._found)
 
     def add(self, item: Any) -> None:
-        """Take a snapshot of one item; beyond `record_max_bytes` items are only counted."""
+        """Take a snapshot of one item; items beyond `record_max_bytes` are left out."""
+        if self._call is None:
+            return
         recorder = self._call.recorder
         if self._size_bytes <= recorder.settings.record_max_bytes:
             data = recorder.values.encode(item)
@@ -183,7 +188,11 @@ class _Stream:
 
     def finish(self, error: BaseException | None = None, returned: Any = None) -> None:
         """Record the call with the list of items, and what the generator returned if it did."""
+        if self._call is None:
+            return
         result: Any = self._items
         if returned is not None:
             result = {"yielded": self._items, "returned": returned}
+        found = current.get()
         self._call.finish(result, error)
+        current.set(found)

@@ -34,7 +34,7 @@ def record_outcomes(
         batch = not isinstance(trace_ids, str)
         ids = [str(trace_id) for trace_id in trace_ids] if batch else [str(trace_ids)]
         encoded = {
-            name: msgspec.Raw(recorder.values.encode(value))
+            str(recorder.as_text(name)): msgspec.Raw(recorder.values.encode(value))
             for name, value in values.items()
             if not batch or _fits(recorder, value, len(ids))
         }

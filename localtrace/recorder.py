@@ -26,7 +26,7 @@ from localtrace.config import Settings
 from localtrace.losses import Losses, logger
 from localtrace.scope import TrajectoryState
 from localtrace.store.disk import DiskWatch
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
 from localtrace.store.records import STATUSES, Context, Kind
 from localtrace.store.sealer import start_sealer
 from localtrace.store.writer import Item, JournalSeries
@@ -69,7 +69,7 @@ class Recorder:
         self._queue: deque[Item] = deque()
         self._marks: deque[Item] = deque()
         self._queued_bytes = 0
-        self._draining = False
+        """Of all that was handed over and is not in a journal yet."""
         self._wake = threading.Event()
         self._threads: list[threading.Thread] = []
         self._series = JournalSeries(
@@ -78,7 +78,11 @@ class Recorder:
             self.settings.rotate_max_bytes,
             self.settings.rotate_interval_s,
             self.losses.record,
+            self._prepare_folder,
         )
+
+    def _prepare_folder(self) -> None:
+        choose_journal_folder(create_layout(self.layout.root), self.settings.journal_dir)
 
     @property
     def writer_id(self) -> str:
@@ -90,27 +94,35 @@ class Recorder:
     def put(self, item: Item, trajectory: TrajectoryState | None = None) -> None:
         """Hand a record over; when there is no room, drop its whole trajectory and count it."""
         size_bytes = len(item.record) + _ITEM_OVERHEAD_BYTES
-        reason = "after_close" if self.closed else self.paused
+        reason = self.paused
         if reason is None and self._queued_bytes + size_bytes > self.settings.queue_max_bytes:
             reason = "queue_full"
-        if reason is not None:
-            self._refuse(reason, trajectory)
-            return
         with self._lock:
-            self._queue.append(item)
-            self._queued_bytes += size_bytes
-        if not self._threads:
+            if self.closed:
+                reason = "after_close"
+            elif reason is None and (trajectory is None or trajectory.dropped is None):
+                self._queue.append(item)
+                self._queued_bytes += size_bytes
+        if reason is not None:
+            self._refuse(reason, item, trajectory)
+        elif not self._threads:
             self._start_threads()
 
-    def _refuse(self, reason: str, trajectory: TrajectoryState | None) -> None:
-        if trajectory is None:
+    def _refuse(self, reason: str, item: Item, trajectory: TrajectoryState | None) -> None:
+        # A call that outlives its trajectory must not give it a second end.
+        if trajectory is None or (trajectory.ended and item.kind is not Kind.END):
             self.losses.record(reason)
-        elif trajectory.dropped is None:
+            return
+        with self._lock:
+            if trajectory.dropped is not None:
+                return
             trajectory.dropped = reason
-            self.losses.trajectory(reason)
             # Marks are few and small; they have a place of their own, so that they always get in.
             if not self.closed and len(self._marks) < _MARKS_MAX:
-                self._marks.append(Item(Kind.END, trajectory.key, _drop_mark(trajectory, reason)))
+                mark = Item(Kind.END, trajectory.key, _drop_mark(trajectory, reason))
+                self._marks.append(mark)
+                self._queued_bytes += len(mark.record) + _ITEM_OVERHEAD_BYTES
+        self.losses.trajectory(reason)
 
     def _start_threads(self) -> None:
         with self._lock:
@@ -166,7 +178,7 @@ class Recorder:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything handed over so far is in the journal; False after the timeout."""
         deadline = time.monotonic() + timeout_s
-        while self._waiting():
+        while self._queued_bytes:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not any(thread.is_alive() for thread in self._threads):
                 return False
@@ -174,15 +186,13 @@ class Recorder:
             time.sleep(min(left_s, 0.002))
         return True
 
-    def _waiting(self) -> int:
-        return len(self._queue) + len(self._marks) + len(self._series.pending) + self._draining
-
     def close(self, timeout_s: float) -> bool:
         """Write what is queued, close the journal, end the threads; False when time ran out."""
         if self.closed:
             return True
         deadline = time.monotonic() + timeout_s
-        self.closed = True
+        with self._lock:
+            self.closed = True
         done = self.flush(timeout_s)
         self._stop.set()
         self._wake.set()
@@ -226,21 +236,23 @@ class Recorder:
         self.paused = self._watch.refusal()
         if self.paused is not None:
             return
-        self._draining = True
+        batch = [self._queue.popleft() for _ in range(len(self._queue))]
+        batch += [self._marks.popleft() for _ in range(len(self._marks))]
+        taken = self._series.pending + batch
         try:
-            batch = [self._queue.popleft() for _ in range(len(self._queue))]
-            batch += [self._marks.popleft() for _ in range(len(self._marks))]
             self._release(self._series.write(batch))
-            self._series.rotate_if_due()
-        finally:
-            self._draining = False
+        except Exception:
+            logger.debug("localtrace failed inside", exc_info=True)
+            self.losses.record("internal", len(taken))
+            self._release(taken)
+        self._series.rotate_if_due()
         if self._series.pending:
             self.paused = "disk_full"
 
-    def _release(self, written: Sequence[Item]) -> None:
-        size_bytes = sum(len(item.record) + _ITEM_OVERHEAD_BYTES for item in written)
+    def _release(self, items: Sequence[Item]) -> None:
+        size_bytes = sum(len(item.record) + _ITEM_OVERHEAD_BYTES for item in items)
         with self._lock:
-            self._queued_bytes = max(0, self._queued_bytes - size_bytes)
+            self._queued_bytes -= size_bytes
 
     def _sync_loop(self) -> None:
         # A thread of its own: syncing may take seconds while a checkpoint is written.

@@ -26,7 +26,7 @@ from localtrace.outcomes import record_outcomes
 from localtrace.recorder import Recorder
 from localtrace.runfacts import describe_process, last_attempt
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
-from localtrace.store.records import Kind
+from localtrace.store.records import Context, Kind
 from localtrace.store.tokenizers import keep_tokenizer
 from localtrace.store.writer import Item
 
@@ -91,23 +91,28 @@ def init(
             f"cannot write a journal in {folder} ({error.strerror or error}): free space, or set "
             "LOCALTRACE_JOURNAL_DIR to a folder on another disk"
         ) from error
+    _let_inherit(recorder.context)
     recorder.put(_run_item(recorder, "start", facts))
     process.active = recorder
     _close_at_exit(recorder)
 
 
 def _identify(settings: Settings, layout: StoreLayout) -> Settings:
-    """Fill in run id and attempt, and let processes started from here inherit both."""
+    """Fill in run id and attempt."""
     run_id, attempt = settings.run_id, settings.attempt
     if run_id is None and settings.resume == "must":
         run_id, last = last_attempt(layout, settings.project, settings.experiment)
         attempt = last + 1
     elif run_id is None:
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-    for name, value in zip(_INHERITED, (run_id, str(attempt)), strict=True):
+    return replace(settings, run_id=run_id, attempt=attempt)
+
+
+def _let_inherit(context: Context) -> None:
+    """Give run id and attempt to processes that are started from here."""
+    for name, value in zip(_INHERITED, (context.run_id, str(context.attempt)), strict=True):
         _environment_before[name] = os.environ.get(name)
         os.environ[name] = value
-    return replace(settings, run_id=run_id, attempt=attempt)
 
 
 def _close_at_exit(recorder: Recorder) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from localtrace import codec
 from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout
 
@@ -17,7 +18,9 @@ _PACKAGES = (
     "pyarrow",
 )  # fmt: skip
 _SECRET = re.compile(
-    r"(api|access|auth|secret|private|session|bearer)[_-]?(key|token)|passw|secret|credential",
+    r"(api|access|auth|secret|private|session|bearer)[_-]?(key|token)|passw|secret|credential"
+    # A name that ends in `token`, but for the special tokens of a tokenizer.
+    r"|(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)token$",
     re.IGNORECASE,
 )
 _LEFT_OUT = "[secret left out]"
@@ -30,27 +33,27 @@ def describe_process(worker: str | None, config: Any, tokenizer: str | None) -> 
         "pid": os.getpid(),
         "worker": worker,
         "command": command_line(sys.orig_argv),
-        "config": without_secrets(config),
+        "config": without_secrets(codec.decode(codec.encode(config))),
         "versions": _versions(),
         "git_commit": _git_commit(),
         "tokenizer": tokenizer,
     }
 
 
-def without_secrets(value: Any, depth: int = 0) -> Any:
-    """Replace text under names that look like a key, token or password."""
-    if depth > 50:
-        return value
+def without_secrets(value: Any) -> Any:
+    """Replace what stands under names that look like a key, token or password, but for numbers."""
     if isinstance(value, Mapping):
         return {
             name: _LEFT_OUT
-            if isinstance(item, str) and item and _SECRET.search(str(name))
-            else without_secrets(item, depth + 1)
+            if isinstance(item, str | bytes | list | Mapping) and item and _is_secret(str(name))
+            else without_secrets(item)
             for name, item in value.items()
         }
-    if isinstance(value, list | tuple):
-        return [without_secrets(item, depth + 1) for item in value]
-    return value
+    return [without_secrets(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(name) is not None
 
 
 def command_line(arguments: list[str]) -> str:
@@ -59,7 +62,7 @@ def command_line(arguments: list[str]) -> str:
     hide_next = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        secret = _SECRET.search(name) is not None
+        secret = _is_secret(name)
         if hide_next:
             argument = _LEFT_OUT
         elif secret and equals:

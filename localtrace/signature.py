@@ -10,6 +10,12 @@ from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
 from localtrace.store.records import Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NOTHING: dict[Any, Any] = {
+    inspect.Parameter.VAR_POSITIONAL: (),
+    inspect.Parameter.VAR_KEYWORD: {},
+}
+"""What `*args` and `**kwargs` hold when nothing is given for them."""
 _TURN_NAMES = frozenset(PROMPT_NAMES + MESSAGE_NAMES)
 
 
@@ -23,7 +29,8 @@ class Signature:
     __slots__ = ("_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "kind", "op")
 
     def __init__(self, function: Callable[..., Any], op: str | None) -> None:
-        self.op = op or getattr(function, "__qualname__", None) or type(function).__qualname__
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        self.op = op or name
         """Name of the spans."""
         try:
             parameters = list(inspect.signature(function).parameters.values())
@@ -32,14 +39,15 @@ class Signature:
                 inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
                 inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
             ]
-        self._skip = int(_is_method(self.op, parameters))
+        self._skip = int(_is_method(name, parameters))
         parameters = parameters[self._skip :]
         self._names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
-        known = {p.name for p in parameters if p.kind.name[:3] != "VAR"}
-        self._keywords = frozenset(known)
+        self._keywords = frozenset(p.name for p in parameters if p.kind in _KEYWORD)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._defaults |= {p.name: _NOTHING[p.kind] for p in parameters if p.kind in _NOTHING}
         self._positional = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._var = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        known = self._keywords.union(self._names)
         self.kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +69,6 @@ class Signature:
         return bound
 
 
-def _is_method(op: str, parameters: list[inspect.Parameter]) -> bool:
-    nested = "." in op.rpartition("<locals>.")[2]
+def _is_method(name: str, parameters: list[inspect.Parameter]) -> bool:
+    nested = "." in name.rpartition("<locals>.")[2]
     return nested and bool(parameters) and parameters[0].name in ("self", "cls")

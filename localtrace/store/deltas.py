@@ -18,6 +18,7 @@ from itertools import accumulate
 
 import msgspec
 
+from localtrace import codec
 from localtrace.schema import FINISH_NAMES, MESSAGE_NAMES, OUTPUT_NAMES, PROMPT_NAMES
 from localtrace.store.records import Call, Delta, TurnCall
 
@@ -59,7 +60,7 @@ def raw_map(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
     """The items of an encoded map with text keys, still encoded; None for anything else."""
     try:
         return _MAP_DECODER.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -179,7 +180,14 @@ class DeltaWriter:
 
 def _output_elements(outputs: dict[str, msgspec.Raw] | None) -> tuple[int, bytes] | None:
     name = first_named(outputs, OUTPUT_NAMES)
-    return list_elements(bytes(outputs[name])) if outputs is not None and name else None
+    if outputs is None or name is None:
+        return None
+    listed = list_elements(bytes(outputs[name]))
+    if listed is None:
+        ids = codec.decode(outputs[name])
+        if hasattr(ids, "tolist"):  # an array, which becomes a list in its column
+            listed = list_elements(codec.encode(ids.tolist()))
+    return listed
 
 
 def _shared_prefix(left: bytes, right: bytes) -> int:

@@ -66,11 +66,12 @@ def read_frames(data: bytes) -> Frames:
             position += FRAME_BYTES + len(payload)
             continue
         following = _next_frame(data, position + 1)
-        if following is None:
+        if following is None and _is_unfinished(data, position):
             frames.tail_start = position
             break
-        frames.damaged.append((position, following))
-        position = following
+        end = len(data) if following is None else following
+        frames.damaged.append((position, end))
+        position = end
     return frames
 
 
@@ -93,6 +94,14 @@ def _next_frame(data: bytes, position: int) -> int | None:
     return None
 
 
+def _is_unfinished(data: bytes, position: int) -> bool:
+    """Whether the data ends in the first part of a frame, as when a process dies in a write."""
+    if len(data) - position < FRAME_BYTES:
+        return MAGIC.startswith(data[position : position + len(MAGIC)])
+    magic, length, _ = _FRAME.unpack_from(data, position)
+    return bool(magic == MAGIC and position + FRAME_BYTES + length > len(data))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class JournalName:
     """A journal's identity: its writer and its number."""
@@ -109,6 +118,11 @@ class JournalFile:
     path: Path
     done: bool
     """True when its writer closed it."""
+
+    @property
+    def done_path(self) -> Path:
+        """Where it is once its writer has closed it, which may happen at any time."""
+        return self.path if self.done else self.path.with_name(f"{self.path.name}.done")
 
     @property
     def lock_path(self) -> Path:
@@ -177,7 +191,7 @@ def read_journal(file: JournalFile) -> bytes:
     except FileNotFoundError:
         if file.done:
             raise
-        return file.path.with_name(f"{file.path.name}.done").read_bytes()
+        return file.done_path.read_bytes()
 
 
 def writer_lives(lock: Path) -> bool:
@@ -195,26 +209,54 @@ def writer_lives(lock: Path) -> bool:
         os.close(descriptor)
 
 
-class WriterLock:
-    """The sign of life of one writer: a file that it keeps locked."""
+class OwnedFile:
+    """An open file whose descriptor is used only while it is still this file's.
 
-    def __init__(self, folder: Path, writer_id: str) -> None:
-        self.path = lock_path(folder, writer_id)
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-        self._identity = _identity(self.descriptor)
+    Somebody may close all descriptors of a process, and their numbers then become other files'.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self.descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        status = os.fstat(self.descriptor)
+        self._identity = (status.st_dev, status.st_ino)
+
+    def _status(self) -> os.stat_result | None:
+        with contextlib.suppress(OSError):
+            status = os.fstat(self.descriptor)
+            if (status.st_dev, status.st_ino) == self._identity:
+                return status
+        return None
 
     def intact(self) -> bool:
-        """Whether the descriptor is still ours and the file still there."""
-        return _same_file(self.descriptor, self._identity)
+        """Whether the descriptor is still ours and the file still has a name."""
+        status = self._status()
+        return status is not None and status.st_nlink > 0
 
-    def release(self) -> None:
-        """Say that the writer is gone; its lock file stays for the sealer to remove."""
-        if self.intact():
+    def sync(self) -> None:
+        """Put on the disk what was written; what cannot be is left to the system."""
+        if self._status() is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still ours."""
+        if self._status() is not None:
             os.close(self.descriptor)
 
 
-class JournalWriter:
+class WriterLock(OwnedFile):
+    """The sign of life of one writer: a file that it keeps locked until it closes it.
+
+    The file stays for the sealer to remove.
+    """
+
+    def __init__(self, folder: Path, writer_id: str) -> None:
+        super().__init__(lock_path(folder, writer_id), os.O_RDWR)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+
+class JournalWriter(OwnedFile):
     """Appends frames to one journal file. Not safe for several threads."""
 
     def __init__(self, folder: Path, name: JournalName, first_frames: Sequence[bytes]) -> None:
@@ -223,27 +265,22 @@ class JournalWriter:
         Raises:
             OSError: the file cannot be made or the first frames do not fit.
         """
-        self.path = folder / f"{name.writer_id}-{name.number}.journal"
-        draft = folder / f".{self.path.name}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self.descriptor = os.open(draft, flags, 0o644)
+        path = folder / f"{name.writer_id}-{name.number}.journal"
+        draft = folder / f".{path.name}"
+        super().__init__(draft, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
         try:
-            self._identity = _identity(self.descriptor)
             self.size_bytes = 0
             self.error: int | None = None
             """errno of the last refused write."""
             if self.append(first_frames) < len(first_frames):
                 raise OSError(self.error, "the first frames of a journal do not fit", str(draft))
-            os.rename(draft, self.path)
+            os.rename(draft, path)
+            self.path = path
         except BaseException:
-            os.close(self.descriptor)
+            self.close()
             with contextlib.suppress(OSError):
                 draft.unlink()
             raise
-
-    def intact(self) -> bool:
-        """Whether the descriptor is still ours and the file still has a name."""
-        return _same_file(self.descriptor, self._identity)
 
     def append(self, buffers: Sequence[bytes]) -> int:
         """Write buffers in order; returns how many are wholly in the file.
@@ -281,9 +318,7 @@ class JournalWriter:
         return written
 
     def finish(self) -> None:
-        """Close the file and mark it as done."""
-        if self.intact():
-            os.close(self.descriptor)
+        """Mark the file as done; it stays open to be synced."""
         with contextlib.suppress(OSError):
             os.rename(self.path, self.path.with_name(f"{self.path.name}.done"))
 
@@ -295,17 +330,3 @@ def _count_whole(batch: Sequence[bytes], written: int) -> tuple[int, int]:
             return count, written
         written -= len(buffer)
     return len(batch), 0
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _same_file(descriptor: int, identity: tuple[int, int]) -> bool:
-    # Somebody may have closed our descriptor, and its number may now be another file's.
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return False
-    return (status.st_dev, status.st_ino) == identity and status.st_nlink > 0

@@ -213,7 +213,8 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> s
     best, kind = "", None
     for line in lines:
         left, _, right = line.partition(" - ")
-        mount_point = left.split()[4].encode().decode("unicode_escape")
+        escaped = left.split()[4].encode()  # octal, byte by byte
+        mount_point = escaped.decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
         inside = target == mount_point or target.startswith(mount_point.rstrip("/") + "/")
         if inside and len(mount_point) >= len(best):
             best, kind = mount_point, right.split()[0]

@@ -115,8 +115,9 @@ class JournalRows:
         for payload in frames.payloads:
             try:
                 reader.add(decode_envelope(payload))
-            except (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError):
-                self.damage.records += 1  # it passed its checksum, yet is not what we write
+            except Exception:
+                # It passed its checksum, yet is not what we write; the others must stay readable.
+                self.damage.records += 1
         if status is JournalStatus.LAST or reader.closed:
             reader.end_open("interrupted")
         elif status is JournalStatus.LIVE:
@@ -193,7 +194,7 @@ class _JournalReader:
         ids = self._result(call, row)
         new_ids = self._arguments(call, row)
         finished = ids is not None or row["finish_reason"] is not None
-        row["is_turn"] = isinstance(call, TurnCall) and bool(call.deltas) and finished
+        row["is_turn"] = isinstance(call, TurnCall) and finished
         row["output_text"] = self._rows.decode(run_id, ids) if ids else None
         row["prompt_text"] = self._rows.decode(run_id, new_ids) if new_ids else None
         return row
@@ -276,12 +277,9 @@ def _started_at(start_ns: int) -> datetime | None:
 def _trajectory(end: End) -> dict[str, Any]:
     begin = end.begin
     values = raw_map(end.values) or {}
-    reward = codec.decode(values["reward"]) if "reward" in values else None
-    if isinstance(reward, bool | int | float):
-        reward = float(reward)
+    reward = _number(codec.decode(values["reward"])) if "reward" in values else None
+    if reward is not None:
         del values["reward"]
-    else:
-        reward = None
     return {
         **_keys(begin.head),
         "group_id": begin.group_id,
@@ -330,19 +328,37 @@ def _as_list(value: Any) -> Any:
 def _outcome_value(value: Any) -> dict[str, Any]:
     value = _as_list(value)
     if isinstance(value, str):
-        return {"text": value.encode("utf-8", "replace").decode()}
-    if isinstance(value, bool | int | float):
-        return {"number": float(value)}
-    if isinstance(value, list) and set(map(type, value)) <= {int, float, bool}:
-        return {"values": pa.array([float(item) for item in value], pa.float32())}
+        return {"text": _valid_text(value)}
+    number = _number(value)
+    if number is not None:
+        return {"number": number}
+    if isinstance(value, list):
+        numbers = [_number(item) for item in value]
+        if None not in numbers:
+            return {"values": pa.array(numbers, pa.float32())}
     return {"text": codec.to_json(value)}
+
+
+def _number(value: Any) -> float | None:
+    """As a double; None for what is not a number or is too large for one."""
+    try:
+        return float(value) if isinstance(value, bool | int | float) else None
+    except OverflowError:
+        return None
+
+
+def _valid_text(value: str) -> str:
+    """Without lone surrogates, which no column of text can hold."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
     facts = {name: codec.decode(raw) for name, raw in record.facts.items()}
-    for name in ("config", "versions", "losses"):
-        if facts.get(name) is not None:
-            facts[name] = codec.to_json(facts[name])
+    for name, value in facts.items():
+        if name in ("config", "versions", "losses") and value is not None:
+            facts[name] = codec.to_json(value)
+        elif isinstance(value, str):
+            facts[name] = _valid_text(value)
     return {**facts, "event": record.event, "time_ns": record.time_ns}
 
 
@@ -392,6 +408,6 @@ def _text_field(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> str |
     if name is None:
         return None
     value = codec.decode(fields[name])
-    if value is None or isinstance(value, str):
-        return value if value is None else value.encode("utf-8", "replace").decode()
-    return codec.to_json(value)
+    if value is None:
+        return None
+    return _valid_text(value) if isinstance(value, str) else codec.to_json(value)

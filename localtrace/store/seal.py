@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,14 @@ def seal(
                 report.problems += heal_log(layout, schema)
             ready, report.waiting = _ready(folder, report.waiting)
             for batch in _batches(ready):
-                _seal_batch(layout, batch, report)
+                try:
+                    _seal_batch(layout, batch, report)
+                except OSError as error:
+                    reason = error.strerror or str(error).splitlines()[-1].strip()
+                    raise StoreError(
+                        f"cannot seal into {layout.tables} ({reason}): journals stay and nothing "
+                        "is lost; free space and run localtrace seal again"
+                    ) from error
                 if progress is not None:
                     progress(report.journals, len(ready))
             _remove_stale_locks(folder)
@@ -163,16 +171,19 @@ def _seal_batch(layout: StoreLayout, batch: list[OpenJournal], report: SealRepor
 
 
 def _put_away(layout: StoreLayout, journal: OpenJournal, report: SealReport) -> None:
-    path = journal.file.path
     damaged = read_frames(journal.data).damaged
     if damaged:
         layout.quarantine.mkdir(exist_ok=True)
-        os.replace(path, layout.quarantine / path.name)
         report.problems.append(
-            f"{path.name}: {len(damaged)} damaged places passed over; kept in {layout.quarantine}"
+            f"{journal.file.path.name}: {len(damaged)} damaged places passed over; kept in "
+            f"{layout.quarantine}"
         )
-    else:
-        path.unlink()
+    for path in (journal.file.path, journal.file.done_path):
+        with contextlib.suppress(FileNotFoundError):
+            if damaged:
+                shutil.move(path, layout.quarantine / path.name)  # maybe to another disk
+            else:
+                path.unlink()
 
 
 def _remove_stale_locks(folder: Path) -> None:

@@ -80,7 +80,6 @@ def main(root: Path, folder: Path) -> None:
 
 def seal_until_done(root: Path, folder: Path) -> None:
     """Seal what is ready, in batches, for as long as writers live or journals wait."""
-    from localtrace.errors import LocalTraceError
     from localtrace.store.layout import open_layout
     from localtrace.store.seal import BATCH_MAX_BYTES, ready_journals, seal
 
@@ -100,7 +99,7 @@ def seal_until_done(root: Path, folder: Path) -> None:
                 return
             failures = 0
             time.sleep(_CHECK_INTERVAL_S)
-        except (LocalTraceError, OSError) as error:
+        except Exception as error:  # nobody else would hear of it
             failures += 1
             logger.warning("sealing failed, journals stay: %s", error)
             time.sleep(_SEAL_INTERVAL_S)

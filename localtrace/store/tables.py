@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from localtrace.errors import StoreError
 from localtrace.schema import FORMAT_VERSION, TableSchema
 from localtrace.store.layout import StoreLayout
 
@@ -33,15 +34,26 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GROUP_TRAJECTORIES = 128
 _GROUP_BYTES = 32 * 2**20
 _GROUP_ROWS = 64 * 1024
+_ACTIONS_NAME = "localtrace.actions"
+"""In a commit's information: how many actions it has, that one included."""
 _HAS_BLOOM = "bloom_filter_options" in inspect.signature(pq.write_table).parameters
 
 
 def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
-    """The newest committed state of a table, freshly read; None where nothing was committed."""
+    """The newest committed state of a table, freshly read; None where nothing was committed.
+
+    Raises:
+        StoreError: the table's log is damaged.
+    """
     try:
         return DeltaTable(layout.table(schema.name))
     except TableNotFoundError:
         return None
+    except (DeltaError, OSError) as error:
+        raise StoreError(
+            f"table {schema.name} cannot be opened ({str(error).splitlines()[0]}): run localtrace "
+            "recover; if that does not help, restore its _delta_log from a copy of the store"
+        ) from error
 
 
 def committed_number(table: DeltaTable | None, writer_id: str) -> int:
@@ -196,11 +208,7 @@ def commit(
         files: already in their place and on the disk.
         numbers: by writer, the number of the last journal that the files cover.
     """
-    table = open_table(layout, schema) or DeltaTable.create(
-        layout.table(schema.name),
-        schema=deltalake.Schema.from_arrow(schema.arrow()),
-        partition_by=list(schema.partitions),
-    )
+    table = open_table(layout, schema) or _create_table(layout, schema)
     now_ms = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [
         AddAction(
@@ -219,9 +227,27 @@ def commit(
         mode="append",
         schema=table.schema(),
         partition_by=list(schema.partitions),
-        commit_properties=CommitProperties(app_transactions=transactions),
+        commit_properties=_counted(len(actions) + len(transactions), transactions),
     )
     sync_log(layout, schema)
+
+
+def _create_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable:
+    table = DeltaTable.create(
+        layout.table(schema.name),
+        schema=deltalake.Schema.from_arrow(schema.arrow()),
+        partition_by=list(schema.partitions),
+        commit_properties=_counted(2),
+    )
+    # Healing looks at the newest entry only, so every older one must be on the disk.
+    sync_log(layout, schema)
+    return table
+
+
+def _counted(actions: int, transactions: list[Transaction] | None = None) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={_ACTIONS_NAME: str(actions + 1)}, app_transactions=transactions
+    )
 
 
 def sync_log(layout: StoreLayout, schema: TableSchema) -> None:
@@ -247,22 +273,27 @@ def heal_log(layout: StoreLayout, schema: TableSchema) -> list[str]:
     A machine that crashed while committing can leave one. Its journals are still there, because
     they are deleted only after the entry is on the disk, so they are sealed again.
     """
-    log = layout.table(schema.name) / "_delta_log"
     moved = []
-    while entries := sorted(log.glob("[0-9]*.json")):
-        newest = entries[-1]
-        if _is_whole(newest):
-            break
+    while torn := torn_log_entry(layout, schema):
         layout.quarantine.mkdir(exist_ok=True)
-        target = layout.quarantine / f"{schema.name}-{newest.name}-{uuid.uuid4().hex[:8]}"
-        os.replace(newest, target)
-        moved.append(f"{schema.name}: torn log entry {newest.name} moved to {target}")
+        target = layout.quarantine / f"{schema.name}-{torn.name}-{uuid.uuid4().hex[:8]}"
+        os.replace(torn, target)
+        moved.append(f"{schema.name}: torn log entry {torn.name} moved to {target}")
     return moved
 
 
+def torn_log_entry(layout: StoreLayout, schema: TableSchema) -> Path | None:
+    """The newest log entry of a table, when it is empty or torn."""
+    log = layout.table(schema.name) / "_delta_log"
+    newest = max(log.glob("[0-9]*.json"), default=None)
+    return None if newest is None or _is_whole(newest) else newest
+
+
 def _is_whole(entry: Path) -> bool:
-    lines = entry.read_bytes().splitlines()
     try:
-        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
-    except ValueError:
+        actions = [json.loads(line) for line in entry.read_bytes().splitlines()]
+        # An entry torn between two lines can be told by their number alone.
+        count = actions[0].get("commitInfo", {}).get(_ACTIONS_NAME, len(actions))
+        return int(count) == len(actions)
+    except (ValueError, IndexError, AttributeError):
         return False

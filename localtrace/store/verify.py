@@ -19,7 +19,13 @@ from localtrace.schema import TABLES, TableSchema
 from localtrace.store.journal import list_journals, read_frames, read_journal
 from localtrace.store.layout import StoreLayout
 from localtrace.store.seal import SealReport, seal
-from localtrace.store.tables import CommittedFile, committed_files, heal_log, open_table
+from localtrace.store.tables import (
+    CommittedFile,
+    committed_files,
+    heal_log,
+    open_table,
+    torn_log_entry,
+)
 
 _ORPHAN_MIN_AGE_S = 3600.0
 _FILE_NAME = re.compile(r"^v\d+-[0-9a-f]{32}\.parquet$")
@@ -75,12 +81,12 @@ def _tell(progress: Callable[[int, int], None] | None, report: VerifyReport, tot
 
 
 def _state(layout: StoreLayout, schema: TableSchema, report: VerifyReport) -> list[CommittedFile]:
+    if torn := torn_log_entry(layout, schema):
+        report.problems.append(f"{torn}: this log entry is torn (run localtrace recover)")
     try:
         return committed_files(open_table(layout, schema))
-    except Exception as error:  # deltalake has many kinds of errors for a damaged log
-        report.problems.append(
-            f"table {schema.name} cannot be opened ({error}): run localtrace recover"
-        )
+    except StoreError as error:
+        report.problems.append(str(error))
         return []
 
 

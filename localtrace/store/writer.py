@@ -49,7 +49,9 @@ class JournalSeries:
         rotate_max_bytes: int,
         rotate_interval_s: float,
         on_loss: Callable[[str, int], None],
+        prepare_folder: Callable[[], object],
     ) -> None:
+        """`prepare_folder` makes the folder again when it was deleted."""
         self.pending: list[Item] = []
         """Taken from the queue, but refused by the disk so far."""
         self.unsynced_bytes = 0
@@ -58,6 +60,7 @@ class JournalSeries:
         self._rotate_max_bytes = rotate_max_bytes
         self._rotate_interval_s = rotate_interval_s
         self._on_loss = on_loss
+        self._prepare_folder = prepare_folder
         self._deltas = DeltaWriter()
         self._open: dict[bytes, bytes] = {}
         """Begin records of trajectories that have not ended."""
@@ -69,7 +72,7 @@ class JournalSeries:
         self._records = 0
         self._retry_at = 0.0
         self._begun_at = 0.0
-        self._to_sync: list[int] = []
+        self._to_sync: list[JournalWriter] = []
         self._sync_lock = threading.Lock()
         self.writer_id = os.urandom(8).hex()
 
@@ -88,35 +91,39 @@ class JournalSeries:
         return bool(self.pending) and time.monotonic() < self._retry_at
 
     def write(self, batch: list[Item]) -> list[Item]:
-        """Write what is pending and then the batch; returns what is now in the journal."""
+        """Write what is pending and then the batch.
+
+        Returns what needs no more room: it is in a journal, or too large for any.
+        """
         items = self.pending + batch
+        if not items:
+            return []
         self.pending = []
-        written: list[Item] = []
-        for _ in range(3):
-            if not self._ready():
-                break
+        done: list[Item] = []
+        refusals = 0
+        while items and refusals < 2 and self._ready():  # a full journal, then a new one
             assert self._journal is not None
             count = self._append(items)
-            written += items[:count]
+            done += items[:count]
             items = [item._replace(counted=True) for item in items[count:]]
             if not items:
                 break
+            refusals = 0 if count else refusals + 1
             if self._journal.error == errno.EFBIG and self._records == 0:
                 self._on_loss("file_limit", 1)
-                items = items[1:]
+                done.append(items.pop(0))
             self._leave_journal()
         if items:
             self.pending = items
             self._retry_at = time.monotonic() + _RETRY_INTERVAL_S
-        return written
+        return done
 
     def rotate_if_due(self) -> None:
-        """Begin the next journal when the current one is large or old enough."""
-        journal = self._journal
-        if journal is None or self._records == 0:
+        """Begin the next journal when the current one was lost, or is large or old enough."""
+        if self._journal is None or not self._ready() or self._records == 0:
             return
         age_s = time.monotonic() - self._begun_at
-        if journal.size_bytes >= self._rotate_max_bytes or age_s >= self._rotate_interval_s:
+        if self._journal.size_bytes >= self._rotate_max_bytes or age_s >= self._rotate_interval_s:
             with contextlib.suppress(OSError):
                 self._begin_journal()
 
@@ -124,15 +131,15 @@ class JournalSeries:
         """Put on the disk what was written since the last call. May take long."""
         with self._sync_lock:
             finished, self._to_sync = self._to_sync, []
-            self.unsynced_bytes = 0
-        journal = self._journal
-        for descriptor in finished:
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-            os.close(descriptor)
-        if journal is not None and journal.intact():
-            with contextlib.suppress(OSError):
-                os.fsync(journal.descriptor)
+            size_bytes = self.unsynced_bytes
+            journal = self._journal
+        for left in finished:
+            left.sync()
+            left.close()
+        if journal is not None:
+            journal.sync()
+        with self._sync_lock:
+            self.unsynced_bytes -= size_bytes
 
     def close(self) -> None:
         """Say that the writer is done: last record, last sync, lock released."""
@@ -141,14 +148,14 @@ class JournalSeries:
         self._leave_journal()
         self.sync()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's files without touching what is in them."""
-        for owner in (self._journal, self._lock):
-            if owner is not None and owner.intact():
-                os.close(owner.descriptor)
+        for file in (self._journal, self._lock, *self._to_sync):
+            if file is not None:
+                file.close()
         self._journal = self._lock = None
 
     # -- one batch -------------------------------------------------------------------------
@@ -157,7 +164,8 @@ class JournalSeries:
         assert self._journal is not None
         frames = [self._frame(item) for item in items]
         count = self._journal.append(frames)
-        self.unsynced_bytes += sum(map(len, frames[:count]))
+        with self._sync_lock:
+            self.unsynced_bytes += sum(map(len, frames[:count]))
         self._records += count
         for item in items[:count]:
             self._follow(item)
@@ -174,7 +182,7 @@ class JournalSeries:
                 totals = self._totals_of(item.key)
                 end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
                 record = _encode(end)
-        except (msgspec.MsgspecError, ValueError):
+        except Exception:
             pass  # a record that cannot be rewritten is worth more as it is than lost
         return self._enveloped(record)
 
@@ -198,24 +206,20 @@ class JournalSeries:
 
     def _ready(self) -> bool:
         """Have a journal that can be appended to, if the disk allows one."""
-        if self._lock is not None and not self._lock.intact():
-            self._change_writer()
         if self._journal is not None and not self._journal.intact():
             if not self._journal.path.exists():
                 self._on_loss("store_deleted", self._records)
             self._leave_journal()
+        if self._lock is not None and not self._lock.intact():
+            # Without its lock this writer counts as dead, and the sealer may take its journals:
+            # nothing may be appended to them, and the next one comes under a new lock.
+            self._leave_journal()
+            self._lock = None
         if self._journal is None:
             with contextlib.suppress(OSError):
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._prepare_folder()
                 self.open()
         return self._journal is not None
-
-    def _change_writer(self) -> None:
-        # Without its lock this writer counts as dead, and the sealer may take its journals.
-        self._leave_journal()
-        self._lock = None
-        self._number = -1
-        self.writer_id = os.urandom(8).hex()
 
     def _begin_journal(self) -> None:
         name = JournalName(self.writer_id, self._number + 1)
@@ -233,11 +237,10 @@ class JournalSeries:
         self._deltas.forget_all()
 
     def _leave_journal(self) -> None:
-        journal, self._journal = self._journal, None
         self._deltas.forget_all()
-        if journal is None:
-            return
-        if journal.intact():
-            with self._sync_lock:
-                self._to_sync.append(os.dup(journal.descriptor))
-        journal.finish()
+        with self._sync_lock:
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                self._to_sync.append(journal)
+        if journal is not None:
+            journal.finish()

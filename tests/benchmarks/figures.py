@@ -1,0 +1,87 @@
+"""Measured figures, the promises they are held against, and the tables that show both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One quantity, measured once per round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.rounds)
+
+    def __sub__(self, other: Figure) -> Figure:
+        """The difference, round by round, so that noise common to both cancels."""
+        return Figure(tuple(a - b for a, b in zip(self.rounds, other.rounds, strict=True)))
+
+    def __truediv__(self, other: Figure) -> Figure:
+        """The ratio, round by round."""
+        return Figure(tuple(a / b for a, b in zip(self.rounds, other.rounds, strict=True)))
+
+    def scaled(self, factor: float) -> Figure:
+        """The same in another unit."""
+        return Figure(tuple(value * factor for value in self.rounds))
+
+    def text(self, unit: str = "") -> str:
+        """The median and, after several rounds, the lowest and the highest."""
+        shown = f"{_number(self.median)} {unit}".rstrip()
+        if len(self.rounds) > 1:
+            shown += f" ({_number(min(self.rounds))} to {_number(max(self.rounds))})"
+        return shown
+
+
+def _number(value: float) -> str:
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a figure is held against."""
+
+    name: str
+    limit: float
+    unit: str = ""
+    at_least: bool = False
+
+    def verdict(self, figure: Figure) -> str:
+        """The promise and whether the median keeps it."""
+        kept = figure.median >= self.limit if self.at_least else figure.median <= self.limit
+        side = "at least" if self.at_least else "at most"
+        limit = f"{self.limit:,.4g} {self.unit}".rstrip()
+        return f"{self.name}, {side} {limit}: {'holds' if kept else 'FALLS SHORT'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The figures of one subject as text."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default=())
+
+    def plain(self) -> str:
+        """Aligned columns for a terminal."""
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([self.title, "", aligned[0], rule, *aligned[1:], "", *self.notes])
+
+    def markdown(self) -> str:
+        """The same as Markdown."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        table = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([f"**{self.title}**", "", *table, "", *self.notes])

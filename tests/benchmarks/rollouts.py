@@ -1,0 +1,174 @@
+"""Scripted rollouts: the same trajectories for every way of recording them.
+
+Token ids are drawn from a Zipf distribution over a vocabulary of 150,000 words, logprobs come from
+float32, text is the words of the ids. The calls are those of verl's agent loop: `run` around
+`generate` and a tool's `execute`, with whole prompts as arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import localtrace
+
+_VOCABULARY_SIZE = 150_000
+_FIRST_WORD_ID = 256
+"""Ids before it are single bytes, as in byte-level vocabularies."""
+_LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How long the trajectories are, in turns and, on average, in tokens."""
+
+    name: str
+    turns: int
+    first_prompt_tokens: int
+    output_tokens: int
+    tool_tokens: int
+
+
+MULTI_TURN = Shape("30 turns, 33k tokens", 30, 1500, 350, 700)
+SINGLE_TURN = Shape("single turn, 400 tokens", 1, 150, 250, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model and then the tool say; the last turn calls no tool."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    tool_ids: list[int]
+    tool_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Everything that is said in one trajectory."""
+
+    sample_index: int
+    prompt_ids: list[int]
+    prompt_text: str
+    turns: list[Turn]
+
+
+def write_scripts(shape: Shape, count: int) -> list[Script]:
+    """Trajectories of a shape, the same in every process; lengths vary by 30 %."""
+    chance = np.random.default_rng(0)
+    weights = np.cumsum(1 / np.arange(1, _VOCABULARY_SIZE - _FIRST_WORD_ID + 1))
+
+    def draw(mean: int) -> list[int]:
+        length = int(chance.integers(mean * 7 // 10, mean * 13 // 10 + 1))
+        ranks = np.searchsorted(weights, chance.random(length) * weights[-1])
+        ids: list[int] = (ranks + _FIRST_WORD_ID).tolist()
+        return ids
+
+    def turn(tool_tokens: int) -> Turn:
+        output_ids, tool_ids = draw(shape.output_tokens), draw(tool_tokens)
+        logprobs = -chance.exponential(0.5, len(output_ids)).astype(np.float32)
+        return Turn(output_ids, logprobs.tolist(), tool_ids, text_of(tool_ids))
+
+    scripts = []
+    for number in range(count):
+        prompt_ids = draw(shape.first_prompt_tokens)
+        turns = [turn(shape.tool_tokens) for _ in range(shape.turns - 1)] + [turn(0)]
+        scripts.append(Script(number, prompt_ids, text_of(prompt_ids), turns))
+    return scripts
+
+
+@cache
+def _words() -> list[str]:
+    """A word for each id; frequent ids have short ones."""
+    words = [f"<{number}>" for number in range(_FIRST_WORD_ID)]
+    for number in range(1, _VOCABULARY_SIZE - _FIRST_WORD_ID + 1):
+        word = ""
+        while number:
+            number, letter = divmod(number - 1, len(_LETTERS))
+            word = _LETTERS[letter] + word
+        words.append(word)
+    return words
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """The words of token ids."""
+    words = _words()
+    return " ".join([words[number] for number in ids])
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A tokenizer that decodes ids to the same words."""
+    path = folder / "tokenizer.json"
+    vocabulary = {word: number for number, word in enumerate(_words())}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _LETTERS[0]}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}), "utf-8")
+    return path
+
+
+def agent_loop(op: Callable[[Any], Any]) -> Callable[[Script], Any]:
+    """A class of scripted agent loops whose calls are decorated with `op`."""
+
+    class AgentLoop:
+        def __init__(self, script: Script) -> None:
+            self._script = script
+            self._turn = script.turns[0]
+
+        @op
+        async def generate(self, prompt_ids: list[int], sampling_params: Any) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            turn = self._turn
+            return {
+                "token_ids": turn.output_ids,
+                "log_probs": turn.logprobs,
+                "stop_reason": "completed",
+            }
+
+        @op
+        async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+            await asyncio.sleep(0)
+            return self._turn.tool_text
+
+        @op
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            ids, mask, logprobs = list(self._script.prompt_ids), [], []
+            for turn in self._script.turns:
+                self._turn = turn
+                out = await self.generate(list(ids), sampling_params)
+                mask += [1] * len(out["token_ids"]) + [0] * len(turn.tool_ids)
+                logprobs += out["log_probs"] + [0.0] * len(turn.tool_ids)
+                ids += out["token_ids"] + turn.tool_ids
+                if turn.tool_ids:
+                    await self.execute("tool", {"command": turn.tool_text[:80]})
+            return {
+                "prompt_ids": self._script.prompt_ids,
+                "response_ids": ids[len(self._script.prompt_ids) :],
+                "response_mask": mask,
+                "response_logprobs": logprobs,
+                "num_turns": len(self._script.turns),
+            }
+
+    return AgentLoop
+
+
+def roll_out(scripts: Sequence[Script], op: Callable[[Any], Any]) -> None:
+    """Play all scripts at once, as a rollout worker does, each in a trajectory of its own."""
+    agent = agent_loop(op)
+
+    async def play(script: Script) -> None:
+        with localtrace.trajectory(step=1, sample_index=script.sample_index) as trajectory:
+            messages = [{"role": "user", "content": script.prompt_text}]
+            await agent(script).run(_SAMPLING, raw_prompt=messages, data_source="bench")
+            trajectory.set(reward=1.0)
+
+    async def play_all() -> None:
+        await asyncio.gather(*map(play, scripts))
+
+    asyncio.run(play_all())

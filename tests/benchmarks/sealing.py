@@ -1,0 +1,76 @@
+"""CPU of sealing trajectories, beside the CPU of recording them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import localtrace
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from tests.benchmarks.figures import Figure, Table
+from tests.benchmarks.rollouts import (
+    MULTI_TURN,
+    SINGLE_TURN,
+    Script,
+    roll_out,
+    write_scripts,
+    write_tokenizer,
+)
+from tests.benchmarks.timing import close_recorder, recording
+
+ROUNDS = 3
+
+
+def _cpu_ms(work: Callable[[], Any]) -> float:
+    """CPU of all threads of this process."""
+    started_s = time.process_time()
+    work()
+    return (time.process_time() - started_s) * 1000
+
+
+def _one_round(scripts: list[Script], tokenizer: Path) -> tuple[float, float, float]:
+    """CPU in ms per trajectory: of the rollouts alone, of recording them, of sealing them."""
+
+    def record() -> None:
+        roll_out(scripts, localtrace.op)
+        close_recorder()
+
+    bare = _cpu_ms(lambda: roll_out(scripts, lambda function: function))
+    with recording(tokenizer=tokenizer) as store:
+        recorded = _cpu_ms(record)
+        sealed = _cpu_ms(lambda: seal(open_layout(store)))
+    return bare / len(scripts), (recorded - bare) / len(scripts), sealed / len(scripts)
+
+
+def measure() -> Table:
+    """CPU per trajectory, for short and long ones."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_tokenizer(Path(folder))
+        for shape, count in ((SINGLE_TURN, 512), (MULTI_TURN, 32)):
+            scripts = write_scripts(shape, count)
+            rounds = [_one_round(scripts, tokenizer) for _ in range(ROUNDS + 1)][1:]
+            _, recording_, sealing = (Figure(values) for values in zip(*rounds, strict=True))
+            rows.append(
+                [
+                    shape.name,
+                    str(count),
+                    recording_.text("ms"),
+                    sealing.text("ms"),
+                    (sealing / recording_).text("x"),
+                ]
+            )
+    return Table(
+        "CPU of sealing, in a process of its own",
+        ("trajectories", "count", "recording, each", "sealing, each", "sealing / recording"),
+        rows,
+        (
+            f"CPU time of all threads per trajectory, {ROUNDS} rounds (lowest to highest). "
+            "Recording: without the rollout's own work, with the writer thread.",
+            "Sealing decodes the text of all ids with the run's tokenizer.",
+        ),
+    )

@@ -1,0 +1,157 @@
+"""Bytes on disk per trajectory, beside the JSON of live tracing and JSONL under zstd."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import zstandard
+
+import localtrace
+from localtrace.store.layout import StoreLayout, open_layout
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import take_snapshot
+from tests.benchmarks.figures import Figure, Promise, Table
+from tests.benchmarks.rollouts import (
+    MULTI_TURN,
+    SINGLE_TURN,
+    Script,
+    roll_out,
+    text_of,
+    write_scripts,
+    write_tokenizer,
+)
+from tests.benchmarks.timing import close_recorder, recording
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class JsonLines:
+    """Lines of JSON, counted as they are and as one file under zstd -3."""
+
+    def __init__(self) -> None:
+        self.json_bytes = 0
+        self._compressor = zstandard.ZstdCompressor(level=3).compressobj()
+        self._compressed_bytes = 0
+
+    def add(self, record: Any) -> None:
+        """Append one record."""
+        line = _to_json(record) + b"\n"
+        self.json_bytes += len(line)
+        self._compressed_bytes += len(self._compressor.compress(line))
+
+    def compressed_bytes(self) -> int:
+        """Size of the compressed file; nothing can be added after it."""
+        return self._compressed_bytes + len(self._compressor.flush())
+
+
+class LiveTracing:
+    """What a live backend is sent: the inputs and the outputs of every call as JSON."""
+
+    def __init__(self) -> None:
+        self.lines = JsonLines()
+        self.text_bytes = 0
+        """Of the decoded text that verl adds to the outputs when `token2text` is on."""
+
+    def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands in for a backend's decorator."""
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        async def traced(*args: Any, **kwargs: Any) -> Any:
+            outputs = await function(*args, **kwargs)
+            _, *inputs = signature.bind(*args, **kwargs).arguments.items()
+            self._add(function.__qualname__, dict(inputs), outputs)
+            return outputs
+
+        return traced
+
+    def _add(self, op: str, inputs: dict[str, Any], outputs: Any) -> None:
+        self.lines.add({"op": op, "inputs": inputs, "outputs": outputs})
+        for fields, names in ((inputs, ("prompt_ids",)), (outputs, ("token_ids", "response_ids"))):
+            for name in names:
+                if isinstance(fields, dict) and name in fields:
+                    self.text_bytes += len(_to_json(text_of(fields[name])))
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _rows_as_lines(layout: StoreLayout) -> JsonLines:
+    """Every row of every table as a line, prompts as what each turn adds, nulls left out."""
+    lines = JsonLines()
+    for files in take_snapshot(layout).files.values():
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    lines.add({name: value for name, value in row.items() if value is not None})
+    return lines
+
+
+def _measure_shape(scripts: Sequence[Script], tokenizer: Path) -> dict[str, float]:
+    """Bytes per trajectory by way of keeping it."""
+    live = LiveTracing()
+    roll_out(scripts, live.op)
+    with recording(tokenizer=tokenizer) as store:
+        roll_out(scripts, localtrace.op)
+        close_recorder()
+        layout = open_layout(store)
+        journals = _bytes_below(layout.journals)
+        seal(layout)
+        sizes = {
+            "sealed": _bytes_below(layout.tables),
+            "journals": journals,
+            "live": live.lines.json_bytes,
+            "live with text": live.lines.json_bytes + live.text_bytes,
+            "calls under zstd": live.lines.compressed_bytes(),
+            "rows under zstd": _rows_as_lines(layout).compressed_bytes(),
+        }
+    return {name: size / len(scripts) for name, size in sizes.items()}
+
+
+_WAYS = (
+    ("sealed", "sealed tables with their Delta logs", None),
+    ("journals", "journals, before sealing", None),
+    ("live", "live tracing, JSON: verl's default, without text", Promise("P7", 10, "x", True)),
+    ("live with text", "live tracing, JSON: with text (token2text)", None),
+    ("calls under zstd", "the same calls as one JSONL file, zstd -3", Promise("P7", 1, "x", True)),
+    ("rows under zstd", "the sealed rows as one JSONL file, zstd -3", Promise("P7", 1, "x", True)),
+)
+
+
+def measure() -> Table:
+    """Size of 64 long and 1,024 short trajectories, each way."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_tokenizer(Path(folder))
+        for shape, count in ((MULTI_TURN, 64), (SINGLE_TURN, 1024)):
+            sizes = _measure_shape(write_scripts(shape, count), tokenizer)
+            for key, name, promise in _WAYS:
+                multiple = Figure((sizes[key] / sizes["sealed"],))
+                if key == "live" and shape is not MULTI_TURN:
+                    promise = None
+                rows.append(
+                    [
+                        shape.name,
+                        name,
+                        Figure((sizes[key] / 1000,)).text("kB"),
+                        multiple.text("x"),
+                        promise.verdict(multiple) if promise else "",
+                    ]
+                )
+    return Table(
+        "Bytes on disk per trajectory",
+        ("trajectories", "kept as", "each", "of the sealed tables", "promise"),
+        rows,
+        (
+            "Sealed tables hold the decoded text of prompts and outputs as well as the ids. "
+            "JSON is compact, floats in their shortest form.",
+        ),
+    )

@@ -1,0 +1,228 @@
+"""Disks that are full, below their reserve, stalled, or limited: counted, said once, got over."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import resource
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.errors import StoreError
+from localtrace.store.journal import JournalWriter
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.testing import recording
+from tests.crash.found import calls, contents, dropped, rows, sealed_contents, statuses
+from tests.crash.processes import run_child, wait_until
+from tests.crash.rollouts import look_up, record_one
+
+MIB = 2**20
+
+
+def _fill(file: Path, leave_bytes: int = 0) -> None:
+    """Take the space of a disk, as a checkpoint would."""
+    with file.open("wb", buffering=0) as checkpoint:
+        try:
+            while True:
+                checkpoint.write(bytes(4096))
+        except OSError:
+            checkpoint.truncate(max(0, checkpoint.tell() - leave_bytes))
+
+
+def _is_paused(reason: str | None) -> bool:
+    paused: str | None = localtrace.losses()["paused"]
+    return paused == reason
+
+
+def _times_said(caplog: pytest.LogCaptureFixture, reason: str) -> int:
+    return sum(f"({reason})" in record.getMessage() for record in caplog.records)
+
+
+def test_a_full_disk_drops_whole_trajectories_until_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = small_disk / "store"
+    with recording(store):
+        trace_ids = [record_one("before")]
+        assert localtrace.flush()
+        _fill(small_disk / "checkpoint")
+        while not _is_paused("disk_full"):
+            trace_ids.append(record_one("x" * 500))
+            localtrace.flush(timeout_s=0.02)
+        with localtrace.trajectory() as t:
+            look_up("nothing of this is kept")
+        assert t.trace_id not in statuses(store)
+        (small_disk / "checkpoint").unlink()
+        wait_until(lambda: _is_paused(None))
+        trace_ids += [record_one("after"), t.trace_id]
+        assert localtrace.flush()
+        counted = localtrace.losses()
+    assert dropped(store)[t.trace_id] == "disk_full"
+    assert set(statuses(store)) == set(trace_ids)
+    assert counted["trajectories"] == {"disk_full": len(dropped(store))}
+    assert (counted["records"], counted["queued_bytes"]) == ({}, 0)
+    assert _times_said(caplog, "disk_full") == 1
+    kept = set(trace_ids) - dropped(store).keys()
+    assert calls(store) == dict.fromkeys(kept, ["look_up"])
+
+
+def test_a_disk_below_its_reserve_drops_whole_trajectories_until_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = small_disk / "store"
+    with recording(store, min_free_bytes=4 * MIB):
+        trace_ids = [record_one("before")]
+        with localtrace.trajectory() as open_meanwhile:
+            look_up("before")
+            assert localtrace.flush()
+            _fill(small_disk / "checkpoint", leave_bytes=2 * MIB)
+            wait_until(lambda: _is_paused("low_space"))
+            look_up("dropped, and all that follows")
+            trace_ids += [record_one("dropped") for _ in range(3)]
+            (small_disk / "checkpoint").unlink()
+            wait_until(lambda: _is_paused(None))
+            look_up("still dropped")
+        trace_ids += [record_one("after"), open_meanwhile.trace_id]
+        assert localtrace.flush()
+        counted = localtrace.losses()
+    gone = {*trace_ids[1:4], open_meanwhile.trace_id}
+    assert dropped(store) == dict.fromkeys(gone, "low_space")
+    assert set(statuses(store)) == set(trace_ids)
+    assert counted["trajectories"] == {"low_space": 4}
+    assert _times_said(caplog, "low_space") == 1
+    assert calls(store)[open_meanwhile.trace_id] == ["look_up"]
+
+
+def test_recording_that_begins_below_the_reserve_takes_no_space(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    localtrace.init(store, seal=False, min_free_bytes=2**62)
+    wait_until(lambda: _is_paused("low_space"))
+    record_one()
+    assert not localtrace.close(timeout_s=0.1)
+    assert not any(map(len, contents(store).values()))
+    assert _times_said(caplog, "low_space") == 1
+
+
+def test_a_store_beyond_its_limit_drops_whole_trajectories(store: Path) -> None:
+    with recording(store, max_store_bytes=0):
+        wait_until(lambda: _is_paused("store_full"))
+        record_one()
+        assert localtrace.losses()["trajectories"] == {"store_full": 1}
+        localtrace.close(timeout_s=0.1)
+
+
+def record_with_small_files(store: str, queue_max_bytes: int) -> None:
+    """Child: no file may grow beyond 64 KiB; prints what was lost, and the trace ids."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536))
+    with recording(Path(store), queue_max_bytes=queue_max_bytes):
+        trace_ids = []
+        for _ in range(20):
+            with localtrace.trajectory() as t:
+                look_up("kept")
+                look_up("x" * 100_000)
+            trace_ids.append(t.trace_id)
+            assert localtrace.flush()
+        print(json.dumps([localtrace.losses(), trace_ids]))
+
+
+def test_records_beyond_the_limit_on_file_sizes_are_lost_alone_and_counted(store: Path) -> None:
+    counted, trace_ids = json.loads(run_child(record_with_small_files, store, 400_000))
+    assert counted["records"] == {"file_limit": 20}
+    assert (counted["trajectories"], counted["values"], counted["queued_bytes"]) == ({}, {}, 0)
+    assert statuses(store) == dict.fromkeys(trace_ids, "ok")
+    assert calls(store) == dict.fromkeys(trace_ids, ["look_up"])
+    sealed_contents(store)
+
+
+def record_a_burst_with_small_files(store: str) -> None:
+    """Child: many times what one file may hold, at once; prints what was lost."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536))
+    with recording(Path(store)):
+        for _ in range(100):
+            record_one("y" * 10_000)
+        assert localtrace.flush()
+        print(json.dumps(localtrace.losses()))
+
+
+def test_a_burst_larger_than_a_file_may_be_goes_to_many_journals(store: Path) -> None:
+    counted = json.loads(run_child(record_a_burst_with_small_files, store))
+    assert (counted["trajectories"], counted["records"]) == ({}, {})
+    assert list(statuses(store).values()) == ["ok"] * 100
+
+
+def test_a_stalled_disk_never_makes_a_rollout_wait(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append, moves_again = JournalWriter.append, threading.Event()
+
+    def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
+        moves_again.wait()
+        return append(writer, buffers)
+
+    with recording(store, queue_max_bytes=50_000):
+        assert localtrace.flush()
+        monkeypatch.setattr(JournalWriter, "append", stalled)
+        trace_ids = [record_one("x" * 500) for _ in range(200)]
+        assert not localtrace.flush(timeout_s=0.1)
+        moves_again.set()
+        assert localtrace.flush()
+        counted = localtrace.losses()
+        assert localtrace.losses()["queued_bytes"] == 0
+    assert set(statuses(store)) == set(trace_ids)
+    assert set(dropped(store).values()) == {"queue_full"}
+    assert counted["trajectories"] == {"queue_full": len(dropped(store))}
+    assert 0 < len(dropped(store)) < 200
+    assert _times_said(caplog, "queue_full") == 1
+
+
+def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @localtrace.op
+    def straggle(ended: threading.Event) -> None:
+        ended.wait()
+
+    append, moves_again, ended = JournalWriter.append, threading.Event(), threading.Event()
+
+    def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
+        moves_again.wait()
+        return append(writer, buffers)
+
+    with recording(store, queue_max_bytes=20_000):
+        with localtrace.trajectory() as t:
+            context = contextvars.copy_context()
+            late = threading.Thread(target=context.run, args=(straggle, ended))
+            late.start()
+        assert localtrace.flush()
+        monkeypatch.setattr(JournalWriter, "append", stalled)
+        while localtrace.losses()["trajectories"] == {}:
+            record_one("x" * 500)
+        ended.set()
+        late.join()
+        moves_again.set()
+        assert localtrace.flush()
+    assert statuses(store)[t.trace_id] == "ok"
+
+
+@pytest.mark.parametrize("leave_bytes", [0, 8_192, 16_384, 32_768])
+def test_a_sealer_on_a_full_disk_says_so_and_loses_nothing(
+    small_disk: Path, leave_bytes: int
+) -> None:
+    store = small_disk / "store"
+    with recording(store):
+        for _ in range(20):
+            record_one("x" * 500)
+    wanted = contents(store)
+    _fill(small_disk / "checkpoint", leave_bytes)
+    with pytest.raises(StoreError, match="run localtrace seal again"):
+        seal(open_layout(store))
+    assert contents(store) == wanted
+    (small_disk / "checkpoint").unlink()
+    assert sealed_contents(store) == wanted
+    assert len(rows(store, "spans")) == 20

@@ -1,0 +1,174 @@
+"""A sealer that is killed at any of its steps, and table logs torn by a crash of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.schema import TABLES
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import take_snapshot
+from localtrace.store.verify import recover, verify
+from localtrace.testing import recording, simulate_crash
+from tests.crash.found import contents, sealed_contents
+from tests.crash.processes import run_child
+from tests.crash.rollouts import record_one, roll_out
+
+STEPS = {
+    "before healing a log": ("localtrace.store.seal", "heal_log"),
+    "before writing files": ("localtrace.store.seal", "write_files"),
+    "before creating a table or its next commit": ("localtrace.store.seal", "commit"),
+    "before adding files to a table": ("deltalake.DeltaTable", "create_write_transaction"),
+    "before syncing a log": ("localtrace.store.tables", "sync_log"),
+    "before putting a journal away": ("localtrace.store.seal", "_put_away"),
+    "before removing locks": ("localtrace.store.seal", "_remove_stale_locks"),
+}
+
+
+def seal_until_killed(module: str, name: str, prepared: str, folder: str) -> None:
+    """Child: seal copies of a store, killed before the first, second, … call of a function.
+
+    Prints how many copies there are; the last one is sealed to the end.
+    """
+    import importlib
+
+    import deltalake  # before the forks, which are cheap then
+
+    owner: Any = deltalake.DeltaTable
+    if not module.startswith("deltalake"):
+        owner = importlib.import_module(module)
+    number, killed = 0, True
+    while killed:
+        copy = Path(folder) / str(number)
+        shutil.copytree(prepared, copy)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            setattr(owner, name, _killing(getattr(owner, name), number))
+            seal(open_layout(copy))
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status in (0, signal.SIGKILL)
+        killed = status == signal.SIGKILL
+        number += 1
+    print(number)
+
+
+def _killing(function: Callable[..., Any], calls_before: int) -> Callable[..., Any]:
+    calls = 0
+
+    def killing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if calls == calls_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        return function(*args, **kwargs)
+
+    return killing
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every table has rows to seal: of a writer that closed, and of one that was killed."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with recording(folder / "store"):
+        record_one("closed in good order")
+        localtrace.log_metrics({"reward/mean": 0.5}, step=1)
+    with recording(folder / "store", rotate_max_bytes=2_000), localtrace.trajectory(step=2):
+        for number in range(3):
+            trace_id = asyncio.run(roll_out(number))
+            localtrace.outcome(trace_id, advantage=[0.5, 0.25], fate="trained")
+            localtrace.flush()
+        return simulate_crash(folder / "store", folder / "crashed")
+
+
+@pytest.fixture(scope="module")
+def committed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same store after a sealer that committed everything and deleted no journal."""
+    folder = tmp_path_factory.mktemp("committed")
+    run_child(seal_until_killed, *STEPS["before putting a journal away"], prepared, folder)
+    return folder / "0"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_sealer_killed_at_any_step_loses_and_doubles_nothing(
+    step: str, prepared: Path, tmp_path: Path
+) -> None:
+    wanted = contents(prepared)
+    copies = int(run_child(seal_until_killed, *STEPS[step], prepared, tmp_path))
+    assert copies > 1, "the step was never reached"
+    for number in range(copies):
+        assert contents(tmp_path / str(number)) == wanted, f"{step}, call {number}: a reader"
+        assert sealed_contents(tmp_path / str(number)) == wanted, f"{step}, call {number}"
+
+
+def test_files_of_an_unfinished_commit_are_put_aside_by_recover(
+    prepared: Path, tmp_path: Path
+) -> None:
+    run_child(seal_until_killed, *STEPS["before adding files to a table"], prepared, tmp_path)
+    layout = open_layout(tmp_path / "2")
+    orphans = _files(layout.root) - _committed_files(layout.root)
+    assert orphans
+    wanted = sealed_contents(layout.root)
+    assert verify(layout).problems == []  # it may belong to a commit that is under way
+    for orphan in orphans:
+        os.utime(orphan, (0, 0))
+    assert len(verify(layout).problems) == len(orphans)
+    assert recover(layout).orphans == len(orphans)
+    assert {path.name for path in layout.quarantine.iterdir()} == {path.name for path in orphans}
+    assert verify(layout).problems == []
+    assert contents(layout.root) == wanted
+
+
+def _files(store: Path) -> set[Path]:
+    return set(store.glob("tables/**/*.parquet"))
+
+
+def _committed_files(store: Path) -> set[Path]:
+    files = take_snapshot(open_layout(store)).files
+    return {Path(path) for paths in files.values() for path in paths}
+
+
+def _cuts(entry: bytes) -> dict[str, bytes]:
+    lines = entry.split(b"\n")
+    cuts = {f"after line {n}": b"\n".join(lines[:n]) for n in range(1, len(lines))}
+    half = len(entry) // 2
+    return {"empty": b"", "half": entry[:half], "zeroed": entry[:half] + bytes(half), **cuts}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("mend", [seal, recover])
+def test_a_torn_newest_log_entry_is_healed_and_its_rows_are_there_once(
+    table: str, mend: Callable[..., Any], committed: Path, tmp_path: Path
+) -> None:
+    wanted = contents(committed)
+    newest = sorted(committed.glob(f"tables/{table}/_delta_log/*.json"))[-1]
+    for name, torn in _cuts(newest.read_bytes()).items():
+        copy = tmp_path / name
+        shutil.copytree(committed, copy)
+        (copy / newest.relative_to(committed)).write_bytes(torn)
+        assert any(f"{newest.name}: " in problem for problem in verify(open_layout(copy)).problems)
+        mend(open_layout(copy))
+        assert len(list(copy.glob(f"quarantine/{table}-*"))) == 1, name
+        assert sealed_contents(copy) == wanted, name
+
+
+def test_a_torn_entry_of_a_table_that_was_just_created_is_healed(
+    prepared: Path, tmp_path: Path
+) -> None:
+    step = STEPS["before adding files to a table"]
+    run_child(seal_until_killed, *step, prepared, tmp_path / "copies")
+    (entry,) = (tmp_path / "copies" / "0").glob("tables/*/_delta_log/*.json")
+    for name, torn in _cuts(entry.read_bytes()).items():
+        entry.write_bytes(torn)
+        copy = simulate_crash(tmp_path / "copies" / "0", tmp_path / name)
+        assert sealed_contents(copy) == contents(prepared), name

@@ -1,0 +1,133 @@
+"""kill -9 of recording processes: what the journal took is there once, whatever came after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import take_snapshot
+from localtrace.testing import recording, simulate_crash
+from tests.crash.found import repeated, rows, seal_all, sealed_contents, statuses
+from tests.crash.processes import child, wait_until
+from tests.crash.rollouts import acknowledge, acknowledged, record_one, roll_out
+
+_PERIOD_S = 0.01
+_ROLLOUTS_PER_PERIOD = 5
+_TURNS = 3  # with two calls each: 30 calls in 10 ms
+
+
+def record_with_pauses(store: str, log: str) -> None:
+    """Child: rollouts at an easy pace, until killed; journals rotate all the time."""
+    acknowledge(log)
+    with recording(Path(store), rotate_max_bytes=50_000, rotate_interval_s=0.1):
+        while True:
+            asyncio.run(_together(4))
+            time.sleep(0.002)
+
+
+def record_in_a_busy_loop(store: str, log: str) -> None:
+    """Child: 3,000 calls a second in an event loop that never sleeps, until killed."""
+    acknowledge(log)
+    with recording(Path(store), rotate_interval_s=0.5):
+        asyncio.run(_busy_loop())
+
+
+async def _together(count: int) -> None:
+    await asyncio.gather(*(roll_out(number, _TURNS) for number in range(count)))
+
+
+async def _busy_loop() -> None:
+    due = time.perf_counter()
+    while True:
+        due += _PERIOD_S
+        await _together(_ROLLOUTS_PER_PERIOD)
+        while time.perf_counter() < due:
+            pass
+        await asyncio.sleep(0)
+
+
+def _assert_there_once(store: Path, logs: list[Path]) -> None:
+    known = acknowledged(*logs)
+    spans = [row["span_id"] for row in rows(store, "spans")]
+    assert repeated(spans) == []
+    assert known.spans - set(spans) == set()
+    found = statuses(store)
+    assert known.begun - found.keys() == set()
+    assert {found[trace_id] for trace_id in known.ended} == {"ok"}
+    assert {found[trace_id] for trace_id in known.begun} <= {"ok", "interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("work", "rounds", "workers"), [(record_with_pauses, 2, 4), (record_in_a_busy_loop, 2, 2)]
+)
+def test_what_a_killed_worker_had_written_is_there_once(
+    store: Path, tmp_path: Path, work: Callable[..., None], rounds: int, workers: int
+) -> None:
+    logs: list[Path] = []
+    for round_ in range(rounds):
+        started = []
+        with contextlib.ExitStack() as running:
+            for worker in range(workers):
+                logs.append(tmp_path / f"{round_}-{worker}.log")
+                started.append(running.enter_context(child(work, store, logs[-1])))
+            for process, log in zip(started, logs[-workers:], strict=True):
+                wait_until(lambda log=log: acknowledged(log).ended)
+                time.sleep(random.uniform(0.02, 0.4))
+                process.kill()
+                process.wait()
+            _assert_there_once(store, logs)
+        if round_ == 0:
+            seal_all(store)
+            _assert_there_once(store, logs)
+    sealed_contents(store)
+    _assert_there_once(store, logs)
+
+
+def test_a_trajectory_of_a_killed_worker_is_running_and_then_interrupted(
+    store: Path, tmp_path: Path
+) -> None:
+    with recording(store), localtrace.trajectory() as t:
+        record_one()
+        localtrace.flush()
+        after = simulate_crash(store, tmp_path / "after")
+        assert statuses(store)[t.trace_id] == "running"
+    assert statuses(store)[t.trace_id] == "ok"
+    assert statuses(after)[t.trace_id] == "interrupted"
+    seal_all(after)
+    assert statuses(after)[t.trace_id] == "interrupted"
+
+
+def test_a_trajectory_over_many_journals_is_interrupted_once(store: Path, tmp_path: Path) -> None:
+    with recording(store, rotate_max_bytes=1), localtrace.trajectory() as t:
+        for _ in range(5):
+            record_one()
+            localtrace.flush()
+        after = simulate_crash(store, tmp_path / "after")
+    assert len(list(after.glob("journals/*.journal*"))) > 3
+    assert statuses(after)[t.trace_id] == "interrupted"
+    seal_all(after)
+    assert statuses(after)[t.trace_id] == "interrupted"
+
+
+def test_a_torn_last_record_is_counted_and_costs_nothing_else(store: Path, tmp_path: Path) -> None:
+    with recording(store):
+        trace_ids = [record_one() for _ in range(3)]
+        localtrace.flush()
+        after = simulate_crash(store, tmp_path / "after")
+    (journal,) = after.glob("journals/*.journal")
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole[:50])  # as a kill within a write leaves it
+    assert take_snapshot(open_layout(after)).damage.torn_tails == 1
+    report = seal(open_layout(after))
+    assert (report.damage.torn_tails, report.damage.records, report.problems) == (1, 0, [])
+    assert statuses(after) == dict.fromkeys(trace_ids, "ok")
+    assert list(after.glob("quarantine/*")) == []

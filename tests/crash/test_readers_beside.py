@@ -1,0 +1,71 @@
+"""Readers beside live writers and a sealer that never rests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from functools import cache
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import Snapshot, take_snapshot
+from localtrace.testing import recording
+from tests.crash.found import repeated
+from tests.crash.processes import child, wait_until
+from tests.crash.rollouts import acknowledge, acknowledged, roll_out
+
+READS = 300
+_SEAL_INTERVAL_S = 0.1
+
+
+def record_with_many_journals(store: str, log: str) -> None:
+    """Child: rollouts until killed, by one writer after the other."""
+    acknowledge(log)
+    while True:
+        with recording(Path(store), rotate_interval_s=0.3):
+            for number in range(25):
+                asyncio.run(roll_out(number, turns=2))
+                time.sleep(0.05)
+
+
+def seal_again_and_again(store: str) -> None:
+    """Child: seal whatever is ready until killed."""
+    while True:
+        seal(open_layout(store))
+        time.sleep(_SEAL_INTERVAL_S)
+
+
+@cache
+def _ids(path: str, column: str) -> list[str]:
+    ids: list[str] = pq.read_table(path, columns=[column])[column].to_pylist()
+    return ids
+
+
+def _all_ids(snapshot: Snapshot, table: str, column: str) -> list[str]:
+    ids = snapshot.pending[table][column].to_pylist()
+    return [*ids, *(one for path in snapshot.files[table] for one in _ids(path, column))]
+
+
+def test_no_read_misses_or_doubles_a_row(store: Path, tmp_path: Path) -> None:
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    seen_sealed = set()
+    with contextlib.ExitStack() as running:
+        for log in logs:
+            running.enter_context(child(record_with_many_journals, store, log))
+        wait_until(lambda: all(acknowledged(log).ended for log in logs))
+        sealer = running.enter_context(child(seal_again_and_again, store))
+        for _ in range(READS):
+            known = acknowledged(*logs)
+            snapshot = take_snapshot(open_layout(store))
+            trajectories = _all_ids(snapshot, "trajectories", "trace_id")
+            spans = _all_ids(snapshot, "spans", "span_id")
+            assert (repeated(trajectories), repeated(spans)) == ([], [])
+            assert known.begun - set(trajectories) == set()
+            assert known.spans - set(spans) == set()
+            seen_sealed.add(len(snapshot.files["spans"]))
+        assert sealer.poll() is None, "the sealer died"
+    assert len(seen_sealed) > 5, "hardly anything was sealed beside the reads"

@@ -1,0 +1,205 @@
+"""Which span is the parent of which, across tasks, threads and contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+import localtrace
+from tests.recording import Recording
+
+
+@localtrace.op
+def leaf(label: str) -> str:
+    return label
+
+
+@localtrace.op
+async def branch(label: str) -> str:
+    await asyncio.sleep(0)
+    leaf(label)
+    await asyncio.sleep(0)
+    return leaf(label)
+
+
+def parents_by_label(spans: list[dict[str, Any]]) -> dict[str, set[Any]]:
+    """For each label, the labels of the calls that enclose calls with it."""
+    by_id = {span["span_id"]: span for span in spans}
+    parents: dict[str, set[Any]] = {}
+    for span in spans:
+        parent = by_id.get(span["parent_id"])
+        name = None if parent is None else (parent["op"], parent["inputs"]["label"])
+        parents.setdefault(span["inputs"]["label"], set()).add(name)
+    return parents
+
+
+def test_nested_calls_have_the_enclosing_call_as_parent(store: Recording) -> None:
+    @localtrace.op
+    def outer() -> None:
+        middle()
+        middle()
+
+    @localtrace.op
+    def middle() -> None:
+        leaf("x")
+
+    with localtrace.trajectory():
+        outer()
+    first, *rest = store.spans()
+    assert first["parent_id"] is None
+    assert [span["op"].rpartition(".")[2] for span in rest] == ["middle", "leaf"] * 2
+    assert [span["parent_id"] for span in rest] == [
+        first["span_id"], rest[0]["span_id"], first["span_id"], rest[2]["span_id"],
+    ]  # fmt: skip
+
+
+def test_seq_counts_the_calls_of_a_trajectory_in_the_order_in_which_they_began(
+    store: Recording,
+) -> None:
+    with localtrace.trajectory() as t:
+        leaf("a")
+        asyncio.run(branch("b"))
+        leaf("c")
+    spans = [span for span in store.spans() if span["trace_id"] == t.trace_id]
+    assert [span["seq"] for span in spans] == [0, 1, 2, 3, 4]
+    assert store.trajectory(t.trace_id)["span_count"] == 5
+
+
+def test_after_an_exception_the_next_call_has_the_right_parent(store: Recording) -> None:
+    @localtrace.op
+    def fail() -> None:
+        raise ValueError("no")
+
+    with localtrace.trajectory():
+        with pytest.raises(ValueError, match="no"):
+            fail()
+        leaf("after")
+    assert store.span("leaf")["parent_id"] is None
+
+
+def test_concurrent_tasks_keep_their_own_children(store: Recording) -> None:
+    async def main() -> None:
+        await asyncio.gather(*(branch(f"task {n}") for n in range(20)))
+
+    with localtrace.trajectory():
+        asyncio.run(main())
+    assert parents_by_label(store.spans()) == {
+        f"task {n}": {None, ("branch", f"task {n}")} for n in range(20)
+    }
+
+
+def test_concurrent_trajectories_keep_their_own_spans(store: Recording) -> None:
+    async def roll_out(n: int) -> tuple[str, str]:
+        with localtrace.trajectory(step=1, rollout_n=n) as t:
+            await branch(str(n))
+            await asyncio.gather(branch(str(n)), branch(str(n)))
+        return t.trace_id, str(n)
+
+    async def main() -> list[tuple[str, str]]:
+        return await asyncio.gather(*(roll_out(n) for n in range(10)))
+
+    expected = dict(asyncio.run(main()))
+    spans = store.spans()
+    assert len(spans) == 90
+    assert {(span["trace_id"], span["inputs"]["label"]) for span in spans} == set(expected.items())
+    assert all(span["rollout_n"] == int(span["inputs"]["label"]) for span in spans)
+
+
+def test_a_task_that_outlives_its_trajectory_still_belongs_to_it(store: Recording) -> None:
+    async def main() -> str:
+        with localtrace.trajectory() as t:
+            task = asyncio.create_task(branch("late"))
+        await task
+        return t.trace_id
+
+    trace_id = asyncio.run(main())
+    assert {span["trace_id"] for span in store.spans()} == {trace_id}
+
+
+def test_calls_in_asyncio_to_thread_are_children_of_the_awaiting_call(store: Recording) -> None:
+    @localtrace.op
+    async def call(label: str) -> str:
+        return await asyncio.to_thread(leaf, label)
+
+    async def main() -> None:
+        await asyncio.gather(*(call(str(n)) for n in range(8)))
+
+    with localtrace.trajectory() as t:
+        asyncio.run(main())
+    spans = store.spans()
+    assert {span["trace_id"] for span in spans} == {t.trace_id}
+    own = call.__qualname__
+    assert parents_by_label(spans) == {str(n): {None, (own, str(n))} for n in range(8)}
+
+
+def test_a_thread_with_a_copied_context_records_into_the_same_trajectory(
+    store: Recording,
+) -> None:
+    with localtrace.trajectory() as t:
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(leaf, "threaded"))
+        thread.start()
+        thread.join()
+        leaf("here")
+    assert {span["trace_id"] for span in store.spans()} == {t.trace_id}
+
+
+def test_a_bare_thread_records_into_a_trajectory_of_its_own(store: Recording) -> None:
+    with localtrace.trajectory() as t:
+        thread = threading.Thread(target=leaf, args=("threaded",))
+        thread.start()
+        thread.join()
+    span = store.span("leaf")
+    assert span["trace_id"] != t.trace_id
+    assert store.trajectory(span["trace_id"])["name"] == "leaf"
+
+
+def test_a_call_outside_of_any_trajectory_gets_one_of_its_own(store: Recording) -> None:
+    asyncio.run(branch("alone"))
+    outer, *inner = store.spans()
+    assert {span["parent_id"] for span in inner} == {outer["span_id"]}
+    row = store.trajectory(outer["trace_id"])
+    assert (row["name"], row["status"], row["span_count"]) == ("branch", "ok", 3)
+    assert row["step"] is None
+
+
+def test_calls_outside_of_any_trajectory_get_one_each(store: Recording) -> None:
+    leaf("a")
+    leaf("b")
+    assert len({span["trace_id"] for span in store.spans()}) == 2
+
+
+def test_the_own_trajectory_of_a_failed_call_says_so(store: Recording) -> None:
+    @localtrace.op
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    (row,) = store.rows("trajectories")
+    assert (row["status"], row["error"]) == ("error", "ValueError: no")
+
+
+def test_a_trajectory_inside_another_takes_its_calls_and_gives_the_scope_back(
+    store: Recording,
+) -> None:
+    with localtrace.trajectory() as outer:
+        leaf("before")
+        with localtrace.trajectory() as inner:
+            leaf("inside")
+        leaf("after")
+    traces = {span["inputs"]["label"]: span["trace_id"] for span in store.spans()}
+    assert traces == {
+        "before": outer.trace_id, "inside": inner.trace_id, "after": outer.trace_id,
+    }  # fmt: skip
+
+
+def test_span_ids_differ(store: Recording) -> None:
+    with localtrace.trajectory():
+        for _ in range(1000):
+            leaf("x")
+    assert len({span["span_id"] for span in store.spans()}) == 1000

@@ -1,0 +1,262 @@
+"""The trajectory itself: its fields, its end, what is set on it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import localtrace
+from tests.recording import Recording
+
+
+@localtrace.op
+def leaf() -> None: ...
+
+
+class Hostile:
+    """Refuses every conversion."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __int__(self) -> int:
+        raise RuntimeError("no number")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+def test_every_field_of_a_trajectory_is_recorded(store: Recording) -> None:
+    with localtrace.trajectory(
+        step=3, sample_index="row 17", rollout_n=2, group_id="g", validate=True, name="n",
+        agent="a", data_source="d",
+    ) as t:  # fmt: skip
+        pass
+    row = store.trajectory(t.trace_id)
+    expected = {
+        "step": 3, "sample_index": "row 17", "rollout_n": 2, "group_id": "g", "validate": True,
+        "name": "n", "agent": "a", "data_source": "d", "status": "ok", "error": None,
+        "run_id": "run", "attempt": 0, "project": "default", "experiment": "default",
+        "reward": None, "span_count": 0, "turn_count": 0, "output_tokens": 0, "attributes": {},
+    }  # fmt: skip
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_what_was_not_given_is_null_and_validate_is_false(store: Recording) -> None:
+    with localtrace.trajectory() as t:
+        pass
+    row = store.trajectory(t.trace_id)
+    for name in ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source"):
+        assert row[name] is None
+    assert row["validate"] is False
+
+
+def test_spans_carry_the_keys_of_their_trajectory(store: Recording) -> None:
+    with localtrace.trajectory(step=3, sample_index=17, rollout_n=2) as t:
+        leaf()
+    span = store.span("leaf")
+    keys = (span["trace_id"], span["step"], span["sample_index"], span["rollout_n"])
+    assert keys == (t.trace_id, 3, "17", 2)
+
+
+def test_numbers_of_numpy_and_torch_are_taken_as_numbers(store: Recording) -> None:
+    with localtrace.trajectory(
+        step=np.int64(3), rollout_n=torch.tensor(2), sample_index=np.int64(17), validate=np.True_
+    ) as t:
+        pass
+    row = store.trajectory(t.trace_id)
+    assert (row["step"], row["rollout_n"], row["sample_index"]) == (3, 2, "17")
+    assert row["validate"] is True
+    assert localtrace.losses()["values"] == {}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step": "three"},
+        {"step": 2**63},
+        {"step": float("nan")},
+        {"rollout_n": [1]},
+        {"rollout_n": Hostile()},
+        {"sample_index": Hostile()},
+        {"group_id": Hostile()},
+        {"name": Hostile()},
+        {"validate": Hostile()},
+        {"validate": np.array([True, False])},
+    ],
+    ids=lambda fields: "-".join(f"{k}-{type(v).__name__}" for k, v in fields.items()),
+)
+def test_a_field_of_the_wrong_type_is_counted_and_the_trajectory_recorded(
+    store: Recording, fields: dict[str, Any]
+) -> None:
+    with localtrace.trajectory(**fields) as t:
+        leaf()
+    row = store.trajectory(t.trace_id)
+    assert not any(row[name] for name in fields)
+    assert row["span_count"] == 1
+    assert localtrace.losses()["values"] == {"bad_argument": 1}
+
+
+def test_a_step_that_is_text_of_a_number_is_that_number(store: Recording) -> None:
+    with localtrace.trajectory(step="3") as t:  # type: ignore[arg-type]
+        pass
+    assert store.trajectory(t.trace_id)["step"] == 3
+
+
+def test_text_with_lone_surrogates_is_recorded_without_them(store: Recording) -> None:
+    with localtrace.trajectory(sample_index="a\ud800", name="b\udfff") as t:
+        pass
+    row = store.trajectory(t.trace_id)
+    assert (row["sample_index"], row["name"]) == ("a?", "b?")
+
+
+# -- its end -------------------------------------------------------------------------------
+
+
+def test_an_exception_ends_the_trajectory_with_error_and_goes_on(store: Recording) -> None:
+    error = ValueError("no")
+    with pytest.raises(ValueError, match="no") as raised, localtrace.trajectory() as t:
+        raise error
+    assert raised.value is error
+    row = store.trajectory(t.trace_id)
+    assert (row["status"], row["error"]) == ("error", "ValueError: no")
+
+
+def test_a_cancelled_trajectory_says_so(store: Recording) -> None:
+    async def main() -> str:
+        with localtrace.trajectory() as t:
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await asyncio.sleep(1)
+        return t.trace_id
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    (row,) = store.rows("trajectories")
+    assert row["status"] == "cancelled"
+
+
+def test_an_open_trajectory_is_running(store: Recording) -> None:
+    with localtrace.trajectory(step=3) as t:
+        leaf()
+        row = store.trajectory(t.trace_id)
+        assert (row["status"], row["end_ns"], row["span_count"]) == ("running", None, None)
+
+
+def test_a_trajectory_that_is_open_at_close_is_interrupted_once(store: Recording) -> None:
+    with localtrace.trajectory(step=3) as t:
+        leaf()
+        localtrace.close()
+    assert store.trajectory(t.trace_id)["status"] == "interrupted"
+
+
+def test_turns_and_generated_tokens_are_counted(store: Recording) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"output_ids": [1, 2, 3], "finish_reason": "stop"}
+
+    @localtrace.op
+    def chat(messages: list[Any]) -> dict[str, Any]:
+        return {"text": "hi", "finish_reason": "stop"}
+
+    with localtrace.trajectory() as t:
+        generate([1])
+        chat([{"role": "user"}])
+        leaf()
+    row = store.trajectory(t.trace_id)
+    assert (row["span_count"], row["turn_count"], row["output_tokens"]) == (3, 2, 3)
+    assert [span["is_turn"] for span in store.spans()] == [True, True, False]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_turns_with_arrays_count_like_turns_with_lists(store: Recording, make: Any) -> None:
+    @localtrace.op
+    def generate(prompt_ids: Any) -> dict[str, Any]:
+        return {"output_ids": make([1, 2, 3]), "output_logprobs": make([-0.5, -1.0, -2.0])}
+
+    with localtrace.trajectory() as t:
+        generate(make([5, 6]))
+    row, span = store.trajectory(t.trace_id), store.span("generate")
+    assert (row["turn_count"], row["output_tokens"], span["is_turn"]) == (1, 3, True)
+    assert (span["output_ids"], span["output_logprobs"]) == ([1, 2, 3], [-0.5, -1.0, -2.0])
+    assert span["inputs"]["prompt_ids"].tolist() == [5, 6]
+
+
+def test_a_call_with_a_prompt_that_generates_nothing_is_no_turn(store: Recording) -> None:
+    @localtrace.op
+    def count(prompt_ids: list[int]) -> int:
+        return len(prompt_ids)
+
+    with localtrace.trajectory() as t:
+        count([1, 2])
+    assert store.span("count")["is_turn"] is False
+    assert store.trajectory(t.trace_id)["turn_count"] == 0
+
+
+# -- set -----------------------------------------------------------------------------------
+
+
+def test_set_puts_the_reward_in_its_column_and_the_rest_into_attributes(
+    store: Recording,
+) -> None:
+    with localtrace.trajectory() as t:
+        t.set(reward=0.5, note={"a": [1]})
+        t.set(reward=1, tries=2)
+    row = store.trajectory(t.trace_id)
+    assert row["reward"] == 1.0
+    assert row["attributes"] == {"note": {"a": [1]}, "tries": 2}
+
+
+def test_set_takes_a_snapshot(store: Recording) -> None:
+    note = [1]
+    with localtrace.trajectory() as t:
+        t.set(note=note)
+        note.append(2)
+    assert store.trajectory(t.trace_id)["attributes"] == {"note": [1]}
+
+
+def test_set_after_the_block_records_outcomes(store: Recording) -> None:
+    with localtrace.trajectory(step=3) as t:
+        pass
+    t.set(reward=1.0, fate="trained")
+    outcomes = {row["name"]: row for row in store.rows("outcomes")}
+    assert outcomes["reward"]["number"] == 1.0
+    assert outcomes["fate"]["text"] == "trained"
+    assert {(row["trace_id"], row["step"]) for row in outcomes.values()} == {(t.trace_id, 3)}
+    assert store.trajectory(t.trace_id)["reward"] is None
+
+
+@pytest.mark.parametrize(
+    "reward", [torch.tensor(0.5, requires_grad=True), np.float32(0.5), torch.tensor([[0.5]])[0, 0]]
+)
+def test_a_reward_can_be_a_scalar_of_numpy_or_torch(store: Recording, reward: Any) -> None:
+    with localtrace.trajectory() as t:
+        t.set(reward=reward)
+    assert store.trajectory(t.trace_id)["reward"] == 0.5
+
+
+@pytest.mark.parametrize("reward", ["good", [0.5, 0.5], 10**400, None], ids=repr)
+def test_a_reward_that_is_no_number_stays_in_the_attributes(store: Recording, reward: Any) -> None:
+    with localtrace.trajectory() as t:
+        t.set(reward=reward)
+    row = store.trajectory(t.trace_id)
+    assert (row["reward"], row["attributes"]) == (None, {"reward": reward})
+
+
+def test_names_with_lone_surrogates_do_not_cost_the_trajectory(store: Recording) -> None:
+    with localtrace.trajectory() as t:
+        t.set(**{"a\ud800": 1})
+    row = store.trajectory(t.trace_id)
+    assert (row["status"], row["attributes"]) == ("ok", {"a?": 1})
+
+
+def test_set_before_init_and_after_close_does_nothing(store: Recording) -> None:
+    localtrace.close()
+    with localtrace.trajectory() as t:
+        t.set(reward=1.0)
+    t.set(reward=1.0)
+    assert store.rows("trajectories") == []
+    assert store.rows("outcomes") == []
