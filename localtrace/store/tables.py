@@ -222,13 +222,19 @@ def commit(
         for file in files
     ]
     transactions = [Transaction(writer_id, number) for writer_id, number in numbers.items()]
-    table.create_write_transaction(
-        actions,
-        mode="append",
-        schema=table.schema(),
-        partition_by=list(schema.partitions),
-        commit_properties=_counted(len(actions) + len(transactions), transactions),
-    )
+    try:
+        table.create_write_transaction(
+            actions,
+            mode="append",
+            schema=table.schema(),
+            partition_by=list(schema.partitions),
+            commit_properties=_counted(len(actions) + len(transactions), transactions),
+        )
+    except DeltaError as error:
+        raise StoreError(
+            f"cannot commit to table {schema.name} ({error}): journals stay and nothing is lost; "
+            "run localtrace seal again"
+        ) from error
     sync_log(layout, schema)
 
 
@@ -236,6 +242,7 @@ def _create_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable:
     table = DeltaTable.create(
         layout.table(schema.name),
         schema=deltalake.Schema.from_arrow(schema.arrow()),
+        mode="ignore",  # the sealer of another node may be making it too
         partition_by=list(schema.partitions),
         commit_properties=_counted(2),
     )
