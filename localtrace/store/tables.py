@@ -34,6 +34,8 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GROUP_TRAJECTORIES = 128
 _GROUP_BYTES = 32 * 2**20
 _GROUP_ROWS = 64 * 1024
+_COMMIT_TRIES_MAX = 100
+"""Sealers of many nodes may commit to one table; each try gets the next free version."""
 _ACTIONS_NAME = "localtrace.actions"
 """In a commit's information: how many actions it has, that one included."""
 _HAS_BLOOM = "bloom_filter_options" in inspect.signature(pq.write_table).parameters
@@ -253,7 +255,9 @@ def _create_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable:
 
 def _counted(actions: int, transactions: list[Transaction] | None = None) -> CommitProperties:
     return CommitProperties(
-        custom_metadata={_ACTIONS_NAME: str(actions + 1)}, app_transactions=transactions
+        custom_metadata={_ACTIONS_NAME: str(actions + 1)},
+        max_commit_retries=_COMMIT_TRIES_MAX,
+        app_transactions=transactions,
     )
 
 

@@ -281,7 +281,7 @@ def test_a_writer_lives_for_as_long_as_it_holds_its_lock(tmp_path: Path) -> None
     lock = WriterLock(tmp_path, NAME.writer_id)
     path = tmp_path / f"{NAME.writer_id}.lock"
     assert writer_lives(path)
-    lock.release()
+    lock.close()
     assert not writer_lives(path)
     path.unlink()
     assert not writer_lives(path)
@@ -295,7 +295,7 @@ def test_only_the_last_journal_of_a_living_writer_may_still_grow(tmp_path: Path)
     statuses = [(file.name.number, status) for file, status in list_journals([tmp_path])]
     rotated = JournalStatus.ROTATED
     assert statuses == [(0, rotated), (2, rotated), (10, JournalStatus.LIVE)]
-    lock.release()
+    lock.close()
     assert list_journals([tmp_path])[-1][1] is JournalStatus.LAST
 
 
