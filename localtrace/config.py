@@ -126,6 +126,8 @@ def _attempt(number: int) -> int:
 
 
 def _folder_name(text: str) -> str:
+    if text in (".", ".."):
+        raise ValueError("folders are named after it")
     size_bytes = len(quote(text, safe=""))  # fails for lone surrogates
     if size_bytes > _FOLDER_NAME_MAX_BYTES:
         raise ValueError(

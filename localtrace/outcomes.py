@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +51,9 @@ def record_outcomes(
 
 
 def _fits(recorder: Recorder, value: Any, count: int) -> bool:
-    if hasattr(value, "__len__") and not isinstance(value, str | bytes) and len(value) == count:
-        return True
+    with contextlib.suppress(Exception):  # tensors without dimensions have no length
+        in_order = isinstance(value, list | tuple) or hasattr(value, "tolist")
+        if in_order and len(value) == count:
+            return True
     recorder.losses.record("bad_argument", count)
     return False

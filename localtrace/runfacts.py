@@ -12,10 +12,10 @@ from typing import Any
 from localtrace import codec
 from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout
+from localtrace.version import __version__
 
 _PACKAGES = (
-    "localtrace", "verl", "trl", "torch", "transformers", "sglang", "vllm", "ray", "numpy",
-    "pyarrow",
+    "verl", "trl", "torch", "transformers", "sglang", "vllm", "ray", "numpy", "pyarrow",
 )  # fmt: skip
 _SECRET = re.compile(
     r"(api|access|auth|secret|private|session|bearer)[_-]?(key|token)|passw|secret|credential"
@@ -76,7 +76,7 @@ def _versions() -> dict[str, str]:
     import importlib.metadata  # 20 ms that only a process that records should pay
     import platform
 
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "localtrace": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

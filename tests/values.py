@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import struct
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -126,7 +125,7 @@ def normal(value: Any) -> Any:
 
 
 def normal_array(array: Any) -> Any:
-    if array.dtype == np.float16:
+    if array.dtype.newbyteorder("=") == np.float16:
         array = array.astype("<f4")
     if array.ndim == 0:
         return str(array) if array.dtype.kind in "mM" else array.item()
@@ -146,11 +145,12 @@ def vars_of(value: Message | Model) -> dict[str, Any]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in type and in every bit."""
+    """Equal in type and value, and in every bit but the payload of a NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):
-        return struct.pack("d", left) == struct.pack("d", right)
+        both_nan = math.isnan(left) and math.isnan(right)
+        return (both_nan or left == right) and math.copysign(1, left) == math.copysign(1, right)
     if isinstance(left, complex):
         return same(left.real, right.real) and same(left.imag, right.imag)
     if isinstance(left, list | tuple):

@@ -221,6 +221,8 @@ class _Link:
     base: tuple[bytes, int, str] | None
     kept: int
     new: bytes
+    count: int
+    """Of the list."""
     following: bytes
     """Elements that the model generated after the list."""
     whole_count: int
@@ -245,7 +247,7 @@ class DeltaReader:
     def whole(self, trace_id: bytes, span_id: int, name: str) -> bytes | None:
         """One list argument, whole and encoded."""
         link = self._links.get((trace_id, span_id, name))
-        return None if link is None else self._elements(link)
+        return None if link is None else list_bytes(link.count, self._elements(link))
 
     def _add(self, call: Call, delta: Delta, output: tuple[int, bytes] | None) -> int | None:
         listed = list_elements(bytes(delta.new))
@@ -271,6 +273,7 @@ class DeltaReader:
             base_key,
             delta.kept,
             new,
+            count,
             following[1],
             count + following[0],
             zlib.crc32(following[1], crc),

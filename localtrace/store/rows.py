@@ -106,8 +106,12 @@ class JournalRows:
         self.damage = Damage()
         self.decode = decode or (lambda run_id, ids: None)
 
-    def add_journal(self, frames: Frames, status: JournalStatus) -> None:
-        """Add one journal; its status says what became of trajectories that have no end there."""
+    def add_journal(self, frames: Frames, status: JournalStatus) -> bool:
+        """Add one journal; False when a part of it cannot be read.
+
+        Its status says what became of trajectories that have no end there.
+        """
+        damaged_before = self.damage.records
         self.damage.records += len(frames.damaged)
         if status is not JournalStatus.LIVE:  # else the writer is in the middle of its last frame
             self.damage.torn_tails += frames.tail_start is not None
@@ -122,6 +126,7 @@ class JournalRows:
             reader.end_open("interrupted")
         elif status is JournalStatus.LIVE:
             reader.end_open("running")
+        return self.damage.records == damaged_before
 
     def tables(self) -> dict[str, pa.Table]:
         """Sorted rows by table; every table has an entry."""
@@ -304,7 +309,8 @@ def _outcomes(record: OutcomeRecord) -> list[dict[str, Any]]:
     rows = []
     for name, raw in record.values.items():
         value = _as_list(codec.decode(raw))
-        items = value if record.batch and isinstance(value, list) else [value]
+        in_batch = record.batch and isinstance(value, list)
+        items = value if in_batch else [value] * len(record.trace_ids)
         for trace_id, item in zip(record.trace_ids, items, strict=False):
             if item is not None:
                 rows.append(

@@ -80,6 +80,8 @@ def seal(
             for batch in _batches(ready):
                 try:
                     _seal_batch(layout, batch, report)
+                except StoreError:
+                    raise
                 except OSError as error:
                     reason = error.strerror or str(error).splitlines()[-1].strip()
                     raise StoreError(
@@ -154,7 +156,10 @@ def _batches(
 
 def _seal_batch(layout: StoreLayout, batch: list[OpenJournal], report: SealReport) -> None:
     tables = {name: open_table(layout, schema) for name, schema in TABLES.items()}
-    for name, uncommitted in uncommitted_rows(batch, tables, text_decoder(layout)).items():
+    rows = uncommitted_rows(batch, tables, text_decoder(layout))
+    report.damage.add(rows["spans"].damage)
+    unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
+    for name, uncommitted in rows.items():
         if len(uncommitted.rows) == 0:
             continue
         numbers: dict[str, int] = {}
@@ -163,22 +168,20 @@ def _seal_batch(layout: StoreLayout, batch: list[OpenJournal], report: SealRepor
         files = write_files(layout, TABLES[name], uncommitted.rows)
         commit(layout, TABLES[name], files, numbers)
         report.rows[name] += len(uncommitted.rows)
-        if name == "spans":
-            report.damage.add(uncommitted.damage)
     for journal in batch:
-        _put_away(layout, journal, report)
+        damaged = journal.file.name in unreadable or bool(read_frames(journal.data).damaged)
+        _put_away(layout, journal.file, damaged, report)
         report.journals += 1
 
 
-def _put_away(layout: StoreLayout, journal: OpenJournal, report: SealReport) -> None:
-    damaged = read_frames(journal.data).damaged
+def _put_away(layout: StoreLayout, file: JournalFile, damaged: bool, report: SealReport) -> None:
     if damaged:
         layout.quarantine.mkdir(exist_ok=True)
         report.problems.append(
-            f"{journal.file.path.name}: {len(damaged)} damaged places passed over; kept in "
+            f"{file.path.name}: parts of it cannot be read and were passed over; kept in "
             f"{layout.quarantine}"
         )
-    for path in (journal.file.path, journal.file.done_path):
+    for path in (file.path, file.done_path):
         with contextlib.suppress(FileNotFoundError):
             if damaged:
                 shutil.move(path, layout.quarantine / path.name)  # maybe to another disk

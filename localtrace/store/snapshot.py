@@ -85,6 +85,8 @@ class Uncommitted:
 
     rows: pa.Table
     journals: frozenset[JournalName]
+    unreadable: frozenset[JournalName]
+    """Those of which a part cannot be read."""
     damage: Damage
 
 
@@ -96,7 +98,7 @@ def uncommitted_rows(
     Tables usually lack the same journals; only a sealer that died between two commits makes them
     differ.
     """
-    read: dict[frozenset[JournalName], JournalRows] = {}
+    read: dict[frozenset[JournalName], tuple[JournalRows, frozenset[JournalName]]] = {}
     result = {}
     for name, table in tables.items():
         left = [
@@ -107,16 +109,21 @@ def uncommitted_rows(
         names = frozenset(journal.file.name for journal in left)
         if names not in read:
             read[names] = _rows(left, decode)
-        rows = read[names]
-        result[name] = Uncommitted(rows.columns[name].table(), names, rows.damage)
+        rows, unreadable = read[names]
+        result[name] = Uncommitted(rows.columns[name].table(), names, unreadable, rows.damage)
     return result
 
 
-def _rows(journals: Sequence[OpenJournal], decode: Decode) -> JournalRows:
+def _rows(
+    journals: Sequence[OpenJournal], decode: Decode
+) -> tuple[JournalRows, frozenset[JournalName]]:
     rows = JournalRows(decode)
-    for journal in journals:
-        rows.add_journal(read_frames(journal.data), journal.status)
-    return rows
+    unreadable = frozenset(
+        journal.file.name
+        for journal in journals
+        if not rows.add_journal(read_frames(journal.data), journal.status)
+    )
+    return rows, unreadable
 
 
 def open_journals(layout: StoreLayout) -> list[OpenJournal]:

@@ -7,6 +7,7 @@ transaction per writer whose journals it covers, so that a journal is never adde
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -241,22 +242,26 @@ def commit(
 
 
 def _create_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable:
-    table = DeltaTable.create(
-        layout.table(schema.name),
-        schema=deltalake.Schema.from_arrow(schema.arrow()),
-        mode="ignore",  # the sealer of another node may be making it too
-        partition_by=list(schema.partitions),
-        commit_properties=_counted(2),
-    )
+    # The sealer of another node may be making it too. Tried again, this would be its second
+    # version, which changes the table's identity under everybody's commits.
+    with contextlib.suppress(DeltaError):
+        DeltaTable.create(
+            layout.table(schema.name),
+            schema=deltalake.Schema.from_arrow(schema.arrow()),
+            partition_by=list(schema.partitions),
+            commit_properties=_counted(2, tries=0),
+        )
     # Healing looks at the newest entry only, so every older one must be on the disk.
     sync_log(layout, schema)
-    return table
+    return DeltaTable(layout.table(schema.name))
 
 
-def _counted(actions: int, transactions: list[Transaction] | None = None) -> CommitProperties:
+def _counted(
+    actions: int, transactions: list[Transaction] | None = None, tries: int = _COMMIT_TRIES_MAX
+) -> CommitProperties:
     return CommitProperties(
         custom_metadata={_ACTIONS_NAME: str(actions + 1)},
-        max_commit_retries=_COMMIT_TRIES_MAX,
+        max_commit_retries=tries,
         app_transactions=transactions,
     )
 
@@ -265,7 +270,8 @@ def sync_log(layout: StoreLayout, schema: TableSchema) -> None:
     """Put a table's newest log entries on the disk, which delta-rs leaves to the system."""
     log = layout.table(schema.name) / "_delta_log"
     for entry in sorted(log.iterdir(), reverse=True)[:8]:
-        _sync(entry)
+        with contextlib.suppress(FileNotFoundError):  # another node's draft
+            _sync(entry)
     for folder in (log, log.parent, log.parent.parent):
         _sync(folder)
 
@@ -279,18 +285,37 @@ def _sync(path: Path) -> None:
 
 
 def heal_log(layout: StoreLayout, schema: TableSchema) -> list[str]:
-    """Move an empty or torn newest log entry to quarantine; returns what was moved.
+    """Move an empty or torn newest log entry or checkpoint to quarantine; returns what was moved.
 
-    A machine that crashed while committing can leave one. Its journals are still there, because
-    they are deleted only after the entry is on the disk, so they are sealed again.
+    A machine that crashed while committing can leave one. The journals of the entry are still
+    there, because they are deleted only after it is on the disk, so they are sealed again.
     """
+    log = layout.table(schema.name) / "_delta_log"
     moved = []
     while torn := torn_log_entry(layout, schema):
-        layout.quarantine.mkdir(exist_ok=True)
-        target = layout.quarantine / f"{schema.name}-{torn.name}-{uuid.uuid4().hex[:8]}"
-        os.replace(torn, target)
-        moved.append(f"{schema.name}: torn log entry {torn.name} moved to {target}")
+        moved.append(_put_aside(layout, schema, torn))
+    checkpoint = max(log.glob("*.checkpoint.parquet"), default=None)
+    if checkpoint is not None and _is_torn(checkpoint):
+        # Without it, and the note that names it, a table is read from its log entries.
+        moved.append(_put_aside(layout, schema, checkpoint))
+        with contextlib.suppress(FileNotFoundError):
+            moved.append(_put_aside(layout, schema, log / "_last_checkpoint"))
     return moved
+
+
+def _put_aside(layout: StoreLayout, schema: TableSchema, torn: Path) -> str:
+    layout.quarantine.mkdir(exist_ok=True)
+    target = layout.quarantine / f"{schema.name}-{torn.name}-{uuid.uuid4().hex[:8]}"
+    os.replace(torn, target)
+    return f"{schema.name}: torn log entry {torn.name} moved to {target}"
+
+
+def _is_torn(checkpoint: Path) -> bool:
+    try:
+        pq.ParquetFile(checkpoint).close()
+    except pa.ArrowInvalid:
+        return True
+    return False
 
 
 def torn_log_entry(layout: StoreLayout, schema: TableSchema) -> Path | None:

@@ -23,6 +23,8 @@ from localtrace.store.journal import JournalName, JournalWriter, WriterLock, fra
 from localtrace.store.records import Context, End, Kind
 
 _RETRY_INTERVAL_S = 1.0
+_OPEN_FILES_MAX = 16
+"""Journals that wait to be synced: the process needs its descriptors for other things."""
 _ENVELOPE = b"\x93"
 _encode = msgspec.msgpack.Encoder().encode
 _END_DECODER = msgspec.msgpack.Decoder(End)
@@ -214,6 +216,7 @@ class JournalSeries:
             # Without its lock this writer counts as dead, and the sealer may take its journals:
             # nothing may be appended to them, and the next one comes under a new lock.
             self._leave_journal()
+            self._lock.close()
             self._lock = None
         if self._journal is None:
             with contextlib.suppress(OSError):
@@ -244,3 +247,5 @@ class JournalSeries:
                 self._to_sync.append(journal)
         if journal is not None:
             journal.finish()
+        if len(self._to_sync) > _OPEN_FILES_MAX:
+            self.sync()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,6 @@ class Figure:
     def __truediv__(self, other: Figure) -> Figure:
         """The ratio, round by round."""
         return Figure(tuple(a / b for a, b in zip(self.rounds, other.rounds, strict=True)))
-
-    def scaled(self, factor: float) -> Figure:
-        """The same in another unit."""
-        return Figure(tuple(value * factor for value in self.rounds))
 
     def text(self, unit: str = "") -> str:
         """The median and, after several rounds, the lowest and the highest."""
@@ -52,12 +48,18 @@ class Promise:
     unit: str = ""
     at_least: bool = False
 
-    def verdict(self, figure: Figure) -> str:
-        """The promise and whether the median keeps it."""
-        kept = figure.median >= self.limit if self.at_least else figure.median <= self.limit
+    def __str__(self) -> str:
         side = "at least" if self.at_least else "at most"
-        limit = f"{self.limit:,.4g} {self.unit}".rstrip()
-        return f"{self.name}, {side} {limit}: {'holds' if kept else 'FALLS SHORT'}"
+        return f"{self.name}, {side} {self.limit:,.4g} {self.unit}".rstrip()
+
+    def outcome(self, figure: Figure) -> str:
+        """Whether the median keeps the promise."""
+        kept = figure.median >= self.limit if self.at_least else figure.median <= self.limit
+        return "holds" if kept else "FALLS SHORT"
+
+    def verdict(self, figure: Figure) -> str:
+        """The promise and whether it is kept."""
+        return f"{self}: {self.outcome(figure)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str]
 
     def plain(self) -> str:
         """Aligned columns for a terminal."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 import localtrace
+from tests.benchmarks.calls import LARGE, LARGE_RESULT, large, small
 from tests.benchmarks.figures import Figure, Promise, Table
 from tests.benchmarks.timing import (
     PACE_S,
@@ -29,28 +29,6 @@ async def _nothing() -> None:
     pass
 
 
-async def _tiny(question: str, temperature: float) -> dict[str, Any]:
-    return {"answer": question, "correct": True}
-
-
-def large_result() -> dict[str, Any]:
-    """4,096 token ids, as many logprobs, and 16 KiB of text."""
-    chance = random.Random(0)
-    return {
-        "output_ids": [chance.randrange(150_000) for _ in range(4096)],
-        "output_logprobs": [-chance.expovariate(2.0) for _ in range(4096)],
-        "text": "".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=16 * 1024)),
-        "finish_reason": "stop",
-    }
-
-
-_LARGE = large_result()
-
-
-async def _large(prompt_ids: list[int]) -> dict[str, Any]:
-    return _LARGE
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     name: str
@@ -61,30 +39,29 @@ class _Case:
     """Held against the added time, or for a payload against the multiple of one encoding."""
 
 
-_CASES = (
-    _Case("nothing", _nothing, {}, None, Promise("P1", 5, "µs")),
-    _Case(
-        "tiny",
-        _tiny,
-        {"question": "6 * 7", "temperature": 1.0},
-        {"answer": "6 * 7", "correct": True},
-    ),
-    _Case(
-        "4k ids, 4k logprobs, 16 KiB text",
-        _large,
-        {"prompt_ids": list(range(64))},
-        _LARGE,
-        Promise("P1", 2, "encodings"),
-    ),
+_NOTHING = _Case("nothing", _nothing, {}, None, Promise("P1", 5, "µs"))
+_TINY = _Case(
+    "tiny", small, {"question": "6 * 7", "temperature": 1.0}, {"answer": "6 * 7", "correct": True}
 )
-_ROWS = tuple(
-    (setting, gap_s, case)
-    for setting, gap_s in (("paced", PACE_S), ("flooded", None))
-    for case in _CASES
+_BIG = _Case(
+    LARGE,
+    large,
+    {"prompt_ids": list(range(64))},
+    LARGE_RESULT,
+    Promise("P1", 2, "encodings"),
+)
+_ROWS = (
+    ("first flood", None, _BIG),
+    ("paced", PACE_S, _NOTHING),
+    ("paced", PACE_S, _TINY),
+    ("paced", PACE_S, _BIG),
+    ("flooded", None, _NOTHING),
+    ("flooded", None, _TINY),
+    ("flooded", None, _BIG),
 )
 
 
-async def _medians(case: _Case, gap_s: float | None, calls: int) -> tuple[float, float, float]:
+async def _medians(case: _Case, gap_s: float | None) -> tuple[float, float, float]:
     """In µs, of the bare call, one encoding and the traced call, made in turn."""
     traced = localtrace.op(case.function)
     payload = (case.arguments, case.result)
@@ -103,7 +80,7 @@ async def _medians(case: _Case, gap_s: float | None, calls: int) -> tuple[float,
         _encode_into(payload, buffer)
         encoding_ns.append(clock_ns() - start_ns)
 
-    for _ in range(calls):
+    for _ in range(CALLS_PER_ROUND):
         for work in (call(case.function, bare_ns), encode(), call(traced, traced_ns)):
             if gap_s is not None:
                 await asyncio.sleep(gap_s)
@@ -111,19 +88,18 @@ async def _medians(case: _Case, gap_s: float | None, calls: int) -> tuple[float,
     return median_us(bare_ns), median_us(encoding_ns), median_us(traced_ns)
 
 
-async def _all_rows(calls: int) -> list[tuple[float, float, float]]:
+async def _all_rows() -> list[tuple[float, float, float]]:
     medians = []
     for number, (_, gap_s, case) in enumerate(_ROWS):
         with localtrace.trajectory(step=1, sample_index=number):
-            medians.append(await _medians(case, gap_s, calls))
+            medians.append(await _medians(case, gap_s))
         localtrace.flush(60)
     return medians
 
 
 def _one_round() -> list[tuple[float, float, float]]:
     with recording():
-        asyncio.run(_all_rows(calls=20))
-        return asyncio.run(_all_rows(CALLS_PER_ROUND))
+        return asyncio.run(_all_rows())
 
 
 def measure() -> Table:
@@ -152,10 +128,11 @@ def measure() -> Table:
         ("payload", "bare call", "tracing adds", "one encoding", "adds / encoding", "promise"),
         rows,
         (
-            f"Medians of {CALLS_PER_ROUND} calls, in {ROUNDS} fresh processes (lowest to highest). "
-            "Bare call, encoding and traced call alternate in one loop.",
-            "Paced: 1 ms of waiting before each, as in a rollout, so that caches are cold. "
+            f"Medians of {CALLS_PER_ROUND} calls, in {ROUNDS} fresh processes (lowest to highest); "
+            "bare call, encoding and traced call alternate in one loop.",
+            "Paced: 1 ms of waiting before each, as in a rollout; caches are cold then. "
             "Flooded: no pause.",
+            "First flood: in memory that the process never used, where each page is a fault.",
             "One encoding: msgpack of arguments and result into a buffer that is reused, hence "
             "without the cost of keeping the bytes.",
         ),

@@ -5,29 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import localtrace
 from localtrace.config import MIB, Settings
+from tests.benchmarks.calls import LARGE, traced_large, traced_small
 from tests.benchmarks.figures import Figure, Promise, Table
-from tests.benchmarks.hot import large_result
 from tests.benchmarks.timing import in_fresh_process, recording
 
 ROUNDS = 3
 SMALL_CALLS = 20_000
 LARGE_CALLS = 500
-_LARGE = large_result()
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@localtrace.op
-async def _small(question: str) -> dict[str, Any]:
-    return {"answer": question}
-
-
-@localtrace.op
-async def _turn(prompt_ids: list[int]) -> dict[str, Any]:
-    return _LARGE
 
 
 def _resident_bytes() -> int:
@@ -40,8 +28,8 @@ async def _calls(large: int) -> tuple[int, int]:
     resident, queued = 0, 0
     for number in range(large):
         for _ in range(SMALL_CALLS // LARGE_CALLS):
-            await _small("6 * 7")
-        await _turn([number] * 64)
+            await traced_small("6 * 7")
+        await traced_large([number] * 64)
         resident = max(resident, _resident_bytes())
         queued = max(queued, localtrace.losses()["queued_bytes"])
     return resident, queued
@@ -77,7 +65,7 @@ def measure() -> Table:
         ("what", "size", "promise"),
         rows,
         (
-            f"{SMALL_CALLS:,} small calls and {LARGE_CALLS} of 4k ids, 4k logprobs and 16 KiB "
-            f"text, without a pause; {ROUNDS} fresh processes (lowest to highest).",
+            f"{SMALL_CALLS:,} small calls and {LARGE_CALLS} of {LARGE}, without a pause; "
+            f"{ROUNDS} fresh processes (lowest to highest).",
         ),
     )

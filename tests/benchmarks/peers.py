@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import localtrace
+from tests.benchmarks.calls import small, traced_small
 from tests.benchmarks.figures import Figure, Promise, Table
 from tests.benchmarks.timing import PACE_S, clock_ns, median_us, recording
 
@@ -41,20 +42,16 @@ class Peer:
     promise: Promise | None = None
 
 
-async def _score(question: str, temperature: float) -> dict[str, Any]:
-    return {"answer": question, "correct": True}
-
-
 @contextlib.contextmanager
 def _bare(folder: Path) -> Iterator[Peer]:
-    yield Peer("bare call", _score)
+    yield Peer("bare call", small)
 
 
 @contextlib.contextmanager
 def _localtrace(folder: Path) -> Iterator[Peer]:
     with recording():
         trajectory = functools.partial(localtrace.trajectory, step=1)
-        yield Peer("localtrace", localtrace.op(_score), trajectory, functools.partial(localtrace.flush, 60))
+        yield Peer("localtrace", traced_small, trajectory, functools.partial(localtrace.flush, 60))
 
 
 @contextlib.contextmanager
@@ -64,10 +61,10 @@ def _json_lines(folder: Path) -> Iterator[Peer]:
 
         async def traced(question: str, temperature: float) -> dict[str, Any]:
             started_ns = time.time_ns()
-            outputs = await _score(question, temperature)
+            outputs = await small(question, temperature)
             inputs = {"question": question, "temperature": temperature}
             record = {
-                "op": "score", "start_ns": started_ns, "end_ns": time.time_ns(),
+                "op": "small", "start_ns": started_ns, "end_ns": time.time_ns(),
                 "inputs": inputs, "outputs": outputs,
             }  # fmt: skip
             file.write(json.dumps(record) + "\n")
@@ -87,7 +84,7 @@ def _mlflow(folder: Path) -> Iterator[Peer]:
     mlflow.config.enable_async_logging()
     yield Peer(
         f"live MLflow {mlflow.__version__}, SQLite",
-        mlflow.trace(_score),
+        mlflow.trace(small),
         functools.partial(mlflow.start_span, "agent_loop"),
         mlflow.flush_trace_async_logging,
         Promise("P1", 50, "x", at_least=True),
@@ -129,7 +126,7 @@ def _weave(folder: Path) -> Iterator[Peer]:
 
         yield Peer(
             f"live Weave {weave.__version__}, discarding server",
-            weave.op(_score),
+            weave.op(small),
             trajectory,
             client.flush,
             Promise("P1", 100, "x", at_least=True),
@@ -143,13 +140,13 @@ def _trackio(folder: Path) -> Iterator[Peer]:
     import trackio
 
     async def traced(question: str, temperature: float) -> dict[str, Any]:
-        outputs = await _score(question, temperature)
+        outputs = await small(question, temperature)
         content = json.dumps({"question": question, "temperature": temperature})
         messages = [
             {"role": "user", "content": content},
             {"role": "assistant", "content": json.dumps(outputs)},
         ]
-        trackio.log({"rollout_trace/score": trackio.Trace(messages=messages)})
+        trackio.log({"rollout_trace/small": trackio.Trace(messages=messages)})
         return outputs
 
     trackio.init(project="bench", name="bench", embed=False, auto_log_cpu=False, auto_log_gpu=False)
@@ -190,16 +187,16 @@ def _rows(setting: str, peers: list[Peer], figures: list[tuple[Figure, Figure]])
     added = [(time_ - bare_time, cpu - bare_cpu) for time_, cpu in figures[1:]]
     rows = []
     for peer, (time_added, cpu_added) in zip(peers[1:], added, strict=True):
-        multiple = time_added / added[0][0]
-        rows.append(
-            [
-                f"{setting}: {peer.name}",
-                time_added.text("µs"),
-                multiple.text("x"),
-                (cpu_added / added[0][1]).text("x"),
-                peer.promise.verdict(multiple) if peer.promise else "",
-            ]
-        )
+        ratios = {"time": time_added / added[0][0]}
+        if setting == "flooded":  # else it drowns in that of the waiting loop
+            ratios["CPU"] = cpu_added / added[0][1]
+        verdict = ""
+        if peer.promise is not None:
+            outcomes = [f"{name} {peer.promise.outcome(ratio)}" for name, ratio in ratios.items()]
+            verdict = f"{peer.promise}: {', '.join(outcomes)}"
+        cpu = ratios["CPU"].text("x") if "CPU" in ratios else ""
+        figures_text = [time_added.text("µs"), ratios["time"].text("x"), cpu]
+        rows.append([f"{setting}: {peer.name}", *figures_text, verdict])
     return rows
 
 

@@ -38,7 +38,7 @@ class Shape:
 
 
 MULTI_TURN = Shape("30 turns, 33k tokens", 30, 1500, 350, 700)
-SINGLE_TURN = Shape("single turn, 400 tokens", 1, 150, 250, 0)
+SINGLE_TURN = Shape("GSM8K-like, 1 turn, 400 tokens", 1, 150, 250, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,18 +32,18 @@ def _cpu_ms(work: Callable[[], Any]) -> float:
     return (time.process_time() - started_s) * 1000
 
 
-def _one_round(scripts: list[Script], tokenizer: Path) -> tuple[float, float, float]:
-    """CPU in ms per trajectory: of the rollouts alone, of recording them, of sealing them."""
+def _one_round(scripts: list[Script], tokenizer: Path) -> tuple[float, float]:
+    """CPU in ms per trajectory, of recording and of sealing."""
 
     def record() -> None:
         roll_out(scripts, localtrace.op)
         close_recorder()
 
-    bare = _cpu_ms(lambda: roll_out(scripts, lambda function: function))
+    bare_ms = _cpu_ms(lambda: roll_out(scripts, lambda function: function))
     with recording(tokenizer=tokenizer) as store:
-        recorded = _cpu_ms(record)
-        sealed = _cpu_ms(lambda: seal(open_layout(store)))
-    return bare / len(scripts), (recorded - bare) / len(scripts), sealed / len(scripts)
+        recorded_ms = _cpu_ms(record) - bare_ms
+        sealed_ms = _cpu_ms(lambda: seal(open_layout(store)))
+    return recorded_ms / len(scripts), sealed_ms / len(scripts)
 
 
 def measure() -> Table:
@@ -53,24 +53,18 @@ def measure() -> Table:
         tokenizer = write_tokenizer(Path(folder))
         for shape, count in ((SINGLE_TURN, 512), (MULTI_TURN, 32)):
             scripts = write_scripts(shape, count)
-            rounds = [_one_round(scripts, tokenizer) for _ in range(ROUNDS + 1)][1:]
-            _, recording_, sealing = (Figure(values) for values in zip(*rounds, strict=True))
-            rows.append(
-                [
-                    shape.name,
-                    str(count),
-                    recording_.text("ms"),
-                    sealing.text("ms"),
-                    (sealing / recording_).text("x"),
-                ]
-            )
+            rounds = [_one_round(scripts, tokenizer) for _ in range(ROUNDS + 1)]
+            recorded, sealed = (Figure(values) for values in zip(*rounds[1:], strict=True))
+            multiple = sealed / recorded
+            figures = [recorded.text("ms"), sealed.text("ms"), multiple.text("x")]
+            rows.append([shape.name, str(count), *figures])
     return Table(
         "CPU of sealing, in a process of its own",
         ("trajectories", "count", "recording, each", "sealing, each", "sealing / recording"),
         rows,
         (
             f"CPU time of all threads per trajectory, {ROUNDS} rounds (lowest to highest). "
-            "Recording: without the rollout's own work, with the writer thread.",
+            "Recording: with the writer thread, without the rollout's own work.",
             "Sealing decodes the text of all ids with the run's tokenizer.",
         ),
     )

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import localtrace
-from localtrace.schema import TABLES
-from localtrace.store.layout import open_layout
+from localtrace.errors import StoreError
+from localtrace.schema import METRICS, TABLES
+from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.seal import seal
 from localtrace.store.snapshot import take_snapshot
+from localtrace.store.tables import commit, committed_number, open_table, write_files
 from localtrace.store.verify import recover, verify
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents, sealed_contents
@@ -172,3 +175,26 @@ def test_a_torn_entry_of_a_table_that_was_just_created_is_healed(
         entry.write_bytes(torn)
         copy = simulate_crash(tmp_path / "copies" / "0", tmp_path / name)
         assert sealed_contents(copy) == contents(prepared), name
+
+
+def test_a_torn_checkpoint_of_a_log_is_put_aside_and_nothing_is_lost(
+    store: Path, tmp_path: Path
+) -> None:
+    layout = create_layout(store)
+    row = {"project": "p", "experiment": "e", "name": "m", "writer_id": "0" * 16}
+    log = layout.table("metrics") / "_delta_log"
+    number = 0
+    while not list(log.glob("*.checkpoint.parquet")):
+        rows = pa.Table.from_pylist([{**row, "writer_seq": number}], schema=METRICS.arrow())
+        commit(layout, METRICS, write_files(layout, METRICS, rows), {"0" * 16: number})
+        number += 1
+    (checkpoint,) = log.glob("*.checkpoint.parquet")
+    whole, wanted = checkpoint.read_bytes(), contents(store)
+    for name, torn in {"empty": b"", "half": whole[: len(whole) // 2]}.items():
+        copy = open_layout(simulate_crash(store, tmp_path / name))
+        (copy.root / checkpoint.relative_to(store)).write_bytes(torn)
+        with pytest.raises(StoreError, match="run localtrace recover"):
+            take_snapshot(copy)
+        assert recover(copy).healed == 2  # the checkpoint and the note that names it
+        assert contents(copy.root) == wanted
+        assert committed_number(open_table(copy, METRICS), "0" * 16) == number - 1

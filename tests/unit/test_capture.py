@@ -1,4 +1,4 @@
-"""Calls of functions, coroutines and methods: what of them is recorded, and that they stay as is."""
+"""Calls of functions, coroutines and methods: what is recorded, and that they stay as they are."""
 
 from __future__ import annotations
 

@@ -1,0 +1,122 @@
+"""The sealer that recorders start: detached, one per store, harmless to its starter, temporary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.store import sealer
+from localtrace.store.layout import open_layout
+from localtrace.store.snapshot import take_snapshot
+from localtrace.testing import recording
+from tests.crash.found import rows, statuses
+from tests.crash.processes import child, run_child, wait_until
+from tests.crash.rollouts import record_one
+
+
+def _sealers(store: Path) -> list[int]:
+    """Process ids of the sealers of a store."""
+    wanted = [b"localtrace.store.sealer", os.fsencode(store)]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if all(one in arguments for one in wanted):
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def watched(store: Path) -> Iterator[Path]:
+    """A store whose sealers are killed at the end, should any be left."""
+    yield store
+    for pid in _sealers(store):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def record_with_a_sealer(store: str) -> None:
+    """Child: as a user would, with all defaults but the reserve of space; stays until killed."""
+    localtrace.init(store, min_free_bytes=0)
+    record_one()
+    localtrace.flush()
+    time.sleep(60)
+
+
+def _environment(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/environ").read_text()
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def test_the_sealer_outlives_its_killed_starters_and_ends_by_itself(watched: Path) -> None:
+    foreign = {"CUDA_HOME": "/cuda", "RAY_JOB_ID": "7", "NCCL_DEBUG": "1", "NVIDIA_X": "1"}
+    environ = {**os.environ, **foreign, "CUDA_VISIBLE_DEVICES": "0"}
+    with (
+        child(record_with_a_sealer, watched, environ=environ) as first,
+        child(record_with_a_sealer, watched, environ=environ) as second,
+    ):
+        wait_until(lambda: (watched / "sealer.log").exists() and len(statuses(watched)) == 2)
+        wait_until(lambda: len(_sealers(watched)) == 1)
+        (pid,) = _sealers(watched)
+        assert os.getsid(pid) not in (pid, os.getsid(first.pid), os.getsid(second.pid))
+        environment = _environment(pid)
+        assert environment["CUDA_VISIBLE_DEVICES"] == ""
+        assert not foreign.keys() & environment.keys()
+        for starter in (first, second):
+            starter.kill()
+            starter.wait()
+        assert _sealers(watched) == [pid]
+    wait_until(lambda: _sealers(watched) == [])
+    snapshot = take_snapshot(open_layout(watched))
+    assert snapshot.pending_journals == 0
+    assert sorted(statuses(watched).values()) == ["ok", "ok"]
+
+
+def record_briefly_with_a_sealer(store: str) -> None:
+    """Child: ends at once, in good order."""
+    localtrace.init(store, min_free_bytes=0)
+    record_one()
+
+
+def test_what_a_short_process_recorded_is_sealed_after_it_ended(watched: Path) -> None:
+    run_child(record_briefly_with_a_sealer, watched)
+    wait_until(lambda: (watched / "sealer.log").exists() and _sealers(watched) == [])
+    assert take_snapshot(open_layout(watched)).pending_journals == 0
+    assert list(statuses(watched).values()) == ["ok"]
+    assert [row["event"] for row in rows(watched, "runs")] == ["start", "end"]
+
+
+def test_sealing_that_fails_is_tried_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sealer, "_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(sealer, "_SEAL_INTERVAL_S", 0.01)
+    with recording(store):
+        record_one()
+    obstacle = store / "tables"
+    obstacle.write_text("a file in the way")
+    naps = 0
+
+    def nap(seconds: float) -> None:
+        nonlocal naps
+        naps += 1
+        if naps == 3:
+            obstacle.unlink()
+
+    monkeypatch.setattr(time, "sleep", nap)
+    sealer.seal_until_done(store, store / "journals")
+    assert naps >= 3
+    assert sum("sealing failed" in record.getMessage() for record in caplog.records) == 3
+    assert take_snapshot(open_layout(store)).pending_journals == 0
+
+
+def test_a_sealer_of_a_deleted_store_ends(store: Path) -> None:
+    sealer.seal_until_done(store, store / "journals")

@@ -1,0 +1,273 @@
+"""What a crash of the machine or a bad disk does to journals: cut, zeroed, flipped."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.store.journal import FRAME_BYTES, frame, read_frames
+from localtrace.store.layout import open_layout
+from localtrace.store.records import TurnCall, decode_envelope
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import take_snapshot
+from localtrace.store.verify import recover, verify
+from localtrace.testing import recording, simulate_crash
+from tests.crash.found import Row, rows, statuses
+from tests.crash.rollouts import record_one
+
+TURNS = 20
+
+
+@localtrace.op
+def answer(prompt_ids: list[int], messages: list[dict[str, str]]) -> dict[str, object]:
+    return {"output_ids": [len(prompt_ids)] * 3, "finish_reason": "stop"}
+
+
+def _converse(turns: int) -> str:
+    """One trajectory whose prompts and message lists grow from turn to turn; its id."""
+    with localtrace.trajectory(step=1) as t:
+        prompt = list(range(1_000, 1_100))
+        messages = [{"role": "system", "content": "Be brief, and use the calculator. " * 3}]
+        for turn in range(turns):
+            out = answer(prompt, messages)
+            prompt = [*prompt, *out["output_ids"], turn]  # type: ignore[misc]
+            messages = [*messages, {"role": "user", "content": f"turn {turn}"}]
+    return t.trace_id
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one journal of a dead writer."""
+    folder = tmp_path_factory.mktemp("crashed")
+    with recording(folder / "store"):
+        _converse(TURNS)
+        for number in range(10):
+            record_one(str(number))
+        localtrace.flush()
+        return simulate_crash(folder / "store", folder / "crashed")
+
+
+def _journal(store: Path) -> Path:
+    (journal,) = store.glob("journals/*.journal")
+    return journal
+
+
+@pytest.fixture(scope="module")
+def whole(crashed: Path) -> bytes:
+    return _journal(crashed).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def ends(whole: bytes) -> list[int]:
+    """Where each frame ends."""
+    ends, position = [], 0
+    for payload in read_frames(whole).payloads:
+        position += FRAME_BYTES + len(payload)
+        ends.append(position)
+    assert ends[-1] == len(whole)
+    return ends
+
+
+def test_a_journal_cut_anywhere_gives_all_whole_frames(whole: bytes, ends: list[int]) -> None:
+    payloads = read_frames(whole).payloads
+    near = {end + shift for end in ends for shift in (-1, 0, 1, 3, 4, 5, 11, 12, 13)}
+    for length in (near | set(range(0, len(whole), 97))) & set(range(len(whole))):
+        found = read_frames(whole[:length])
+        count = sum(end <= length for end in ends)
+        assert found.payloads == payloads[:count]
+        assert found.damaged == []
+        assert found.tail_start == (None if length in (0, *ends) else [0, *ends][count])
+
+
+def test_zeros_after_the_last_whole_frame_are_damage_that_costs_nothing_else(
+    whole: bytes, ends: list[int]
+) -> None:
+    payloads = read_frames(whole).payloads
+    for count in range(0, len(ends), 3):
+        found = read_frames(whole[: ends[count]] + bytes(4096))
+        assert found.payloads == payloads[: count + 1]
+        assert (found.damaged, found.tail_start) == ([(ends[count], ends[count] + 4096)], None)
+
+
+def test_a_hole_in_the_middle_costs_only_the_frames_it_touches(
+    whole: bytes, ends: list[int]
+) -> None:
+    payloads = read_frames(whole).payloads
+    dice = random.Random(1)
+    starts = [0, *ends[:-1]]
+    for _ in range(200):
+        start = dice.randrange(len(whole) - 1)
+        end = min(len(whole), start + dice.randrange(1, 2_000))
+        found = read_frames(whole[:start] + bytes(end - start) + whole[end:])
+        kept = [
+            payload
+            for payload, first, last in zip(payloads, starts, ends, strict=True)
+            if last <= start or first >= end or not any(whole[max(first, start) : min(last, end)])
+        ]
+        assert found.payloads == kept
+        assert len(found.damaged) + (found.tail_start is not None) == (len(kept) < len(payloads))
+
+
+def test_a_flipped_bit_costs_one_frame(whole: bytes, ends: list[int]) -> None:
+    payloads = read_frames(whole).payloads
+    dice = random.Random(2)
+    for _ in range(300):
+        position = dice.randrange(len(whole))
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << dice.randrange(8)
+        found = read_frames(bytes(flipped))
+        hit = sum(end <= position for end in ends)
+        assert found.payloads == payloads[:hit] + payloads[hit + 1 :]
+        assert len(found.damaged) + (found.tail_start is not None) == 1
+
+
+def test_garbage_is_read_without_an_error(store: Path, crashed: Path, whole: bytes) -> None:
+    shutil.copytree(crashed, store)
+    dice = random.Random(3)
+    for _ in range(40):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 30)):
+            start = dice.randrange(len(data))
+            data[start : start + dice.randrange(1, 200)] = dice.randbytes(dice.randrange(300))
+        _journal(store).write_bytes(data)
+        assert take_snapshot(open_layout(store)).damage.records > 0
+        assert set(statuses(store).values()) <= {"ok", "interrupted"}
+
+
+def _turn_frames(whole: bytes, ends: list[int]) -> list[tuple[int, int]]:
+    """Where the frames of the conversation's turns are."""
+    found = []
+    for payload, end in zip(read_frames(whole).payloads, ends, strict=True):
+        if isinstance(decode_envelope(payload).record, TurnCall):
+            found.append((end - len(payload) - FRAME_BYTES, end))
+    assert len(found) == TURNS
+    return found
+
+
+def test_turns_that_lean_on_a_damaged_one_show_a_placeholder_until_the_next_whole_prompt(
+    store: Path, crashed: Path, whole: bytes, ends: list[int]
+) -> None:
+    shutil.copytree(crashed, store)
+    before = _turns(store)
+    start, end = _turn_frames(whole, ends)[3]
+    _journal(store).write_bytes(whole[:start] + bytes(end - start) + whole[end:])
+    leaning = {seq for name in ("prompt", "messages") for seq in _leaning(before, name, 3)}
+    assert 4 in leaning
+    assert TURNS - 1 not in leaning
+
+    def look() -> None:
+        after = _turns(store)
+        assert after.keys() == before.keys() - {3}
+        assert {seq for seq, row in after.items() if row["placeholder"] is not None} == leaning
+        assert all(after[seq] == before[seq] for seq in after.keys() - leaning)
+        assert all(after[seq]["output_ids"] == before[seq]["output_ids"] for seq in leaning)
+        assert all(after[seq]["prompt_ids"] == before[seq]["prompt_ids"] for seq in leaning)
+
+    look()
+    lists = sum(len(_leaning(before, name, 3)) for name in ("prompt", "messages"))
+    damage = take_snapshot(open_layout(store)).damage
+    assert (damage.records, damage.prompts) == (1, lists)
+    report = seal(open_layout(store))
+    assert (report.damage.records, report.damage.prompts) == (1, lists)
+    look()
+
+
+def _turns(store: Path) -> dict[int, Row]:
+    return {row["seq"]: row for row in rows(store, "spans") if row["op"] == "answer"}
+
+
+def _leaning(turns: dict[int, Row], name: str, lost: int) -> list[int]:
+    """Turns whose prompt or message list continues that of a lost one, over any number of links."""
+    bases = {turns[lost]["span_id"]}
+    leaning = []
+    for seq in sorted(turns):
+        if turns[seq][f"{name}_base"] in bases:
+            bases.add(turns[seq]["span_id"])
+            leaning.append(seq)
+    return leaning
+
+
+def test_a_damaged_journal_is_sealed_counted_and_kept_in_quarantine(
+    store: Path, crashed: Path, whole: bytes, ends: list[int]
+) -> None:
+    shutil.copytree(crashed, store)
+    layout = open_layout(store)
+    journal = _journal(store)
+    damaged = bytearray(whole)
+    damaged[ends[-5] + 20] ^= 1
+    journal.write_bytes(damaged)
+    assert len(verify(layout).problems) == 1
+    report = recover(layout)
+    assert report.sealed.damage.records == 1
+    assert [journal.name in problem for problem in report.problems] == [True]
+    assert (layout.quarantine / journal.name).read_bytes() == damaged
+    assert not journal.exists()
+    report_after = verify(layout)
+    assert (report_after.problems, report_after.quarantined) == ([], 1)
+    assert recover(layout).problems == []
+    assert len(statuses(store)) == 11
+
+
+def test_a_record_that_cannot_be_understood_is_counted_and_its_journal_kept(store: Path) -> None:
+    with recording(store):
+        record_one()
+    (journal,) = store.glob("journals/*.done")
+    strange = (b"\x93\x94\xa1p\xa1e\xa1r\x00\x09\x91\x63",)  # a record of kind 99
+    journal.write_bytes(journal.read_bytes() + frame(strange) + strange[0])
+    assert take_snapshot(open_layout(store)).damage.records == 1
+    report = seal(open_layout(store))
+    assert (report.damage.records, len(report.problems)) == (1, 1)
+    assert (store / "quarantine" / journal.name).exists()
+    assert list(statuses(store).values()) == ["ok"]
+
+
+def test_damage_is_counted_where_nothing_but_it_was_recorded(store: Path) -> None:
+    with recording(store):
+        localtrace.log_metrics({"reward/mean": 0.5}, step=1)
+    (journal,) = store.glob("journals/*.done")
+    data = journal.read_bytes()
+    journal.write_bytes(data.replace(b"reward/mean", b"reward/maen"))
+    assert seal(open_layout(store)).damage.records == 1
+    assert rows(store, "metrics") == []
+
+
+def test_a_damaged_journal_on_another_disk_is_kept_in_quarantine(
+    store: Path, small_disk: Path
+) -> None:
+    with recording(store, journal_dir=small_disk):
+        for _ in range(3):
+            record_one()
+    (journal,) = small_disk.glob("*/*.done")
+    data = journal.read_bytes()
+    journal.write_bytes(data[:50] + bytes(10) + data[60:])
+    assert seal(open_layout(store)).damage.records == 1
+    assert (store / "quarantine" / journal.name).exists()
+    assert not journal.exists()
+    assert seal(open_layout(store)).journals == 0
+    assert list(statuses(store).values()) == ["ok"] * 3
+
+
+def test_a_journal_marked_as_done_while_it_is_sealed_is_put_away(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localtrace.store import seal as sealing
+
+    with recording(store):
+        record_one()
+        localtrace.flush()
+        after = simulate_crash(store, tmp_path / "after")
+    commit, journal = sealing.commit, _journal(after)
+
+    def commit_late(*args: object) -> None:
+        if journal.exists():
+            journal.rename(journal.with_name(f"{journal.name}.done"))
+        commit(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sealing, "commit", commit_late)
+    assert seal(open_layout(after)).journals == 1
+    assert list(after.glob("journals/*.journal*")) == []
+    assert list(statuses(after).values()) == ["ok"]

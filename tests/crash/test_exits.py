@@ -1,0 +1,150 @@
+"""However a process ends by itself, everything that it recorded is found."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace import recorder as process
+from localtrace.store.layout import open_layout
+from localtrace.store.snapshot import take_snapshot
+from localtrace.testing import recording
+from tests.crash.found import calls, repeated, rows, sealed_contents, statuses
+from tests.crash.processes import LIMIT_S, child, wait_until
+from tests.crash.rollouts import look_up, record_one, roll_out
+
+THREADS = 8
+PER_THREAD = 50
+
+
+def end(store: str, how: str) -> None:
+    """Child: records, and ends in one of several ways, without flush or close."""
+    localtrace.init(store, seal=False, min_free_bytes=0)
+    atexit.register(record_one, "at exit")
+    for number in range(20):
+        asyncio.run(roll_out(number))
+    with localtrace.trajectory(name="last"):
+        look_up("last")
+        if how == "sys.exit":
+            sys.exit(3)
+        if how == "exception":
+            raise ValueError("unhandled")
+        if how == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+
+
+ENDS = {"return": (0, "ok"), "sys.exit": (3, "error"), "exception": (1, "error")}
+ENDS["interrupt"] = (-signal.SIGINT, "error")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_that_ends_by_itself_has_recorded_everything(store: Path, how: str) -> None:
+    code, status = ENDS[how]
+    with child(end, store, how) as ending:
+        assert ending.wait(LIMIT_S) == code
+    found = {row["name"]: row["status"] for row in rows(store, "trajectories") if row["name"]}
+    assert found == {"last": status, "at exit": "ok"}
+    assert Counter(statuses(store).values())["ok"] == 21 + (status == "ok")
+    assert sum(map(len, calls(store).values())) == 20 * 6 + 2
+    assert [row["event"] for row in rows(store, "runs")] == ["start", "end"]
+    assert take_snapshot(open_layout(store)).pending_journals == 1
+
+
+def test_threads_that_start_together_lose_and_double_nothing(store: Path) -> None:
+    start = threading.Barrier(THREADS)
+    trace_ids: list[str] = []
+
+    def record() -> None:
+        start.wait()
+        for number in range(PER_THREAD):
+            trace_ids.append(asyncio.run(roll_out(number)))
+
+    with recording(store, rotate_max_bytes=50_000):
+        threads = [threading.Thread(target=record) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert statuses(store) == dict.fromkeys(trace_ids, "ok")
+    assert len(trace_ids) == THREADS * PER_THREAD
+    assert {len(ops) for ops in calls(store).values()} == {6}
+    sealed_contents(store)
+    assert statuses(store) == dict.fromkeys(trace_ids, "ok")
+
+
+def test_what_races_with_close_is_found_or_counted(store: Path) -> None:
+    start, stop = threading.Barrier(THREADS + 1), threading.Event()
+    begun: list[str] = []
+    called: list[str] = []
+
+    def record() -> None:
+        start.wait()
+        while not stop.is_set():
+            with localtrace.trajectory() as t:
+                begun.append(t.trace_id)
+                called.append(look_up("raced"))
+
+    localtrace.init(store, seal=False, min_free_bytes=0)
+    threads = [threading.Thread(target=record) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    recorder = process.active
+    assert recorder is not None
+    wait_until(lambda: len(called) > 200)
+    assert localtrace.close()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    found = statuses(store)
+    lost = recorder.losses.as_dict()
+    assert set(found.values()) <= {"ok", "interrupted"}
+    assert set(found) <= set(begun)
+    cut = sum(status == "interrupted" for status in found.values())
+    assert cut <= lost["trajectories"].get("after_close", 0)
+    assert set(lost["trajectories"]) <= {"after_close"}
+    assert set(lost["records"]) <= {"after_close"}
+    assert repeated(row["span_id"] for row in rows(store, "spans")) == []
+    sealed_contents(store)
+    assert statuses(store) == found
+
+
+def test_a_second_recorder_in_the_same_process_is_a_writer_of_its_own(store: Path) -> None:
+    trace_ids = []
+    for _ in range(3):
+        with recording(store):
+            trace_ids.append(record_one())
+    assert statuses(store) == dict.fromkeys(trace_ids, "ok")
+    assert len({row["writer_id"] for row in rows(store, "trajectories")}) == 3
+    assert len({row["run_id"] for row in rows(store, "runs")}) == 3
+
+
+def test_a_trajectory_that_is_open_at_close_has_one_row(store: Path) -> None:
+    with recording(store), localtrace.trajectory() as t:
+        look_up("before")
+        localtrace.close()
+        look_up("not recorded any more")
+    assert statuses(store) == {t.trace_id: "interrupted"}
+    assert len(list(store.glob("journals/*.journal*"))) == 1
+    sealed_contents(store)
+    assert statuses(store) == {t.trace_id: "interrupted"}
+
+
+def test_closing_leaves_no_descriptor_and_no_lock_behind(store: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with recording(store, rotate_max_bytes=1):
+        for _ in range(5):
+            record_one()
+            localtrace.flush()
+    assert set(os.listdir("/proc/self/fd")) == before
+    sealed_contents(store)
+    assert [path.name for path in (store / "journals").iterdir()] == [".sealer"]

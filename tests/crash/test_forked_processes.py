@@ -1,0 +1,152 @@
+"""fork, multiprocessing and signals of life: every process records for itself, and only once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.store.layout import open_layout
+from localtrace.testing import recording
+from tests.crash.found import calls, repeated, rows, sealed_contents, statuses
+from tests.crash.processes import child, run_child, wait_until
+from tests.crash.rollouts import look_up, record_one
+
+CHILDREN = 10
+
+
+def _in_a_fork(work: Callable[[], object]) -> None:
+    """Run something in a forked child that ends normally, and wait for it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        work()
+        raise SystemExit
+    assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def fork_inside_a_trajectory(store: str) -> None:
+    """Child: the trajectory is open in two processes; prints its id."""
+    with recording(Path(store)):
+        with localtrace.trajectory() as t:
+            look_up("before the fork")
+            _in_a_fork(lambda: look_up("in the child"))
+            look_up("in the parent")
+        print(t.trace_id)
+
+
+def test_both_sides_of_a_fork_record_and_the_trajectory_ends_once(store: Path) -> None:
+    trace_id = run_child(fork_inside_a_trajectory, store).strip()
+    assert statuses(store) == {trace_id: "ok"}
+    assert calls(store) == {trace_id: ["look_up"] * 3}
+    assert repeated(row["span_id"] for row in rows(store, "spans")) == []
+    sealed_contents(store)
+    assert statuses(store) == {trace_id: "ok"}
+
+
+def fork_again_and_again(store: str) -> None:
+    """Child: forks while other threads record heavily; every process records one more."""
+    with recording(Path(store), rotate_max_bytes=100_000):
+        stop = threading.Event()
+        counts = [0, 0]
+
+        def record_on(thread: int) -> None:
+            while not stop.is_set():
+                record_one(f"thread {thread}")
+                counts[thread] += 1
+                time.sleep(0.0005)
+
+        threads = [threading.Thread(target=record_on, args=(one,), daemon=True) for one in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for _ in range(CHILDREN):
+            _in_a_fork(lambda: record_one("child"))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        print(sum(counts))
+
+
+def test_forks_beside_recording_threads_lose_and_double_nothing(store: Path) -> None:
+    in_threads = int(run_child(fork_again_and_again, store))
+    names = [row["name"] for row in rows(store, "trajectories")]
+    assert names.count("child") == CHILDREN
+    assert len(names) == CHILDREN + in_threads
+    assert set(statuses(store).values()) == {"ok"}
+    assert repeated(row["span_id"] for row in rows(store, "spans")) == []
+    sealed_contents(store)
+
+
+def fork_and_wait(store: str, pid_file: str) -> None:
+    """Child: forks inside a trajectory, and both processes stay."""
+    with recording(Path(store)), localtrace.trajectory():
+        localtrace.flush()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            record_one("in the child")
+            localtrace.flush()
+            Path(pid_file).write_text(str(os.getpid()))
+        time.sleep(60)
+
+
+def test_a_forked_child_does_not_keep_its_killed_parent_alive(store: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with child(fork_and_wait, store, pid_file) as parent:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text())
+        forked = int(pid_file.read_text())
+        try:
+            assert sorted(statuses(store).values()) == ["ok", "running"]
+            parent.kill()
+            parent.wait()
+            assert sorted(statuses(store).values()) == ["interrupted", "ok"]
+            os.kill(forked, 0)  # it lives
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def record_as_a_worker(store: str, name: str, begins_itself: bool) -> None:
+    """A worker process: records and returns, without flush or close."""
+    if begins_itself:
+        localtrace.init(store, seal=False, min_free_bytes=0)
+    record_one(name)
+    localtrace.outcome("00" * 16, source=name, reward=1.0)
+
+
+def start_workers(store: str, method: str, begun_before: bool) -> None:
+    """Child: four workers of multiprocessing."""
+    context = multiprocessing.get_context(method)
+    if begun_before:
+        localtrace.init(store, seal=False, min_free_bytes=0)
+    begins_itself = method != "fork" or not begun_before
+    workers = [
+        context.Process(target=record_as_a_worker, args=(store, str(number), begins_itself))
+        for number in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("begun_before", [True, False])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_that_return_have_recorded_everything(
+    store: Path, method: str, begun_before: bool
+) -> None:
+    run_child(start_workers, store, method, begun_before)
+    names = sorted(row["name"] for row in rows(store, "trajectories"))
+    assert names == ["0", "1", "2", "3"]
+    assert sorted(row["source"] for row in rows(store, "outcomes")) == names
+    assert set(statuses(store).values()) == {"ok"}
+    runs = {row["run_id"] for row in rows(store, "runs")}
+    assert len(runs) == (1 if begun_before else 4)
+    assert open_layout(store).journals.is_dir()

@@ -1,0 +1,187 @@
+"""Settings: arguments, then environment, then defaults; what cannot be used is refused by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.config import Settings, load_settings
+from localtrace.errors import ConfigError
+from localtrace.store.layout import open_layout
+from localtrace.store.snapshot import take_snapshot
+from tests.recording import recording
+
+
+def load(given: dict[str, Any] | None = None, **environ: str) -> Settings:
+    return load_settings("store", given or {}, environ)
+
+
+def test_without_arguments_and_environment_the_defaults_hold() -> None:
+    settings = load_settings(None, {}, {})
+    assert settings == Settings(Path.cwd() / "localtrace")
+
+
+def test_the_environment_comes_before_the_defaults() -> None:
+    assert load(LOCALTRACE_PROJECT="p", LOCALTRACE_FSYNC_INTERVAL_S="2").project == "p"
+    assert load(LOCALTRACE_FSYNC_INTERVAL_S="2").fsync_interval_s == 2.0
+
+
+def test_arguments_come_before_the_environment() -> None:
+    settings = load({"project": "argument"}, LOCALTRACE_PROJECT="environment")
+    assert settings.project == "argument"
+    settings = load_settings("argument", {}, {"LOCALTRACE_STORE": "environment"})
+    assert settings.store == Path.cwd() / "argument"
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_an_argument_that_is_nothing_counts_as_not_given(nothing: Any) -> None:
+    assert load({"project": nothing}, LOCALTRACE_PROJECT="p").project == "p"
+    assert load({"project": nothing}).project == "default"
+    assert load(LOCALTRACE_PROJECT="").project == "default"
+
+
+def test_every_setting_can_come_from_the_environment() -> None:
+    texts = {
+        "store": "s", "project": "p", "experiment": "e", "run_id": "r", "attempt": "2",
+        "resume": "must", "worker": "w", "journal_dir": "j", "queue_max_bytes": "1",
+        "flush_interval_s": "0.5", "fsync_interval_s": "2", "rotate_max_bytes": "3",
+        "rotate_interval_s": "4.5", "min_free_bytes": "5", "max_store_bytes": "6",
+        "record_max_bytes": "7", "keep": "images, videos", "seal": "0",
+    }  # fmt: skip
+    assert set(texts) == {field.name for field in fields(Settings)}
+    environ = {f"LOCALTRACE_{name.upper()}": text for name, text in texts.items()}
+    assert load_settings(None, {}, environ) == Settings(
+        store=Path.cwd() / "s", project="p", experiment="e", run_id="r", attempt=2, resume="must",
+        worker="w", journal_dir=Path.cwd() / "j", queue_max_bytes=1, flush_interval_s=0.5,
+        fsync_interval_s=2.0, rotate_max_bytes=3, rotate_interval_s=4.5, min_free_bytes=5,
+        max_store_bytes=6, record_max_bytes=7, keep=("images", "videos"), seal=False,
+    )  # fmt: skip
+
+
+def test_paths_are_absolute_and_know_the_home_folder() -> None:
+    settings = load_settings("~/runs", {"journal_dir": "scratch"}, {})
+    assert settings.store == Path.home() / "runs"
+    assert settings.journal_dir == Path.cwd() / "scratch"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("1", True), ("yes", True), ("True", True), ("0", False), ("no", False), ("FALSE", False),
+     (True, True), (False, False), (1, True), (0, False)],
+)  # fmt: skip
+def test_a_switch_takes_the_usual_words(value: Any, expected: bool) -> None:
+    assert load({"seal": value}).seal is expected
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [("a,b", ("a", "b")), ("a b, c", ("a", "b", "c")), (["a"], ("a",)), ((), ())],
+)
+def test_names_to_keep_are_text_or_a_list(keep: Any, expected: tuple[str, ...]) -> None:
+    assert load({"keep": keep}).keep == expected
+
+
+def test_an_endless_interval_becomes_a_very_long_one() -> None:
+    assert 10**8 < load({"fsync_interval_s": float("inf")}).fsync_interval_s < 10**10
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue_max_bytes", "64MiB"),
+        ("queue_max_bytes", -1),
+        ("queue_max_bytes", None.__class__),
+        ("min_free_bytes", "much"),
+        ("attempt", "first"),
+        ("attempt", -1),
+        ("attempt", 2**31),
+        ("flush_interval_s", "soon"),
+        ("flush_interval_s", -0.1),
+        ("fsync_interval_s", float("nan")),
+        ("rotate_interval_s", []),
+        ("seal", "perhaps"),
+        ("seal", 2),
+        ("resume", "maybe"),
+        ("keep", 3),
+        ("journal_dir", 3),
+        ("project", "p\udc80"),
+        ("experiment", "x" * 201),
+        ("run_id", "长" * 30),
+        ("run_id", ".."),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_the_setting(
+    name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"^setting {name} cannot be "):
+        load({name: value})
+
+
+def test_an_unknown_setting_is_refused_with_the_names_that_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'sealing': known are attempt, .*seal"):
+        load({"sealing": True})
+
+
+def test_a_bad_value_in_the_environment_is_refused_with_the_name_of_the_setting() -> None:
+    with pytest.raises(ConfigError, match="setting attempt cannot be 'x'"):
+        load(LOCALTRACE_ATTEMPT="x")
+
+
+# -- what init makes of them ---------------------------------------------------------------
+
+
+def test_init_refuses_bad_settings_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with pytest.raises(ConfigError, match="queue_max_bytes"):
+        localtrace.init(tmp_path / "store", queue_max_bytes="lots")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        localtrace.init(tmp_path / "store", tokenizer=tmp_path / "missing", seal=False)
+    assert localtrace.run_id() is None
+    assert dict(os.environ) == before
+
+
+def test_init_twice_is_refused(tmp_path: Path) -> None:
+    with recording(tmp_path / "store"), pytest.raises(ConfigError, match="close"):
+        localtrace.init(tmp_path / "other")
+
+
+def test_child_processes_inherit_the_run_until_close(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with recording(tmp_path / "store", run_id="r", attempt=3):
+        assert (os.environ["LOCALTRACE_RUN_ID"], os.environ["LOCALTRACE_ATTEMPT"]) == ("r", "3")
+    assert dict(os.environ) == before
+
+
+def test_a_run_id_is_made_when_none_is_given(tmp_path: Path) -> None:
+    with recording(tmp_path / "store"):
+        first = localtrace.run_id()
+    with recording(tmp_path / "store"):
+        second = localtrace.run_id()
+    assert first
+    assert second
+    assert first != second
+
+
+def test_resume_goes_on_with_the_newest_run_of_these_names_as_its_next_attempt(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store"
+    for settings in ({"run_id": "old"}, {"run_id": "new"}, {"run_id": "new", "attempt": 4}):
+        with recording(path, **settings):
+            pass
+    with recording(path, run_id="other", project="another"):
+        pass
+    with recording(path, resume="must"):
+        assert localtrace.run_id() == "new"
+    rows = take_snapshot(open_layout(path)).pending["runs"].to_pylist()
+    assert max(row["attempt"] for row in rows if row["run_id"] == "new") == 5
+
+
+def test_resume_without_a_run_to_go_on_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LOCALTRACE_RUN_ID"):
+        localtrace.init(tmp_path / "store", resume="must", seal=False)

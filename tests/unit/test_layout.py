@@ -1,0 +1,237 @@
+"""Where things are in a store; how one is made, by many at once too, and how it is recognised."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localtrace.errors import StoreError, StoreFormatError, StoreNotFound, StoreUnwritable
+from localtrace.schema import FORMAT_VERSION
+from localtrace.store.layout import (
+    META_NAME,
+    StoreLayout,
+    choose_journal_folder,
+    create_layout,
+    file_system_of,
+    open_layout,
+)
+from tests.recording import recording
+
+# -- make and open -------------------------------------------------------------------------
+
+
+def test_a_store_is_made_in_a_new_folder_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    assert create_layout(path) == open_layout(path) == StoreLayout(path)
+    meta = json.loads((path / META_NAME).read_text())
+    assert meta["format_version"] == FORMAT_VERSION
+    assert re.fullmatch("[0-9a-f]{32}", meta["store_id"])
+    assert {entry.name for entry in path.iterdir()} == {META_NAME, "journals"}
+
+
+def test_making_a_store_that_exists_keeps_its_identity(tmp_path: Path) -> None:
+    create_layout(tmp_path / "store")
+    before = (tmp_path / "store" / META_NAME).read_bytes()
+    create_layout(tmp_path / "store")
+    assert (tmp_path / "store" / META_NAME).read_bytes() == before
+
+
+def test_the_folders_of_a_store_lie_in_it(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    for folder in (layout.tables, layout.journals, layout.quarantine, layout.tokenizers):
+        assert folder.parent == tmp_path
+    assert layout.table("spans") == tmp_path / "tables" / "spans"
+
+
+def test_a_path_without_anything_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFound, match=r"no store at .*localtrace\.init"):
+        open_layout(tmp_path / "missing")
+
+
+def test_a_folder_with_something_else_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(StoreNotFound, match=META_NAME):
+        open_layout(tmp_path)
+    with pytest.raises(StoreFormatError, match=r"holds 'notes\.txt'.*name a new folder"):
+        create_layout(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("hello")
+    with pytest.raises(StoreNotFound):
+        open_layout(path)
+    with pytest.raises(StoreFormatError, match="is a file"):
+        create_layout(path)
+    with pytest.raises(StoreUnwritable, match="cannot write a store"):
+        create_layout(path / "below")
+
+
+@pytest.mark.parametrize("meta", ["", "{", "[]", '{"format_version": "one"}', '{"store_id": "a"}'])
+def test_a_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, meta: str) -> None:
+    (tmp_path / META_NAME).write_text(meta)
+    for find in (open_layout, create_layout):
+        with pytest.raises(StoreFormatError, match="cannot be read"):
+            find(tmp_path)
+
+
+def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    newer = {"format_version": FORMAT_VERSION + 1, "store_id": "0" * 32, "created_by": "later"}
+    (tmp_path / META_NAME).write_text(json.dumps(newer))
+    for find in (open_layout, create_layout):
+        with pytest.raises(StoreFormatError, match=f"format {FORMAT_VERSION + 1}.*upgrade"):
+            find(tmp_path)
+
+
+def test_a_mark_with_fields_of_the_future_is_read(tmp_path: Path) -> None:
+    create_layout(tmp_path)
+    meta = json.loads((tmp_path / META_NAME).read_text())
+    (tmp_path / META_NAME).write_text(json.dumps({**meta, "note": "new"}))
+    assert open_layout(tmp_path) == StoreLayout(tmp_path)
+
+
+def test_a_read_only_file_system_is_refused_in_one_line() -> None:
+    with pytest.raises(StoreUnwritable) as refused:
+        create_layout(Path("/proc/localtrace"))
+    assert str(refused.value).count("\n") == 0
+
+
+def _create(path: Path, barrier: object) -> str:
+    barrier.wait()  # type: ignore[attr-defined]
+    layout = create_layout(path)
+    return str(json.loads(layout.meta.read_text())["store_id"])
+
+
+def test_processes_that_make_a_store_at_once_agree_on_its_identity(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    with multiprocessing.Manager() as manager, context.Pool(8) as pool:
+        barrier = manager.Barrier(8)
+        jobs = [(tmp_path / f"store {n}", barrier) for n in range(3) for _ in range(8)]
+        found = pool.starmap(_create, jobs, chunksize=1)
+    assert len(found) == 24
+    assert len(set(found)) == 3
+    for n in range(3):
+        assert {e.name for e in (tmp_path / f"store {n}").iterdir()} == {META_NAME, "journals"}
+
+
+# -- journals elsewhere --------------------------------------------------------------------
+
+
+def test_journals_are_in_the_store_unless_told_otherwise(tmp_path: Path) -> None:
+    layout = create_layout(tmp_path / "store")
+    assert choose_journal_folder(layout, None) == layout.journals
+    assert layout.journal_folders() == [layout.journals]
+
+
+def test_journals_in_another_folder_are_found_through_the_store(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    with recording(tmp_path / "store", journal_dir=scratch) as store:
+        assert [row["event"] for row in store.rows("runs")] == ["start"]
+        assert len(list(scratch.rglob("*.journal"))) == 1
+        assert not list(store.path.rglob("*.journal"))
+
+
+def test_two_stores_share_a_journal_folder_without_mixing(tmp_path: Path) -> None:
+    first = create_layout(tmp_path / "one" / "store")
+    second = create_layout(tmp_path / "two" / "store")
+    scratch = tmp_path / "scratch"
+    folders = [choose_journal_folder(layout, scratch) for layout in (first, second)]
+    assert folders[0] != folders[1]
+    assert first.journal_folders() == [first.journals, folders[0]]
+    assert choose_journal_folder(first, scratch) == folders[0]
+
+
+def test_a_pointer_to_a_folder_that_is_not_here_is_passed_over(tmp_path: Path) -> None:
+    layout = create_layout(tmp_path / "store")
+    (layout.journals / "a-host.path").write_text("/nowhere/at/all\n")
+    (layout.journals / "b-host.path").write_text("relative\n")
+    (layout.journals / "c-host.path").write_bytes(b"\xff\xfe")
+    (layout.journals / "d-host.path").write_text("")
+    assert layout.journal_folders() == [layout.journals]
+
+
+def test_a_journal_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    layout = create_layout(tmp_path / "store")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnwritable, match="LOCALTRACE_JOURNAL_DIR"):
+        choose_journal_folder(layout, tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "beegfs"])
+def test_a_network_file_system_is_refused_for_journals_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    layout = create_layout(tmp_path / "store")
+    monkeypatch.setattr("localtrace.store.layout.file_system_of", lambda path: kind)
+    with pytest.raises(StoreUnwritable, match=f"{kind}.*LOCALTRACE_JOURNAL_DIR"):
+        choose_journal_folder(layout, None)
+
+
+# -- the mount table -----------------------------------------------------------------------
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+23 22 0:40 / /data rw,relatime - nfs4 server:/export rw,vers=4.2
+24 23 8:2 / /data/local rw master:1 shared:2 - xfs /dev/sdb1 rw
+25 22 0:41 / /with\\040space rw - lustre mds:/fs rw
+26 22 0:42 / /gr\\303\\266\\303\\237e rw - cifs //server/share rw
+27 22 0:43 / /größer rw - beegfs none rw
+28 22 0:44 / /covered rw - ext4 /dev/sdc1 rw
+29 22 0:45 / /covered rw - tmpfs none rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/me", "ext4"),
+        ("/data", "nfs4"),
+        ("/data/run/store", "nfs4"),
+        ("/database", "ext4"),
+        ("/data/local/x", "xfs"),
+        ("/data/locals", "nfs4"),
+        ("/with space/x", "lustre"),
+        ("/größe/x", "cifs"),
+        ("/größer", "beegfs"),
+        ("/covered/x", "tmpfs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_the_nearest_mount(
+    tmp_path: Path, path: str, kind: str
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS, "utf-8")
+    assert file_system_of(Path(path), table) == kind
+
+
+def test_links_are_followed_to_the_file_system_they_lead_to(tmp_path: Path) -> None:
+    table, link = tmp_path / "mountinfo", tmp_path / "link"
+    table.write_text(MOUNTS, "utf-8")
+    link.symlink_to("/data/run")
+    assert file_system_of(link, table) == "nfs4"
+
+
+def test_without_a_mount_table_the_file_system_is_unknown(tmp_path: Path) -> None:
+    assert file_system_of(tmp_path, tmp_path / "missing") is None
+
+
+def test_the_mount_table_of_this_machine_can_be_read(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        assert file_system_of(tmp_path) is None
+        return
+    done = subprocess.run(
+        ["stat", "-f", "-c", "%T", "/proc"], capture_output=True, text=True, check=True
+    )
+    assert file_system_of(Path("/proc")) == done.stdout.strip() == "proc"
+
+
+def test_store_errors_are_errors_of_the_operating_system_too() -> None:
+    assert issubclass(StoreError, OSError)

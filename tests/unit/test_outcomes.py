@@ -1,0 +1,233 @@
+"""Outcomes and metrics: every shape of value, alone and in batches."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import localtrace
+from localtrace.codec import from_json, to_json
+from tests.recording import Recording
+
+IDS = [f"{n:032x}" for n in range(3)]
+
+
+def recorded(store: Recording) -> dict[tuple[int, str], Any]:
+    """By trajectory and name: the one value that is not null."""
+    found = {}
+    for row in store.rows("outcomes"):
+        (value,) = [row[kind] for kind in ("number", "text", "values") if row[kind] is not None]
+        found[IDS.index(row["trace_id"]), row["name"]] = value
+    return found
+
+
+class Fate(enum.StrEnum):
+    TRAINED = "trained"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, 1.0, True, np.float32(1), np.int64(1), torch.tensor(1.0), torch.tensor(1.0).bfloat16()],
+    ids=lambda value: f"{type(value).__name__}-{getattr(value, 'dtype', '')}",
+)  # fmt: skip
+def test_a_number_of_any_kind_is_a_number(store: Recording, value: Any) -> None:
+    localtrace.outcome(IDS[0], reward=value)
+    assert recorded(store) == {(0, "reward"): 1.0}
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), 5e-324, 1.7976931348623157e308])
+def test_a_number_keeps_its_full_precision(store: Recording, value: float) -> None:
+    localtrace.outcome(IDS[0], reward=value)
+    assert recorded(store) == {(0, "reward"): value}
+
+
+def test_not_a_number_is_a_number(store: Recording) -> None:
+    localtrace.outcome(IDS[0], reward=float("nan"))
+    (row,) = store.rows("outcomes")
+    assert row["number"] != row["number"]
+
+
+@pytest.mark.parametrize("value", ["trained", Fate.TRAINED, np.str_("trained")])
+def test_text_is_text(store: Recording, value: Any) -> None:
+    localtrace.outcome(IDS[0], fate=value)
+    assert recorded(store) == {(0, "fate"): "trained"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [list, tuple, np.array, lambda v: np.array(v, "f4"), torch.tensor,
+     lambda v: torch.tensor(v).bfloat16(), lambda v: torch.tensor(v, requires_grad=True)],
+    ids=["list", "tuple", "float64", "float32", "torch", "bfloat16", "grad"],
+)  # fmt: skip
+def test_one_number_per_token_is_a_list_of_values(store: Recording, make: Any) -> None:
+    localtrace.outcome(IDS[0], old_logprobs=make([-0.5, -1.0, 0.0]))
+    assert recorded(store) == {(0, "old_logprobs"): [-0.5, -1.0, 0.0]}
+
+
+def test_an_empty_list_of_values_is_recorded_as_one(store: Recording) -> None:
+    localtrace.outcome(IDS[0], old_logprobs=[])
+    assert recorded(store) == {(0, "old_logprobs"): []}
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [[1.0]], ["a", 1], [1.0, None], 10**400, [10**400]])
+def test_anything_else_is_kept_as_tagged_json_text(store: Recording, value: Any) -> None:
+    localtrace.outcome(IDS[0], detail=value)
+    assert recorded(store) == {(0, "detail"): to_json(value)}
+
+
+def test_nothing_is_recorded_for_a_value_that_is_none(store: Recording) -> None:
+    localtrace.outcome(IDS[0], reward=None, fate="stale")
+    assert recorded(store) == {(0, "fate"): "stale"}
+
+
+def test_step_source_and_time_are_recorded(store: Recording) -> None:
+    before = time.time_ns()
+    localtrace.outcome(IDS[0], step=3, source="reward_model", reward=1.0)
+    (row,) = store.rows("outcomes")
+    assert (row["step"], row["source"], row["folded"]) == (3, "reward_model", False)
+    assert before <= row["time_ns"] <= time.time_ns()
+
+
+def test_an_outcome_is_a_snapshot(store: Recording) -> None:
+    values = [1.0, 2.0]
+    localtrace.outcome(IDS[0], advantages=values)
+    values[0] = 9.0
+    assert recorded(store) == {(0, "advantages"): [1.0, 2.0]}
+
+
+def test_every_outcome_is_kept(store: Recording) -> None:
+    for reward in (1.0, 2.0, 3.0):
+        localtrace.outcome(IDS[0], reward=reward)
+    rows = sorted(store.rows("outcomes"), key=lambda row: (row["time_ns"], row["writer_seq"]))
+    assert [row["number"] for row in rows] == [1.0, 2.0, 3.0]
+
+
+# -- batches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+def test_a_batch_gives_each_trajectory_its_item(store: Recording, make: Any) -> None:
+    localtrace.outcome(IDS, step=3, reward=make([0.5, 1.0, 1.5]))
+    assert recorded(store) == {(n, "reward"): 0.5 + n / 2 for n in range(3)}
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_a_nested_batch_gives_each_trajectory_its_values(store: Recording, make: Any) -> None:
+    rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    localtrace.outcome(IDS, old_logprobs=make(rows))
+    assert recorded(store) == {(n, "old_logprobs"): rows[n] for n in range(3)}
+
+
+def test_a_batch_may_hold_lists_of_different_lengths_and_arrays(store: Recording) -> None:
+    localtrace.outcome(IDS, values=[[1.0], np.array([1.0, 2.0]), torch.tensor([])])
+    assert recorded(store) == {
+        (0, "values"): [1.0], (1, "values"): [1.0, 2.0], (2, "values"): [],
+    }  # fmt: skip
+
+
+def test_a_batch_of_text_gives_each_trajectory_its_text(store: Recording) -> None:
+    localtrace.outcome(IDS, fate=["trained", "stale", "filtered"])
+    assert list(recorded(store).values()) == ["trained", "stale", "filtered"]
+
+
+def test_items_of_a_batch_that_are_none_are_left_out(store: Recording) -> None:
+    localtrace.outcome(IDS, reward=[1.0, None, 0.0])
+    assert recorded(store) == {(0, "reward"): 1.0, (2, "reward"): 0.0}
+
+
+def test_trace_ids_may_be_any_sequence(store: Recording) -> None:
+    localtrace.outcome(tuple(IDS), a=[1, 2, 3])
+    localtrace.outcome(np.array(IDS), b=[1, 2, 3])
+    localtrace.outcome((trace_id for trace_id in IDS), c=[1, 2, 3])  # type: ignore[arg-type]
+    assert len(recorded(store)) == 9
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1.0], [1.0] * 4, [], 1.0, "abc", None, {"a": 1, "b": 2, "c": 3}, {1.0, 2.0, 3.0},
+     np.ones((2, 3)), torch.tensor(1.0)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_value_that_is_no_item_per_trajectory_is_counted_and_the_others_recorded(
+    store: Recording, value: Any
+) -> None:
+    localtrace.outcome(IDS, bad=value, reward=[1.0, 2.0, 3.0])
+    assert {name for _, name in recorded(store)} == {"reward"}
+    assert localtrace.losses()["records"] == {"bad_argument": 3}
+
+
+def test_a_batch_on_a_device_is_shown_as_left_out_for_every_trajectory(store: Recording) -> None:
+    localtrace.outcome(IDS, reward=torch.zeros(3, device="meta"))
+    found = recorded(store)
+    assert len(found) == 3
+    assert all(from_json(text).reason == "device_tensor" for text in found.values())
+
+
+def test_a_batch_of_nothing_is_nothing(store: Recording) -> None:
+    localtrace.outcome([], reward=[])
+    assert store.rows("outcomes") == []
+    assert localtrace.losses()["records"] == {}
+
+
+# -- what cannot be used -------------------------------------------------------------------
+
+
+class Hostile:
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    __iter__ = __str__ = __float__ = __len__
+
+
+def test_hostile_arguments_are_counted_and_not_raised(store: Recording) -> None:
+    localtrace.outcome(Hostile(), reward=1.0)  # type: ignore[arg-type]
+    localtrace.outcome(None, reward=1.0)  # type: ignore[arg-type]
+    localtrace.outcome(IDS, reward=Hostile())
+    localtrace.outcome(IDS[0], reward=1.0, step=Hostile(), source=Hostile())  # type: ignore[arg-type]
+    localtrace.outcome(IDS[0], **{"a\ud800": 2.0})
+    assert recorded(store) == {(0, "reward"): 1.0, (0, "a?"): 2.0}
+    losses = localtrace.losses()
+    assert losses["records"] == {"internal": 2, "bad_argument": 3}
+    assert losses["values"] == {"bad_argument": 2}
+
+
+def test_text_with_lone_surrogates_is_recorded_without_them(store: Recording) -> None:
+    localtrace.outcome(IDS[0], fate="a\ud800")
+    assert recorded(store) == {(0, "fate"): "a?"}
+
+
+# -- metrics -------------------------------------------------------------------------------
+
+
+def test_metrics_of_any_number_type_are_recorded(store: Recording) -> None:
+    metrics = {"loss": 0.5, "steps": 3, "ok": True, "np": np.float32(0.25), "t": torch.tensor(2.0)}
+    localtrace.log_metrics(metrics, step=7)
+    rows = store.rows("metrics")
+    assert {row["name"]: row["value"] for row in rows} == {
+        "loss": 0.5, "steps": 3.0, "ok": 1.0, "np": 0.25, "t": 2.0,
+    }  # fmt: skip
+    assert {row["step"] for row in rows} == {7}
+
+
+def test_metrics_that_are_no_numbers_are_counted_and_left_out(store: Recording) -> None:
+    odd = {"loss": 0.5, "text": "x", "none": None, "list": [1, 2], "huge": 10**400, "h": Hostile()}
+    localtrace.log_metrics(odd, step=7)
+    assert [row["name"] for row in store.rows("metrics")] == ["loss"]
+    assert localtrace.losses()["records"] == {"bad_argument": 5}
+
+
+def test_metrics_without_a_step_or_with_odd_names_are_recorded(store: Recording) -> None:
+    localtrace.log_metrics({3: 1.0, "a\ud800": 2.0})  # type: ignore[dict-item]
+    rows = {row["name"]: (row["value"], row["step"]) for row in store.rows("metrics")}
+    assert rows == {"3": (1.0, None), "a?": (2.0, None)}
+
+
+def test_metrics_that_are_no_mapping_are_counted(store: Recording) -> None:
+    localtrace.log_metrics([1, 2], step=1)  # type: ignore[arg-type]
+    assert store.rows("metrics") == []
+    assert localtrace.losses()["records"] == {"internal": 1}

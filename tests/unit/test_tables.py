@@ -1,0 +1,173 @@
+"""Delta tables: files in their partitions, commits that name their journals, what a state lists."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localtrace.errors import StoreError
+from localtrace.schema import OUTCOMES, RUNS, SPANS, TRAJECTORIES, TableSchema
+from localtrace.store.layout import StoreLayout
+from localtrace.store.rows import Columns
+from localtrace.store.tables import (
+    commit,
+    committed_files,
+    committed_number,
+    open_table,
+    table_files,
+    torn_log_entry,
+    write_files,
+)
+
+WRITER = "0123456789abcdef"
+
+
+def table_of(schema: TableSchema, rows: list[dict[str, Any]]) -> pa.Table:
+    columns = Columns(schema)
+    for row in rows:
+        columns.add({"project": "p", "experiment": "e", "attempt": 0, "folded": False, **row})
+    return columns.table()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StoreLayout:
+    return StoreLayout(tmp_path)
+
+
+def test_a_table_without_a_commit_is_empty(layout: StoreLayout) -> None:
+    table = open_table(layout, SPANS)
+    assert table is None
+    assert committed_files(table) == []
+    assert committed_number(table, WRITER) == -1
+    assert table_files(layout, table, SPANS) == []
+
+
+def test_files_that_are_not_committed_are_not_listed(layout: StoreLayout) -> None:
+    written = write_files(layout, SPANS, table_of(SPANS, [{"trace_id": "a", "step": 1}]))
+    assert (layout.table("spans") / written[0].path).exists()
+    assert open_table(layout, SPANS) is None
+
+
+def test_a_commit_lists_its_files_with_their_rows_and_its_journals(layout: StoreLayout) -> None:
+    rows = [{"trace_id": "a", "step": step} for step in (1, 1, 2, None)]
+    written = write_files(layout, SPANS, table_of(SPANS, rows))
+    commit(layout, SPANS, written, {WRITER: 7, "f" * 16: 0})
+    table = open_table(layout, SPANS)
+    assert table is not None
+    assert {(file.path, file.rows, file.size_bytes) for file in committed_files(table)} == {
+        (file.path, file.rows, file.size_bytes) for file in written
+    }
+    assert sorted(file.rows for file in written) == [1, 1, 2]
+    assert committed_number(table, WRITER) == 7
+    assert committed_number(table, "f" * 16) == 0
+    assert committed_number(table, "0" * 16) == -1
+    assert all(Path(path).is_file() for path in table_files(layout, table, SPANS))
+
+
+def test_a_later_commit_adds_to_the_earlier_ones(layout: StoreLayout) -> None:
+    for number in range(3):
+        written = write_files(layout, RUNS, table_of(RUNS, [{"run_id": f"r{number}"}]))
+        commit(layout, RUNS, written, {WRITER: number})
+    table = open_table(layout, RUNS)
+    assert committed_number(table, WRITER) == 2
+    assert len(table_files(layout, table, RUNS)) == 3
+    found = DeltaTable(layout.table("runs")).to_pyarrow_table()["run_id"].to_pylist()
+    assert sorted(found) == ["r0", "r1", "r2"]
+
+
+def test_a_commit_without_files_still_names_its_journals(layout: StoreLayout) -> None:
+    commit(layout, RUNS, [], {WRITER: 3})
+    assert committed_number(open_table(layout, RUNS), WRITER) == 3
+
+
+def test_each_log_entry_says_how_many_actions_it_has(layout: StoreLayout) -> None:
+    written = write_files(layout, RUNS, table_of(RUNS, [{"run_id": "r"}]))
+    commit(layout, RUNS, written, {WRITER: 0})
+    log = layout.table("runs") / "_delta_log"
+    for entry in log.glob("*.json"):
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        (info,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        assert int(info["localtrace.actions"]) == len(actions)
+    assert torn_log_entry(layout, RUNS) is None
+
+
+def test_a_log_that_cannot_be_read_is_an_error_that_says_what_to_do(layout: StoreLayout) -> None:
+    commit(layout, RUNS, [], {WRITER: 0})
+    for entry in (layout.table("runs") / "_delta_log").glob("*.json"):
+        entry.write_text("{")
+    with pytest.raises(StoreError, match="localtrace recover"):
+        open_table(layout, RUNS)
+
+
+# -- partitions ----------------------------------------------------------------------------
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1,
+                max_size=12)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sets(st.tuples(names, names, st.none() | st.integers(-5, 5)), min_size=1, max_size=5))
+def test_rows_of_any_partition_are_found_again_in_theirs(
+    tmp_path_factory: pytest.TempPathFactory, partitions: set[tuple[str, str, int | None]]
+) -> None:
+    layout = StoreLayout(tmp_path_factory.mktemp("store"))
+    rows = [
+        {"project": p, "experiment": e, "step": step, "trace_id": f"{n}", "op": repr((p, e, step))}
+        for n, (p, e, step) in enumerate(sorted(partitions, key=repr))
+    ]
+    written = write_files(layout, SPANS, table_of(SPANS, rows))
+    assert len(written) == len(partitions)
+    assert all(len(Path(file.path).parts) == 4 for file in written)  # no name escapes its folder
+    commit(layout, SPANS, written, {WRITER: 0})
+    table = open_table(layout, SPANS)
+    assert all(Path(path).is_file() for path in table_files(layout, table, SPANS))
+    for row in DeltaTable(layout.table("spans")).to_pyarrow_table().to_pylist():
+        assert row["op"] == repr((row["project"], row["experiment"], row["step"]))
+
+
+def test_switches_are_partitions_in_the_words_of_delta(layout: StoreLayout) -> None:
+    rows = [{"trace_id": "a", "folded": folded} for folded in (True, False)]
+    written = write_files(layout, OUTCOMES, table_of(OUTCOMES, rows))
+    assert sorted(file.partition_values["folded"] or "" for file in written) == ["false", "true"]
+    commit(layout, OUTCOMES, written, {WRITER: 0})
+    found = DeltaTable(layout.table("outcomes")).to_pyarrow_table()["folded"].to_pylist()
+    assert sorted(found) == [False, True]
+
+
+# -- rows and row groups -------------------------------------------------------------------
+
+
+def test_missing_values_are_null_and_rows_are_sorted() -> None:
+    rows = [{"trace_id": t, "step": s} for t, s in (("b", 2), ("a", 2), ("c", 1), ("d", None))]
+    table = table_of(TRAJECTORIES, rows)
+    assert table["trace_id"].to_pylist() == ["c", "a", "b", "d"]
+    assert table["reward"].to_pylist() == [None] * 4
+    assert table.schema == TRAJECTORIES.arrow()
+
+
+def test_lists_may_be_null_empty_or_filled() -> None:
+    parts = [None, pa.array([], pa.int32()), pa.array([1, 2], pa.int32()), None]
+    rows = [{"trace_id": f"{n}", "output_ids": part} for n, part in enumerate(parts)]
+    assert table_of(SPANS, rows)["output_ids"].to_pylist() == [None, [], [1, 2], None]
+
+
+def test_a_table_without_rows_has_the_types_of_the_schema() -> None:
+    for schema in (SPANS, TRAJECTORIES, RUNS):
+        assert table_of(schema, []).schema == schema.arrow()
+
+
+def test_row_groups_of_large_spans_end_before_32_mib(layout: StoreLayout) -> None:
+    rows = [{"trace_id": "a", "step": 1, "seq": n, "inputs": "x" * 2**20} for n in range(70)]
+    (written,) = write_files(layout, SPANS, table_of(SPANS, rows))
+    metadata = pq.ParquetFile(layout.table("spans") / written.path).metadata
+    sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+    assert sum(sizes) == 70
+    assert max(sizes) <= 32

@@ -1,0 +1,117 @@
+"""Tokenizers kept in the store: once by content, per run, and usable without the model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import localtrace
+from localtrace.errors import ConfigError
+from localtrace.store.layout import StoreLayout, create_layout
+from localtrace.store.seal import seal
+from localtrace.store.snapshot import take_snapshot
+from localtrace.store.tokenizers import keep_tokenizer, text_decoder, tokenizer_of
+from tests.recording import recording
+
+WORDS = ["<s>", "two", "plus", "is", "four", "</s>"]
+
+
+def make_tokenizer(folder: Path, words: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="<s>"))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StoreLayout:
+    return create_layout(tmp_path / "store")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    return make_tokenizer(tmp_path / "model", WORDS)
+
+
+def test_a_tokenizer_is_kept_under_its_sha256(layout: StoreLayout, tokenizer: Path) -> None:
+    digest = keep_tokenizer(layout, tokenizer, "r")
+    data = (tokenizer / "tokenizer.json").read_bytes()
+    assert digest == hashlib.sha256(data).hexdigest()
+    assert (layout.tokenizers / digest / "tokenizer.json").read_bytes() == data
+
+
+def test_the_same_tokenizer_is_kept_once(layout: StoreLayout, tokenizer: Path) -> None:
+    by_folder = keep_tokenizer(layout, tokenizer, "a")
+    by_file = keep_tokenizer(layout, tokenizer / "tokenizer.json", "b")
+    assert by_folder == by_file
+    assert len(list(layout.tokenizers.glob("*/tokenizer.json"))) == 1
+    assert tokenizer_of(layout, "a").decode([1]) == tokenizer_of(layout, "b").decode([1]) == "two"
+
+
+def test_a_path_without_a_tokenizer_is_refused(layout: StoreLayout, tmp_path: Path) -> None:
+    for source in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match=r"name a tokenizer\.json or its folder"):
+            keep_tokenizer(layout, source, "r")
+
+
+def test_each_run_is_decoded_with_its_own_tokenizer(layout: StoreLayout, tmp_path: Path) -> None:
+    keep_tokenizer(layout, make_tokenizer(tmp_path / "a", WORDS), "one")
+    keep_tokenizer(layout, make_tokenizer(tmp_path / "b", WORDS[::-1]), "other")
+    decode = text_decoder(layout)
+    assert decode("one", [1, 2]) == "two plus"
+    assert decode("other", [1, 2]) == "four is"
+    assert decode("none", [1, 2]) is None
+
+
+def test_special_tokens_are_shown(layout: StoreLayout, tokenizer: Path) -> None:
+    keep_tokenizer(layout, tokenizer, "r")
+    assert text_decoder(layout)("r", [0, 1, 5]) == "<s> two </s>"
+
+
+@pytest.mark.parametrize("run_id", ["a/b", "...", "../up", "größe", "a b", ".hidden", "runs"])
+def test_a_run_of_any_name_finds_its_tokenizer_inside_the_store(
+    layout: StoreLayout, tokenizer: Path, run_id: str
+) -> None:
+    keep_tokenizer(layout, tokenizer, run_id)
+    assert text_decoder(layout)(run_id, [1]) == "two"
+    outside = [path for path in layout.root.parent.rglob("*") if "store" not in path.parts]
+    assert {path.name for path in outside} <= {"model", "tokenizer.json"}
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**40]])
+def test_ids_that_no_vocabulary_has_are_no_text(
+    layout: StoreLayout, tokenizer: Path, ids: list[int]
+) -> None:
+    keep_tokenizer(layout, tokenizer, "r")
+    assert text_decoder(layout)("r", ids) is None
+
+
+def test_a_damaged_tokenizer_means_no_text(layout: StoreLayout, tokenizer: Path) -> None:
+    digest = keep_tokenizer(layout, tokenizer, "r")
+    (layout.tokenizers / digest / "tokenizer.json").write_text("{")
+    assert tokenizer_of(layout, "r") is None
+    assert text_decoder(layout)("r", [1]) is None
+
+
+def test_turns_are_sealed_with_their_text(tmp_path: Path, tokenizer: Path) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, list[int]]:
+        return {"output_ids": [4, 5]}
+
+    path = tmp_path / "recorded"
+    with recording(path, tokenizer=tokenizer), localtrace.trajectory(step=1):
+        generate([1, 2, 1, 3])
+    layout = StoreLayout(path)
+    (pending,) = take_snapshot(layout).pending["spans"].to_pylist()
+    seal(layout)
+    (run,) = [
+        row for row in take_snapshot(layout).rows("runs", ["event", "tokenizer"])
+        if row["event"] == "start"
+    ]  # fmt: skip
+    assert (pending["prompt_text"], pending["output_text"]) == ("two plus two is", "four </s>")
+    assert (layout.tokenizers / run["tokenizer"] / "tokenizer.json").is_file()
