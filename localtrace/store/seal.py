@@ -78,20 +78,26 @@ def seal(
                 report.problems += heal_log(layout, schema)
             ready, report.waiting = _ready(folder, report.waiting)
             for batch in _batches(ready):
-                try:
+                with _explained(layout):
                     _seal_batch(layout, batch, report)
-                except StoreError:
-                    raise
-                except OSError as error:
-                    reason = error.strerror or str(error).splitlines()[-1].strip()
-                    raise StoreError(
-                        f"cannot seal into {layout.tables} ({reason}): journals stay and nothing "
-                        "is lost; free space and run localtrace seal again"
-                    ) from error
                 if progress is not None:
                     progress(report.journals, len(ready))
             _remove_stale_locks(folder)
     return report
+
+
+@contextlib.contextmanager
+def _explained(layout: StoreLayout) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[-1].strip()
+        raise StoreError(
+            f"cannot seal into {layout.tables} ({reason}): journals stay and nothing is lost; "
+            "free space and run localtrace seal again"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ def test_the_demo_ends_with_its_traces_read_back_by_mlflow(
     monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
     run_demo(
         tmp_path / "demo",
-        DemoConfig(workers=2, steps=2, warm_up_steps=60, problems_per_step=4, validation_problems=4),
+        DemoConfig(
+            workers=2, steps=2, warm_up_steps=60, problems_per_step=4, validation_problems=4
+        ),
     )
     printed = capsys.readouterr().out
     sent, read_back = map(int, re.findall(r"(\d+) trajectories sent, (\d+) read back", printed)[0])
