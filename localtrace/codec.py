@@ -3,17 +3,7 @@
 On the rollout path a value becomes MessagePack at once (`encode`), so later changes by the trainer
 do not reach the record. Where MessagePack has no word for a value, an extension of type 1 stands
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
-(`to_json`, `from_json`), where an object with the key `$type` stands in:
-
-    {"$type": "float", "value": "nan"}                 nan, -nan, inf, -inf
-    {"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
-    {"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
-    {"$type": "bytes", "base64": …}
-    {"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
-    {"$type": "datetime", "value": "2026-01-02T03:04:05+00:00"}
-    {"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
-    {"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
-    {"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
+(`to_json`, `from_json`), tagged as `tagged` tells.
 
 Containers come back as JSON's own: tuples, sets and named tuples as lists (as tuples where they
 are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their values, half
@@ -24,74 +14,20 @@ This module knows nothing of trajectories, files or threads.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
-import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from localtrace.placeholder import Placeholder, left_out
 from localtrace.schema import DROPPED_NAMES
+from localtrace.tagged import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 
 _EXT = 1
-_HASH_MAX_BYTES = 2**20
-"""Hashing a dropped value must not stall the rollout, so larger ones get no sha256."""
-_DEPTH_MAX = 100
-"""Of nesting; more would not fit the stack of whoever reads it."""
 _INT_MAX_BITS = 14_000
 """Python refuses to write or read decimal integers of more than 4,300 digits."""
-
-
-class Placeholder:
-    """What stands where a value was left out.
-
-    Reasons: dropped, too_large, unsupported, device_tensor, cycle, too_deep, unencodable, damaged.
-    """
-
-    # Neither a dataclass nor a Struct: the encoder would write those as a plain dict.
-    __slots__ = ("python_type", "reason", "sha256", "size_bytes")
-
-    def __init__(
-        self,
-        reason: str,
-        python_type: str,
-        size_bytes: int | None = None,
-        sha256: str | None = None,
-    ) -> None:
-        self.reason = reason
-        self.python_type = python_type
-        self.size_bytes = size_bytes
-        self.sha256 = sha256
-
-    def parts(self) -> dict[str, Any]:
-        """The fields by name, as they stand in the tables."""
-        return {
-            "reason": self.reason,
-            "python_type": self.python_type,
-            "size_bytes": self.size_bytes,
-            "sha256": self.sha256,
-        }
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Placeholder) and self.parts() == other.parts()
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.parts().values()))
-
-    def __repr__(self) -> str:
-        size = "" if self.size_bytes is None else f", {self.size_bytes} bytes"
-        return f"<left out: {self.reason}, {self.python_type}{size}>"
-
-
-class _Tag(msgspec.Struct, frozen=True):
-    """A decoded extension: its kind and its parts."""
-
-    kind: str
-    parts: tuple[Any, ...]
 
 
 class _Key:
@@ -172,7 +108,7 @@ class ValueEncoder:
             kind, value = dict, self.without_dropped(fields)
         if id(value) in above:
             return left_out("cycle", value)
-        if depth >= _DEPTH_MAX:
+        if depth >= DEPTH_MAX:
             return left_out("too_deep", value)
         above |= {id(value)}
         if issubclass(kind, Mapping):
@@ -198,38 +134,6 @@ def _is_empty(value: Any) -> bool:
         return value is None or len(value) == 0
     except Exception:
         return False
-
-
-def left_out(reason: str, value: Any, size_bytes: int | None = None) -> Placeholder:
-    """The placeholder of a value: its type, and where it is cheap its size and sha256."""
-    digest = None
-    buffer = _buffer_of(value) if size_bytes is None else None
-    if buffer is not None:
-        size_bytes = buffer.nbytes
-        if size_bytes <= _HASH_MAX_BYTES:
-            digest = hashlib.sha256(buffer).hexdigest()
-    return Placeholder(reason, _type_name(type(value)), size_bytes, digest)
-
-
-def _type_name(kind: type) -> str:
-    try:
-        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        return name.encode("utf-8", "replace").decode()[:200]
-    except Exception:
-        return "object"
-
-
-def _buffer_of(value: Any) -> memoryview | None:
-    try:
-        if hasattr(value, "detach") and hasattr(value, "numpy"):
-            value = value.detach().numpy()
-        elif hasattr(value, "tobytes") and hasattr(value, "getbands"):
-            value = value.tobytes()
-        elif isinstance(value, str):
-            value = value.encode("utf-8", "surrogatepass")
-        return memoryview(value).cast("B")
-    except Exception:
-        return None
 
 
 def _ext(kind: str, *parts: Any) -> msgspec.msgpack.Ext:
@@ -325,14 +229,14 @@ encode = _DEFAULT.encode
 
 def decode(data: bytes | msgspec.Raw) -> Any:
     """Read what `encode` wrote; see `from_json` for what the values become."""
-    return _from_tagged(_tagged(data))
+    return from_tagged(_tagged(data))
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
     if code != _EXT:
         return Placeholder("unsupported", f"msgpack extension {code}", len(data))
     kind, *parts = msgspec.msgpack.decode(data)
-    return _Tag(kind, tuple(parts))
+    return Tag(kind, tuple(parts))
 
 
 _DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
@@ -354,134 +258,15 @@ def from_json(text: str | bytes) -> Any:
     Arrays come back as numpy arrays where numpy is installed, else as `{"$type": "ndarray", …}`;
     what was left out comes back as a `Placeholder`.
     """
-    return _from_tagged(msgspec.json.decode(text))
-
-
-_PLAIN_TYPES = {str, int, bool, type(None)}
+    return from_tagged(msgspec.json.decode(text))
 
 
 def _tagged(data: bytes | msgspec.Raw) -> Any:
     """Encoded bytes as values of JSON; what cannot be read becomes a placeholder."""
     try:
-        return _to_tagged(_DECODER.decode(data), 0)
+        return to_tagged(_DECODER.decode(data))
     except RecursionError:
         reason = "too_deep"
     except Exception:  # `encode` did not write it: a caller's own msgspec.Raw or Ext
         reason = "damaged"
-    return _omitted(Placeholder(reason, "object", len(bytes(data))))
-
-
-def _to_tagged(value: Any, depth: int) -> Any:
-    kind = type(value)
-    if kind in _PLAIN_TYPES:
-        return value
-    if kind in _CONTAINERS:
-        if depth >= _DEPTH_MAX:
-            return _omitted(left_out("too_deep", value))
-        return _container_to_tagged(value, depth + 1)
-    if kind is float:
-        return value if math.isfinite(value) else {"$type": "float", "value": _odd_float(value)}
-    return _leaf_to_tagged(value)
-
-
-_CONTAINERS = {list, dict, tuple}
-"""A tuple is a list that is a key."""
-
-
-def _odd_float(value: float) -> str:
-    # The sign of a NaN counts in checksums, and processors make negative ones.
-    return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else str(value)
-
-
-def _container_to_tagged(value: Any, depth: int) -> Any:
-    kinds = set(map(type, value))
-    if type(value) is not dict:
-        if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
-            return value
-        return [_to_tagged(item, depth) for item in value]
-    if kinds <= {str} and "$type" not in value:
-        return {key: _to_tagged(item, depth) for key, item in value.items()}
-    items = [[_to_tagged(key, depth), _to_tagged(item, depth)] for key, item in value.items()]
-    return {"$type": "dict", "items": items}
-
-
-def _leaf_to_tagged(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"$type": "bytes", "base64": _base64(value)}
-    if isinstance(value, datetime):
-        return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
-    if isinstance(value, Placeholder):
-        return _omitted(value)
-    kind, parts = value.kind, value.parts
-    if kind == "int":
-        return {"$type": "int", "value": str(int(parts[0], 16))}
-    if kind == "complex":
-        return {"$type": "complex", "value": [_to_tagged(part, 0) for part in parts]}
-    if kind == "ndarray":
-        dtype, shape, data = parts
-        return {"$type": "ndarray", "dtype": dtype, "shape": shape, "base64": _base64(data)}
-    if kind == "str":
-        return {"$type": "str", "base64": _base64(parts[0])}
-    if kind == "omitted":
-        return _omitted(Placeholder(*parts))
-    return _omitted(Placeholder("unsupported", str(kind)))
-
-
-def _omitted(placeholder: Placeholder) -> dict[str, Any]:
-    return {"$type": "omitted", **placeholder.parts()}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _from_tagged(value: Any) -> Any:
-    kind = type(value)
-    if kind is list:
-        if set(map(type, value)).isdisjoint((list, dict)):
-            return value
-        return [_from_tagged(item) for item in value]
-    if kind is not dict:
-        return value
-    tag = value.get("$type")
-    if tag is None:
-        return {key: _from_tagged(item) for key, item in value.items()}
-    reader = _TAG_READERS.get(tag) if isinstance(tag, str) else None
-    try:
-        return reader(value) if reader else value
-    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
-        return value
-
-
-def _read_array(value: dict[str, Any]) -> Any:
-    try:
-        import numpy as np
-    except ImportError:
-        return value
-    data = base64.b64decode(value["base64"])
-    return np.frombuffer(data, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
-
-
-def _read_dict(value: dict[str, Any]) -> Any:
-    return {_as_key(_from_tagged(key)): _from_tagged(item) for key, item in value["items"]}
-
-
-def _as_key(value: Any) -> Any:
-    return tuple(map(_as_key, value)) if isinstance(value, list) else value
-
-
-def _read_omitted(value: dict[str, Any]) -> Placeholder:
-    return Placeholder(**{name: part for name, part in value.items() if name != "$type"})
-
-
-_TAG_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "float": lambda value: float(value["value"]),
-    "int": lambda value: int(value["value"]),
-    "str": lambda value: base64.b64decode(value["base64"]).decode("utf-8", "surrogatepass"),
-    "bytes": lambda value: base64.b64decode(value["base64"]),
-    "complex": lambda value: complex(*map(_from_tagged, value["value"])),
-    "datetime": lambda value: datetime.fromisoformat(value["value"]),
-    "ndarray": _read_array,
-    "dict": _read_dict,
-    "omitted": _read_omitted,
-}
+    return omitted(Placeholder(reason, "object", len(bytes(data))))

@@ -24,6 +24,7 @@ import msgspec
 from localtrace import codec
 from localtrace.config import Settings
 from localtrace.losses import Losses, logger
+from localtrace.placeholder import left_out
 from localtrace.scope import TrajectoryState
 from localtrace.store.disk import DiskWatch
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
@@ -163,7 +164,7 @@ class Recorder:
 
     def too_large(self, value: Any, size_bytes: int) -> bytes:
         """Encoded placeholder of a value over `record_max_bytes`."""
-        return self.values.encode(codec.left_out("too_large", value, size_bytes))
+        return self.values.encode(left_out("too_large", value, size_bytes))
 
     # -- start, flush, close ---------------------------------------------------------------
 

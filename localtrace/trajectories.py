@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from localtrace.codec import Placeholder, from_json
+from localtrace.codec import from_json
 from localtrace.errors import QueryError
+from localtrace.placeholder import Placeholder
 from localtrace.tokens import whole_messages, whole_prompts
 from localtrace.types import Outcome, Span, Trajectory
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import localtrace
-from localtrace.codec import Placeholder, from_json
+from localtrace.codec import from_json
+from localtrace.placeholder import Placeholder
 from localtrace.testing import recording
 from tests.crash.found import rows, sealed_contents, statuses
 

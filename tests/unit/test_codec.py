@@ -23,8 +23,8 @@ import pydantic
 import pytest
 import torch
 
-from localtrace import codec
-from localtrace.codec import Placeholder, ValueEncoder, decode, encode, from_json, to_json
+from localtrace.codec import ValueEncoder, decode, encode, from_json, to_json
+from localtrace.placeholder import Placeholder, left_out
 from localtrace.schema import DROPPED_NAMES
 
 
@@ -246,8 +246,8 @@ def test_a_placeholder_tells_size_and_sha256_of_bytes() -> None:
 
 
 def test_large_values_are_not_hashed() -> None:
-    left_out = codec.left_out("dropped", bytes(2**20 + 1))
-    assert (left_out.size_bytes, left_out.sha256) == (2**20 + 1, None)
+    dropped = left_out("dropped", bytes(2**20 + 1))
+    assert (dropped.size_bytes, dropped.sha256) == (2**20 + 1, None)
 
 
 def test_a_device_tensor_tells_its_size() -> None:
@@ -255,11 +255,11 @@ def test_a_device_tensor_tells_its_size() -> None:
 
 
 def test_placeholders_compare_hash_pickle_and_print() -> None:
-    left_out = Placeholder("dropped", "bytes", 3, "00")
-    assert left_out == pickle.loads(pickle.dumps(left_out))
-    assert len({left_out, Placeholder("dropped", "bytes", 3, "00")}) == 1
-    assert left_out != Placeholder("dropped", "bytes", 4, "00")
-    assert repr(left_out) == "<left out: dropped, bytes, 3 bytes>"
+    dropped = Placeholder("dropped", "bytes", 3, "00")
+    assert dropped == pickle.loads(pickle.dumps(dropped))
+    assert len({dropped, Placeholder("dropped", "bytes", 3, "00")}) == 1
+    assert dropped != Placeholder("dropped", "bytes", 4, "00")
+    assert repr(dropped) == "<left out: dropped, bytes, 3 bytes>"
 
 
 def test_every_placeholder_that_was_not_asked_for_is_reported_by_its_reason() -> None:

@@ -147,7 +147,7 @@ def test_whole_prompts_in_sql_are_those_that_python_rebuilds(record: Recording) 
 
 
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:
-    from localtrace.codec import Placeholder
+    from localtrace.placeholder import Placeholder
     from localtrace.store.snapshot import Snapshot, take_snapshot
 
     trace_id, _ = record(range(1))
