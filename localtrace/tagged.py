@@ -1,14 +1,14 @@
 """Values as JSON, with an object under the key `$type` where JSON has no word for a value:
 
-    {"$type": "float", "value": "nan"}                 nan, -nan, inf, -inf
-    {"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
-    {"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
-    {"$type": "bytes", "base64": …}
-    {"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
-    {"$type": "datetime", "value": "2026-01-02T03:04:05+00:00"}
-    {"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
-    {"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
-    {"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
+{"$type": "float", "value": "nan"}                 nan, -nan, inf, -inf
+{"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
+{"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
+{"$type": "bytes", "base64": …}
+{"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
+{"$type": "datetime", "value": "2026-01-02T03:04:05+00:00"}
+{"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
+{"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
+{"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
 """
 
 from __future__ import annotations

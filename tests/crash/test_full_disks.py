@@ -179,8 +179,9 @@ def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @localtrace.op
-    def straggle(ended: threading.Event) -> None:
+    def straggle(ended: threading.Event) -> str:
         ended.wait()
+        return "x" * 20_000
 
     append, moves_again, ended = JournalWriter.append, threading.Event(), threading.Event()
 
