@@ -31,12 +31,20 @@ _INT_MAX_BITS = 14_000
 
 
 class _Key:
-    """A key in the place of one that MessagePack refuses; its stand-ins are not hashable."""
+    """An encoded key of a dict; what msgspec has for encoded values is not hashable."""
 
-    __slots__ = ("plain",)
+    __slots__ = ("encoded",)
 
-    def __init__(self, plain: Any) -> None:
-        self.plain = plain
+    def __init__(self, encoded: Any) -> None:
+        self.encoded = encoded
+
+
+def _refuse(value: Any) -> Any:
+    # Python code that runs while msgspec walks a list lets other threads change the list, and
+    # msgspec does not look whether it became shorter. So nothing is converted here.
+    if type(value) is _Key:
+        return value.encoded
+    raise TypeError(type(value))
 
 
 class ValueEncoder:
@@ -54,7 +62,7 @@ class ValueEncoder:
     ) -> None:
         self.dropped = DROPPED_NAMES - keep
         self._on_placeholder = on_placeholder
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_refuse)
         self.try_encode: Callable[[Any], bytes] = self._encoder.encode
         """Encode, or raise where MessagePack refuses a part of the value."""
 
@@ -66,11 +74,8 @@ class ValueEncoder:
             return self.encode_anyway(value)
 
     def encode_anyway(self, value: Any) -> bytes:
-        """Encode a value that `try_encode` refused, replacing only the parts it refuses."""
-        try:
-            return self._encoder.encode(self._plain(value, frozenset(), 0))
-        except Exception:
-            return self._encoder.encode(left_out("unencodable", value))
+        """Encode a value that `try_encode` refused, converting only the parts it refuses."""
+        return self._encoder.encode(self._converted(value, frozenset(), 0))
 
     def without_dropped(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Put placeholders in place of fields that are dropped because of their names."""
@@ -79,54 +84,50 @@ class ValueEncoder:
                 fields = {**fields, name: left_out("dropped", fields[name])}
         return fields
 
-    def _hook(self, value: Any) -> Any:
-        if type(value) is Placeholder:
-            if value.reason != "dropped":
-                self._on_placeholder(value.reason)
-            return _ext("omitted", *value.parts().values())
-        if type(value) is _Key:
-            return value.plain
-        fields = _fields_of(value)
-        return _foreign(value) if fields is None else self.without_dropped(fields)
-
-    def _plain(self, value: Any, above: frozenset[int], depth: int) -> Any:
+    def _encoded(self, value: Any, above: frozenset[int], depth: int) -> Any:
         try:
-            return self._plain_part(type(value), value, above, depth)
+            return msgspec.Raw(self._encoder.encode(value))
         except Exception:
-            return left_out("unencodable", value)
+            return self._converted(value, above, depth)
 
-    def _plain_part(self, kind: type, value: Any, above: frozenset[int], depth: int) -> Any:
+    def _converted(self, value: Any, above: frozenset[int], depth: int) -> Any:
+        try:
+            plain = self._convert(type(value), value, above, depth)
+        except Exception:
+            plain = left_out("unencodable", value)
+        if type(plain) is not Placeholder:
+            return plain
+        if plain.reason != "dropped":
+            self._on_placeholder(plain.reason)
+        return _ext("omitted", *plain.parts().values())
+
+    def _convert(self, kind: type, value: Any, above: frozenset[int], depth: int) -> Any:
         # Asks the type, never the value: `__class__` can be anything.
+        if kind is Placeholder:
+            return value
         if issubclass(kind, str):
             return _plain_text(value)
-        if issubclass(kind, int) and kind is not bool:
+        if issubclass(kind, int):
             return _plain_int(value)
-        if not issubclass(kind, Mapping | list | tuple | AbstractSet):
-            fields = _fields_of(value)
-            if fields is None:
-                return self._plain_leaf(value)
-            kind, value = dict, self.without_dropped(fields)
         if id(value) in above:
             return left_out("cycle", value)
         if depth >= DEPTH_MAX:
             return left_out("too_deep", value)
-        above |= {id(value)}
-        if issubclass(kind, Mapping):
+        above, depth = above | {id(value)}, depth + 1
+        fields = _fields_of(value)
+        if fields is not None:
+            value = self.without_dropped(fields)
+        elif not issubclass(kind, Mapping | list | tuple | AbstractSet):
+            plain = _foreign(value)
+            final = type(plain) in (msgspec.msgpack.Ext, Placeholder)
+            return plain if final else self._encoded(plain, above, depth)
+        # The lists are copies, which no other thread can change.
+        if isinstance(value, Mapping):
             return {
-                self._plain_key(key, above, depth + 1): self._plain(item, above, depth + 1)
+                _Key(self._encoded(key, above, depth)): self._encoded(item, above, depth)
                 for key, item in list(value.items())
             }
-        return [self._plain(item, above, depth + 1) for item in list(value)]
-
-    def _plain_key(self, key: Any, above: frozenset[int], depth: int) -> Any:
-        plain = self._plain(key, above, depth)
-        return plain if type(plain) is str else _Key(plain)
-
-    def _plain_leaf(self, value: Any) -> Any:
-        try:
-            return msgspec.Raw(self._encoder.encode(value))
-        except Exception:
-            return left_out("unencodable", value)
+        return [self._encoded(item, above, depth) for item in list(value)]
 
 
 def _is_empty(value: Any) -> bool:
@@ -158,9 +159,8 @@ def _foreign(value: Any) -> Any:
         return _tensor(value)
     if module == "numpy":
         return _numpy(value)
-    for base, plain in _BASES:
-        if isinstance(value, base):
-            return plain(value)
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, complex):
         return _ext("complex", value.real, value.imag)
     if isinstance(value, BaseException):
@@ -168,17 +168,6 @@ def _foreign(value: Any) -> Any:
     if hasattr(value, "__fspath__"):
         return str(value)
     return left_out("unsupported", value)
-
-
-_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (str, str.__str__),
-    (int, int),
-    (float, float),
-    (Mapping, dict),
-    (list, list),
-    (tuple, list),
-    (AbstractSet, list),
-)
 
 
 def _tensor(value: Any) -> Any:
@@ -197,7 +186,8 @@ def _numpy(value: Any) -> Any:
     if value.dtype.str[1:] == "f2":
         value = value.astype("<f4")
     if value.ndim == 0:
-        return str(value) if value.dtype.kind in "mM" else value.item()
+        plain = str(value) if value.dtype.kind in "mM" else value.item()
+        return left_out("unsupported", value) if type(plain) is type(value) else plain
     little = value.astype(value.dtype.newbyteorder("<"), copy=False)
     return _ext("ndarray", little.dtype.str, list(little.shape), little.tobytes())
 

@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from localtrace.schema import TABLES
 from localtrace.store.layout import open_layout
 from localtrace.store.seal import SealReport, seal
@@ -47,6 +49,11 @@ def calls(store: Path) -> dict[str, list[str]]:
 def repeated(ids: Any) -> list[Any]:
     """What is there more than once."""
     return [one for one, count in Counter(ids).items() if count > 1]
+
+
+def times_said(caplog: pytest.LogCaptureFixture, reason: str) -> int:
+    """How often the log names a reason of losses, the summary at the end left out."""
+    return sum(f"({reason})" in record.getMessage() for record in caplog.records)
 
 
 def seal_all(store: Path) -> SealReport:

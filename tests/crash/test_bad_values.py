@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import localtrace
 from localtrace.codec import from_json
 from localtrace.placeholder import Placeholder
 from localtrace.testing import recording
-from tests.crash.found import rows, sealed_contents, statuses
+from tests.crash.found import rows, sealed_contents, statuses, times_said
 
 MIB = 2**20
 
@@ -65,7 +65,7 @@ def _deep(levels: int) -> list[Any]:
     return deep
 
 
-BAD = {
+BAD: dict[str, Callable[[], Any]] = {
     "hostile": Hostile,
     "cycle": _cycle,
     "nested 900 levels": lambda: _deep(900),
@@ -120,6 +120,25 @@ def test_a_bad_value_anywhere_neither_raises_nor_spoils_the_store(store: Path, k
     assert [row["event"] for row in rows(store, "runs")] == ["start", "end"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("hostile", "unencodable"),
+        ("cycle", "cycle"),
+        ("nested 100,000 levels", "too_deep"),
+        ("lock", "unsupported"),
+    ],
+)
+def test_a_value_that_was_left_out_is_counted_by_its_reason_and_said_once(
+    store: Path, caplog: pytest.LogCaptureFixture, kind: str, reason: str
+) -> None:
+    with recording(store):
+        for _ in range(3):
+            use(BAD[kind]())
+        assert localtrace.losses()["values"] == {reason: 6}  # as an input and as the output
+    assert times_said(caplog, reason) == 1
+
+
 def test_an_error_that_cannot_be_shown_is_raised_unchanged(store: Path) -> None:
     @localtrace.op
     def fail(error: Exception) -> None:
@@ -148,7 +167,7 @@ def test_a_payload_beyond_the_limit_is_replaced_by_its_size_and_counted(
     assert (output.reason, output.python_type) == ("too_large", "str")
     assert output.size_bytes is not None
     assert output.size_bytes >= 100 * MIB
-    assert sum("(too_large)" in record.getMessage() for record in caplog.records) == 1
+    assert times_said(caplog, "too_large") == 1
 
 
 def test_a_value_that_changes_while_it_is_encoded_harms_nobody(store: Path) -> None:

@@ -139,6 +139,14 @@ def test_a_trajectory_that_is_open_at_close_has_one_row(store: Path) -> None:
     assert statuses(store) == {t.trace_id: "interrupted"}
 
 
+def test_a_temporary_store_is_gone_afterwards() -> None:
+    with recording(project="of a test") as store:
+        trace_id = record_one()
+        assert localtrace.flush()
+        assert statuses(store) == {trace_id: "ok"}
+    assert not store.parent.exists()
+
+
 def test_closing_leaves_no_descriptor_and_no_lock_behind(store: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with recording(store, rotate_max_bytes=1):

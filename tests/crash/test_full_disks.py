@@ -19,7 +19,15 @@ from localtrace.store.layout import open_layout
 from localtrace.store.seal import seal
 from localtrace.testing import recording
 from tests.crash.disks import fill
-from tests.crash.found import calls, contents, dropped, rows, sealed_contents, statuses
+from tests.crash.found import (
+    calls,
+    contents,
+    dropped,
+    rows,
+    sealed_contents,
+    statuses,
+    times_said,
+)
 from tests.crash.processes import run_child, wait_until
 from tests.crash.rollouts import look_up, record_one
 
@@ -29,10 +37,6 @@ MIB = 2**20
 def _is_paused(reason: str | None) -> bool:
     paused: str | None = localtrace.losses()["paused"]
     return paused == reason
-
-
-def _times_said(caplog: pytest.LogCaptureFixture, reason: str) -> int:
-    return sum(f"({reason})" in record.getMessage() for record in caplog.records)
 
 
 def test_a_full_disk_drops_whole_trajectories_until_there_is_room(
@@ -58,7 +62,7 @@ def test_a_full_disk_drops_whole_trajectories_until_there_is_room(
     assert set(statuses(store)) == set(trace_ids)
     assert counted["trajectories"] == {"disk_full": len(dropped(store))}
     assert (counted["records"], counted["queued_bytes"]) == ({}, 0)
-    assert _times_said(caplog, "disk_full") == 1
+    assert times_said(caplog, "disk_full") == 1
     kept = set(trace_ids) - dropped(store).keys()
     assert calls(store) == {trace_id: ["look_up"] for trace_id in kept}
 
@@ -86,7 +90,7 @@ def test_a_disk_below_its_reserve_drops_whole_trajectories_until_there_is_room(
     assert dropped(store) == dict.fromkeys(gone, "low_space")
     assert set(statuses(store)) == set(trace_ids)
     assert counted["trajectories"] == {"low_space": 4}
-    assert _times_said(caplog, "low_space") == 1
+    assert times_said(caplog, "low_space") == 1
     assert calls(store)[open_meanwhile.trace_id] == ["look_up"]
 
 
@@ -98,7 +102,7 @@ def test_recording_that_begins_below_the_reserve_takes_no_space(
     record_one()
     assert not localtrace.close(timeout_s=0.1)
     assert not any(map(len, contents(store).values()))
-    assert _times_said(caplog, "low_space") == 1
+    assert times_said(caplog, "low_space") == 1
 
 
 def test_a_store_beyond_its_limit_drops_whole_trajectories(store: Path) -> None:
@@ -172,7 +176,7 @@ def test_a_stalled_disk_never_makes_a_rollout_wait(
     assert set(dropped(store).values()) == {"queue_full"}
     assert counted["trajectories"] == {"queue_full": len(dropped(store))}
     assert 0 < len(dropped(store)) < 200
-    assert _times_said(caplog, "queue_full") == 1
+    assert times_said(caplog, "queue_full") == 1
 
 
 def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(

@@ -31,7 +31,7 @@ def record_with_pauses(store: str, log: str) -> None:
     with recording(Path(store), rotate_max_bytes=50_000, rotate_interval_s=0.1):
         while True:
             asyncio.run(_together(4))
-            time.sleep(0.002)
+            time.sleep(0.01)
 
 
 def record_in_a_busy_loop(store: str, log: str) -> None:

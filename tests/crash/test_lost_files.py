@@ -13,7 +13,7 @@ import pytest
 import localtrace
 from localtrace.store.layout import open_layout
 from localtrace.testing import recording, simulate_crash
-from tests.crash.found import calls, rows, seal_all, sealed_contents, statuses
+from tests.crash.found import calls, rows, seal_all, sealed_contents, statuses, times_said
 from tests.crash.processes import run_child, wait_until
 from tests.crash.rollouts import look_up, record_one
 
@@ -92,7 +92,7 @@ def test_a_deleted_store_is_begun_anew_and_counted(
         look_up("kept")
     assert statuses(store) == {t.trace_id: "ok", after: "ok"}
     assert calls(store)[t.trace_id] == ["look_up"] * 2
-    assert sum("(store_deleted)" in record.getMessage() for record in caplog.records) == 1
+    assert times_said(caplog, "store_deleted") == 1
     sealed_contents(store)
 
 
