@@ -225,7 +225,7 @@ class Recorder:
 
     def _write_loop(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait(self.settings.flush_interval_s)
+            self._wake.wait(self.settings.flush_interval_s or 0.001)
             self._wake.clear()
             self._guarded(self._drain)
         self._guarded(self._drain)

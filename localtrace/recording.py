@@ -6,7 +6,6 @@ value, a disk or a full queue.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import time
@@ -116,13 +115,14 @@ def _let_inherit(context: Context) -> None:
 
 
 def _close_at_exit(recorder: Recorder) -> None:
-    # multiprocessing's children leave without atexit; a forked one has lost its finalizers too.
+    # multiprocessing's children leave without atexit but run its finalizers, as others do at exit;
+    # a forked one begins without those of its parent.
     import multiprocessing.util as processes
 
     def register(_: Recorder) -> None:
         processes.Finalize(None, close, exitpriority=0)
 
-    atexit.register(close)
+    register(recorder)
     processes.register_after_fork(recorder, register)
 
 

@@ -160,7 +160,7 @@ class DeltaWriter:
     def _delta(self, key: bytes, name: str, count: int, elements: bytes) -> tuple[Delta, int]:
         crc = zlib.crc32(elements)
         best, shared = self._best_base(key, name, elements)
-        if best is not None:
+        if best is not None and best.links < CHAIN_MAX:
             kept, kept_bytes = _whole_elements(best, shared, count, elements)
             if kept_bytes >= _WORTH_BYTES:
                 new = list_bytes(count - kept, elements[kept_bytes:])
@@ -170,7 +170,7 @@ class DeltaWriter:
     def _best_base(self, key: bytes, name: str, elements: bytes) -> tuple[_Base | None, int]:
         best, longest = None, 0
         for base in reversed(self._bases.get(key, ())):
-            if base.name != name or base.links >= CHAIN_MAX:
+            if base.name != name:
                 continue
             shared = _shared_prefix(base.elements, elements)
             if shared > longest:

@@ -82,7 +82,7 @@ def seal(
                     _seal_batch(layout, batch, report)
                 if progress is not None:
                     progress(report.journals, len(ready))
-            _remove_stale_locks(folder)
+            _remove_leftovers(folder)
     return report
 
 
@@ -195,9 +195,15 @@ def _put_away(layout: StoreLayout, file: JournalFile, damaged: bool, report: Sea
                 path.unlink()
 
 
-def _remove_stale_locks(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
+    """Delete the locks of writers that are gone, and journals that they had not begun in full."""
     kept = {file.name.writer_id for file, _ in list_journals([folder])}
     for lock in folder.glob("*.lock"):
         if lock.stem not in kept and not writer_lives(lock):
             with contextlib.suppress(FileNotFoundError):
-                lock_path(folder, lock.stem).unlink()
+                lock.unlink()
+    for draft in folder.glob(".*-*.journal"):
+        writer_id = draft.name[1:].partition("-")[0]
+        if not writer_lives(lock_path(folder, writer_id)):
+            with contextlib.suppress(FileNotFoundError):
+                draft.unlink()

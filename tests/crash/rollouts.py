@@ -62,7 +62,7 @@ def acknowledge(log: str | Path) -> None:
         os.write(descriptor, "".join(map(_line, buffers[:count])).encode())
         return count
 
-    JournalWriter.append = noting  # type: ignore[method-assign]
+    JournalWriter.append = noting  # type: ignore[assignment, method-assign]
 
 
 def _line(buffer: bytes) -> str:

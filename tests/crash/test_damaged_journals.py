@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from localtrace.store.layout import open_layout
 from localtrace.store.records import TurnCall, decode_envelope
 from localtrace.store.seal import seal
 from localtrace.store.snapshot import take_snapshot
+from localtrace.store.tables import commit
 from localtrace.store.verify import recover, verify
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import Row, rows, statuses
@@ -254,20 +256,18 @@ def test_a_damaged_journal_on_another_disk_is_kept_in_quarantine(
 def test_a_journal_marked_as_done_while_it_is_sealed_is_put_away(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localtrace.store import seal as sealing
-
     with recording(store):
         record_one()
         localtrace.flush()
         after = simulate_crash(store, tmp_path / "after")
-    commit, journal = sealing.commit, _journal(after)
+    journal = _journal(after)
 
-    def commit_late(*args: object) -> None:
+    def commit_late(*arguments: Any) -> None:
         if journal.exists():
             journal.rename(journal.with_name(f"{journal.name}.done"))
-        commit(*args)  # type: ignore[arg-type]
+        commit(*arguments)
 
-    monkeypatch.setattr(sealing, "commit", commit_late)
+    monkeypatch.setattr("localtrace.store.seal.commit", commit_late)
     assert seal(open_layout(after)).journals == 1
     assert list(after.glob("journals/*.journal*")) == []
     assert list(statuses(after).values()) == ["ok"]

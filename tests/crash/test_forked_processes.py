@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def record_as_a_worker(store: str, name: str, begins_itself: bool) -> None:
 
 def start_workers(store: str, method: str, begun_before: bool) -> None:
     """Child: four workers of multiprocessing."""
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     if begun_before:
         localtrace.init(store, seal=False, min_free_bytes=0)
     begins_itself = method != "fork" or not begun_before

@@ -39,6 +39,18 @@ def _is_paused(reason: str | None) -> bool:
     return paused == reason
 
 
+def _stall(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let every write wait, as a disk may do while a checkpoint is saved, until the event is set."""
+    append, moves_again = JournalWriter.append, threading.Event()
+
+    def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
+        moves_again.wait()
+        return append(writer, buffers)
+
+    monkeypatch.setattr(JournalWriter, "append", stalled)
+    return moves_again
+
+
 def test_a_full_disk_drops_whole_trajectories_until_there_is_room(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,15 +169,9 @@ def test_a_burst_larger_than_a_file_may_be_goes_to_many_journals(store: Path) ->
 def test_a_stalled_disk_never_makes_a_rollout_wait(
     store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append, moves_again = JournalWriter.append, threading.Event()
-
-    def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
-        moves_again.wait()
-        return append(writer, buffers)
-
     with recording(store, queue_max_bytes=50_000):
         assert localtrace.flush()
-        monkeypatch.setattr(JournalWriter, "append", stalled)
+        moves_again = _stall(monkeypatch)
         trace_ids = [record_one("x" * 500) for _ in range(200)]
         assert not localtrace.flush(timeout_s=0.1)
         moves_again.set()
@@ -179,6 +185,17 @@ def test_a_stalled_disk_never_makes_a_rollout_wait(
     assert times_said(caplog, "queue_full") == 1
 
 
+def test_a_stalled_disk_does_not_hold_up_the_end_of_a_process(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    localtrace.init(store, seal=False, min_free_bytes=0)
+    moves_again = _stall(monkeypatch)
+    trace_id = record_one()
+    assert not localtrace.close(timeout_s=0.1)
+    moves_again.set()
+    wait_until(lambda: statuses(store) == {trace_id: "ok"})
+
+
 def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,19 +204,14 @@ def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(
         ended.wait()
         return "x" * 20_000
 
-    append, moves_again, ended = JournalWriter.append, threading.Event(), threading.Event()
-
-    def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
-        moves_again.wait()
-        return append(writer, buffers)
-
+    ended = threading.Event()
     with recording(store, queue_max_bytes=20_000):
         with localtrace.trajectory() as t:
             context = contextvars.copy_context()
             late = threading.Thread(target=context.run, args=(straggle, ended))
             late.start()
         assert localtrace.flush()
-        monkeypatch.setattr(JournalWriter, "append", stalled)
+        moves_again = _stall(monkeypatch)
         while localtrace.losses()["trajectories"] == {}:
             record_one("x" * 500)
         ended.set()

@@ -33,7 +33,7 @@ STEPS = {
     "before adding files to a table": ("deltalake.DeltaTable", "create_write_transaction"),
     "before syncing a log": ("localtrace.store.tables", "sync_log"),
     "before putting a journal away": ("localtrace.store.seal", "_put_away"),
-    "before removing locks": ("localtrace.store.seal", "_remove_stale_locks"),
+    "before removing leftovers": ("localtrace.store.seal", "_remove_leftovers"),
 }
 
 

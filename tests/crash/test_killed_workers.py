@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,10 @@ async def _busy_loop() -> None:
         await asyncio.sleep(0)
 
 
+def _has_ended_one(log: Path) -> bool:
+    return bool(acknowledged(log).ended)
+
+
 def _assert_there_once(store: Path, logs: list[Path]) -> None:
     known = acknowledged(*logs)
     spans = [row["span_id"] for row in rows(store, "spans")]
@@ -80,7 +85,7 @@ def test_what_a_killed_worker_had_written_is_there_once(
                 logs.append(tmp_path / f"{round_}-{worker}.log")
                 started.append(running.enter_context(child(work, store, logs[-1])))
             for process, log in zip(started, logs[-workers:], strict=True):
-                wait_until(lambda log=log: acknowledged(log).ended)
+                wait_until(partial(_has_ended_one, log))
                 time.sleep(random.uniform(0.02, 0.4))
                 process.kill()
                 process.wait()
@@ -116,6 +121,20 @@ def test_a_trajectory_over_many_journals_is_interrupted_once(store: Path, tmp_pa
     assert statuses(after)[t.trace_id] == "interrupted"
     seal_all(after)
     assert statuses(after)[t.trace_id] == "interrupted"
+
+
+def test_sealing_leaves_no_file_of_a_dead_writer(store: Path, tmp_path: Path) -> None:
+    with recording(store):
+        record_one()
+        localtrace.flush()
+        after = simulate_crash(store, tmp_path / "after")
+        (journal,) = after.glob("journals/*.journal")
+        drafts = [folder / "journals" / f".{journal.name}" for folder in (store, after)]
+        for draft in drafts:
+            draft.touch()  # as a kill leaves it that comes while a journal begins
+            seal(open_layout(draft.parent.parent))
+        assert [draft.exists() for draft in drafts] == [True, False]
+    assert [path.name for path in (after / "journals").iterdir()] == [".sealer"]
 
 
 def test_a_torn_last_record_is_counted_and_costs_nothing_else(store: Path, tmp_path: Path) -> None:

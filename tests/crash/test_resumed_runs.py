@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_workers_of_a_resumed_run_belong_to_the_same_attempt(
 
 @pytest.mark.parametrize("names", [{}, NAMES])
 def test_resuming_what_never_ran_is_refused(
-    store: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str]
+    store: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
 ) -> None:
     _first_attempt(store, monkeypatch, project="another")
     with pytest.raises(ConfigError, match="name the run with LOCALTRACE_RUN_ID, or unset it"):
