@@ -34,6 +34,7 @@ from localtrace.store.writer import Item, JournalSeries
 
 _ITEM_OVERHEAD_BYTES = 200
 _MARKS_MAX = 100_000
+_KEPT_MEMORY_BYTES = 32 * 2**20
 _SEALER_CHECK_INTERVAL_S = 30.0
 _EMPTY_MAP = msgspec.Raw(b"\x80")
 _encode = msgspec.msgpack.Encoder().encode
@@ -175,6 +176,9 @@ class Recorder:
             OSError: the journal cannot be written.
         """
         self._series.open()
+        # glibc keeps freed memory up to twice the largest block that was ever freed; else it gives
+        # all of the queue's back after every drain, and each page of a large record costs a fault.
+        bytearray(_KEPT_MEMORY_BYTES // 2)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything handed over so far is in the journal; False after the timeout."""

@@ -3,7 +3,7 @@
 `DeltaWriter` works in the writer thread on encoded bytes: it never decodes a list that simply goes
 on from an earlier one. `DeltaReader` puts whole lists back together from the records of one
 journal. A base is always in the same journal and was written before the turn that names it; every
-eighth link of a chain is whole, so a rebuild reads at most eight records.
+sixteenth link of a chain is whole, so a rebuild reads at most sixteen records.
 
 A list's elements are its MessagePack bytes without the header; crc32 values are of these.
 """
@@ -20,9 +20,10 @@ import msgspec
 
 from localtrace import codec
 from localtrace.schema import FINISH_NAMES, MESSAGE_NAMES, OUTPUT_NAMES, PROMPT_NAMES
+from localtrace.store.checksum import crc32
 from localtrace.store.records import Call, Delta, TurnCall
 
-CHAIN_MAX = 8
+CHAIN_MAX = 16
 """A chain of turns, from its whole prompt on, has at most this many links."""
 _BASES_PER_TRAJECTORY = 8
 _WORTH_BYTES = 64
@@ -158,7 +159,7 @@ class DeltaWriter:
             self.forget(next(iter(self._bases)))
 
     def _delta(self, key: bytes, name: str, count: int, elements: bytes) -> tuple[Delta, int]:
-        crc = zlib.crc32(elements)
+        crc = crc32(elements)
         best, shared = self._best_base(key, name, elements)
         if best is not None and best.links < CHAIN_MAX:
             kept, kept_bytes = _whole_elements(best, shared, count, elements)

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from localtrace.store.checksum import crc32
+
 MAGIC = b"LTF1"
 _FRAME = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<I")
@@ -38,9 +40,9 @@ _NAME = re.compile(r"^([0-9a-f]{16})-(\d{1,9})\.journal(\.done)?$")
 def frame(parts: Sequence[bytes]) -> bytes:
     """The 12 bytes that go before a payload given in parts."""
     length = sum(map(len, parts))
-    crc = zlib.crc32(_LENGTH.pack(length))
+    crc = crc32(_LENGTH.pack(length))
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return _FRAME.pack(MAGIC, length, crc)
 
 

@@ -161,7 +161,9 @@ def _write_parquet(path: Path, schema: TableSchema, rows: pa.Table) -> None:
         "compression_level": 3,
         "use_byte_stream_split": [f"{name}.list.element" for name in split],
         "use_dictionary": [
-            name for name in _leaves(rows.schema) if name.split(".")[0] not in split
+            name
+            for name in _leaves(rows.schema)
+            if name.split(".")[0] not in (*split, "prompt_ids", "output_ids")
         ],
         "store_schema": False,
     }

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _END_DECODER = msgspec.msgpack.Decoder(End)
 
 
-class Item(NamedTuple):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One finished record on its way to a journal."""
 
     kind: Kind
@@ -107,7 +106,7 @@ class JournalSeries:
             assert self._journal is not None
             count = self._append(items)
             done += items[:count]
-            items = [item._replace(counted=True) for item in items[count:]]
+            items = [msgspec.structs.replace(item, counted=True) for item in items[count:]]
             if not items:
                 break
             refusals = 0 if count else refusals + 1

@@ -40,7 +40,7 @@ def _is_paused(reason: str | None) -> bool:
 
 
 def _stall(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let every write wait, as a disk may do while a checkpoint is saved, until the event is set."""
+    """Make every write wait, as during the saving of a checkpoint, until the event is set."""
     append, moves_again = JournalWriter.append, threading.Event()
 
     def stalled(writer: JournalWriter, buffers: Sequence[bytes]) -> int:
