@@ -5,8 +5,7 @@ LocalTraceError
 ├── StoreError(OSError)              something about a store on disk
 │   ├── StoreNotFound                there is no store at this path
 │   ├── StoreUnwritable              the store cannot be created or written
-│   ├── StoreFormatError             the path is not a store, or a newer one
-│   └── JournalDamaged               a journal cannot be read at some offset
+│   └── StoreFormatError             the path is not a store, or a newer one
 ├── QueryError(ValueError)           a filter, query or SQL text that cannot run
 ├── UploadError(RuntimeError)        something about an upload
 │   ├── TargetUnavailable            the target did not answer: try again later
@@ -42,10 +41,6 @@ class StoreUnwritable(StoreError):
 
 class StoreFormatError(StoreError):
     """The path holds something else than a store, or a store of a newer format."""
-
-
-class JournalDamaged(StoreError):
-    """A journal cannot be read at all (damaged frames inside one are counted, not raised)."""
 
 
 class QueryError(LocalTraceError, ValueError):

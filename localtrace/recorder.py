@@ -86,11 +86,6 @@ class Recorder:
     def _prepare_folder(self) -> None:
         choose_journal_folder(create_layout(self.layout.root), self.settings.journal_dir)
 
-    @property
-    def writer_id(self) -> str:
-        """Identity of this process as a writer of journals."""
-        return self._series.writer_id
-
     # -- the rollout path ------------------------------------------------------------------
 
     def put(self, item: Item, trajectory: TrajectoryState | None = None) -> None:

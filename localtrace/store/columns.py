@@ -15,13 +15,11 @@ class Columns:
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
         self._columns: dict[str, list[Any]] = {name: [] for name in schema.column_names}
-        self.count = 0
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one row; names that it lacks become null."""
         for name, column in self._columns.items():
             column.append(row.get(name))
-        self.count += 1
 
     def table(self) -> pa.Table:
         """Everything so far, sorted, in the schema's types."""

@@ -10,7 +10,6 @@ A list's elements are its MessagePack bytes without the header; crc32 values are
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -264,9 +263,9 @@ class DeltaReader:
                 return None
             crc = base.whole_crc32
             if delta.kept < base.whole_count:
-                crc = zlib.crc32(_first_elements(base, self._all_elements(base), delta.kept))
+                crc = crc32(_first_elements(base, self._all_elements(base), delta.kept))
             count += delta.kept
-        crc = zlib.crc32(new, crc)
+        crc = crc32(new, crc)
         if crc != delta.crc32:
             return None
         following = output if delta.name in PROMPT_NAMES and output else (0, b"")
@@ -277,7 +276,7 @@ class DeltaReader:
             count,
             following[1],
             count + following[0],
-            zlib.crc32(following[1], crc),
+            crc32(following[1], crc),
         )
         return count
 

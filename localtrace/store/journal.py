@@ -20,7 +20,6 @@ import fcntl
 import os
 import re
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,7 +84,7 @@ def _frame_at(data: bytes, position: int) -> bytes | None:
     if magic != MAGIC or start + length > len(data):
         return None
     payload = data[start : start + length]
-    return payload if zlib.crc32(payload, zlib.crc32(_LENGTH.pack(length))) == crc else None
+    return payload if crc32(payload, crc32(_LENGTH.pack(length))) == crc else None
 
 
 def _next_frame(data: bytes, position: int) -> int | None:

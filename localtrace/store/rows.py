@@ -79,10 +79,6 @@ class JournalRows:
         self.damage.prompts += reader.lost_prompts
         return self.damage.records == damaged_before
 
-    def tables(self) -> dict[str, pa.Table]:
-        """Sorted rows by table; every table has an entry."""
-        return {name: columns.table() for name, columns in self.columns.items()}
-
 
 class _JournalReader:
     """The state of reading one journal from its first record to its last."""

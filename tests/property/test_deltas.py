@@ -189,7 +189,7 @@ def check_rows(journals: Sequence[Journal]) -> int:
     for journal in journals:
         journal.add_to(rows)
     assert rows.damage.records == 0
-    spans = rows.tables()["spans"].to_pylist()
+    spans = rows.columns["spans"].table().to_pylist()
     turns = {turn.span_id: turn for journal in journals for turn in journal.turns}
     assert len(spans) == len(turns)
     lost = 0
