@@ -110,6 +110,19 @@ class trajectory:
             state.values[str(recorder.as_text(name))] = msgspec.Raw(recorder.values.encode(value))
 
 
+class unrecorded:
+    """Nothing inside the with block is recorded: for rollouts that a sample leaves out."""
+
+    def __enter__(self) -> Self:
+        state = TrajectoryState(b"", None, msgspec.Raw())
+        state.dropped = "unrecorded"
+        self._token = current.set(Scope(state, None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        current.reset(self._token)
+
+
 def _begin_trajectory(recorder: Recorder, key: bytes, fields: tuple[Any, ...]) -> TrajectoryState:
     step, sample_index, rollout_n, group_id, validate, name, agent, data_source = fields
     step = recorder.as_int(step)

@@ -123,6 +123,8 @@ class ValueEncoder:
             return plain if final else self._encoded(plain, above, depth)
         # The lists are copies, which no other thread can change.
         if isinstance(value, Mapping):
+            if isinstance(value, dict) and fields is None:
+                value = self.without_dropped(value)
             return {
                 _Key(self._encoded(key, above, depth)): self._encoded(item, above, depth)
                 for key, item in list(value.items())
@@ -159,6 +161,8 @@ def _foreign(value: Any) -> Any:
         return _tensor(value)
     if module == "numpy":
         return _numpy(value)
+    if module == "PIL":
+        return left_out("dropped", value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, complex):

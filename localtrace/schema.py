@@ -244,6 +244,8 @@ FINISH_NAMES = ("finish_reason", "stop_reason")
 """Result fields that say why a generation stopped."""
 WEIGHT_NAMES = ("weight_version", "weight_versions", "global_steps")
 """Result fields that name the policy weights."""
+DETAIL_NAMES = ("extra_fields", "meta_info")
+"""Result fields that hold the finish reason or the weights one level deeper."""
 DROPPED_NAMES = frozenset(
     {
         "routed_experts", "image_data", "video_data", "audio_data", "images", "videos", "audios",

@@ -200,6 +200,11 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
     return folder
 
 
+def on_network(path: Path) -> bool:
+    """Whether a path is on a file system that journals cannot be on."""
+    return file_system_of(path) in _NETWORK_FILE_SYSTEMS
+
+
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
     """Type of the file system that holds `path`, such as ext4 or nfs4; None where unknown.
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from localtrace import codec
 from localtrace.schema import (
+    DETAIL_NAMES,
     FINISH_NAMES,
     LOGPROB_NAMES,
     MASK_NAMES,
@@ -70,8 +71,9 @@ class SpanReader:
         if ids is not None:
             _take(fields, LOGPROB_NAMES, row, "logprobs_name", "output_logprobs", pa.float32())
             _take(fields, MASK_NAMES, row, "mask_name", "response_mask", pa.int8())
-        row["finish_reason"] = _text_field(fields, FINISH_NAMES)
-        row["weight_version"] = _text_field(fields, WEIGHT_NAMES)
+        known = _details(fields) | fields
+        row["finish_reason"] = _text_field(known, FINISH_NAMES)
+        row["weight_version"] = _text_field(known, WEIGHT_NAMES)
         row["outputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(fields))
         return ids
 
@@ -185,6 +187,15 @@ def _narrow(values: Any, kind: pa.DataType) -> pa.Array | None:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, OverflowError):
         return None
+
+
+def _details(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """What engines and trainers put one level deeper."""
+    found: dict[str, msgspec.Raw] = {}
+    for name in DETAIL_NAMES:
+        if name in fields:
+            found |= raw_map(fields[name]) or {}
+    return found
 
 
 def _text_field(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:

@@ -32,6 +32,11 @@ def keep_tokenizer(layout: StoreLayout, source: Path, run_id: str) -> str:
         raise ConfigError(
             f"no tokenizer at {file} ({error.strerror}): name a tokenizer.json or its folder"
         ) from error
+    return store_tokenizer(layout, data, run_id)
+
+
+def store_tokenizer(layout: StoreLayout, data: bytes, run_id: str) -> str:
+    """Keep the content of a tokenizer.json as the run's own; returns its sha256."""
     digest = hashlib.sha256(data).hexdigest()
     _put(layout.tokenizers / digest / FILE_NAME, data)
     _put(_pointer(layout, run_id), digest.encode())

@@ -1,0 +1,32 @@
+"""Code that stands inside a trainer must not change what the trainer computes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from localtrace import recorder as process
+from localtrace.losses import logger
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def harmless(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Make a function give None instead of raising; what went wrong is counted as a loss."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            with contextlib.suppress(Exception):
+                if process.active is not None:
+                    process.active.losses.failed_inside()
+                else:
+                    logger.debug("localtrace failed inside", exc_info=True)
+        return None
+
+    return guarded

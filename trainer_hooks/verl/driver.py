@@ -1,0 +1,163 @@
+"""In the process that starts the job: what every other process needs to know, through Ray.
+
+verl builds the environment of its Ray workers in `get_ppo_ray_runtime_env`. There the hook adds
+the run id, the attempt and the absolute path of the store, so that nothing but the backend's name
+must be set, on no node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.errors import ConfigError
+from localtrace.store.layout import on_network
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.seams import seam
+from localtrace.trainer_hooks.verl.settings import hook_settings
+
+RUN_FILE = "localtrace_run.json"
+"""Beside the checkpoints: which run wrote them, so that a resumed training is its next attempt."""
+_CHECKPOINT_MARK = "latest_checkpointed_iteration.txt"
+_FORWARDED = ("LOCALTRACE_", "VERL_USE_EXTERNAL_")
+_CALLER_DEPTH = 2
+
+
+@seam("verl.trainer.constants_ppo", "get_ppo_ray_runtime_env")
+def _environment(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_ppo_ray_runtime_env(*args: Any, **kwargs: Any) -> Any:
+        runtime_env = original(*args, **kwargs)
+        config = args[0] if args else kwargs.get("config") or _config_of_caller()
+        if job.wanted(config):
+            announce(config, runtime_env)
+        return runtime_env
+
+    return get_ppo_ray_runtime_env
+
+
+@harmless
+def _config_of_caller() -> Any:
+    # Before 0.9 the function has no argument; `run_ppo`, which calls it, has the configuration.
+    frame = sys._getframe(_CALLER_DEPTH + 1)
+    return None if frame is None else frame.f_locals.get("config")
+
+
+def announce(config: Any, runtime_env: dict[str, Any]) -> None:
+    """Start recording in the driver and tell the workers of it through Ray's environment.
+
+    Raises:
+        Exception: recording cannot start and LOCALTRACE_REQUIRED=1.
+    """
+    try:
+        hook_settings()
+        _warn_of_unknown_version()
+        variables = _begin(config)
+    except Exception as error:
+        job.report(error, "the driver does not record")
+        variables = _variables(config)
+    runtime_env.setdefault("env_vars", {}).update(variables)
+
+
+def _warn_of_unknown_version() -> None:
+    try:
+        found = version("verl")
+    except PackageNotFoundError:
+        return
+    if found not in job.KNOWN_VERSIONS:
+        job.say(
+            f"verl {found} is not among the versions that this hook was tested with "
+            f"({', '.join(job.KNOWN_VERSIONS)}); localtrace doctor shows what it could enter"
+        )
+
+
+def _begin(config: Any) -> dict[str, str]:
+    """Record in this process; give the variables for the others."""
+    store = job.store_path(config)
+    os.environ["LOCALTRACE_STORE"] = str(store)
+    _choose_local_journals(store)
+    _name_run(config)
+    names = {key: job.select(config, f"trainer.{key}_name") for key in ("project", "experiment")}
+    if not job.start_recording(config, worker="driver", **names):
+        raise ConfigError(job.problem() or "recording did not start")
+    recorder = process.active
+    assert recorder is not None
+    context = recorder.context
+    _remember_run(config, context.run_id, context.attempt)
+    job.say(f"run {context.run_id}, attempt {context.attempt}, is recorded in {store}")
+    return _variables(config)
+
+
+def _variables(config: Any) -> dict[str, str]:
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+    for key in ("project", "experiment"):
+        name = job.select(config, f"trainer.{key}_name")
+        if name:
+            variables.setdefault(f"LOCALTRACE_{key.upper()}", str(name))
+    variables.pop("LOCALTRACE_WORKER", None)
+    return variables
+
+
+def _choose_local_journals(store: Path) -> None:
+    # Journals must be on a local disk, and checkpoints, beside which the store is, often are not.
+    if "LOCALTRACE_JOURNAL_DIR" not in os.environ and on_network(store):
+        folder = Path(tempfile.gettempdir()) / f"localtrace-journals-{os.getuid()}"
+        os.environ["LOCALTRACE_JOURNAL_DIR"] = str(folder)
+        job.say(f"{store} is on a network file system, so each node keeps its journals in {folder}")
+
+
+def _name_run(config: Any) -> None:
+    """Give the run an id, the one of the checkpoint where training resumes from one."""
+    if "LOCALTRACE_RUN_ID" in os.environ or "LOCALTRACE_RESUME" in os.environ:
+        return
+    resumed = _resumed_run(config) or {}
+    if resumed:
+        os.environ["LOCALTRACE_RUN_ID"] = str(resumed["run_id"])
+        os.environ["LOCALTRACE_ATTEMPT"] = str(int(resumed["attempt"]) + 1)
+
+
+@harmless
+def _resumed_run(config: Any) -> dict[str, Any] | None:
+    folder = _checkpoint_folder(config)
+    if folder is None:
+        return None
+    found = json.loads((folder / RUN_FILE).read_text("utf-8"))
+    names = [job.select(config, f"trainer.{key}_name") for key in ("project", "experiment")]
+    return found if [found["project"], found["experiment"]] == names else None
+
+
+def _checkpoint_folder(config: Any) -> Path | None:
+    """The folder of the checkpoint that verl will resume from; None when it begins anew."""
+    mode = job.select(config, "trainer.resume_mode")
+    if mode == "auto":
+        folder = Path(job.select(config, "trainer.default_local_dir")).absolute()
+        return folder if (folder / _CHECKPOINT_MARK).exists() else None
+    if mode == "resume_path":
+        return Path(job.select(config, "trainer.resume_from_path")).absolute().parent
+    return None
+
+
+@harmless
+def _remember_run(config: Any, run_id: str, attempt: int) -> None:
+    checkpoints = job.select(config, "trainer.default_local_dir")
+    if not checkpoints:
+        return
+    folder = Path(checkpoints).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "run_id": run_id,
+        "attempt": attempt,
+        "project": job.select(config, "trainer.project_name"),
+        "experiment": job.select(config, "trainer.experiment_name"),
+    }
+    draft = folder / f".{RUN_FILE}.{uuid.uuid4().hex}"
+    draft.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    draft.replace(folder / RUN_FILE)

@@ -1,0 +1,211 @@
+"""Which job this process belongs to, where that is recorded, and the start of recording."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import localtrace
+from localtrace import recorder as process
+from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.losses import logger
+from localtrace.trainer_hooks.verl.settings import hook_settings
+
+BACKEND = "localtrace"
+BACKEND_KEY = "actor_rollout_ref.rollout.trace.backend"
+KNOWN_VERSIONS = ("0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")
+_SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
+"""Ray's copy of a job's working directory; it goes away with the job."""
+_EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
+
+_config: Any = None
+_problem: str | None = None
+
+
+def say(text: str) -> None:
+    """Print one line to the standard error, where Ray shows it to the driver."""
+    print(f"localtrace: {text}", file=sys.stderr, flush=True)
+
+
+def split_backend(backend: Any) -> tuple[bool, str | None]:
+    """Whether a backend's name asks for localtrace, and the name that verl itself shall see.
+
+    `localtrace+weave` records and traces live; for plain `localtrace` verl sees a name that it
+    does not know, which it ignores.
+    """
+    name = None if backend is None else str(backend)
+    first, plus, live = (name or "").partition("+")
+    if first != BACKEND:
+        return False, name
+    return True, live if plus else name
+
+
+def select(config: Any, path: str) -> Any:
+    """A value of a nested configuration by its dotted path; None where there is none."""
+    for part in path.split("."):
+        try:
+            config = config.get(part)
+        except Exception:  # a missing interpolation, or not a mapping
+            return None
+    return config
+
+
+def records_rollouts(config: Any) -> bool:
+    """Whether a job's configuration asks for its rollouts to be recorded."""
+    return split_backend(select(config, BACKEND_KEY))[0]
+
+
+def wanted(config: Any) -> bool:
+    """Whether a job's configuration asks for anything to be recorded."""
+    loggers = select(config, "trainer.logger") or []
+    return records_rollouts(config) or BACKEND in (
+        [loggers] if isinstance(loggers, str) else list(loggers)
+    )
+
+
+def remember(config: Any) -> None:
+    """Keep the job's configuration, for the case that the environment does not say enough."""
+    global _config
+    _config = config
+
+
+def problem() -> str | None:
+    """Why this process does not record although it should; None when it does or need not."""
+    return _problem
+
+
+def store_path(config: Any) -> Path:
+    """Where the job is recorded: LOCALTRACE_STORE, else beside verl's checkpoints.
+
+    Raises:
+        ConfigError: the path lies in Ray's copy of the working directory.
+    """
+    given = os.environ.get("LOCALTRACE_STORE")
+    checkpoints = select(config, "trainer.default_local_dir")
+    path = Path(given or (Path(checkpoints).parent / "localtrace" if checkpoints else "localtrace"))
+    path = path.expanduser().absolute()
+    if _SESSION_FOLDER.search(f"{path}/"):
+        raise ConfigError(
+            f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE or "
+            "trainer.default_local_dir to an absolute path"
+        )
+    return path
+
+
+def start_recording(
+    config: Any = None,
+    *,
+    project: str | None = None,
+    experiment: str | None = None,
+    worker: str | None = None,
+) -> bool:
+    """Record in this process from now on, as a part of the job; True when it does.
+
+    Says in one line why it cannot, once. The driver tells the other processes through the
+    environment where the job is recorded; where it could not, they follow the configuration.
+
+    Raises:
+        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+    """
+    global _problem
+    if process.active is not None:
+        return True
+    if _problem is not None:
+        return False
+    config = _config if config is None else config
+    try:
+        _start(config, project, experiment, worker)
+    except Exception as error:
+        _problem = f"{error}"
+        report(error, "this process does not record")
+    return process.active is not None
+
+
+def _start(config: Any, project: str | None, experiment: str | None, worker: str | None) -> None:
+    # What the driver said in the environment comes before what a call says.
+    environ = os.environ
+    known = "LOCALTRACE_RUN_ID" in environ
+    localtrace.init(
+        store_path(config),
+        project=environ.get("LOCALTRACE_PROJECT") or project,
+        experiment=environ.get("LOCALTRACE_EXPERIMENT") or experiment,
+        run_id=None if known else _run_id_of_ray_job(),
+        worker=environ.get("LOCALTRACE_WORKER") or worker or _actor_name(),
+        config=None if known else plain_config(config),
+    )
+
+
+def report(error: Exception, consequence: str) -> None:
+    """Say what is not recorded and why; stop the job where recording is required.
+
+    Raises:
+        Exception: `error`, where LOCALTRACE_REQUIRED=1.
+    """
+    if not isinstance(error, LocalTraceError):
+        logger.debug("localtrace: %s", consequence, exc_info=error)
+    say(f"{consequence}: {error or type(error).__name__}")
+    if is_required():
+        raise error
+
+
+def is_required() -> bool:
+    """Whether the job shall stop at start-up when it cannot be recorded."""
+    try:
+        return hook_settings().required
+    except ConfigError as error:
+        say(f"{error}; recording counts as not required")
+        return False
+
+
+def plain_config(config: Any) -> Any:
+    """A configuration as dicts and lists, references resolved where they can be."""
+    if config is None or isinstance(config, Mapping):
+        return config
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    except Exception:
+        return OmegaConf.to_container(config, resolve=False)
+
+
+def _run_id_of_ray_job() -> str | None:
+    """A run id that all processes of one Ray job find by themselves; None outside of Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    # Older versions of Ray do not tell the name of the session.
+    name = getattr(context, "get_session_name", lambda: context.gcs_address)()
+    return f"ray-{name.removeprefix('session_')}-{context.get_job_id()}"
+
+
+def _actor_name() -> str | None:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return (context.get_actor_name() or None) if context.get_actor_id() else None
+
+
+def refuse_late_start() -> None:
+    """Say so when verl's modules were imported before this hook, which is then without effect.
+
+    Raises:
+        SystemExit: LOCALTRACE_REQUIRED=1.
+    """
+    early = [module for module in _EARLY if module in sys.modules]
+    if not early:
+        return
+    text = (
+        f"loaded too late: {early[0]} was imported before, so rollouts are not recorded; let verl "
+        "load the hook (localtrace doctor tells how)"
+    )
+    say(text)
+    if is_required():
+        # verl passes over every Exception of a plugin.
+        raise SystemExit(f"localtrace: {text}")

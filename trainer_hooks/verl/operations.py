@@ -1,0 +1,148 @@
+"""The calls inside a rollout: generations, parsers, tools and scoring as spans."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from localtrace.decorate import op
+from localtrace.signature import Signature
+from localtrace.trainer_hooks.calls import recorded_call
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.rollouts import note_output
+from localtrace.trainer_hooks.verl.seams import on_import, seam
+
+_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_MARK = "__localtrace_recorded__"
+Function = Callable[..., Any]
+
+_generating: contextvars.ContextVar[object] = contextvars.ContextVar("generating", default=None)
+"""The client that is generating in this context."""
+
+
+def recorded(function: Function) -> Function:
+    """Record every call of a function that verl's decorator marks.
+
+    A generation that calls the one of its base class, as the fully asynchronous client does to go
+    on after an interruption, is one generation.
+    """
+    decorated = op(function)
+    if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
+        decorated = _once(function, decorated)
+    setattr(decorated, _MARK, True)
+    return decorated
+
+
+def _once(function: Function, decorated: Function) -> Function:
+    @functools.wraps(function)
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _generating.get() is self:
+            return await function(self, *args, **kwargs)
+        token = _generating.set(self)
+        try:
+            return await decorated(self, *args, **kwargs)
+        finally:
+            _generating.reset(token)
+
+    return generate
+
+
+def _record_subclasses(base: Any, method: str, decorate: Callable[[Function], Function]) -> None:
+    """Decorate a method in every subclass that overrides it, from now on."""
+
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        function = cls.__dict__.get(method)
+        if inspect.isfunction(function):
+            setattr(cls, method, decorate(function))
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+@on_import(_AGENT_LOOP, "AgentLoopBase")
+def _agent_loops(module: ModuleType) -> None:
+    _record_subclasses(module.AgentLoopBase, "run", _with_output)
+
+
+def _with_output(function: Function) -> Function:
+    decorated = function if hasattr(function, _MARK) else recorded(function)
+
+    @functools.wraps(function)
+    async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = await decorated(self, *args, **kwargs)
+        note_output(output)
+        return output
+
+    return run
+
+
+@on_import("verl.tools.base_tool", "BaseTool")
+def _tools(module: ModuleType) -> None:
+    _record_subclasses(
+        module.BaseTool,
+        "execute",
+        lambda function: function if hasattr(function, _MARK) else recorded(function),
+    )
+
+
+@seam("verl.tools.function_tool", "FunctionTool.call", optional=True)
+def _function_tool(original: Function) -> Function:
+    async def call(self: Any, parameters: Any) -> Any:
+        with recorded_call(_tool_signature(self), parameters=parameters) as span:
+            span.result = await original(self, parameters)
+        return span.result
+
+    return call
+
+
+@harmless
+def _tool_signature(tool: Any) -> Signature | None:
+    return _signature(f"FunctionTool.{tool.name}")
+
+
+@functools.cache
+def _signature(name: str) -> Signature:
+    return Signature(lambda parameters: None, name)
+
+
+_score_signature = Signature(
+    lambda data_source=None, ground_truth=None: None, "AgentLoopWorker._compute_score"
+)
+
+
+@seam(_AGENT_LOOP, "AgentLoopWorker._compute_score", optional=True)
+def _score(original: Function) -> Function:
+    async def _compute_score(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
+        note_output(outputs)
+        inputs = _score_inputs(self, outputs, kwargs)
+        if inputs is None:
+            await original(self, outputs, *args, **kwargs)
+            return
+        with recorded_call(_score_signature, **inputs) as span:
+            await original(self, outputs, *args, **kwargs)
+            span.result = _score_of(outputs)
+
+    return _compute_score
+
+
+@harmless
+def _score_inputs(worker: Any, outputs: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """What is scored against what; None where verl will not score."""
+    last = outputs[-1] if isinstance(outputs, list) else outputs
+    if last.reward_score is not None or not getattr(worker, "reward_loop_worker_handles", True):
+        return None
+    fields = arguments.get("kwargs") or {}
+    truth = job.select(fields.get("reward_model"), "ground_truth")
+    return {"data_source": fields.get("data_source"), "ground_truth": truth}
+
+
+@harmless
+def _score_of(outputs: Any) -> dict[str, Any]:
+    last = outputs[-1] if isinstance(outputs, list) else outputs
+    extra = last.extra_fields.get("reward_extra_info")
+    return {"reward_score": last.reward_score, "reward_extra_info": extra}

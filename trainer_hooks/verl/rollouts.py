@@ -1,0 +1,279 @@
+"""verl's agent loops: one trajectory per rollout, with everything that verl knows of it.
+
+`_run_agent_loop` tells what the rollout was started with, `rollout_trace_attr` opens the
+trajectory, the output object is remembered when the agent loop returns it, and read when the
+trajectory closes: by then verl has scored it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.capture import trajectory, unrecorded
+from localtrace.store.tokenizers import store_tokenizer
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
+from localtrace.trainer_hooks.verl.seams import seam
+from localtrace.trainer_hooks.verl.settings import hook_settings
+
+_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_EXTRA_NAMES = (
+    "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
+)  # fmt: skip
+_STEPS_REMEMBERED = 8
+
+
+@dataclass(slots=True)
+class Rollout:
+    """What one agent loop was started with, and what it returned."""
+
+    sampling_params: Any
+    agent: str | None
+    fields: dict[str, Any]
+    """The dataset row, with uid and, in V1, session_id."""
+    outputs: list[Any] = field(default_factory=list)
+    trace_id: str | None = None
+    """Of its trajectory; None while it is not recorded."""
+
+
+_rollout: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("rollout", default=None)
+_batch_is_joined: contextvars.ContextVar[bool] = contextvars.ContextVar("joined", default=False)
+"""Whether the trainer asked for trace ids in V0's batches."""
+_taken: dict[tuple[Any, bool], set[Any]] = {}
+"""By step and validate: the prompts that `max_samples_per_step_per_worker` lets through."""
+
+
+# -- the rollout's beginning and end -------------------------------------------------------
+
+
+@seam(_AGENT_LOOP, "AgentLoopWorker._run_agent_loop", optional=True)
+@seam(_AGENT_LOOP, "AgentLoopWorkerBase._run_agent_loop", optional=True)
+def _run_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def _run_agent_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _note_start(args, kwargs)
+        try:
+            return await original(self, *args, **kwargs)
+        finally:
+            _forget(token)
+
+    return _run_agent_loop
+
+
+@harmless
+def _note_start(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> contextvars.Token[Rollout | None] | None:
+    if process.active is None:
+        return None
+    sampling_params = args[0] if args else kwargs.get("sampling_params")
+    return _rollout.set(Rollout(sampling_params, kwargs.get("agent_name"), kwargs))
+
+
+@harmless
+def _forget(token: contextvars.Token[Rollout | None] | None) -> None:
+    if token is not None:
+        _rollout.reset(token)
+
+
+def open_rollout(
+    sample_index: Any = None,
+    step: Any = None,
+    rollout_n: Any = None,
+    name: str | None = None,
+    validate: Any = False,
+    trace: bool = True,
+) -> RecordedRollout | None:
+    """What to enter around a rollout; None when this process does not record."""
+    if process.active is None:
+        return None
+    rollout = _rollout.get() or Rollout(None, None, {})
+    fields = rollout.fields
+    live = None
+    if "session_id" in fields:
+        # V1 always says trace=False, and rollout_n=0 for all sessions of a prompt.
+        rollout_n = fields["session_id"]
+        live = trace = _take_prompt(step, bool(validate), fields.get("uid"))
+    made = trajectory(
+        _plain(step),
+        _plain(sample_index),
+        _plain(rollout_n),
+        group_id=_plain(fields.get("uid")),
+        validate=bool(validate),
+        name=name,
+        agent=rollout.agent,
+        data_source=_plain(fields.get("data_source")),
+    )
+    return RecordedRollout(rollout, made if trace else unrecorded(), live)
+
+
+def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
+    """V1's own choice, which verl lacks: the first prompts that reach this worker in a step."""
+    tracing = sys.modules["verl.utils.rollout_trace"].RolloutTraceConfig.get_instance()
+    limit = getattr(tracing, "max_samples_per_step_per_worker", None)
+    if limit is None:
+        return True
+    taken = _taken.setdefault((_plain(step), validate), set())
+    while len(_taken) > _STEPS_REMEMBERED:
+        del _taken[next(iter(_taken))]
+    if len(taken) < limit:
+        taken.add(uid)
+    return uid in taken
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and text out of the wrappers of numpy, torch and tensordict."""
+    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+class RecordedRollout:
+    """The trajectory around one rollout. Entering and leaving never raise."""
+
+    def __init__(self, rollout: Rollout, scope: trajectory | unrecorded, trace: bool | None):
+        self.trace = trace
+        """What to tell verl's own backend; None: what it was told anyway."""
+        self._rollout = rollout
+        self._scope = scope
+
+    @harmless
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+        if isinstance(self._scope, trajectory):
+            self._rollout.trace_id = self._scope.trace_id
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(self._scope, trajectory):
+            _read_output(self._rollout, self._scope)
+        self._leave(kind, error, traceback)
+
+    @harmless
+    def _leave(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
+
+
+@harmless
+def _read_output(rollout: Rollout, opened: trajectory) -> None:
+    values: dict[str, Any] = {
+        "sampling_params": rollout.sampling_params,
+        "session_id": rollout.fields.get("session_id"),
+        "ground_truth": job.select(rollout.fields.get("reward_model"), "ground_truth"),
+    }
+    if rollout.outputs:
+        last = rollout.outputs[-1]
+        extra = getattr(last, "extra_fields", None) or {}
+        values |= {name: extra.get(name) for name in _EXTRA_NAMES}
+        values |= {
+            "reward": getattr(last, "reward_score", None),
+            "num_turns": getattr(last, "num_turns", None),
+            "metrics": getattr(last, "metrics", None),
+            "outputs": len(rollout.outputs) if len(rollout.outputs) > 1 else None,
+        }
+    opened.set(**{name: value for name, value in values.items() if value is not None})
+
+
+@harmless
+def note_output(result: Any) -> None:
+    """Remember what the agent loop returned, and mark it with the trajectory's id."""
+    rollout = _rollout.get()
+    if rollout is None or rollout.trace_id is None:
+        return
+    outputs = list(result) if isinstance(result, list | tuple) else [result]
+    if not all(hasattr(output, "extra_fields") for output in outputs):
+        return
+    rollout.outputs = outputs
+    joined = "session_id" in rollout.fields or _batch_is_joined.get()
+    if joined and hook_settings().trainer_outcomes:
+        for output in outputs:
+            output.extra_fields[TRACE_ID_KEY] = rollout.trace_id
+
+
+# -- whether V0's batches carry trace ids --------------------------------------------------
+#
+# All rows of a batch must have the same columns, so the ids are there only where the process that
+# joins the workers' batches asks for them, and fills the gaps of workers without this hook.
+
+
+@seam(_AGENT_LOOP, "AgentLoopManager.generate_sequences")
+def _ask_for_ids(original: Callable[..., Any]) -> Callable[..., Any]:
+    def generate_sequences(self: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        _mark_batch(prompts)
+        return original(self, prompts, *args, **kwargs)
+
+    return generate_sequences
+
+
+@harmless
+def _mark_batch(prompts: Any) -> None:
+    if process.active is not None and hook_settings().trainer_outcomes:
+        prompts.meta_info[TRACE_ID_KEY] = True
+
+
+@seam(_AGENT_LOOP, "AgentLoopWorker.generate_sequences", optional=True)
+@seam(_AGENT_LOOP, "AgentLoopWorkerBase.generate_sequences", optional=True)
+def _hear_of_ids(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def generate_sequences(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        _read_mark(batch)
+        return await original(self, batch, *args, **kwargs)
+
+    return generate_sequences
+
+
+@harmless
+def _read_mark(batch: Any) -> None:
+    meta_info = getattr(batch, "meta_info", {})
+    _batch_is_joined.set(bool(meta_info.pop(TRACE_ID_KEY, False)))
+
+
+@seam("verl.protocol", "DataProto.concat")
+def _concat(original: Callable[..., Any]) -> Callable[..., Any]:
+    def concat(data: Any) -> Any:
+        _fill_gaps(data)
+        return original(data)
+
+    return concat
+
+
+@harmless
+def _fill_gaps(batches: list[Any]) -> None:
+    columns = [batch.non_tensor_batch for batch in batches]
+    having = [TRACE_ID_KEY in column for column in columns]
+    if any(having) and not all(having):
+        import numpy as np
+
+        for batch, has in zip(batches, having, strict=True):
+            if not has:
+                batch.non_tensor_batch[TRACE_ID_KEY] = np.full(len(batch), None, dtype=object)
+
+
+# -- the worker ----------------------------------------------------------------------------
+
+
+@seam(_AGENT_LOOP, "AgentLoopWorker.__init__", optional=True)
+@seam(_AGENT_LOOP, "AgentLoopWorkerBase.__init__", optional=True)
+def _start_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        job.remember(config)
+        original(self, config, *args, **kwargs)
+        _keep_tokenizer(self)
+
+    return __init__
+
+
+@harmless
+def _keep_tokenizer(worker: Any) -> None:
+    recorder = process.active
+    backend = getattr(getattr(worker, "tokenizer", None), "backend_tokenizer", None)
+    if recorder is not None and backend is not None:
+        store_tokenizer(recorder.layout, backend.to_str().encode(), recorder.context.run_id)
