@@ -80,7 +80,7 @@ class ValueEncoder:
     def without_dropped(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Put placeholders in place of fields that are dropped because of their names."""
         for name in self.dropped.intersection(fields):
-            if not _is_empty(fields[name]):
+            if type(fields[name]) is not Placeholder and not _is_empty(fields[name]):
                 fields = {**fields, name: left_out("dropped", fields[name])}
         return fields
 

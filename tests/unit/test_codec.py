@@ -284,6 +284,20 @@ def test_a_dropped_name_becomes_a_placeholder_with_type_size_and_sha256(name: st
     assert back == {name: Placeholder("dropped", "numpy.ndarray", 16, digest), "text": "a"}
 
 
+def test_a_dropped_name_inside_a_dict_beside_a_foreign_value_becomes_a_placeholder() -> None:
+    reasons: list[str] = []
+    encoder = ValueEncoder(on_placeholder=reasons.append)
+    back = decode(encoder.encode({"kwargs": {"agent_data": object(), "n": 1}}))
+    assert back == {"kwargs": {"agent_data": Placeholder("dropped", "object"), "n": 1}}
+    assert reasons == []
+
+
+def test_a_picture_is_dropped_wherever_it_is() -> None:
+    image = type("Image", (), {"__module__": "PIL.Image"})()
+    back = decode(ValueEncoder().encode([{"type": "image", "image": image}]))
+    assert back[0]["image"].reason == "dropped"
+
+
 @pytest.mark.parametrize("empty", [None, [], b"", {}, np.array([])], ids=repr)
 def test_a_dropped_name_without_a_value_is_left_as_it_is(empty: Any) -> None:
     fields = {"images": empty}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +162,10 @@ def is_required() -> bool:
 
 def plain_config(config: Any) -> Any:
     """A configuration as dicts and lists, references resolved where they can be."""
-    if config is None or isinstance(config, Mapping):
-        return config
     from omegaconf import OmegaConf
 
+    if not OmegaConf.is_config(config):
+        return config
     try:
         return OmegaConf.to_container(config, resolve=True)
     except Exception:

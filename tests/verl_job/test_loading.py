@@ -1,0 +1,105 @@
+"""How verl, and Ray, load the hook; each in a process of its own, as it happens in a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.environment import unavailable
+
+try:
+    import verl  # noqa: F401
+except ImportError as error:
+    unavailable(str(error))
+
+APPLIED = (
+    "from localtrace.trainer_hooks.verl import seams; "
+    "import verl.experimental.agent_loop.agent_loop as a; "
+    "print([s.applied for s in seams.status() if s.attribute == 'AgentLoopWorker._run_agent_loop'])"
+)
+
+
+def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new process."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LOCALTRACE_", "VERL_USE_"))
+    }
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param({}, id="entry point"),
+        pytest.param({"VERL_USE_EXTERNAL_PLUGINS": "localtrace"}, id="entry point by name"),
+        pytest.param(
+            {
+                "VERL_USE_EXTERNAL_PLUGINS": "none",
+                "VERL_USE_EXTERNAL_MODULES": "localtrace.trainer_hooks.verl",
+            },
+            id="external module",
+        ),
+    ],
+)
+def test_verl_loads_the_hook_by_itself(environ: dict[str, str]) -> None:
+    done = python(f"import verl, sys; assert 'torch' in sys.modules; {APPLIED}", **environ)
+    assert done.stdout.splitlines()[-1:] == ["[True]"], done.stderr
+
+
+def test_rays_setup_hook_loads_it_where_verl_has_no_plugins() -> None:
+    script = f"""
+import ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={{
+    "worker_process_setup_hook": "localtrace.trainer_hooks.verl.setup_worker",
+    "env_vars": {{"VERL_USE_EXTERNAL_PLUGINS": "none"}},
+}})
+@ray.remote
+def applied():
+    import contextlib, io
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        import verl
+        exec({APPLIED!r})
+    return out.getvalue().splitlines()[-1]
+print(ray.get(applied.remote()))
+"""
+    done = python(script, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.stdout.splitlines()[-1:] == ["[True]"], done.stderr
+
+
+def test_a_hook_that_is_loaded_too_late_says_so() -> None:
+    late = "import verl.utils.rollout_trace, localtrace.trainer_hooks.verl; print('training')"
+    done = python(late, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.stderr.count("localtrace: loaded too late") == 1
+    assert done.stdout.splitlines()[-1:] == ["training"]
+
+
+def test_a_required_hook_that_verl_loads_too_late_stops_the_job() -> None:
+    done = python(
+        "import verl; print('training')",
+        VERL_USE_EXTERNAL_PLUGINS="none",
+        VERL_USE_EXTERNAL_MODULES="verl.utils.rollout_trace,localtrace.trainer_hooks.verl",
+        LOCALTRACE_REQUIRED="1",
+    )
+    assert done.returncode == 1
+    assert "training" not in done.stdout
+
+
+def test_the_hook_loads_nothing_heavy_by_itself() -> None:
+    done = python(
+        "import sys, localtrace.trainer_hooks.verl; "
+        "print([m for m in ('torch', 'ray', 'verl', 'numpy', 'duckdb') if m in sys.modules])"
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
