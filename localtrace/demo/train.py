@@ -95,7 +95,7 @@ def _learn(policy: Policy, optimizer: Optimizer, rollouts: list[Rollout], step: 
         change = update(policy, optimizer, trained, given)
         metrics |= {"policy/loss": change.loss, "policy/gradient_norm": change.gradient_norm}
         _outcomes(
-            trained, step, "trained", advantage=given, old_logprobs=change.logprobs,
+            trained, step, "trained", advantage=given, old_log_probs=change.logprobs,
             trained_step=[step] * len(trained),
         )  # fmt: skip
     _outcomes(filtered, step, "filtered")

@@ -17,6 +17,7 @@ from typing import Any
 from localtrace import config
 from localtrace.cli import COMMANDS
 from localtrace.schema import TABLES
+from localtrace.trainer_hooks.verl.settings import HookSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,8 +38,28 @@ def columns() -> str:
 
 
 def settings() -> str:
-    """The settings, from the fields of `Settings` and the text after each."""
-    tree = ast.parse(inspect.getsource(config.Settings))
+    """The settings of a recorder."""
+    about = _about(config.Settings)
+    rows = ["| argument | variable | what it does |", "|---|---|---|"]
+    return "\n".join(
+        [*rows, *(f"| `{name}` | {_variable(name)} | {text} |" for name, text in about.items())]
+    )
+
+
+def verl_settings() -> str:
+    """The settings of the verl hook."""
+    rows = ["| variable | what it does |", "|---|---|"]
+    about = _about(HookSettings)
+    return "\n".join([*rows, *(f"| {_variable(name)} | {text} |" for name, text in about.items())])
+
+
+def _variable(name: str) -> str:
+    return f"`LOCALTRACE_{name.upper()}`"
+
+
+def _about(settings: type[Any]) -> dict[str, str]:
+    """What each field of a dataclass does, from the text after it, and its default."""
+    tree = ast.parse(inspect.getsource(settings))
     body = tree.body[0].body  # type: ignore[attr-defined]
     about = {
         field.target.id: " ".join(text.value.value.split())
@@ -48,16 +69,16 @@ def settings() -> str:
         and isinstance(field.target, ast.Name)
         and isinstance(text.value, ast.Constant)
     }
-    rows = ["| argument | variable | what it does |", "|---|---|---|"]
-    for field in dataclasses.fields(config.Settings):
-        default = "" if field.default in (dataclasses.MISSING, None, ()) else _default(field)
-        text = about[field.name].rstrip(".")
-        rows.append(f"| `{field.name}` | `LOCALTRACE_{field.name.upper()}` | {text}{default} |")
-    return "\n".join(rows)
+    return {
+        field.name: about[field.name].rstrip(".") + _default(field)
+        for field in dataclasses.fields(settings)
+    }
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
+    if value in (dataclasses.MISSING, None, ()):
+        return ""
     if field.name.endswith("_bytes"):
         return f" (default: {value // config.MIB} MiB)"
     return f" (default: {value})"
@@ -74,6 +95,7 @@ def commands() -> str:
 GENERATED = {
     "localtrace/store/README.md": {"columns": columns},
     "README.md": {"settings": settings, "commands": commands},
+    "trainer_hooks/verl/README.md": {"settings": verl_settings},
 }
 
 
