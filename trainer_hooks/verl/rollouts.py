@@ -24,6 +24,7 @@ from localtrace.trainer_hooks.verl.seams import seam
 from localtrace.trainer_hooks.verl.settings import hook_settings
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
 _EXTRA_NAMES = (
     "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
 )  # fmt: skip
@@ -206,17 +207,18 @@ def note_output(result: Any) -> None:
 
 
 @seam(_AGENT_LOOP, "AgentLoopManager.generate_sequences")
+@seam(_FULLY_ASYNC, "FullyAsyncAgentLoopManager.generate_sequences_single", optional=True)
 def _ask_for_ids(original: Callable[..., Any]) -> Callable[..., Any]:
     def generate_sequences(self: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        _mark_batch(prompts)
+        _mark_batch(self, prompts)
         return original(self, prompts, *args, **kwargs)
 
     return generate_sequences
 
 
 @harmless
-def _mark_batch(prompts: Any) -> None:
-    if process.active is not None and hook_settings().trainer_outcomes:
+def _mark_batch(manager: Any, prompts: Any) -> None:
+    if job.records_rollouts(manager.config) and hook_settings().trainer_outcomes:
         prompts.meta_info[TRACE_ID_KEY] = True
 
 
