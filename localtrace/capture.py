@@ -156,6 +156,8 @@ def _end_trajectory(
         (int(Kind.END), state.begin, duration_ns, status, text, values, state.next_seq)
     )
     recorder.put(Item(Kind.END, state.key, record), state)
+    if state.dropped is None:
+        recorder.recorded_trajectories += 1
 
 
 def _verdict(error: BaseException | None) -> tuple[int, str | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from localtrace.errors import ConfigError
+from localtrace.rules import parse_rules
 
 MIB = 2**20
 _FOREVER_S = 1e9
@@ -58,6 +59,9 @@ class Settings:
     """Names kept although they are dropped by default, such as routed_experts."""
     seal: bool = True
     """Start the sealer in the background."""
+    sample: str | None = None
+    """Which groups keep their spans, such as `errors,truncated,extremes=2,panel=17;42,share=0.1`;
+    all do when not given."""
 
 
 def load_settings(
@@ -95,6 +99,8 @@ def _convert(name: str, value: Any) -> Any:
             return value if isinstance(value, bool) else _switch(str(value))
         if name.endswith("_s"):
             return min(_positive(float(value)), _FOREVER_S)
+        if name == "sample":
+            parse_rules(str(value))
         if name == "resume" and value != "must":
             raise ValueError("use must, or leave it out")
         if name.endswith("_bytes"):

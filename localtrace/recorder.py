@@ -63,6 +63,8 @@ class Recorder:
         self.identity = object()
         """New in every process, so that a forked child does not end its parent's trajectories."""
         self.losses = Losses()
+        self.recorded_trajectories = 0
+        """That ended and were handed over whole."""
         self.values = codec.ValueEncoder(frozenset(self.settings.keep), self.losses.value)
         self.paused: str | None = None
         self.closed = False
@@ -211,8 +213,9 @@ class Recorder:
         return done and not left
 
     def exposure(self) -> dict[str, Any]:
-        """Losses so far, and what would be lost if the process died now."""
+        """What was recorded and lost so far, and what would be lost if the process died now."""
         return {
+            "recorded": self.recorded_trajectories,
             **self.losses.as_dict(),
             "paused": self.paused,
             "queued_records": len(self._queue) + len(self._series.pending),

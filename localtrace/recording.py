@@ -26,6 +26,7 @@ from localtrace.recorder import Recorder
 from localtrace.runfacts import describe_process, last_attempt
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
 from localtrace.store.records import Context, Kind
+from localtrace.store.sampling import keep_rules
 from localtrace.store.tokenizers import keep_tokenizer
 from localtrace.store.writer import Item
 
@@ -82,6 +83,8 @@ def init(
     digest = None
     if tokenizer is not None:
         digest = keep_tokenizer(layout, Path(tokenizer), recorder.context.run_id)
+    if chosen.sample is not None:
+        keep_rules(layout, recorder.context.run_id, recorder.context.attempt, chosen.sample)
     facts = describe_process(chosen.worker, config, digest)
     try:
         recorder.start()
@@ -203,7 +206,8 @@ def close(timeout_s: float = 10.0) -> bool:
 def losses() -> dict[str, Any]:
     """What was not recorded, by reason, and what would be lost if this process died now.
 
-    `trajectories`, `records` and `values` count by reason; `queued_records`, `queued_bytes` and
-    `unsynced_bytes` are the exposure; `paused` is why nothing is recorded at the moment.
+    `recorded` counts whole trajectories; `trajectories`, `records` and `values` count losses by
+    reason; `queued_records`, `queued_bytes` and `unsynced_bytes` are the exposure; `paused` is why
+    nothing is recorded at the moment.
     """
     return {} if process.active is None else process.active.exposure()

@@ -253,3 +253,5 @@ DROPPED_NAMES = frozenset(
     }
 )  # fmt: skip
 """Arguments and fields replaced by a placeholder unless LOCALTRACE_KEEP names them."""
+SAMPLED_OUT = "localtrace_sampled_out"
+"""Attribute of a trajectory whose spans the rules of its run left out."""

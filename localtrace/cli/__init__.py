@@ -17,6 +17,7 @@ from localtrace.terminal import escape
 
 COMMANDS = {
     "demo": "Train a tiny agent, record it, query it, upload it.",
+    "doctor": "Check whether verl would be recorded, and where.",
     "runs": "List the runs.",
     "ls": "List trajectories.",
     "show": "Show one trajectory as a readable conversation.",

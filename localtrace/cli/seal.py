@@ -26,4 +26,6 @@ def command(context: click.Context, wait_s: float, store_path: Path) -> None:
     click.echo(f"sealed {report.journals} journals{rows and f': {rows}'}")
     if report.waiting:
         click.echo(f"{report.waiting} journals are still being written", err=True)
+    if report.held:
+        click.echo(f"{report.held} journals wait until their steps close (sampling)", err=True)
     print_problems(context, report.problems)

@@ -12,7 +12,7 @@ import click
 from localtrace.cli.options import store_option
 from localtrace.codec import to_json
 from localtrace.errors import QueryError
-from localtrace.schema import FINISH_NAMES
+from localtrace.schema import FINISH_NAMES, SAMPLED_OUT
 from localtrace.terminal import escape
 from localtrace.tokens import shared_prefix
 
@@ -77,6 +77,8 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
         yield f"  outcome {outcome.name}: {_outcome_value(outcome)}"
     for name, value in trajectory.attributes.items():
         yield f"  {name}: {_short(value)}"
+    if SAMPLED_OUT in trajectory.attributes:
+        yield "  its calls were left out: the run's rules for sampling did not choose its group"
 
 
 def _outcome_value(outcome: Outcome) -> str:

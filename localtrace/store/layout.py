@@ -64,6 +64,11 @@ class StoreLayout:
         """Tokenizer files, one folder per content."""
         return self.root / "tokenizers"
 
+    @property
+    def sampling(self) -> Path:
+        """The rules of runs that have any: which trajectories keep their spans."""
+        return self.root / "sampling"
+
     def table(self, name: str) -> Path:
         """Folder of one table."""
         return self.tables / name
@@ -141,7 +146,7 @@ def create_layout(path: Path) -> StoreLayout:
 
 
 def _write_meta(layout: StoreLayout) -> None:
-    known = {"journals", "tables", "quarantine", "tokenizers", META_NAME}
+    known = {"journals", "tables", "quarantine", "tokenizers", "sampling", META_NAME}
     strangers = [
         entry.name
         for entry in layout.root.iterdir()
@@ -166,6 +171,25 @@ def _probe_write(folder: Path) -> None:
     probe = folder / f".probe-{uuid.uuid4().hex}"
     probe.write_bytes(b"")
     probe.unlink()
+
+
+def put_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and put it on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from localtrace import codec
-from localtrace.schema import TABLES
+from localtrace.schema import SAMPLED_OUT, TABLES
 from localtrace.store.columns import Columns
 from localtrace.store.deltas import raw_map
 from localtrace.store.journal import Frames, JournalStatus
@@ -26,8 +27,11 @@ from localtrace.store.records import (
     RunRecord,
     decode_envelope,
 )
-from localtrace.store.spans import SpanReader, as_list, head_columns, started_at, valid_text
+from localtrace.store.spans import SpanReader, head_columns, started_at, valid_text
 from localtrace.store.tokenizers import Decode
+from localtrace.store.values import as_list, as_number, outcome_items
+
+_TRUE = msgspec.Raw(b"\xc3")
 
 
 @dataclass(slots=True)
@@ -51,7 +55,11 @@ class Damage:
 class JournalRows:
     """Collects the rows of any number of journals."""
 
-    def __init__(self, decode: Decode | None = None) -> None:
+    def __init__(
+        self, decode: Decode | None = None, left_out: Container[bytes] = frozenset()
+    ) -> None:
+        """`left_out`: trace ids of trajectories whose spans are not wanted."""
+        self.left_out = left_out
         self.columns = {name: Columns(schema) for name, schema in TABLES.items()}
         self.damage = Damage()
         self.decode = decode or (lambda run_id, ids: None)
@@ -104,12 +112,13 @@ class _JournalReader:
         }
         columns = self._rows.columns
         if isinstance(record, Call):
-            columns["spans"].add(common | self._spans.row(record, envelope.context.run_id))
+            if record.head.trace_id not in self._rows.left_out:
+                columns["spans"].add(common | self._spans.row(record, envelope.context.run_id))
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):
             self._open.pop(record.begin.head.trace_id, None)
-            columns["trajectories"].add(common | _trajectory(record))
+            columns["trajectories"].add(common | _trajectory(record, self._rows.left_out))
         elif isinstance(record, OutcomeRecord):
             for row in _outcomes(record):
                 columns["outcomes"].add(common | row)
@@ -128,17 +137,19 @@ class _JournalReader:
         """Give a row to every trajectory that has begun and not ended."""
         for common, begin in self._open.values():
             end = End(begin, 0, STATUSES.index(status), None, msgspec.Raw(b"\x80"), 0)
-            row = _trajectory(end) | {"end_ns": None, "span_count": None, "turn_count": None}
-            row["output_tokens"] = None
+            row = _trajectory(end, self._rows.left_out)
+            row |= dict.fromkeys(("end_ns", "span_count", "turn_count", "output_tokens"))
             self._rows.columns["trajectories"].add(common | row)
 
 
-def _trajectory(end: End) -> dict[str, Any]:
+def _trajectory(end: End, left_out: Container[bytes]) -> dict[str, Any]:
     begin = end.begin
     values = raw_map(end.values) or {}
-    reward = _number(codec.decode(values["reward"])) if "reward" in values else None
+    reward = as_number(codec.decode(values["reward"])) if "reward" in values else None
     if reward is not None:
         del values["reward"]
+    if begin.head.trace_id in left_out:
+        values[SAMPLED_OUT] = _TRUE
     return {
         **head_columns(begin.head),
         "group_id": begin.group_id,
@@ -161,23 +172,19 @@ def _trajectory(end: End) -> dict[str, Any]:
 
 def _outcomes(record: OutcomeRecord) -> list[dict[str, Any]]:
     rows = []
-    for name, raw in record.values.items():
-        value = as_list(codec.decode(raw))
-        in_batch = record.batch and isinstance(value, list)
-        items = value if in_batch else [value] * len(record.trace_ids)
-        for trace_id, item in zip(record.trace_ids, items, strict=False):
-            if item is not None:
-                rows.append(
-                    {
-                        "trace_id": trace_id,
-                        "step": record.step,
-                        "name": name,
-                        "time_ns": record.time_ns,
-                        "source": record.source,
-                        "folded": False,
-                        **_outcome_value(item),
-                    }
-                )
+    for name in record.values:
+        for trace_id, item in outcome_items(record, name):
+            rows.append(
+                {
+                    "trace_id": trace_id,
+                    "step": record.step,
+                    "name": name,
+                    "time_ns": record.time_ns,
+                    "source": record.source,
+                    "folded": False,
+                    **_outcome_value(item),
+                }
+            )
     return rows
 
 
@@ -185,22 +192,14 @@ def _outcome_value(value: Any) -> dict[str, Any]:
     value = as_list(value)
     if isinstance(value, str):
         return {"text": valid_text(value)}
-    number = _number(value)
+    number = as_number(value)
     if number is not None:
         return {"number": number}
     if isinstance(value, list):
-        numbers = [_number(item) for item in value]
+        numbers = [as_number(item) for item in value]
         if None not in numbers:
             return {"values": pa.array(numbers, pa.float32())}
     return {"text": codec.to_json(value)}
-
-
-def _number(value: Any) -> float | None:
-    """As a double; None for what is not a number or is too large for one."""
-    try:
-        return float(value) if isinstance(value, bool | int | float) else None
-    except OverflowError:
-        return None
 
 
 def _run(record: RunRecord) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 Order of events, so that a crash at any point loses and doubles nothing:
 
 1. torn newest log entries of tables go to quarantine;
-2. Parquet files are written, and synced with their folders;
-3. each table gets one commit that names, as application transactions, the journals it covers;
-4. the log entries are synced;
-5. the journals are deleted, or moved to quarantine when a part of them was damaged.
+2. what rules for sampling leave out is decided, and the decisions are synced;
+3. Parquet files are written, and synced with their folders;
+4. each table gets one commit that names, as application transactions, the journals it covers;
+5. the log entries are synced;
+6. the journals are deleted, or moved to quarantine when a part of them was damaged.
 
-A crash before 5 leaves the journals; tables that have their commit skip them the next time.
+A crash before 6 leaves the journals; tables that have their commit skip them the next time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from localtrace.store.journal import (
 )
 from localtrace.store.layout import StoreLayout
 from localtrace.store.rows import Damage
+from localtrace.store.sampling import decide, save_decisions
 from localtrace.store.snapshot import OpenJournal, uncommitted_rows
 from localtrace.store.tables import commit, heal_log, open_table, write_files
 from localtrace.store.tokenizers import text_decoder
@@ -52,6 +54,8 @@ class SealReport:
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
     waiting: int = 0
     """Journals that their writers still write."""
+    held: int = 0
+    """Journals whose steps are not closed, so that rules for sampling cannot be applied yet."""
     damage: Damage = field(default_factory=Damage)
     problems: list[str] = field(default_factory=list)
 
@@ -76,12 +80,19 @@ def seal(
         with sealer_lock(folder, wait_s):
             for schema in TABLES.values():
                 report.problems += heal_log(layout, schema)
-            ready, report.waiting = _ready(folder, report.waiting)
+            found = list_journals([folder])
+            with _explained(layout):
+                sample = decide(layout, folder, found)
+            ready = [one for one in found if one[1].is_ready and one[0].name not in sample.held]
+            report.held += len(sample.held)
+            report.waiting += sum(not status.is_ready for _, status in found)
             for batch in _batches(ready):
                 with _explained(layout):
-                    _seal_batch(layout, batch, report)
+                    _seal_batch(layout, batch, sample.left_out, report)
                 if progress is not None:
                     progress(report.journals, len(ready))
+            if sample.needed_later is not None:
+                save_decisions(folder, sample.needed_later)
             _remove_leftovers(folder)
     return report
 
@@ -126,12 +137,6 @@ def sealer_lock(folder: Path, wait_s: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _ready(folder: Path, waiting: int) -> tuple[list[tuple[JournalFile, JournalStatus]], int]:
-    found = list_journals([folder])
-    ready = [(file, status) for file, status in found if status.is_ready]
-    return ready, waiting + len(found) - len(ready)
-
-
 def ready_journals(folder: Path) -> tuple[int, bool]:
     """Bytes of journals that could be sealed now, and whether writers still write others."""
     size_bytes, writers_live = 0, False
@@ -160,9 +165,11 @@ def _batches(
         yield batch
 
 
-def _seal_batch(layout: StoreLayout, batch: list[OpenJournal], report: SealReport) -> None:
+def _seal_batch(
+    layout: StoreLayout, batch: list[OpenJournal], left_out: Container[bytes], report: SealReport
+) -> None:
     tables = {name: open_table(layout, schema) for name, schema in TABLES.items()}
-    rows = uncommitted_rows(batch, tables, text_decoder(layout))
+    rows = uncommitted_rows(batch, tables, text_decoder(layout), left_out)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
     for name, uncommitted in rows.items():

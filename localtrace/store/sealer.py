@@ -84,15 +84,19 @@ def seal_until_done(root: Path, folder: Path) -> None:
     from localtrace.store.seal import BATCH_MAX_BYTES, ready_journals, seal
 
     failures = 0
-    sealed_at = float("-inf")
+    sealed_at, held_bytes = float("-inf"), 0
     while failures < _FAILURES_MAX:
         try:
             size_bytes, writers_live = ready_journals(folder)
             old = time.monotonic() - sealed_at >= _SEAL_INTERVAL_S
-            if size_bytes and (old or not writers_live or size_bytes >= BATCH_MAX_BYTES):
+            large = size_bytes - held_bytes >= BATCH_MAX_BYTES
+            if size_bytes and (old or not writers_live or large):
                 report = seal(open_layout(root), wait_s=_SEAL_INTERVAL_S)
-                logger.info("sealed %d journals, %s", report.journals, report.rows)
+                logger.info(
+                    "sealed %d journals, %d held, %s", report.journals, report.held, report.rows
+                )
                 sealed_at = time.monotonic()
+                held_bytes = ready_journals(folder)[0] if report.held else 0
                 for problem in report.problems:
                     logger.warning("%s", problem)
             elif not size_bytes and not writers_live:

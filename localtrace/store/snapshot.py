@@ -7,7 +7,7 @@ here writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +91,18 @@ class Uncommitted:
 
 
 def uncommitted_rows(
-    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], decode: Decode
+    journals: Sequence[OpenJournal],
+    tables: Mapping[str, DeltaTable | None],
+    decode: Decode,
+    left_out: Container[bytes] = frozenset(),
 ) -> dict[str, Uncommitted]:
     """Rows by table, from the journals that the table does not cover yet.
 
     Tables usually lack the same journals; only a sealer that died between two commits makes them
     differ.
+
+    Args:
+        left_out: trace ids of trajectories whose spans are not wanted.
     """
     read: dict[frozenset[JournalName], tuple[JournalRows, frozenset[JournalName]]] = {}
     result = {}
@@ -108,16 +114,16 @@ def uncommitted_rows(
         ]
         names = frozenset(journal.file.name for journal in left)
         if names not in read:
-            read[names] = _rows(left, decode)
+            read[names] = _rows(left, decode, left_out)
         rows, unreadable = read[names]
         result[name] = Uncommitted(rows.columns[name].table(), names, unreadable, rows.damage)
     return result
 
 
 def _rows(
-    journals: Sequence[OpenJournal], decode: Decode
+    journals: Sequence[OpenJournal], decode: Decode, left_out: Container[bytes]
 ) -> tuple[JournalRows, frozenset[JournalName]]:
-    rows = JournalRows(decode)
+    rows = JournalRows(decode, left_out)
     unreadable = frozenset(
         journal.file.name
         for journal in journals

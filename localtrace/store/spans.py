@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from localtrace import codec
 from localtrace.schema import (
-    DETAIL_NAMES,
     FINISH_NAMES,
     LOGPROB_NAMES,
     MASK_NAMES,
@@ -22,6 +21,7 @@ from localtrace.schema import (
 from localtrace.store.deltas import DeltaReader, first_named, raw_map
 from localtrace.store.records import STATUSES, Call, Delta, Head, TurnCall
 from localtrace.store.tokenizers import Decode
+from localtrace.store.values import as_list, named_value, with_details
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,9 +71,9 @@ class SpanReader:
         if ids is not None:
             _take(fields, LOGPROB_NAMES, row, "logprobs_name", "output_logprobs", pa.float32())
             _take(fields, MASK_NAMES, row, "mask_name", "response_mask", pa.int8())
-        known = _details(fields) | fields
-        row["finish_reason"] = _text_field(known, FINISH_NAMES)
-        row["weight_version"] = _text_field(known, WEIGHT_NAMES)
+        known = with_details(fields)
+        row["finish_reason"] = _text(named_value(known, FINISH_NAMES))
+        row["weight_version"] = _text(named_value(known, WEIGHT_NAMES))
         row["outputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(fields))
         return ids
 
@@ -138,11 +138,6 @@ def started_at(start_ns: int) -> datetime | None:
         return None
 
 
-def as_list(value: Any) -> Any:
-    """An array as a list; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def valid_text(value: str) -> str:
     """Without lone surrogates, which no column of text can hold."""
     return value.encode("utf-8", "replace").decode()
@@ -189,20 +184,7 @@ def _narrow(values: Any, kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _details(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """What engines and trainers put one level deeper."""
-    found: dict[str, msgspec.Raw] = {}
-    for name in DETAIL_NAMES:
-        if name in fields:
-            found |= raw_map(fields[name]) or {}
-    return found
-
-
-def _text_field(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
-    name = first_named(fields, names)
-    if name is None:
-        return None
-    value = codec.decode(fields[name])
+def _text(value: Any) -> str | None:
     if value is None:
         return None
     return valid_text(value) if isinstance(value, str) else codec.to_json(value)

@@ -8,10 +8,28 @@ then waits for verl's own modules to be imported and enters them; without
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.verl import backend, driver, operations, rollouts, seams
+from localtrace.trainer_hooks.verl import (
+    backend,
+    driver,
+    operations,
+    rollouts,
+    seams,
+    tracking,
+    trainer,
+    trainer_v1,
+)
 from localtrace.trainer_hooks.verl.job import refuse_late_start
 
-__all__ = ["backend", "driver", "operations", "rollouts", "setup_worker"]
+__all__ = [
+    "backend",
+    "driver",
+    "operations",
+    "rollouts",
+    "setup_worker",
+    "tracking",
+    "trainer",
+    "trainer_v1",
+]
 
 
 def setup_worker() -> None:

@@ -31,6 +31,11 @@ def recorded(function: Function) -> Function:
     A generation that calls the one of its base class, as the fully asynchronous client does to go
     on after an interruption, is one generation.
     """
+    return _decorated(function) or function
+
+
+@harmless
+def _decorated(function: Function) -> Function:
     decorated = op(function)
     if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
         decorated = _once(function, decorated)

@@ -39,6 +39,8 @@ class Rollout:
     agent: str | None
     fields: dict[str, Any]
     """The dataset row, with uid and, in V1, session_id."""
+    response_length: int | None = None
+    """The most tokens that a response may have."""
     outputs: list[Any] = field(default_factory=list)
     trace_id: str | None = None
     """Of its trajectory; None while it is not recorded."""
@@ -58,7 +60,7 @@ _taken: dict[tuple[Any, bool], set[Any]] = {}
 @seam(_AGENT_LOOP, "AgentLoopWorkerBase._run_agent_loop", optional=True)
 def _run_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     async def _run_agent_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _note_start(args, kwargs)
+        token = _note_start(self, args, kwargs)
         try:
             return await original(self, *args, **kwargs)
         finally:
@@ -69,12 +71,13 @@ def _run_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless
 def _note_start(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> contextvars.Token[Rollout | None] | None:
     if process.active is None:
         return None
     sampling_params = args[0] if args else kwargs.get("sampling_params")
-    return _rollout.set(Rollout(sampling_params, kwargs.get("agent_name"), kwargs))
+    limit = job.select(worker.config, "actor_rollout_ref.rollout.response_length")
+    return _rollout.set(Rollout(sampling_params, kwargs.get("agent_name"), kwargs, limit))
 
 
 @harmless
@@ -172,7 +175,7 @@ def _read_output(rollout: Rollout, opened: trajectory) -> None:
         "ground_truth": job.select(rollout.fields.get("reward_model"), "ground_truth"),
     }
     if rollout.outputs:
-        last = rollout.outputs[-1]
+        last, limit = rollout.outputs[-1], rollout.response_length
         extra = getattr(last, "extra_fields", None) or {}
         values |= {name: extra.get(name) for name in _EXTRA_NAMES}
         values |= {
@@ -180,6 +183,8 @@ def _read_output(rollout: Rollout, opened: trajectory) -> None:
             "num_turns": getattr(last, "num_turns", None),
             "metrics": getattr(last, "metrics", None),
             "outputs": len(rollout.outputs) if len(rollout.outputs) > 1 else None,
+            # Engines tell of their own limit only, and verl's vLLM server not even of that.
+            "truncated": len(last.response_ids) >= limit if limit else None,
         }
     opened.set(**{name: value for name, value in values.items() if value is not None})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -75,8 +76,20 @@ def _replace(module: ModuleType, attribute: str, make: Make) -> None:
     found = inspect.getattr_static(owner, name)
     wrap = type(found) if isinstance(found, staticmethod | classmethod) else None
     original = found if wrap is None else found.__func__
+    original, auto_await = _beneath_auto_await(original)
     replacement: Any = functools.wraps(original)(make(original))
+    if auto_await is not None:
+        replacement = auto_await(replacement)
     setattr(owner, name, replacement if wrap is None else wrap(replacement))
+
+
+def _beneath_auto_await(function: Any) -> tuple[Any, Any]:
+    # verl's `auto_await` looks at the frame that calls it, to know whether the result is awaited.
+    auto_await = getattr(sys.modules.get("verl.utils.ray_utils"), "auto_await", None)
+    code = getattr(function, "__code__", None)
+    if auto_await is None or code is not auto_await(function).__code__:
+        return function, None
+    return function.__wrapped__, auto_await
 
 
 def install() -> None:

@@ -1,0 +1,61 @@
+"""`localtrace doctor`: whether a verl job that starts here would be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from localtrace.trainer_hooks.verl.checks import Finding
+
+_INDENT = " " * 18
+
+
+@click.command()
+@click.option(
+    "--ray",
+    "address",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    help="Look into a worker on every node of a Ray cluster; the one of this node, or at ADDRESS.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print what is found.",
+)
+@click.pass_context
+def command(context: click.Context, address: str | None, form: str) -> None:
+    """Check whether verl would be recorded, where, and what to change if not."""
+    import msgspec
+
+    from localtrace.terminal import escape
+    from localtrace.trainer_hooks.verl import doctor
+
+    found = doctor.examine() if address is None else doctor.examine_nodes(address)
+    if form == "json":
+        text = msgspec.json.format(msgspec.json.encode([asdict(one) for one in found])).decode()
+        click.echo(escape(text))
+    else:
+        _print(found)
+    if any(one.state == "problem" for one in found):
+        context.exit(1)
+
+
+def _print(found: list[Finding]) -> None:
+    from localtrace.terminal import escape_line
+
+    node = None
+    for one in found:
+        if one.node != node:
+            node = one.node
+            click.echo(escape_line(f"{node}:"))
+        click.echo(escape_line(f"{one.state:9}{one.check:9}{one.text}"))
+        if one.remedy is not None:
+            click.echo(escape_line(f"{_INDENT}→ {one.remedy}"))

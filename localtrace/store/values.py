@@ -1,0 +1,51 @@
+"""Values as records hold them: numbers, lists, and what goes by one of several names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from localtrace import codec
+from localtrace.schema import DETAIL_NAMES
+from localtrace.store.deltas import first_named, raw_map
+from localtrace.store.records import OutcomeRecord
+
+
+def as_list(value: Any) -> Any:
+    """An array as a list; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def as_number(value: Any) -> float | None:
+    """As a double; None for what is not a number or is too large for one."""
+    try:
+        return float(value) if isinstance(value, bool | int | float) else None
+    except OverflowError:
+        return None
+
+
+def with_details(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """The fields of a result, with what engines and trainers put one level deeper."""
+    found: dict[str, msgspec.Raw] = {}
+    for name in DETAIL_NAMES:
+        if name in fields:
+            found |= raw_map(fields[name]) or {}
+    return found | fields
+
+
+def named_value(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> Any:
+    """The first of `names` that is a field, decoded; None where none is."""
+    name = first_named(fields, names)
+    return None if name is None else codec.decode(fields[name])
+
+
+def outcome_items(record: OutcomeRecord, name: str) -> Iterator[tuple[str, Any]]:
+    """The outcome `name` of each trajectory that has one, as (trace id, value)."""
+    value = as_list(codec.decode(record.values[name]))
+    in_batch = record.batch and isinstance(value, list)
+    items = value if in_batch else [value] * len(record.trace_ids)
+    for trace_id, item in zip(record.trace_ids, items, strict=False):
+        if item is not None:
+            yield trace_id, item

@@ -1,0 +1,92 @@
+"""A sealer that is killed while it applies rules for sampling: what it decided holds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.store import seal as sealing
+from localtrace.store.layout import open_layout
+from localtrace.store.sampling import DECISIONS_NAME
+from localtrace.store.seal import seal
+from localtrace.testing import recording, simulate_crash
+from tests.crash.found import contents, rows, sealed_contents
+from tests.crash.processes import run_child
+from tests.crash.test_killed_sealer import STEPS, seal_until_killed
+from tests.sampled import kept, roll_out, rolling, rotate
+
+RULES = "errors,extremes=1,share=0"
+ALL_STEPS = {
+    "before deciding": ("localtrace.store.seal", "decide"),
+    "before saving decisions": ("localtrace.store.sampling", "put_file"),
+    "before replacing the saved decisions": ("os", "replace"),
+    "before forgetting decisions": ("localtrace.store.seal", "save_decisions"),
+    **STEPS,
+}
+
+
+def seal_small_batches_until_killed(module: str, name: str, prepared: str, folder: str) -> None:
+    """Child: as `seal_until_killed`, with the journals of a step in several batches."""
+    sealing.BATCH_MAX_BYTES = 4_000
+    seal_until_killed(module, name, prepared, folder)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps in journals of a writer that closed and of one that was killed."""
+    folder = tmp_path_factory.mktemp("prepared")
+    store = folder / "store"
+    with recording(store, run_id="run", sample=RULES):
+        for number in range(6):
+            roll_out(1, number, reward=float(number))
+        localtrace.log_metrics({"reward/mean": 0.5}, step=1)
+    with recording(store, run_id="run", sample=RULES, rotate_max_bytes=1):
+        for number in range(4):
+            trace_id = roll_out(1 + number % 2, number, word="missing" if number == 2 else "word")
+            localtrace.outcome(trace_id, reward=0.5)
+            rotate(store)
+        with rolling(2, 9):
+            return simulate_crash(store, folder / "crashed")
+
+
+@pytest.fixture(scope="module")
+def wanted(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What a sealer that is never killed makes of it."""
+    copy = simulate_crash(prepared, tmp_path_factory.mktemp("whole") / "store")
+    found = sealed_contents(copy)
+    assert 0 < len(kept(copy)) < len(rows(copy, "trajectories"))
+    return found
+
+
+@pytest.mark.parametrize("step", ALL_STEPS)
+def test_a_sealer_killed_at_any_step_leaves_out_the_same(
+    step: str, prepared: Path, wanted: dict[str, list[str]], tmp_path: Path
+) -> None:
+    copies = int(run_child(seal_small_batches_until_killed, *ALL_STEPS[step], prepared, tmp_path))
+    assert copies > 1, "the step was never reached"
+    for number in range(copies):
+        copy = tmp_path / str(number)
+        found = contents(copy)
+        assert len(found["trajectories"]) == len(wanted["trajectories"]), "a reader"
+        assert set(found["spans"]) >= set(wanted["spans"]), "a reader"
+        assert sealed_contents(copy) == wanted, f"{step}, call {number}"
+        assert not (copy / "journals" / DECISIONS_NAME).exists()
+
+
+def test_what_comes_after_a_crash_changes_no_decision(prepared: Path, tmp_path: Path) -> None:
+    step = STEPS["before adding files to a table"]
+    copies = int(run_child(seal_small_batches_until_killed, *step, prepared, tmp_path))
+    trace_ids = [row["trace_id"] for row in rows(prepared, "trajectories")]
+    for number in range(copies):
+        copy = tmp_path / str(number)
+        with recording(copy, run_id="run", sample=RULES):
+            localtrace.outcome(trace_ids, reward=[float(n) for n in range(len(trace_ids))])
+            roll_out(1, 3, reward=99.0)
+            roll_out(1, 4, word="missing")
+        seal(open_layout(copy))
+        assert len(rows(copy, "trajectories")) == len(trace_ids) + 2
+        assert kept(copy), f"call {number}"  # and it checks every trajectory's mark and spans
+        shutil.rmtree(copy)

@@ -1,0 +1,146 @@
+"""Whether a verl job that starts here would be recorded, where, and what to change if not.
+
+What verl does with the hook when it is imported can be seen only in a process of its own, so that
+is where everything is looked at: here, or inside a worker on every node of a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from localtrace.errors import ConfigError
+from localtrace.trainer_hooks.verl.checks import HOOK, Finding, look, store_path
+from localtrace.trainer_hooks.verl.driver import _FORWARDED
+
+_TIMEOUT_S = 300
+_ANSWER_WITHIN_S = 0.1
+_MARK = "localtrace doctor: "
+_SAID = "localtrace: "
+_PROBE = f"""
+import sys
+failure = None
+try:
+    import verl
+except BaseException as error:
+    failure = error
+loaded = {HOOK!r} in sys.modules
+from {HOOK} import doctor
+doctor.report(failure, loaded)
+"""
+
+
+def examine() -> list[Finding]:
+    """Look at a new process here."""
+    return _answered(partial(_probe(), _PROBE, _TIMEOUT_S))
+
+
+def examine_nodes(address: str) -> list[Finding]:
+    """Look at a Ray worker on every living node, with the environment that a job would give it.
+
+    Raises:
+        ConfigError: there is no such cluster.
+    """
+    try:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+    except ImportError as error:
+        raise ConfigError(f"{error}: run this in the environment that trains") from None
+    try:
+        ray.init(address, log_to_driver=False, runtime_env={"env_vars": _environment()})
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({error}): run this on one of its nodes, or "
+            "name its address with --ray"
+        ) from error
+    try:
+        get: Any = ray.get
+        nodes: Any = ray.nodes
+        probe: Any = ray.remote(num_cpus=0, max_retries=0)(_probe())
+        asked = {
+            probe.options(scheduling_strategy=OnNode(node["NodeID"], soft=False)).remote(
+                _PROBE, _TIMEOUT_S
+            ): f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            for node in nodes()
+            if node["Alive"]
+        }
+        ray.wait(list(asked), num_returns=len(asked), timeout=_TIMEOUT_S)
+        return [
+            replace(finding, node=node)
+            for ref, node in asked.items()
+            for finding in _answered(partial(get, ref, timeout=_ANSWER_WITHIN_S))
+        ]
+    finally:
+        ray.shutdown()
+
+
+def _environment() -> dict[str, str]:
+    """What the driver of a job would tell its workers."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+    with suppress(ConfigError):
+        variables["LOCALTRACE_STORE"] = str(store_path())
+    return variables
+
+
+def _probe() -> Callable[[str, float], tuple[str, str]]:
+    def run(script: str, timeout_s: float) -> tuple[str, str]:
+        # Ray sends this as code: it must also run where localtrace is not installed.
+        import subprocess
+        import sys
+
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return done.stdout, done.stderr
+
+    return run
+
+
+def _answered(answer: Callable[[], tuple[str, str]]) -> list[Finding]:
+    try:
+        return _findings(*answer())
+    except Exception as error:
+        text = f"verl cannot be looked at: {type(error).__name__}: {error}".splitlines()[0]
+        return [Finding("process", "problem", text, "make Python run here, then try again")]
+
+
+def _findings(stdout: str, stderr: str) -> list[Finding]:
+    """What the other process found, and what the hook itself said there."""
+    reports = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+    if not reports:
+        last = (stderr.strip().splitlines() or ["nothing"])[-1]
+        return [
+            Finding(
+                "localtrace",
+                "problem",
+                f"Python cannot import {HOOK} here: {last}",
+                "install localtrace in the environment that verl runs in, on every node",
+            )
+        ]
+    found = [Finding(**one) for one in json.loads(reports[-1].removeprefix(_MARK))]
+    remedy = f"name {HOOK} first in VERL_USE_EXTERNAL_MODULES, and import nothing of verl before"
+    said = [line for line in stderr.splitlines() if line.startswith(_SAID)]
+    return [
+        *found,
+        *(Finding("start", "problem", line.removeprefix(_SAID), remedy) for line in said),
+    ]
+
+
+def report(failure: BaseException | None, loaded: bool) -> None:
+    """Print what is found in this process, after an attempt to import verl.
+
+    Args:
+        failure: what came of the attempt.
+        loaded: whether verl has loaded the hook.
+    """
+    found = [asdict(finding) for finding in look(failure, loaded)]
+    print(f"\n{_MARK}{json.dumps(found)}", flush=True)

@@ -1,0 +1,140 @@
+"""From a trainer's batch to outcomes: what became of each trajectory, joined by trace id.
+
+Everything is computed for the whole batch at once; only the groups whose per-token values are
+chosen are gone through row by row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localtrace.recording import outcome
+from localtrace.trainer_hooks.verl.settings import hook_settings
+
+if TYPE_CHECKING:
+    import torch
+
+SOURCE = "verl.trainer"
+PER_TOKEN_NAMES = ("advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob")
+
+
+def record_advantages(
+    batch: Mapping[str, torch.Tensor],
+    trace_ids: Sequence[str | None],
+    uids: Sequence[Any],
+    *,
+    step: int | None,
+    recomputed: bool,
+    suffix: str = "",
+) -> None:
+    """Record what the trainer computed for each row.
+
+    Args:
+        batch: tensors of shape (rows, response length), right-padded: response_mask (1 where the
+            model generated the token), advantages, and where they exist old_log_probs,
+            rollout_log_probs, ref_log_prob.
+        trace_ids: of each row; None or a repeated one: nothing is recorded for the row.
+        uids: the group of each row.
+        step: at which the trajectories were launched.
+        recomputed: whether the trainer computed old_log_probs itself, so that comparing them with
+            the engine's says anything.
+        suffix: appended to every name.
+    """
+    rows = first_rows(trace_ids)
+    if not rows:
+        return
+    mask = batch["response_mask"][rows].bool()
+    values: dict[str, list[Any]] = {"advantage": _masked_mean(batch["advantages"][rows], mask)}
+    if recomputed and {"old_log_probs", "rollout_log_probs"} <= set(batch.keys()):
+        difference = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
+        largest = difference.masked_fill(~mask, 0.0).amax(dim=-1).tolist()
+        values["logprob_diff_mean"] = _masked_mean(difference, mask)
+        values["logprob_diff_max"] = _where_generated(largest, mask)
+    _record([str(trace_ids[row]) for row in rows], values, step, suffix)
+    _record_tokens(batch, trace_ids, uids, rows, step, suffix)
+
+
+def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
+    totals = values.double().masked_fill(~mask, 0.0).sum(dim=-1)
+    return _where_generated((totals / mask.sum(dim=-1).clamp(min=1)).tolist(), mask)
+
+
+def _where_generated(values: list[float], mask: torch.Tensor) -> list[float | None]:
+    """None for rows without a single generated token."""
+    generated = mask.any(dim=-1).tolist()
+    return [value if has else None for value, has in zip(values, generated, strict=True)]
+
+
+def _record_tokens(
+    batch: Mapping[str, torch.Tensor],
+    trace_ids: Sequence[str | None],
+    uids: Sequence[Any],
+    rows: Sequence[int],
+    step: int | None,
+    suffix: str,
+) -> None:
+    share = hook_settings().trainer_tokens
+    chosen = [row for row in rows if is_chosen(uids[row], share)]
+    if not chosen:
+        return
+    # As far as the last generated token: what follows is padding or a tool's answer.
+    length = batch["response_mask"].shape[-1]
+    ends = [
+        length - int(flipped.argmax()) if bool(flipped.any()) else 0
+        for flipped in batch["response_mask"][chosen].int().flip(-1)
+    ]
+    present = set(batch.keys())
+    values = {
+        name: [batch[name][row, :end].tolist() for row, end in zip(chosen, ends, strict=True)]
+        for name in PER_TOKEN_NAMES
+        if name in present
+    }
+    _record([str(trace_ids[row]) for row in chosen], values, step, suffix)
+
+
+def is_chosen(uid: Any, share: float) -> bool:
+    """Whether the per-token values of a group are recorded; the same wherever it is asked."""
+    digest = hashlib.sha256(str(uid).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def record_rewards(
+    scores: torch.Tensor, trace_ids: Sequence[str | None], *, step: int | None, source: str
+) -> None:
+    """Record rewards that were computed after the rollout.
+
+    Args:
+        scores: per token, of shape (rows, response length); a row's reward is their sum.
+    """
+    rows = first_rows(trace_ids)
+    if rows:
+        rewards = scores[rows].double().sum(dim=-1).tolist()
+        outcome([str(trace_ids[row]) for row in rows], step=step, source=source, reward=rewards)
+
+
+def record_fate(
+    trace_ids: Sequence[str], fate: str, *, step: int | None = None, **values: Any
+) -> None:
+    """Record what training did with trajectories; further values hold for all of them."""
+    ids = list(dict.fromkeys(trace_ids))
+    if ids:
+        named = {name: [value] * len(ids) for name, value in {"fate": fate, **values}.items()}
+        outcome(ids, step=step, source=SOURCE, **named)
+
+
+def first_rows(trace_ids: Sequence[str | None]) -> list[int]:
+    """The rows that have a trace id, each id once: padding repeats rows."""
+    found: dict[str, int] = {}
+    for row, trace_id in enumerate(trace_ids):
+        if trace_id:
+            found.setdefault(trace_id, row)
+    return list(found.values())
+
+
+def _record(
+    trace_ids: list[str], values: Mapping[str, list[Any]], step: int | None, suffix: str
+) -> None:
+    named = {f"{name}{suffix}": items for name, items in values.items()}
+    outcome(trace_ids, step=step, source=SOURCE, **named)

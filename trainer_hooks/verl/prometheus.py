@@ -1,0 +1,112 @@
+"""Samples of what the rollout servers tell of themselves in Prometheus' format.
+
+A thread asks the servers; the trainer never waits for it. A server that does not answer, or not in
+this format, is left alone after a few tries: most are started without metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+from localtrace.losses import logger
+from localtrace.recording import log_metrics
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import workers
+from localtrace.trainer_hooks.verl.seams import seam
+
+_TIMEOUT_S = 2.0
+_MAX_BYTES = 4 * 2**20
+_TRIES = 3
+_NOT_SAMPLED = ("_bucket", "_created")
+
+_managers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@seam("verl.workers.rollout.llm_server", "LLMServerManager.__init__", optional=True)
+def _remember(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        harmless(_managers.add)(self)
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def server_addresses() -> list[str]:
+    """`host:port` of every rollout server that this process knows."""
+    # Before 0.8 the agent loop manager has them.
+    known = [getattr(one, "server_addresses", ()) for one in (*_managers, *workers.managers)]
+    return list(dict.fromkeys(address for addresses in known for address in addresses))
+
+
+class Sampler:
+    """Records the metrics of all servers once a step."""
+
+    def __init__(self) -> None:
+        self._step: Any = None
+        self._thread: threading.Thread | None = None
+        self._failures: Counter[str] = Counter()
+
+    @harmless
+    def sample(self, step: Any) -> None:
+        """Ask the servers in the background, unless that was done for this step already."""
+        if step == self._step or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._step = step
+        # A server keeps its number, whatever becomes of others.
+        servers = [
+            (number, address)
+            for number, address in enumerate(server_addresses())
+            if self._failures[address] < _TRIES
+        ]
+        if servers:
+            self._thread = threading.Thread(
+                target=self._ask, args=(servers, step), name="localtrace-prometheus", daemon=True
+            )
+            self._thread.start()
+
+    @harmless
+    def _ask(self, servers: list[tuple[int, str]], step: Any) -> None:
+        for number, address in servers:
+            try:
+                found = dict(_parse(_fetch(address)))
+            except Exception as error:
+                self._failures[address] += 1
+                if self._failures[address] == _TRIES:
+                    logger.debug("localtrace: no metrics from http://%s: %s", address, error)
+                continue
+            self._failures[address] = 0
+            metrics = {f"prometheus/{number}/{name}": value for name, value in found.items()}
+            log_metrics(metrics, step=step)
+
+
+def _fetch(address: str) -> str:
+    # Not urllib: this goes to the address alone, through no proxy and to no redirection.
+    with contextlib.closing(HTTPConnection(address, timeout=_TIMEOUT_S)) as connection:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ValueError(f"it answers with status {response.status}")
+        body = response.read(_MAX_BYTES + 1)
+        if len(body) > _MAX_BYTES:
+            raise ValueError(f"it answers with more than {_MAX_BYTES} bytes")
+        return body.decode("utf-8", "replace")
+
+
+def _parse(text: str) -> Iterator[tuple[str, float]]:
+    """Gauges, counters, and the sum and count of summaries and histograms."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            labels.pop("model_name", None)
+            if sample.name.endswith(_NOT_SAMPLED) or "quantile" in labels:
+                continue
+            inner = ",".join(f'{name}="{value}"' for name, value in labels.items())
+            yield (f"{sample.name}{{{inner}}}" if inner else sample.name), sample.value

@@ -1,0 +1,133 @@
+"""The V0 trainer: advantages, log-probabilities, validation scores, and what was trained on.
+
+V0's batches carry the trace ids as a column, through balancing, filtering and padding.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
+from localtrace.trainer_hooks.verl.outcomes import (
+    SOURCE,
+    record_advantages,
+    record_fate,
+    record_rewards,
+)
+from localtrace.trainer_hooks.verl.seams import seam
+
+_MODULE = "verl.trainer.ppo.ray_trainer"
+BYPASS_KEY = "algorithm.rollout_correction.bypass_mode"
+_trainer: Callable[[], Any] = lambda: None  # noqa: E731  (a weak reference, once there is one)
+
+
+@seam(_MODULE, "RayPPOTrainer.__init__")
+def _init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _remember(self)
+
+    return __init__
+
+
+@harmless
+def _remember(trainer: Any) -> None:
+    global _trainer
+    _trainer = weakref.ref(trainer)
+
+
+@seam(_MODULE, "compute_advantage")
+def _compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(data, *args, **kwargs)
+        _record_advantages(result)
+        return result
+
+    return compute_advantage
+
+
+@harmless
+def _record_advantages(data: Any) -> None:
+    ids = _trace_ids(data)
+    if ids is None:
+        return
+    trainer = _trainer()
+    step = _launch_step(trainer)
+    bypass = job.select(getattr(trainer, "config", None), BYPASS_KEY)
+    uids = data.non_tensor_batch.get("uid", ids)
+    record_advantages(data.batch, ids, uids, step=step, recomputed=not bypass)
+    if "rm_scores" not in set(data.batch.keys()):
+        record_rewards(data.batch["token_level_scores"], ids, step=step, source=SOURCE)
+
+
+@seam(_MODULE, "RayPPOTrainer._update_actor", optional=True)
+def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_actor(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, batch, *args, **kwargs)
+        _record_trained(self, batch)
+        return result
+
+    return _update_actor
+
+
+@harmless
+def _record_trained(trainer: Any, batch: Any) -> None:
+    ids = _trace_ids(batch)
+    if ids is not None:
+        trained = [trace_id for trace_id in ids if trace_id]
+        step = _launch_step(trainer)
+        record_fate(trained, "trained", step=step, trained_step=trainer.global_steps)
+
+
+@seam(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)
+def _compute_reward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, batch, *args, **kwargs)
+        _record_late_rewards(self, batch, result)
+        return result
+
+    return _compute_reward_colocate
+
+
+@harmless
+def _record_late_rewards(trainer: Any, batch: Any, scored: Any) -> None:
+    ids = _trace_ids(batch)
+    if ids is not None:
+        step = _launch_step(trainer)
+        record_rewards(scored.batch["rm_scores"], ids, step=step, source="reward_model")
+
+
+@seam(_MODULE, "extract_reward", optional=True)
+def _extract_reward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def extract_reward(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(batch, *args, **kwargs)
+        _record_validation(batch, result)
+        return result
+
+    return extract_reward
+
+
+@harmless
+def _record_validation(batch: Any, extracted: Any) -> None:
+    ids = _trace_ids(batch)
+    if ids is not None and batch.meta_info.get("validate"):
+        step = _launch_step(_trainer())
+        record_rewards(extracted[0], ids, step=step, source="verl.validation")
+
+
+def _trace_ids(batch: Any) -> list[str | None] | None:
+    """Of each row; None where there is nothing to record."""
+    column = batch.non_tensor_batch.get(TRACE_ID_KEY)
+    return None if column is None or process.active is None else list(column)
+
+
+def _launch_step(trainer: Any) -> int | None:
+    """The step that launched a batch's rollouts; None where rollouts run ahead of training."""
+    module = type(trainer).__module__
+    ahead = trainer is None or "async" in module or "off_policy" in module
+    return None if ahead else trainer.global_steps

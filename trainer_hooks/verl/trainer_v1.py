@@ -1,0 +1,274 @@
+"""The V1 trainer: the same outcomes, with the trace ids read back from the transfer queue.
+
+A row of V1 is a key `{uid}_{session}_{output}`. Its trace id is a part of the row's `extra_fields`;
+padding rows copy those, so they are left out. Where a session has several outputs, the last one
+has the plain names of outcomes, the others `NAME/output_N`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
+from localtrace.trainer_hooks.verl.outcomes import record_advantages, record_fate, record_rewards
+from localtrace.trainer_hooks.verl.seams import on_import, seam
+from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY
+
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_BUFFER = "verl.trainer.ppo.v1.replay_buffer"
+_SURPLUS = ("filtered", "enough groups were there without it")
+_REASONS = (
+    ("stale", "older than max_off_policy_threshold allows"),
+    ("filtered", "all its rewards are equal"),
+    ("failed", "a rollout of the group failed"),
+)
+"""For the sets that verl evicts, in their order."""
+
+_now: tuple[Any, Any] | None = None
+"""The trainer and the batch whose advantages are computed at the moment."""
+_fates: dict[str, tuple[str, str]] = {}
+"""By uid: why groups are evicted at the moment."""
+_known: dict[str, str] = {}
+"""Trace ids by key, of the batch that is trained on."""
+
+
+# -- trace ids -----------------------------------------------------------------------------
+
+
+def _trace_ids(queue: Any, partition: str, keys: Iterable[str]) -> dict[str, str]:
+    """Trace ids by key, for the keys that have one."""
+    keys = list(keys)
+    if not keys:
+        return {}
+    data = queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=["extra_fields"])
+    return _ids_of(keys, data)
+
+
+def _ids_of(keys: list[str], data: Any) -> dict[str, str]:
+    found = {}
+    for key, extra in zip(keys, list(data["extra_fields"]), strict=True):
+        extra = getattr(extra, "data", extra)
+        trace_id = extra.get(TRACE_ID_KEY) if isinstance(extra, dict) else None
+        if trace_id:
+            found[key] = str(trace_id)
+    return found
+
+
+def _real_keys(batch: Any) -> list[str]:
+    return [
+        key
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+        if not tag.get("is_padding", False)
+    ]
+
+
+def _session(key: str) -> tuple[str, int]:
+    session, _, output = key.rpartition("_")
+    return session, int(output)
+
+
+def _by_output(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Keys by the suffix of their outcomes' names."""
+    last: dict[str, int] = {}
+    for key in keys:
+        session, output = _session(key)
+        last[session] = max(output, last.get(session, output))
+    found = defaultdict(list)
+    for key in keys:
+        session, output = _session(key)
+        found["" if output == last[session] else f"/output_{output}"].append(key)
+    return found
+
+
+# -- advantages, and what was trained on ---------------------------------------------------
+
+
+@seam(_TRAINER, "PPOTrainer._compute_advantage")
+def _compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with _computing(self, batch):
+            return original(self, batch, *args, **kwargs)
+
+    return _compute_advantage
+
+
+@contextmanager
+def _computing(trainer: Any, batch: Any) -> Iterator[None]:
+    global _now
+    _now = (trainer, batch)
+    try:
+        yield
+    finally:
+        _now = None
+
+
+@seam(_TRAINER, "compute_advantage_for_multi_trajectories")
+def _advantages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_advantage_for_multi_trajectories(data: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(data, *args, **kwargs)
+        _record_advantages(result)
+        return result
+
+    return compute_advantage_for_multi_trajectories
+
+
+@harmless
+def _record_advantages(data: Any) -> None:
+    if process.active is None or _now is None:
+        return
+    trainer, batch = _now
+    _known.clear()
+    _known.update(_trace_ids(_queue(), batch.partition_id, _real_keys(batch)))
+    uids = data.non_tensor_batch["uid"]
+    recomputed = not job.select(trainer.config, BYPASS_KEY)
+    for suffix, keys in _by_output(_known).items():
+        for step, launched in _by_step(batch, keys).items():
+            ids = [_known[key] if key in launched else None for key in batch.keys]
+            record_advantages(
+                data.batch, ids, uids, step=step, recomputed=recomputed, suffix=suffix
+            )
+
+
+def _by_step(batch: Any, keys: Iterable[str]) -> dict[int | None, set[str]]:
+    tags = dict(zip(batch.keys, batch.tags, strict=True))
+    found = defaultdict(set)
+    for key in keys:
+        found[tags[key].get("global_steps")].add(key)
+    return found
+
+
+@seam(_TRAINER, "PPOTrainer._update_actor")
+def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_actor(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, batch, *args, **kwargs)
+        _record_trained(self, batch)
+        return result
+
+    return _update_actor
+
+
+@harmless
+def _record_trained(trainer: Any, batch: Any) -> None:
+    if process.active is None:
+        return
+    keys = _real_keys(batch)
+    if not all(key in _known for key in keys):
+        _known.update(_trace_ids(_queue(), batch.partition_id, keys))
+    for step, launched in _by_step(batch, (key for key in keys if key in _known)).items():
+        ids = [_known[key] for key in keys if key in launched]
+        record_fate(ids, "trained", step=step, trained_step=trainer.global_steps)
+    _known.clear()
+
+
+# -- groups that are not trained on --------------------------------------------------------
+
+
+@seam(_BUFFER, "ReplayBuffer._evict_terminal_groups")
+def _evict(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _evict_terminal_groups(
+        self: Any, global_steps: Any, partition_id: str, eviction_reasons: Any
+    ) -> Any:
+        _note_reasons(eviction_reasons)
+        try:
+            return original(self, global_steps, partition_id, eviction_reasons)
+        finally:
+            _fates.clear()
+
+    return _evict_terminal_groups
+
+
+@harmless
+def _note_reasons(evicted: Any) -> None:
+    for fate, uids in reversed(list(zip(_REASONS, evicted, strict=False))):
+        _fates.update(dict.fromkeys(uids, fate))
+
+
+@seam(_BUFFER, "ReplayBuffer._clear_groups")
+def _clear(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _clear_groups(self: Any, partition_id: str, uids: Any) -> Any:
+        _record_fates(self, partition_id, uids)
+        return original(self, partition_id, uids)
+
+    return _clear_groups
+
+
+@harmless
+def _record_fates(buffer: Any, partition: str, uids: Any) -> None:
+    if process.active is None or partition == "val" or not uids:
+        return
+    keys = [key for key in buffer.partitions[partition] if key.split("_")[0] in uids]
+    by_fate = defaultdict(list)
+    for key, trace_id in _trace_ids(_queue(), partition, keys).items():
+        step = buffer.partitions[partition][key].get("global_steps")
+        by_fate[_fates.get(key.split("_")[0], _SURPLUS), step].append(trace_id)
+    for ((fate, reason), step), ids in by_fate.items():
+        record_fate(ids, fate, step=step, fate_reason=reason)
+
+
+# -- rewards that the trainer reads or writes ----------------------------------------------
+
+
+class _WatchedQueue:
+    """The transfer queue as the trainer's module sees it: nothing changes, scores are noted."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def kv_batch_get(self, *args: Any, **kwargs: Any) -> Any:
+        data = self._queue.kv_batch_get(*args, **kwargs)
+        _note_validation(data, **kwargs)
+        return data
+
+    def kv_batch_put(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._queue.kv_batch_put(*args, **kwargs)
+        _note_rewards(self._queue, **kwargs)
+        return result
+
+
+@on_import(_TRAINER, "tq")
+def _watch(module: ModuleType) -> None:
+    module.tq = _WatchedQueue(module.tq)  # type: ignore[attr-defined]
+
+
+def _queue() -> Any:
+    import transfer_queue
+
+    return transfer_queue
+
+
+@harmless
+def _note_validation(
+    data: Any, keys: Any = (), partition_id: Any = None, select_fields: Any = (), **_: Any
+) -> None:
+    wanted = {"rm_scores", "extra_fields"} <= set(select_fields or ())
+    if process.active is not None and partition_id == "val" and wanted:
+        _record_scores(_ids_of(list(keys), data), list(keys), data, "verl.validation")
+
+
+@harmless
+def _note_rewards(
+    queue: Any, keys: Any = (), partition_id: Any = None, fields: Any = None, **_: Any
+) -> None:
+    if process.active is None or fields is None or "rm_scores" not in set(fields.keys()):
+        return
+    keys = list(keys)
+    _record_scores(_trace_ids(queue, partition_id, keys), keys, fields, "reward_model")
+
+
+def _record_scores(ids: dict[str, str], keys: list[str], data: Any, source: str) -> None:
+    scores = data["rm_scores"]
+    if scores.is_nested:
+        scores = scores.to_padded_tensor(0.0)
+    last = set(_by_output(keys)[""])
+    trace_ids = [ids.get(key) if key in last else None for key in keys]
+    record_rewards(scores, trace_ids, step=None, source=source)

@@ -1,0 +1,196 @@
+"""What the agent-loop workers of a job record, as the process with the trainer sees it.
+
+The workers are asked through Ray's actors. Asking takes no time, and answers are taken when they
+are there; the trainer waits for them once, after its first step.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import shutil
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.losses import REMEDIES
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.seams import seam
+
+_NAME_PREFIX = "agent_loop_worker_"
+"""How verl names its workers."""
+
+managers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""verl's agent loop managers in this process; each knows its workers."""
+
+
+@seam("verl.experimental.agent_loop.agent_loop", "AgentLoopManager.__init__")
+def _remember(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        harmless(managers.add)(self)
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+# -- one process ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What one process records."""
+
+    host: str
+    problem: str | None
+    """Why it does not record now; None when it does."""
+    store: str | None = None
+    """None: it has not recorded at all."""
+    run_id: str | None = None
+    recorded: int = 0
+    """Trajectories."""
+    lost: int = 0
+    """Trajectories, other records and values."""
+    queue_bytes: int = 0
+    disk_free_bytes: int = 0
+    """Where its journals are."""
+
+
+def status() -> Status:
+    """What this process records."""
+    recorder = process.active
+    if recorder is None:
+        return Status(platform.node(), job.problem() or "the hook was not asked to record")
+    paused = recorder.paused
+    return Status(
+        platform.node(),
+        None if paused is None else REMEDIES[paused],
+        str(recorder.layout.root),
+        recorder.context.run_id,
+        recorder.recorded_trajectories,
+        sum(sum(counts.values()) for counts in recorder.losses.as_dict().values()),
+        recorder.exposure()["queued_bytes"],
+        shutil.disk_usage(recorder.folder).free,
+    )
+
+
+def _question() -> Callable[[Any], tuple[str, Status | None]]:
+    """A function to be called in a worker; None in its answer: the hook is not loaded there."""
+    hook = __name__
+
+    def ask(worker: Any) -> tuple[str, Status | None]:
+        # Ray sends this as code, so that importing localtrace does not load the hook too late.
+        import platform
+        import sys
+
+        loaded = sys.modules.get(hook)
+        return platform.node(), None if loaded is None else loaded.status()
+
+    return ask
+
+
+# -- all workers ---------------------------------------------------------------------------
+
+
+class Survey:
+    """Asks every worker, and keeps the newest answer of each."""
+
+    def __init__(self) -> None:
+        self._named: list[Any] = []
+        self._asked: weakref.WeakKeyDictionary[Any, Future[Any]] = weakref.WeakKeyDictionary()
+        self._answers: weakref.WeakKeyDictionary[Any, Status] = weakref.WeakKeyDictionary()
+
+    def ask(self) -> None:
+        """Ask all workers that do not owe an answer."""
+        for worker in self._workers():
+            if worker not in self._asked:
+                self._asked[worker] = worker.__ray_call__.remote(_question()).future()
+
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Take the answers that are there, or that come within the time."""
+        wait(list(self._asked.values()), timeout_s)
+        for worker, future in list(self._asked.items()):
+            if future.done():
+                del self._asked[worker]
+                self._answers[worker] = _answer(future)
+
+    def statuses(self) -> list[Status]:
+        """The newest answer of each worker."""
+        unknown = Status("an unknown node", "did not answer yet")
+        return [self._answers.get(worker, unknown) for worker in self._workers()]
+
+    def _workers(self) -> list[Any]:
+        known = [worker for one in managers for worker in getattr(one, "agent_loop_workers", ())]
+        if not known and not self._named:
+            self._named = _named_workers()
+        return known or self._named
+
+
+def _named_workers() -> list[Any]:
+    """The workers of this job, where another process has made them (fully asynchronous)."""
+    import ray
+
+    if not ray.is_initialized():
+        return []
+    names = [name for name in ray.util.list_named_actors() if name.startswith(_NAME_PREFIX)]
+    return [ray.get_actor(name) for name in names]
+
+
+def _answer(future: Future[tuple[str, Status | None]]) -> Status:
+    try:
+        host, known = future.result()
+    except Exception as error:
+        return Status("an unknown node", f"does not answer ({type(error).__name__})")
+    return known or Status(host, "the hook is not loaded")
+
+
+def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
+    """What verl's own loggers are told of the workers and this process; None: none records."""
+    recorders = [one for one in statuses if one.store is not None]
+    if not recorders:
+        return None
+    here = status()
+    recorders += [here] if here.store is not None else []
+    return {
+        "localtrace/recorded": sum(one.recorded for one in recorders),
+        "localtrace/lost": sum(one.lost for one in recorders),
+        "localtrace/queue_bytes": sum(one.queue_bytes for one in recorders),
+        "localtrace/disk_free_bytes": min(one.disk_free_bytes for one in recorders),
+    }
+
+
+def summary(statuses: Sequence[Status]) -> str:
+    """One line: which workers record what, and what to do where some do not."""
+    silent = Counter(f"{one.problem} on {one.host}" for one in statuses if one.problem is not None)
+    recording = len(statuses) - silent.total()
+    text = f"{recording} of {len(statuses)} workers record"
+    recorders = [one for one in statuses if one.store is not None]
+    if recorders:
+        text += f" into {_what(recorders)}"
+    if silent:
+        reasons = ", ".join(
+            f"{reason} ({count} workers)" if count > 1 else reason
+            for reason, count in silent.items()
+        )
+        text += f"; not all do: {reasons}; find out more with  localtrace doctor --ray"
+    elif not statuses:
+        text += ": none is known to this process; see what there is with  localtrace runs"
+    if not recording and job.is_required():
+        text += "; LOCALTRACE_REQUIRED=1 asks for more: stop the job if its rollouts matter"
+    return text
+
+
+def _what(recorders: Sequence[Status]) -> str:
+    stores = sorted({str(one.store) for one in recorders})
+    runs = sorted({str(one.run_id) for one in recorders})
+    recorded = sum(one.recorded for one in recorders)
+    lost = sum(one.lost for one in recorders)
+    look = f"localtrace {'stats' if lost else 'ls'} -s {shlex.quote(stores[0])}"
+    return (
+        f"{', '.join(stores)} (run {', '.join(runs)}): {recorded} trajectories so far, "
+        f"{f'{lost} losses' if lost else 'nothing lost'}; look with  {look}"
+    )
