@@ -16,7 +16,7 @@ from typing import Any
 
 from localtrace.errors import ConfigError
 from localtrace.trainer_hooks.verl.checks import HOOK, Finding, look, store_path
-from localtrace.trainer_hooks.verl.driver import _FORWARDED
+from localtrace.trainer_hooks.verl.driver import FORWARDED
 
 _TIMEOUT_S = 300
 _ANSWER_WITHIN_S = 0.1
@@ -81,7 +81,7 @@ def examine_nodes(address: str) -> list[Finding]:
 
 def _environment() -> dict[str, str]:
     """What the driver of a job would tell its workers."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     with suppress(ConfigError):
         variables["LOCALTRACE_STORE"] = str(store_path())
     return variables

@@ -28,7 +28,7 @@ from localtrace.trainer_hooks.verl.settings import hook_settings
 RUN_FILE = "localtrace_run.json"
 """Beside the checkpoints: which run wrote them, so that a resumed training is its next attempt."""
 _CHECKPOINT_MARK = "latest_checkpointed_iteration.txt"
-_FORWARDED = ("LOCALTRACE_", "VERL_USE_EXTERNAL_")
+FORWARDED = ("LOCALTRACE_", "VERL_USE_EXTERNAL_")
 _CALLER_DEPTH = 2
 
 
@@ -97,7 +97,7 @@ def _begin(config: Any) -> dict[str, str]:
 
 
 def _variables(config: Any) -> dict[str, str]:
-    variables = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     for key in ("project", "experiment"):
         name = job.select(config, f"trainer.{key}_name")
         if name:

@@ -27,33 +27,38 @@ def record_advantages(
     *,
     step: int | None,
     recomputed: bool,
+    generated: torch.Tensor | None = None,
     suffix: str = "",
 ) -> None:
     """Record what the trainer computed for each row.
 
     Args:
         batch: tensors of shape (rows, response length), right-padded: response_mask (1 where the
-            model generated the token), advantages, and where they exist old_log_probs,
-            rollout_log_probs, ref_log_prob.
+            model generated the token and it counts for the loss), advantages, and where they exist
+            old_log_probs, rollout_log_probs, ref_log_prob.
         trace_ids: of each row; None or a repeated one: nothing is recorded for the row.
         uids: the group of each row.
         step: at which the trajectories were launched.
         recomputed: whether the trainer computed old_log_probs itself, so that comparing them with
             the engine's says anything.
+        generated: of the same shape, 1 where the model generated the token; response_mask when
+            not given.
         suffix: appended to every name.
     """
     rows = first_rows(trace_ids)
     if not rows:
         return
-    mask = batch["response_mask"][rows].bool()
-    values: dict[str, list[Any]] = {"advantage": _masked_mean(batch["advantages"][rows], mask)}
+    generated = batch["response_mask"] if generated is None else generated
+    mask = generated[rows].bool()
+    counted = batch["response_mask"][rows].bool()
+    values: dict[str, list[Any]] = {"advantage": _masked_mean(batch["advantages"][rows], counted)}
     if recomputed and {"old_log_probs", "rollout_log_probs"} <= set(batch.keys()):
         difference = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
         largest = difference.masked_fill(~mask, 0.0).amax(dim=-1).tolist()
         values["logprob_diff_mean"] = _masked_mean(difference, mask)
         values["logprob_diff_max"] = _where_generated(largest, mask)
     _record([str(trace_ids[row]) for row in rows], values, step, suffix)
-    _record_tokens(batch, trace_ids, uids, rows, step, suffix)
+    _record_tokens(batch, generated, trace_ids, uids, rows, step, suffix)
 
 
 def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
@@ -69,6 +74,7 @@ def _where_generated(values: list[float], mask: torch.Tensor) -> list[float | No
 
 def _record_tokens(
     batch: Mapping[str, torch.Tensor],
+    generated: torch.Tensor,
     trace_ids: Sequence[str | None],
     uids: Sequence[Any],
     rows: Sequence[int],
@@ -80,10 +86,10 @@ def _record_tokens(
     if not chosen:
         return
     # As far as the last generated token: what follows is padding or a tool's answer.
-    length = batch["response_mask"].shape[-1]
+    length = generated.shape[-1]
     ends = [
         length - int(flipped.argmax()) if bool(flipped.any()) else 0
-        for flipped in batch["response_mask"][chosen].int().flip(-1)
+        for flipped in generated[chosen].int().flip(-1)
     ]
     present = set(batch.keys())
     values = {
