@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,16 +11,17 @@ import pytest
 
 from tests.environment import unavailable
 
-try:
-    import verl  # noqa: F401
-except ImportError as error:
-    unavailable(str(error))
-
 APPLIED = (
     "from localtrace.trainer_hooks.verl import seams; "
     "import verl.experimental.agent_loop.agent_loop as a; "
     "print([s.applied for s in seams.status() if s.attribute == 'AgentLoopWorker._run_agent_loop'])"
 )
+
+
+@pytest.fixture(autouse=True)
+def _verl() -> None:
+    if importlib.util.find_spec("verl") is None:
+        unavailable("verl is not installed")
 
 
 def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:

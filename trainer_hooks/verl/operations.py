@@ -14,7 +14,7 @@ from localtrace.signature import Signature
 from localtrace.trainer_hooks.calls import recorded_call
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.rollouts import note_output
+from localtrace.trainer_hooks.verl.rollouts import mark_output, note_output
 from localtrace.trainer_hooks.verl.seams import on_import, seam
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
@@ -23,6 +23,8 @@ Function = Callable[..., Any]
 
 _generating: contextvars.ContextVar[object] = contextvars.ContextVar("generating", default=None)
 """The client that is generating in this context."""
+_scores_are_seen = False
+"""Whether outputs can be marked after they are scored, so that reward functions see no mark."""
 
 
 def recorded(function: Function) -> Function:
@@ -81,6 +83,8 @@ def _with_output(function: Function) -> Function:
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = await decorated(self, *args, **kwargs)
         note_output(output)
+        if not _scores_are_seen:
+            mark_output()
         return output
 
     return run
@@ -125,13 +129,14 @@ def _score(original: Function) -> Function:
     async def _compute_score(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
         note_output(outputs)
         inputs = _score_inputs(self, outputs, kwargs)
-        if inputs is None:
-            await original(self, outputs, *args, **kwargs)
-            return
-        with recorded_call(_score_signature, **inputs) as span:
+        signature = None if inputs is None else _score_signature
+        with recorded_call(signature, **(inputs or {})) as span:
             await original(self, outputs, *args, **kwargs)
             span.result = _score_of(outputs)
+        mark_output()
 
+    global _scores_are_seen
+    _scores_are_seen = True
     return _compute_score
 
 

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localtrace import recorder as process
 from localtrace.recording import outcome
 from localtrace.trainer_hooks.verl.settings import hook_settings
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 SOURCE = "verl.trainer"
 PER_TOKEN_NAMES = ("advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob")
+
+
+def is_wanted() -> bool:
+    """Whether this process records, and what becomes of trajectories is wanted."""
+    return process.active is not None and hook_settings().trainer_outcomes
 
 
 def record_advantages(

@@ -191,17 +191,22 @@ def _read_output(rollout: Rollout, opened: trajectory) -> None:
 
 @harmless
 def note_output(result: Any) -> None:
-    """Remember what the agent loop returned, and mark it with the trajectory's id."""
+    """Remember what the agent loop returned."""
+    rollout = _rollout.get()
+    outputs = list(result) if isinstance(result, list | tuple) else [result]
+    if rollout is not None and all(hasattr(output, "extra_fields") for output in outputs):
+        rollout.outputs = outputs
+
+
+@harmless
+def mark_output() -> None:
+    """Write the trajectory's id into what the agent loop returned, for the trainer."""
     rollout = _rollout.get()
     if rollout is None or rollout.trace_id is None:
         return
-    outputs = list(result) if isinstance(result, list | tuple) else [result]
-    if not all(hasattr(output, "extra_fields") for output in outputs):
-        return
-    rollout.outputs = outputs
     joined = "session_id" in rollout.fields or _batch_is_joined.get()
     if joined and hook_settings().trainer_outcomes:
-        for output in outputs:
+        for output in rollout.outputs:
             output.extra_fields[TRACE_ID_KEY] = rollout.trace_id
 
 

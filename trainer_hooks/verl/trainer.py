@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localtrace import recorder as process
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
 from localtrace.trainer_hooks.verl.outcomes import (
     SOURCE,
+    is_wanted,
     record_advantages,
     record_fate,
     record_rewards,
 )
 from localtrace.trainer_hooks.verl.seams import seam
 
+if TYPE_CHECKING:
+    import torch
+
 _MODULE = "verl.trainer.ppo.ray_trainer"
 BYPASS_KEY = "algorithm.rollout_correction.bypass_mode"
+NOT_COUNTED = ("filtered", "no token of it counts: all were rejected, or none was generated")
 _trainer: Callable[[], Any] = lambda: None  # noqa: E731  (a weak reference, once there is one)
+_corrected: tuple[Callable[[], Any], torch.Tensor] | None = None
+"""The batch whose tokens were rejected last, and which of them the model generated."""
 
 
 @seam(_MODULE, "RayPPOTrainer.__init__")
@@ -39,6 +45,39 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
 def _remember(trainer: Any) -> None:
     global _trainer
     _trainer = weakref.ref(trainer)
+
+
+@seam(
+    "verl.trainer.ppo.rollout_corr_helper",
+    "compute_rollout_correction_and_add_to_batch",
+    optional=True,
+)
+def _correct(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_rollout_correction_and_add_to_batch(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        generated = _generated(batch)
+        result = original(batch, *args, **kwargs)
+        _remember_generated(result, generated)
+        return result
+
+    return compute_rollout_correction_and_add_to_batch
+
+
+@harmless
+def _generated(batch: Any) -> torch.Tensor | None:
+    return batch.batch["response_mask"] if is_wanted() else None
+
+
+@harmless
+def _remember_generated(result: Any, generated: torch.Tensor | None) -> None:
+    global _corrected
+    _corrected = None if generated is None else (weakref.ref(result[0]), generated)
+
+
+def take_generated(data: Any) -> torch.Tensor | None:
+    """Which tokens of a batch the model generated, where verl has rejected some of them since."""
+    global _corrected
+    corrected, _corrected = _corrected, None
+    return corrected[1] if corrected is not None and corrected[0]() is data else None
 
 
 @seam(_MODULE, "compute_advantage")
@@ -60,7 +99,8 @@ def _record_advantages(data: Any) -> None:
     step = _launch_step(trainer)
     bypass = job.select(getattr(trainer, "config", None), BYPASS_KEY)
     uids = data.non_tensor_batch.get("uid", ids)
-    record_advantages(data.batch, ids, uids, step=step, recomputed=not bypass)
+    generated = take_generated(data)
+    record_advantages(data.batch, ids, uids, step=step, recomputed=not bypass, generated=generated)
     if "rm_scores" not in set(data.batch.keys()):
         record_rewards(data.batch["token_level_scores"], ids, step=step, source=SOURCE)
 
@@ -79,9 +119,14 @@ def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
 def _record_trained(trainer: Any, batch: Any) -> None:
     ids = _trace_ids(batch)
     if ids is not None:
-        trained = [trace_id for trace_id in ids if trace_id]
         step = _launch_step(trainer)
+        counted = batch.batch["response_mask"].any(dim=-1).tolist()
+        rows = [(trace_id, has) for trace_id, has in zip(ids, counted, strict=True) if trace_id]
+        trained = [trace_id for trace_id, has in rows if has]
         record_fate(trained, "trained", step=step, trained_step=trainer.global_steps)
+        fate, reason = NOT_COUNTED
+        left = [trace_id for trace_id, has in rows if not has]
+        record_fate(left, fate, step=step, fate_reason=reason)
 
 
 @seam(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)
@@ -123,7 +168,7 @@ def _record_validation(batch: Any, extracted: Any) -> None:
 def _trace_ids(batch: Any) -> list[str | None] | None:
     """Of each row; None where there is nothing to record."""
     column = batch.non_tensor_batch.get(TRACE_ID_KEY)
-    return None if column is None or process.active is None else list(column)
+    return list(column) if column is not None and is_wanted() else None
 
 
 def _launch_step(trainer: Any) -> int | None:

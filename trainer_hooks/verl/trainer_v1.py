@@ -13,13 +13,17 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from localtrace import recorder as process
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
-from localtrace.trainer_hooks.verl.outcomes import record_advantages, record_fate, record_rewards
+from localtrace.trainer_hooks.verl.outcomes import (
+    is_wanted,
+    record_advantages,
+    record_fate,
+    record_rewards,
+)
 from localtrace.trainer_hooks.verl.seams import on_import, seam
-from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY
+from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, NOT_COUNTED, take_generated
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
@@ -37,6 +41,8 @@ _fates: dict[str, tuple[str, str]] = {}
 """By uid: why groups are evicted at the moment."""
 _known: dict[str, str] = {}
 """Trace ids by key, of the batch that is trained on."""
+_not_counted: set[str] = set()
+"""Keys of that batch that have no token in the loss."""
 
 
 # -- trace ids -----------------------------------------------------------------------------
@@ -121,9 +127,13 @@ def _advantages(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless
 def _record_advantages(data: Any) -> None:
-    if process.active is None or _now is None:
+    if not is_wanted() or _now is None:
         return
     trainer, batch = _now
+    generated = take_generated(data)
+    counted = data.batch["response_mask"].any(dim=-1).tolist()
+    _not_counted.clear()
+    _not_counted.update(key for key, has in zip(batch.keys, counted, strict=True) if not has)
     _known.clear()
     _known.update(_trace_ids(_queue(), batch.partition_id, _real_keys(batch)))
     uids = data.non_tensor_batch["uid"]
@@ -132,7 +142,13 @@ def _record_advantages(data: Any) -> None:
         for step, launched in _by_step(batch, keys).items():
             ids = [_known[key] if key in launched else None for key in batch.keys]
             record_advantages(
-                data.batch, ids, uids, step=step, recomputed=recomputed, suffix=suffix
+                data.batch,
+                ids,
+                uids,
+                step=step,
+                recomputed=recomputed,
+                generated=generated,
+                suffix=suffix,
             )
 
 
@@ -156,7 +172,7 @@ def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless
 def _record_trained(trainer: Any, batch: Any) -> None:
-    if process.active is None:
+    if not is_wanted():
         return
     keys = _real_keys(batch)
     if not all(key in _known for key in keys):
@@ -201,7 +217,7 @@ def _clear(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless
 def _record_fates(buffer: Any, partition: str, uids: Any) -> None:
-    if process.active is None or partition == "val" or not uids:
+    if not is_wanted() or partition == "val" or not uids:
         return
     keys = [key for key in buffer.partitions[partition] if key.split("_")[0] in uids]
     by_fate = defaultdict(list)
@@ -251,7 +267,7 @@ def _note_validation(
     data: Any, keys: Any = (), partition_id: Any = None, select_fields: Any = (), **_: Any
 ) -> None:
     wanted = {"rm_scores", "extra_fields"} <= set(select_fields or ())
-    if process.active is not None and partition_id == "val" and wanted:
+    if wanted and partition_id == "val" and is_wanted():
         _record_scores(_ids_of(list(keys), data), list(keys), data, "verl.validation")
 
 
@@ -259,7 +275,7 @@ def _note_validation(
 def _note_rewards(
     queue: Any, keys: Any = (), partition_id: Any = None, fields: Any = None, **_: Any
 ) -> None:
-    if process.active is None or fields is None or "rm_scores" not in set(fields.keys()):
+    if not is_wanted() or fields is None or "rm_scores" not in set(fields.keys()):
         return
     keys = list(keys)
     _record_scores(_trace_ids(queue, partition_id, keys), keys, fields, "reward_model")
