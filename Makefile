@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TEST_SOURCES := pyproject.toml constraints.txt
+VERL_VERSIONS ?= 0.9.1 0.8.0 0.7.1 0.6.1
+PYTHON_VERSION ?= 3.11
+PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
+OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers lint docs bench clean
+.PHONY: help demo test test-servers test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(VENV)/created:
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +37,19 @@ test: $(VENV)/test-installed  ## Run the tests
 test-servers: $(VENV)/test-installed  ## Run the tests against a real MLflow server
 	$(BIN)/python -m pytest tests/servers
 
+.venv-verl-%/installed: tests/verl_matrix/requirements-%.txt tests/verl_matrix/*.txt $(TEST_SOURCES)
+	$(PYTHON) -m venv .venv-verl-$*
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
+	touch $@
+
+test-verl-matrix: $(VERL_VERSIONS:%=.venv-verl-%/installed)  ## Run the verl hook's tests in several versions of verl (9 GB)
+	mkdir -p build
+	for version in $(VERL_VERSIONS); do \
+	    .venv-verl-$$version/bin/python -m pytest tests/verl_matrix \
+	        -o junit_family=xunit1 --junitxml=build/verl-$$version.xml; \
+	done
+	$(PYTHON) -m tests.verl_matrix.report $(VERL_VERSIONS)
+
 lint: $(VENV)/test-installed  ## Check style, types, layers and the generated docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,5 +63,13 @@ docs: $(VENV)/test-installed  ## Write the generated parts of the docs anew
 bench: $(VENV)/test-installed  ## Compare speed and size with what one would use instead
 	$(BIN)/python -m tests.benchmarks
 
-clean:  ## Remove the environment and the demo's files
-	rm -rf $(VENV) localtrace-demo
+wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_VERSION, PLATFORM, OUT)
+	rm -f $(OUT)/*.whl $(OUT)/SHA256SUMS
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(OUT) .
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt \
+	    --only-binary=:all: --python-version $(PYTHON_VERSION) $(PLATFORM:%=--platform %) \
+	    --dest $(OUT) "$$(echo $(OUT)/localtrace-*.whl)[text]"
+	cd $(OUT) && sha256sum *.whl > SHA256SUMS
+
+clean:  ## Remove the environments and what the targets made
+	rm -rf $(VENV) .venv-verl-* build wheelhouse localtrace-demo

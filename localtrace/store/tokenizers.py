@@ -43,6 +43,11 @@ def store_tokenizer(layout: StoreLayout, data: bytes, run_id: str) -> str:
     return digest
 
 
+def has_tokenizer(layout: StoreLayout, run_id: str) -> bool:
+    """Whether the store keeps a tokenizer of a run."""
+    return _pointer(layout, run_id).exists()
+
+
 def _pointer(layout: StoreLayout, run_id: str) -> Path:
     return layout.tokenizers / "runs" / quote(run_id, safe="")
 

@@ -104,6 +104,9 @@ def test_a_training_that_resumes_is_the_next_attempt_of_its_run(
         assert told["LOCALTRACE_RUN_ID"] == first["LOCALTRACE_RUN_ID"]
         attempts.append(told["LOCALTRACE_ATTEMPT"])
     assert attempts == ["1", "2"]
+    localtrace.close()
+    with localtrace.open_store(tmp_path / "runs/localtrace") as store:
+        assert [bool(run["config"]) for run in store.runs().to_dicts()] == [True] * 3
 
 
 def test_a_training_that_resumes_from_a_named_checkpoint_is_the_next_attempt_too(

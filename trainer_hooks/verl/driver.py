@@ -86,7 +86,7 @@ def _begin(config: Any) -> dict[str, str]:
     _choose_local_journals(store)
     _name_run(config)
     names = {key: job.select(config, f"trainer.{key}_name") for key in ("project", "experiment")}
-    if not job.start_recording(config, worker="driver", **names):
+    if not job.start_recording(config, worker="driver", first=True, **names):
         raise ConfigError(job.problem() or "recording did not start")
     recorder = process.active
     assert recorder is not None

@@ -101,11 +101,17 @@ def start_recording(
     project: str | None = None,
     experiment: str | None = None,
     worker: str | None = None,
+    first: bool = False,
 ) -> bool:
     """Record in this process from now on, as a part of the job; True when it does.
 
     Says in one line why it cannot, once. The driver tells the other processes through the
     environment where the job is recorded; where it could not, they follow the configuration.
+
+    Args:
+        config: verl's configuration, where the process has it.
+        project, experiment, worker: names, where the environment has none.
+        first: this process starts the job, so it is the one that tells of the configuration.
 
     Raises:
         LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
@@ -117,14 +123,16 @@ def start_recording(
         return False
     config = _config if config is None else config
     try:
-        _start(config, project, experiment, worker)
+        _start(config, project, experiment, worker, first)
     except Exception as error:
         _problem = f"{error}"
         report(error, "this process does not record")
     return process.active is not None
 
 
-def _start(config: Any, project: str | None, experiment: str | None, worker: str | None) -> None:
+def _start(
+    config: Any, project: str | None, experiment: str | None, worker: str | None, first: bool
+) -> None:
     # What the driver said in the environment comes before what a call says.
     environ = os.environ
     known = "LOCALTRACE_RUN_ID" in environ
@@ -134,8 +142,16 @@ def _start(config: Any, project: str | None, experiment: str | None, worker: str
         experiment=environ.get("LOCALTRACE_EXPERIMENT") or experiment,
         run_id=None if known else _run_id_of_ray_job(),
         worker=environ.get("LOCALTRACE_WORKER") or worker or _actor_name(),
-        config=None if known else plain_config(config),
+        config=plain_config(config) if first or not known else None,
+        tokenizer=_tokenizer_folder(config),
     )
+
+
+def _tokenizer_folder(config: Any) -> Path | None:
+    model = select(config, "actor_rollout_ref.model")
+    path = select(model, "tokenizer_path") or select(model, "path")
+    folder = Path(str(path)).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def report(error: Exception, consequence: str) -> None:

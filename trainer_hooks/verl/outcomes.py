@@ -7,7 +7,7 @@ chosen are gone through row by row.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localtrace import recorder as process
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 SOURCE = "verl.trainer"
+NOT_COUNTED = "no token of it counts: verl rejected all of them, or none was generated"
 PER_TOKEN_NAMES = ("advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob")
 
 
@@ -134,6 +135,26 @@ def record_fate(
     if ids:
         named = {name: [value] * len(ids) for name, value in {"fate": fate, **values}.items()}
         outcome(ids, step=step, source=SOURCE, **named)
+
+
+def record_trained(
+    rows: Iterable[tuple[str | None, bool]], *, step: int | None, trained_step: int
+) -> None:
+    """Record what an update of the actor was made with.
+
+    Args:
+        rows: trace id of each row, and whether a token of it counted for the loss.
+        step: at which the trajectories were launched.
+        trained_step: of the update.
+    """
+    counted: dict[str, bool] = {}
+    for trace_id, counts in rows:
+        if trace_id:
+            counted[trace_id] = counts or counted.get(trace_id, False)
+    trained = [trace_id for trace_id, counts in counted.items() if counts]
+    left = [trace_id for trace_id, counts in counted.items() if not counts]
+    record_fate(trained, "trained", step=step, trained_step=trained_step)
+    record_fate(left, "filtered", step=step, fate_reason=NOT_COUNTED)
 
 
 def first_rows(trace_ids: Sequence[str | None]) -> list[int]:

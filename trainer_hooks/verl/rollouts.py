@@ -16,7 +16,7 @@ from typing import Any
 
 from localtrace import recorder as process
 from localtrace.capture import trajectory, unrecorded
-from localtrace.store.tokenizers import store_tokenizer
+from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
@@ -287,5 +287,8 @@ def _start_worker(original: Callable[..., Any]) -> Callable[..., Any]:
 def _keep_tokenizer(worker: Any) -> None:
     recorder = process.active
     backend = getattr(getattr(worker, "tokenizer", None), "backend_tokenizer", None)
-    if recorder is not None and backend is not None:
-        store_tokenizer(recorder.layout, backend.to_str().encode(), recorder.context.run_id)
+    if recorder is None or backend is None:
+        return
+    layout, run_id = recorder.layout, recorder.context.run_id
+    if not has_tokenizer(layout, run_id):
+        store_tokenizer(layout, backend.to_str().encode(), run_id)

@@ -73,6 +73,9 @@ def _replace(module: ModuleType, attribute: str, make: Make) -> None:
     *path, name = attribute.split(".")
     for part in path:
         owner = getattr(owner, part)
+    # verl 0.6 decorates its worker for Ray, which copies the methods to a class of its own.
+    actor = getattr(owner, "__ray_metadata__", None)
+    owner = owner if actor is None else actor.modified_class
     found = inspect.getattr_static(owner, name)
     wrap = type(found) if isinstance(found, staticmethod | classmethod) else None
     original = found if wrap is None else found.__func__

@@ -16,8 +16,8 @@ from localtrace.trainer_hooks.verl.outcomes import (
     SOURCE,
     is_wanted,
     record_advantages,
-    record_fate,
     record_rewards,
+    record_trained,
 )
 from localtrace.trainer_hooks.verl.seams import seam
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _MODULE = "verl.trainer.ppo.ray_trainer"
 BYPASS_KEY = "algorithm.rollout_correction.bypass_mode"
-NOT_COUNTED = ("filtered", "no token of it counts: all were rejected, or none was generated")
 _trainer: Callable[[], Any] = lambda: None  # noqa: E731  (a weak reference, once there is one)
 _corrected: tuple[Callable[[], Any], torch.Tensor] | None = None
 """The batch whose tokens were rejected last, and which of them the model generated."""
@@ -121,12 +120,8 @@ def _record_trained(trainer: Any, batch: Any) -> None:
     if ids is not None:
         step = _launch_step(trainer)
         counted = batch.batch["response_mask"].any(dim=-1).tolist()
-        rows = [(trace_id, has) for trace_id, has in zip(ids, counted, strict=True) if trace_id]
-        trained = [trace_id for trace_id, has in rows if has]
-        record_fate(trained, "trained", step=step, trained_step=trainer.global_steps)
-        fate, reason = NOT_COUNTED
-        left = [trace_id for trace_id, has in rows if not has]
-        record_fate(left, fate, step=step, fate_reason=reason)
+        rows = zip(ids, counted, strict=True)
+        record_trained(rows, step=step, trained_step=trainer.global_steps)
 
 
 @seam(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)

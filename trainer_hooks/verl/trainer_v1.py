@@ -21,9 +21,10 @@ from localtrace.trainer_hooks.verl.outcomes import (
     record_advantages,
     record_fate,
     record_rewards,
+    record_trained,
 )
 from localtrace.trainer_hooks.verl.seams import on_import, seam
-from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, NOT_COUNTED, take_generated
+from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, take_generated
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
@@ -178,8 +179,8 @@ def _record_trained(trainer: Any, batch: Any) -> None:
     if not all(key in _known for key in keys):
         _known.update(_trace_ids(_queue(), batch.partition_id, keys))
     for step, launched in _by_step(batch, (key for key in keys if key in _known)).items():
-        ids = [_known[key] for key in keys if key in launched]
-        record_fate(ids, "trained", step=step, trained_step=trainer.global_steps)
+        rows = ((_known[key], key not in _not_counted) for key in keys if key in launched)
+        record_trained(rows, step=step, trained_step=trainer.global_steps)
     _known.clear()
 
 
