@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -36,6 +36,9 @@ test: $(VENV)/test-installed  ## Run the tests
 
 test-servers: $(VENV)/test-installed  ## Run the tests against a real MLflow server
 	$(BIN)/python -m pytest tests/servers
+
+test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
+	$(BIN)/python -m pytest tests/verl tests/verl_*
 
 .venv-verl-%/installed: tests/verl_matrix/requirements-%.txt tests/verl_matrix/*.txt $(TEST_SOURCES)
 	$(PYTHON) -m venv .venv-verl-$*
