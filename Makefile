@@ -38,9 +38,9 @@ test-servers: $(VENV)/test-installed  ## Run the tests against a real MLflow ser
 	$(BIN)/python -m pytest tests/servers
 
 test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
-	$(BIN)/python -m pytest tests/verl tests/verl_*
+	$(BIN)/python -m pytest tests/verl
 
-.venv-verl-%/installed: tests/verl_matrix/requirements-%.txt tests/verl_matrix/*.txt $(TEST_SOURCES)
+.venv-verl-%/installed: tests/verl/matrix/requirements-%.txt tests/verl/matrix/*.txt $(TEST_SOURCES)
 	$(PYTHON) -m venv .venv-verl-$*
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
 	touch $@
@@ -48,10 +48,10 @@ test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own worker
 test-verl-matrix: $(VERL_VERSIONS:%=.venv-verl-%/installed)  ## Run the verl hook's tests in several versions of verl (9 GB)
 	mkdir -p build
 	for version in $(VERL_VERSIONS); do \
-	    .venv-verl-$$version/bin/python -m pytest tests/verl_matrix \
+	    .venv-verl-$$version/bin/python -m pytest tests/verl/matrix \
 	        -o junit_family=xunit1 --junitxml=build/verl-$$version.xml; \
 	done
-	$(PYTHON) -m tests.verl_matrix.report $(VERL_VERSIONS)
+	$(PYTHON) -m tests.verl.matrix.report $(VERL_VERSIONS)
 
 lint: $(VENV)/test-installed  ## Check style, types, layers and the generated docs
 	$(BIN)/ruff check .

@@ -1,0 +1,66 @@
+"""Rollouts that fail, are cancelled, or whose worker is killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localtrace.reader import Store
+from localtrace.types import Trajectory
+from tests.verl.agent_loops.conftest import Job
+from tests.verl.agent_loops.given import Batch
+from tests.verl.agent_loops.job import ROLLOUTS
+
+
+def _found(store: Store, batch: Batch | None, agent: str) -> list[Trajectory]:
+    assert batch is not None
+    rows: list[dict[str, Any]] = store.trajectories(step=batch.step, agent=agent).to_dicts()
+    return list(store.read([row["trace_id"] for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("agent", "status", "error"),
+    [
+        ("failing", "error", "RuntimeError: the sandbox is gone"),
+        ("cancelled", "cancelled", "CancelledError: "),
+        ("single_turn_agent", "ok", None),
+    ],
+)
+def test_agents_that_fail_are_recorded_with_their_error(
+    recorded: Job, store: Store, agent: str, status: str, error: str | None
+) -> None:
+    found = _found(store, recorded.result.failed, agent)
+    assert sorted(rollout.rollout_n or 0 for rollout in found) == list(range(ROLLOUTS))
+    for rollout in found:
+        assert (rollout.status, rollout.error) == (status, error)
+        assert (rollout.spans[0].status, rollout.spans[0].error) == (status, error)
+        (turn,) = [span for span in rollout.spans if span.is_turn]
+        assert turn.status == "ok"
+        assert (rollout.reward is None) == (status != "ok")
+
+
+def test_what_a_killed_worker_had_finished_is_in_the_store(recorded: Job, store: Store) -> None:
+    found = _found(store, recorded.result.killed, "single_turn_agent")
+    assert [rollout.status for rollout in found] == ["ok", "ok"]
+    assert all(rollout.reward is not None for rollout in found)
+
+
+def test_rollouts_in_a_killed_worker_are_interrupted_and_keep_their_turns(
+    recorded: Job, store: Store
+) -> None:
+    killed = recorded.result.killed
+    assert killed is not None
+    found = _found(store, killed, "tool_agent") + _found(store, killed, "single_turn_agent")
+    assert {rollout.group_id for rollout in found} == {row["uid"] for row in killed.rows}
+    assert len(found) == len(killed.rows)
+    assert {rollout.status for rollout in found} == {"ok", "interrupted"}
+    answered = {one.sampling_params["seed"]: one for one in recorded.result.generations_of_killed}
+    assert len(answered) == len(killed.rows)
+    for rollout in found:
+        (turn,) = [span for span in rollout.spans if span.is_turn and span.status == "ok"]
+        answer = answered[turn.inputs["sampling_params"]["seed"]]
+        assert turn.prompt_ids == answer.prompt_ids
+        assert turn.output_ids == answer.token_ids
+        parsed = [span.outputs[1] for span in rollout.spans if "ToolParser" in span.op]
+        assert rollout.status == ("interrupted" if any(parsed) else "ok")

@@ -1,0 +1,194 @@
+"""Whatever goes wrong inside recording, verl's results stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+from localtrace.trainer_hooks.harmless import harmless
+from tests.recording import Recording, recording
+from tests.verl.agent_loops.compare import exact, split_columns, split_records, timeless
+from tests.verl.agent_loops.light import Workshop, workshop
+
+AGENTS = ("tool_agent", "single_turn_agent")
+_GUARDED = harmless(lambda: None).__code__
+_MODULES = ("calls", "verl.backend", "verl.operations", "verl.rollouts")
+"""What stands around a rollout."""
+_RARE = (":_decorated", ":_tool_signature")
+"""Not called for every rollout."""
+_CORE = (
+    "localtrace.capture:_begin_trajectory",
+    "localtrace.capture:_end_trajectory",
+    "localtrace.capture:_encode_inputs",
+    "localtrace.capture:_verdict",
+    "localtrace.capture:OpenCall._put",
+    "localtrace.capture:trajectory.__enter__",
+    "localtrace.capture:trajectory.__exit__",
+    "localtrace.capture:trajectory.set",
+    "localtrace.codec:ValueEncoder.encode",
+    "localtrace.recorder:Recorder.as_text",
+    "localtrace.recorder:Recorder.put",
+    "localtrace.signature:Signature.bind",
+)
+"""What the recorder does for a decorated call and for a trajectory."""
+
+
+class Broken:
+    """Raises when it is called, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        raise RuntimeError("recording is broken")
+
+
+def _modules() -> list[ModuleType]:
+    return [importlib.import_module(f"localtrace.trainer_hooks.{name}") for name in _MODULES]
+
+
+def _harmless_functions() -> Iterator[str]:
+    for module in _modules():
+        for owner in [module, *vars(module).values()]:
+            if owner is not module and getattr(owner, "__module__", "") != module.__name__:
+                continue
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if getattr(value, "__code__", None) is _GUARDED:
+                    prefix = "" if owner is module else f"{owner.__name__}."
+                    if value.__wrapped__.__module__ == module.__name__:
+                        yield f"{module.__name__}:{prefix}{name}"
+
+
+def _imported_functions() -> Iterator[str]:
+    for module in _modules():
+        for name, value in vars(module).items():
+            home = getattr(value, "__module__", None) or ""
+            if (
+                home.startswith("localtrace.")
+                and not home.startswith("localtrace.trainer_hooks")
+                and callable(value)
+                and not (isinstance(value, type) and issubclass(value, Exception))
+            ):
+                yield f"{module.__name__}:{name}"
+
+
+def _find(place: str) -> tuple[Any, str]:
+    module_name, _, path = place.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
+@pytest.fixture(scope="module")
+def shop(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """Workers of both trainers in this process."""
+    with workshop(tmp_path_factory.mktemp("faults"), model) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def unrecorded(shop: Workshop) -> Any:
+    """What they give while nothing is recorded."""
+    return _run(shop)
+
+
+@pytest.fixture
+def store(shop: Workshop, unrecorded: Any, tmp_path: Path) -> Iterator[Recording]:
+    """Records the workers that are made from now on."""
+    shop.trace("localtrace")
+    with recording(tmp_path / "store", run_id="run") as made:
+        yield made
+
+
+def _run(shop: Workshop) -> Any:
+    async def both() -> Any:
+        v0 = await shop.run_v0(1, AGENTS, repeat=2)
+        v1 = await shop.run_v1(1, AGENTS)
+        v0["columns"], _ = split_columns(v0["columns"])
+        fields, _ = split_records(v1.fields)
+        return exact([v0, timeless(fields), v1.tags])
+
+    return asyncio.run(both())
+
+
+def test_the_workers_are_recorded_in_this_process(
+    shop: Workshop, unrecorded: Any, store: Recording
+) -> None:
+    assert _run(shop) == unrecorded
+    # Twice two rollouts of V0, and two groups of four of V1.
+    assert len(store.rows("trajectories")) == 2 * 2 + 2 * 4
+
+
+@pytest.mark.parametrize("place", sorted({*_harmless_functions()}))
+def test_a_failing_part_of_the_hook_changes_nothing(
+    shop: Workshop, unrecorded: Any, store: Recording, place: str
+) -> None:
+    owner, name = _find(place)
+    guarded: FunctionType = inspect.getattr_static(owner, name)
+    assert guarded.__closure__ is not None
+    cell = guarded.__closure__[guarded.__code__.co_freevars.index("function")]
+    body, broken = cell.cell_contents, Broken()
+    try:
+        cell.cell_contents = broken
+        assert _run(shop) == unrecorded
+    finally:
+        cell.cell_contents = body
+    assert broken.calls or place.endswith(_RARE)
+
+
+@pytest.mark.parametrize("place", _CORE)
+def test_a_failing_recorder_changes_nothing(
+    shop: Workshop, unrecorded: Any, store: Recording, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken()
+    monkeypatch.setattr(*_find(place), lambda *args, **kwargs: broken())
+    assert _run(shop) == unrecorded
+    assert broken.calls
+
+
+@pytest.mark.parametrize("place", sorted({*_imported_functions()}))
+def test_a_failing_call_into_recording_changes_nothing(
+    shop: Workshop, unrecorded: Any, store: Recording, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = _find(place)
+    original = getattr(owner, name)
+    broken: Any = Broken()
+    if isinstance(original, type):
+        broken = type(name, (original,), {"__init__": lambda *args, **kwargs: Broken()()})
+    monkeypatch.setattr(owner, name, broken)
+    assert _run(shop) == unrecorded
+
+
+def test_what_cannot_be_decorated_stays_as_it_is(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.tools.base_tool import BaseTool
+    from verl.utils.rollout_trace import rollout_trace_op
+
+    from localtrace.trainer_hooks.verl import operations
+
+    monkeypatch.setattr(operations, "op", Broken())
+
+    class Tool(BaseTool):
+        def __init__(self) -> None:
+            """Without a schema."""
+
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> Any:
+            return parameters
+
+        @rollout_trace_op
+        async def reset(self) -> str:
+            return "done"
+
+    assert asyncio.run(Tool().execute("1", {"a": 2})) == {"a": 2}
+    assert asyncio.run(Tool().reset()) == "done"

@@ -1,0 +1,232 @@
+"""Cancellation, choices and switches, with verl's real workers inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recording import Recording, recording
+from tests.verl.agent_loops.compare import ADDED, split_columns, split_records
+from tests.verl.agent_loops.job import ROLLOUTS, rows
+from tests.verl.agent_loops.light import Workshop, workshop
+
+TOOLS, SINGLE = "tool_agent", "single_turn_agent"
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with workshop(tmp_path_factory.mktemp("light"), model) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Recording]:
+    with recording(tmp_path / "store", run_id="run") as opened:
+        yield opened
+
+
+@pytest.fixture
+def shop(made: Workshop, store: Recording) -> Iterator[Workshop]:
+    """A workshop whose workers are recorded."""
+    made.trace("localtrace")
+    yield made
+    made.trace(None)
+
+
+def test_a_cancelled_batch_leaves_cancelled_rollouts(shop: Workshop, store: Recording) -> None:
+    async def cancel() -> None:
+        await shop.server.hold(0)
+        running = asyncio.ensure_future(shop.run_v0(1, (SINGLE, TOOLS)))
+        while (await shop.server.progress())[1] < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await shop.server.hold(None)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await _let_others_end()
+
+    asyncio.run(cancel())
+    assert [row["status"] for row in store.rows("trajectories")] == ["cancelled"] * 2
+    spans = {(span["op"], span["status"]) for span in store.spans()}
+    assert {
+        ("LLMServerClient.generate", "cancelled"),
+        ("SingleTurnAgentLoop.run", "cancelled"),
+        ("ToolAgentLoop.run", "cancelled"),
+    } <= spans
+    assert {status for _, status in spans} == {"cancelled"}
+
+
+def test_a_cancelled_tool_cancels_its_rollout(
+    shop: Workshop, store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.tools.base_tool import BaseTool
+
+    from tests.verl.agent_loops.toolbox import Add
+
+    # A class of its own: `execute` is recorded where a class defines it.
+    class Cancelled(BaseTool):
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> Any:
+            raise asyncio.CancelledError
+
+    async def run() -> None:
+        worker = shop.worker()
+        (add,) = [tool for tool in worker.tools if isinstance(tool, Add)]
+        worker.tools = [Cancelled({}, add.tool_schema)]
+        agents = (TOOLS,) * 8
+        with pytest.raises(asyncio.CancelledError):
+            await shop.run_v0(1, agents, workers=[worker])
+        await _let_others_end()
+
+    asyncio.run(run())
+    cancelled = [span for span in store.spans() if span["op"].endswith("Cancelled.execute")]
+    assert cancelled
+    assert {span["status"] for span in cancelled} == {"cancelled"}
+    status = {row["trace_id"]: row["status"] for row in store.rows("trajectories")}
+    assert len(status) == 8
+    for trace_id, found in status.items():
+        of_tool = any(span["trace_id"] == trace_id for span in cancelled)
+        assert found == ("cancelled" if of_tool else "ok")
+
+
+def test_a_generation_that_goes_on_after_an_interruption_is_one_turn(
+    shop: Workshop, store: Recording
+) -> None:
+    answer = shop.server.generate
+    asked = []
+
+    async def interrupted(request_id: str, **request: Any) -> Any:
+        output = await answer(request_id, **request)
+        asked.append(request)
+        if len(asked) == 1:
+            half = len(output.token_ids) // 2
+            cut = {"token_ids": output.token_ids[:half], "log_probs": output.log_probs[:half]}
+            return output.model_copy(update={**cut, "stop_reason": "aborted"})
+        return output
+
+    async def run() -> dict[str, Any]:
+        worker = shop.worker(client="FullyAsyncLLMServerClient")
+        return await shop.run_v0(1, (SINGLE,), workers=[worker])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shop.server, "generate", interrupted)
+        given = asyncio.run(run())
+    assert len(asked) == 2
+    (turn,) = [span for span in store.spans() if span["is_turn"]]
+    assert turn["op"] == "FullyAsyncLLMServerClient.generate"
+    assert turn["prompt_ids"] == asked[0]["prompt_ids"]
+    count = int(given["tensors"]["response_mask"][0].sum())
+    assert turn["output_ids"] == given["tensors"]["responses"][0][:count].tolist()
+    assert not [span for span in store.spans() if span["op"] == "LLMServerClient.generate"]
+
+
+def test_v0_records_the_samples_that_verl_chooses(
+    shop: Workshop, store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    chosen = []
+    run = AgentLoopWorker._run_agent_loop
+
+    def noted(self: Any, *args: Any, trace: bool, **kwargs: Any) -> Any:
+        if trace:
+            chosen.append((str(args[1]["sample_index"]), args[1]["rollout_n"]))
+        return run(self, *args, trace=trace, **kwargs)
+
+    monkeypatch.setattr(AgentLoopWorker, "_run_agent_loop", noted)
+    _limit(shop, monkeypatch)
+
+    async def both() -> dict[str, Any]:
+        return await shop.run_v0(1, (SINGLE,) * 6, repeat=2, workers=[shop.worker(), shop.worker()])
+
+    given = asyncio.run(both())
+    found = store.rows("trajectories")
+    assert len(chosen) == 2 * 2
+    assert sorted((row["sample_index"], row["rollout_n"]) for row in found) == sorted(chosen)
+    trace_ids = [trace_id for trace_id in given["columns"][ADDED] if trace_id is not None]
+    assert sorted(trace_ids) == sorted(row["trace_id"] for row in found)
+    with_spans = {span["trace_id"] for span in store.spans()}
+    assert with_spans == set(trace_ids)
+
+
+def test_v1_records_all_sessions_of_the_chosen_prompts(
+    shop: Workshop, store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _limit(shop, monkeypatch)
+
+    async def run() -> list[dict[str, Any]]:
+        return [(await shop.run_v1(step, (SINGLE,) * 3)).fields for step in (1, 2)]
+
+    fields = asyncio.run(run())
+    found = store.rows("trajectories")
+    for step in (1, 2):
+        of_step = [row for row in found if row["step"] == step]
+        assert len({row["group_id"] for row in of_step}) == 1
+        assert sorted(row["rollout_n"] for row in of_step) == list(range(ROLLOUTS))
+        _, trace_ids = split_records(fields[step - 1])
+        assert sorted(trace_ids) == sorted(row["trace_id"] for row in of_step)
+
+
+def test_batches_carry_no_trace_id_when_trainer_outcomes_are_off(
+    shop: Workshop, store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_TRAINER_OUTCOMES", "0")
+
+    async def run() -> tuple[Any, Any]:
+        return await shop.run_v0(1, (SINGLE,)), await shop.run_v1(1, (SINGLE,))
+
+    v0, v1 = asyncio.run(run())
+    assert split_columns(v0["columns"])[1] == []
+    assert split_records(v1.fields)[1] == []
+    assert len(store.rows("trajectories")) == 1 + ROLLOUTS
+
+
+def test_batches_of_workers_with_and_without_the_hook_fit_together(shop: Workshop) -> None:
+    import numpy as np
+    from verl import DataProto
+
+    from tests.verl.agent_loops.drive import batch_v0
+
+    without, having = (batch_v0(rows("v0", step, (SINGLE,)), step) for step in (1, 2))
+    without.meta_info = having.meta_info = {}
+    having.non_tensor_batch[ADDED] = np.array(["0" * 32], dtype=object)
+    joined = DataProto.concat([without, having])
+    assert joined.non_tensor_batch[ADDED].tolist() == [None, "0" * 32]
+
+
+def test_v0_s_manager_can_be_called_and_awaited(shop: Workshop) -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+    from tests.verl.agent_loops.drive import batch_v0
+    from tests.verl.agent_loops.light import Local
+
+    manager = AgentLoopManager(shop.config, None)
+
+    async def awaited() -> Any:
+        manager.agent_loop_workers = [Local(shop.worker())]
+        return await manager.generate_sequences(batch_v0(rows("v0", 1, (SINGLE,)), 1))
+
+    class Made:
+        async def generate_sequences(self, batch: Any) -> Any:
+            return await shop.worker().generate_sequences(batch)
+
+    first = asyncio.run(awaited())
+    manager.agent_loop_workers = [Local(Made())]
+    second = manager.generate_sequences(batch_v0(rows("v0", 1, (SINGLE,)), 1))
+    assert first.batch["responses"].tolist() == second.batch["responses"].tolist()
+
+
+def _limit(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = shop.config.actor_rollout_ref.rollout.trace
+    monkeypatch.setitem(trace, "max_samples_per_step_per_worker", 1)
+
+
+async def _let_others_end() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        with suppress(asyncio.CancelledError, Exception):
+            await task

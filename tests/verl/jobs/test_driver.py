@@ -1,0 +1,259 @@
+"""What the process that starts a job tells the others, through verl's own runtime environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.errors import ConfigError, StoreUnwritable
+from localtrace.trainer_hooks.verl import driver, job
+from tests.verl.jobs.conftest import Compose
+
+
+def environment(config: Any) -> dict[str, str]:
+    """What verl gives to its Ray workers."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    env_vars: dict[str, str] = get_ppo_ray_runtime_env(config)["env_vars"]
+    return env_vars
+
+
+def checkpoint(folder: Path) -> None:
+    """Leave what verl leaves when it saves a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+
+
+def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what the driver put into this process's environment."""
+    localtrace.close()
+    for name in ("STORE", "RUN_ID", "ATTEMPT"):
+        monkeypatch.delenv(f"LOCALTRACE_{name}", raising=False)
+
+
+def test_the_backend_line_alone_tells_workers_where_and_what_they_record(
+    compose: Compose, tmp_path: Path
+) -> None:
+    told = environment(compose())
+    assert told["LOCALTRACE_STORE"] == f"{tmp_path}/runs/localtrace"
+    assert told["LOCALTRACE_RUN_ID"] == localtrace.run_id()
+    assert told["LOCALTRACE_ATTEMPT"] == "0"
+    assert (told["LOCALTRACE_PROJECT"], told["LOCALTRACE_EXPERIMENT"]) == ("gsm8k", "grpo")
+
+
+def test_other_backends_tell_workers_nothing(compose: Compose) -> None:
+    for backend in ("null", "weave", "mlflow", "localtraces"):
+        assert not [name for name in environment(compose(backend=backend)) if "LOCALTRACE" in name]
+    assert localtrace.run_id() is None
+
+
+def test_the_metrics_logger_alone_starts_recording_too(compose: Compose) -> None:
+    told = environment(compose("trainer.logger=[console,localtrace]", backend="null"))
+    assert told["LOCALTRACE_RUN_ID"]
+
+
+def test_recording_locally_and_tracing_live_go_together(compose: Compose) -> None:
+    assert environment(compose(backend="localtrace+weave"))["LOCALTRACE_RUN_ID"]
+
+
+def test_a_given_store_is_made_absolute(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STORE", "mine")
+    assert environment(compose())["LOCALTRACE_STORE"] == f"{tmp_path}/mine"
+
+
+def test_settings_of_the_driver_reach_every_node(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_KEEP", "images")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "localtrace.trainer_hooks.verl")
+    told = environment(compose())
+    assert told["LOCALTRACE_KEEP"] == "images"
+    assert told["VERL_USE_EXTERNAL_MODULES"] == "localtrace.trainer_hooks.verl"
+
+
+def test_the_run_knows_its_configuration_command_and_versions(
+    compose: Compose, tmp_path: Path
+) -> None:
+    environment(compose())
+    localtrace.close()
+    with localtrace.open_store(tmp_path / "runs/localtrace") as store:
+        (run,) = store.runs().to_dicts()
+    config = json.loads(run["config"])
+    assert config["trainer"]["default_local_dir"] == f"{tmp_path}/runs/checkpoints"
+    assert config["actor_rollout_ref"]["rollout"]["trace"]["project_name"] == "gsm8k"
+    assert "pytest" in run["command"]
+    assert "verl" in json.loads(run["versions"])
+
+
+def test_a_training_that_resumes_is_the_next_attempt_of_its_run(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = environment(compose())
+    checkpoint(tmp_path / "runs/checkpoints")
+    attempts = []
+    for _ in range(2):
+        next_process(monkeypatch)
+        told = environment(compose())
+        assert told["LOCALTRACE_RUN_ID"] == first["LOCALTRACE_RUN_ID"]
+        attempts.append(told["LOCALTRACE_ATTEMPT"])
+    assert attempts == ["1", "2"]
+    localtrace.close()
+    with localtrace.open_store(tmp_path / "runs/localtrace") as store:
+        assert [bool(run["config"]) for run in store.runs().to_dicts()] == [True] * 3
+
+
+def test_a_training_that_resumes_from_a_named_checkpoint_is_the_next_attempt_too(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = environment(compose())
+    next_process(monkeypatch)
+    path = tmp_path / "runs/checkpoints/global_step_2"
+    config = compose("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+    told = environment(config)
+    assert told["LOCALTRACE_RUN_ID"] == first["LOCALTRACE_RUN_ID"]
+    assert told["LOCALTRACE_ATTEMPT"] == "1"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["trainer.resume_mode=disable"], id="resuming switched off"),
+        pytest.param(["trainer.experiment_name=other"], id="another experiment"),
+    ],
+)
+def test_the_same_folder_without_resuming_is_a_new_run(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    first = environment(compose())
+    checkpoint(tmp_path / "runs/checkpoints")
+    next_process(monkeypatch)
+    told = environment(compose(*overrides))
+    assert told["LOCALTRACE_RUN_ID"] != first["LOCALTRACE_RUN_ID"]
+    assert told["LOCALTRACE_ATTEMPT"] == "0"
+
+
+def test_without_a_checkpoint_the_same_names_are_a_new_run(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = environment(compose())
+    next_process(monkeypatch)
+    assert environment(compose())["LOCALTRACE_RUN_ID"] != first["LOCALTRACE_RUN_ID"]
+
+
+def test_a_damaged_note_beside_the_checkpoints_means_a_new_run(
+    compose: Compose, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path / "runs/checkpoints")
+    (tmp_path / "runs/checkpoints" / driver.RUN_FILE).write_text('{"run_id"')
+    assert environment(compose())["LOCALTRACE_ATTEMPT"] == "0"
+
+
+def test_a_run_id_given_by_the_user_stays(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path / "runs/checkpoints")
+    monkeypatch.setenv("LOCALTRACE_RUN_ID", "mine")
+    told = environment(compose())
+    assert (told["LOCALTRACE_RUN_ID"], told["LOCALTRACE_ATTEMPT"]) == ("mine", "0")
+
+
+def test_a_store_in_rays_copy_of_the_working_folder_is_refused_with_the_remedy(
+    compose: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = tmp_path / "session_2026-01-01_00-00-00_1_1/runtime_resources/working_dir_files/_ray_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    environment(compose("trainer.default_local_dir=checkpoints/mine"))
+    said = capsys.readouterr().err
+    assert "set LOCALTRACE_STORE or trainer.default_local_dir to an absolute path" in said
+    assert localtrace.run_id() is None
+
+
+def test_a_broken_store_is_one_line_and_training_goes_on(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/localtrace").write_text("a file")
+    told = environment(compose())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "localtrace:" in line]
+    assert len(lines) == 2
+    assert "name another path" in lines[0]
+    # The workers may have another disk, so they still know what to do.
+    assert told["LOCALTRACE_STORE"] == f"{tmp_path}/runs/localtrace"
+
+
+def test_a_required_recording_that_cannot_start_stops_the_job(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/localtrace").write_text("a file")
+    with pytest.raises((ConfigError, OSError)):
+        environment(compose())
+
+
+def test_a_setting_that_cannot_be_used_is_said_and_training_goes_on(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "many")
+    environment(compose())
+    assert "use a share between 0 and 1" in capsys.readouterr().err
+
+
+def test_an_unknown_version_of_verl_is_said(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver, "version", lambda name: "9.9.9")
+    environment(compose())
+    assert "verl 9.9.9 is not among the versions" in capsys.readouterr().err
+
+
+def test_a_store_on_a_network_file_system_keeps_its_journals_on_the_nodes(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver, "on_network", lambda path: True)
+    told = environment(compose())
+    assert Path(told["LOCALTRACE_JOURNAL_DIR"]).is_absolute()
+    assert told["LOCALTRACE_JOURNAL_DIR"] in capsys.readouterr().err
+
+
+def test_a_worker_without_word_from_the_driver_follows_the_configuration(
+    compose: Compose, tmp_path: Path
+) -> None:
+    job.remember(compose())
+    assert job.start_recording(project="gsm8k", experiment="grpo")
+    localtrace.close()
+    assert (tmp_path / "runs/localtrace/localtrace.json").exists()
+
+
+def test_a_worker_says_once_why_it_does_not_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file")
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    assert not job.start_recording()
+    assert not job.start_recording()
+    said = capsys.readouterr().err
+    assert said.count("this process does not record") == 1
+    assert "name another path" in (job.problem() or "")
+
+
+def test_a_worker_that_must_record_and_cannot_fails_at_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file")
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises((StoreUnwritable, OSError)):
+        job.start_recording()
+    assert os.environ["LOCALTRACE_REQUIRED"] == "1"

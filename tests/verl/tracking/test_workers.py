@@ -1,0 +1,275 @@
+"""What the trainer learns of its agent-loop workers, through real Ray actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localtrace.trainer_hooks.verl import tracking, workers
+from tests.environment import unavailable
+from tests.recording import Recording
+from tests.verl.tracking.conftest import MakeTracking
+
+try:
+    import ray
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+    from tests.verl.tracking.loops import Worker
+except ImportError as error:
+    unavailable(str(error))
+
+WITHOUT_HOOK = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": ""}
+Hire = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what the workers record into."""
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture(scope="module")
+def hire(stores: Path) -> Iterator[Hire]:
+    """Makes verl's manager, which makes workers with an environment."""
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=bool(os.environ.get("TESTS_SHOW_WORKERS")),
+    )
+    trace = {"project_name": "gsm8k", "experiment_name": "grpo", "backend": "localtrace"}
+
+    def hired(count: int = 1, **environ: str) -> Any:
+        told = {
+            "LOCALTRACE_STORE": f"{stores}/localtrace",
+            "LOCALTRACE_RUN_ID": "run-1",
+            "LOCALTRACE_SEAL": "0",
+            "LOCALTRACE_MIN_FREE_BYTES": "0",
+            **environ,
+        }
+        worker = ray.remote(num_cpus=0, runtime_env={"env_vars": told})(Worker)
+        kind = type("Manager", (AgentLoopManager,), {"agent_loop_workers_class": worker})
+        rollout = {"agent": {"num_workers": count}, "trace": trace}
+        manager = kind.create(
+            OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}}), None
+        )
+        assert manager in workers.managers
+        return manager
+
+    yield hired
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def team(hire: Hire) -> Any:
+    """Two workers that record."""
+    return hire(2)
+
+
+@pytest.fixture(scope="module")
+def stranger(hire: Hire) -> Any:
+    """A worker where the hook is not loaded."""
+    return hire(**WITHOUT_HOOK)
+
+
+@pytest.fixture
+def know(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has this process know only some managers."""
+    return lambda *known: monkeypatch.setattr(workers, "managers", weakref.WeakSet(known))
+
+
+Know = Callable[..., None]
+
+
+def roll_out(*managers: Any, count: int = 1) -> int:
+    """Have each worker make this many trajectories; give how many all of them made so far."""
+    hands = [worker for manager in managers for worker in manager.agent_loop_workers]
+    return sum(ray.get([worker.roll_out.remote(count) for worker in hands]))
+
+
+def logged(tmp_path: Path) -> list[dict[str, Any]]:
+    """What verl's own file logger got, log by log."""
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["data"] for line in lines]
+
+
+def wait_for_answers() -> None:
+    """Until the workers have answered what they were asked."""
+    tracking._survey.listen(60)
+
+
+def test_verls_own_loggers_get_the_counts_of_all_workers(
+    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+) -> None:
+    know(team)
+    before, data = roll_out(team, count=3), {"a": 1}
+    loggers = make_tracking("file", backend="localtrace")
+    loggers.log(data=data, step=1)
+    after = roll_out(team)
+    loggers.log(data=data, step=2)  # asks
+    wait_for_answers()
+    loggers.log(data=data, step=3)
+    assert data == {"a": 1}
+    assert [one["a"] for one in logged(tmp_path)] == [1, 1, 1]
+    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [before, before, after]
+    assert [one["localtrace/lost"] for one in logged(tmp_path)] == [0, 0, 0]
+    assert all(one["localtrace/queue_bytes"] >= 0 for one in logged(tmp_path))
+    free = shutil.disk_usage(tmp_path).free
+    assert logged(tmp_path)[0]["localtrace/disk_free_bytes"] == pytest.approx(free, rel=0.2)
+
+
+def test_the_counts_are_among_the_recorded_metrics_too(
+    team: Any, know: Know, make_tracking: MakeTracking, store: Recording
+) -> None:
+    know(team)
+    made = roll_out(team)
+    make_tracking("localtrace", backend="localtrace").log(data={"a": 1}, step=1)
+    found = {row["name"]: row["value"] for row in store.rows("metrics")}
+    assert found["localtrace/recorded"] == made
+
+
+def test_after_the_first_step_one_line_says_who_records_what(
+    team: Any,
+    know: Know,
+    make_tracking: MakeTracking,
+    stores: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    know(team)
+    made = roll_out(team)
+    loggers = make_tracking("file", backend="localtrace")
+    loggers.log(data={}, step=0)  # the validation before training
+    assert "workers record" not in capsys.readouterr().err
+    for step in (1, 2):
+        loggers.log(data={}, step=step)
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "workers record" in one]
+    assert line == (
+        f"localtrace: 2 of 2 workers record into {stores}/localtrace (run run-1): {made} "
+        f"trajectories so far, nothing lost; look with  localtrace ls -s {stores}/localtrace"
+    )
+
+
+def test_the_line_names_workers_without_the_hook(
+    team: Any,
+    stranger: Any,
+    know: Know,
+    make_tracking: MakeTracking,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    know(team, stranger)
+    roll_out(team, stranger)
+    make_tracking(backend="localtrace").log(data={}, step=1)
+    said = capsys.readouterr().err
+    assert "localtrace: 2 of 3 workers record into" in said
+    assert f"not all do: the hook is not loaded on {os.uname().nodename}" in said
+    assert "localtrace doctor --ray" in said
+
+
+def test_a_required_recording_that_no_worker_makes_is_said_and_training_goes_on(
+    stranger: Any,
+    know: Know,
+    make_tracking: MakeTracking,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    know(stranger)
+    roll_out(stranger)
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    make_tracking(backend="localtrace").log(data={}, step=1)
+    said = capsys.readouterr().err
+    assert "localtrace: 0 of 1 workers record; not all do" in said
+    assert "LOCALTRACE_REQUIRED=1 asks for more" in said
+
+
+def test_the_line_says_why_a_worker_cannot_record(
+    hire: Hire,
+    know: Know,
+    make_tracking: MakeTracking,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    barred = hire(LOCALTRACE_STORE=f"{tmp_path}/file")
+    know(barred)
+    roll_out(barred)
+    make_tracking(backend="localtrace").log(data={}, step=1)
+    assert f"{tmp_path}/file is a file" in capsys.readouterr().err
+
+
+def test_the_line_says_that_a_worker_pauses(
+    hire: Hire, know: Know, make_tracking: MakeTracking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = hire(LOCALTRACE_MIN_FREE_BYTES=str(2**62))
+    know(full)
+    roll_out(full)
+    make_tracking(backend="localtrace").log(data={}, step=1)
+    said = capsys.readouterr().err
+    assert "localtrace: 0 of 1 workers record into" in said
+    assert "lower LOCALTRACE_MIN_FREE_BYTES" in said
+
+
+def test_losses_of_a_worker_are_counted_and_a_dead_one_is_left_out(
+    team: Any,
+    hire: Hire,
+    know: Know,
+    make_tracking: MakeTracking,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrow = hire(LOCALTRACE_QUEUE_MAX_BYTES="0")
+    know(team, narrow)
+    made = roll_out(team)
+    lost = roll_out(narrow, count=4) + 1  # and its run
+    loggers = make_tracking("file", backend="localtrace")
+    loggers.log(data={}, step=1)
+    ray.kill(narrow.agent_loop_workers[0])
+    loggers.log(data={}, step=2)
+    wait_for_answers()
+    loggers.log(data={}, step=3)
+    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [made, made, made]
+    assert [one["localtrace/lost"] for one in logged(tmp_path)] == [lost, lost, 0]
+    assert f"{lost} losses; look with  localtrace stats -s " in capsys.readouterr().err
+
+
+def test_a_busy_worker_is_neither_waited_for_nor_asked_again(
+    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+) -> None:
+    know(team)
+    made = roll_out(team)
+    loggers = make_tracking("file", backend="localtrace")
+    loggers.log(data={}, step=1)
+    worker = team.agent_loop_workers[1]
+    busy = worker.block.remote(tmp_path / "end")
+    loggers.log(data={}, step=2)
+    owed = tracking._survey._asked[worker]
+    for step in range(3, 6):
+        loggers.log(data={}, step=step)
+    assert tracking._survey._asked[worker] is owed
+    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [made] * 5
+    (tmp_path / "end").touch()
+    ray.get(busy)
+
+
+def test_workers_that_another_process_has_made_are_found_by_their_names(
+    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+) -> None:
+    know()
+    made = roll_out(team)
+    make_tracking("file", backend="localtrace").log(data={}, step=1)
+    assert logged(tmp_path)[0]["localtrace/recorded"] == made
+
+
+def test_a_job_whose_rollouts_are_not_recorded_asks_nobody(
+    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+) -> None:
+    know(team)
+    make_tracking("file", "localtrace", backend="weave").log(data={"a": 1}, step=1)
+    assert logged(tmp_path) == [{"a": 1}]
+    assert not list(tracking._survey._asked)

@@ -1,0 +1,113 @@
+"""verl computes the same whether its trainer is recorded, not recorded, or without this hook."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+import localtrace.recording
+from localtrace import recorder as process
+from localtrace import testing
+from localtrace.trainer_hooks.verl import outcomes as hook
+from localtrace.trainer_hooks.verl import trainer, trainer_v1
+from tests.environment import unavailable
+from tests.verl.trainers.conftest import Outcomes
+
+try:
+    from tests.verl.trainers import whole
+except ImportError as error:
+    unavailable(str(error))
+
+ROOT = Path(__file__).resolve().parents[3]
+FUNCTIONS = sorted(
+    name
+    for name, function in inspect.getmembers(hook, inspect.isfunction)
+    if function.__module__ == hook.__name__
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What verl gives without this hook."""
+    file = tmp_path_factory.mktemp("plain") / "result.pickle"
+    environ = {
+        name: text for name, text in os.environ.items() if not name.startswith("LOCALTRACE_")
+    }
+    subprocess.run(
+        [sys.executable, "-m", "tests.verl.trainers.whole", str(file)],
+        cwd=ROOT,
+        env={**environ, "VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    result, loaded = pickle.loads(file.read_bytes())
+    assert loaded == []
+    return result
+
+
+def test_recording_changes_nothing(
+    outcomes: Outcomes, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
+    assert whole.run() == plain
+    names = {row["name"] for row in outcomes.rows()}
+    assert {
+        "advantage", "logprob_diff_mean", "logprob_diff_max", "logprob_diff_max/output_0",
+        "advantages", "ref_log_prob", "fate", "fate_reason", "trained_step", "reward",
+    } <= names  # fmt: skip
+    fates = {row["text"] for row in outcomes.rows() if row["name"] == "fate"}
+    assert fates == {"trained", "filtered", "stale", "failed"}
+    assert localtrace.losses()["records"] == {}
+
+
+def test_the_hook_without_recording_changes_nothing(plain: Any) -> None:
+    assert process.active is None
+    assert whole.run() == plain
+
+
+def test_recording_without_outcomes_changes_nothing(
+    outcomes: Outcomes, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_TRAINER_OUTCOMES", "0")
+    assert whole.run() == plain
+    assert outcomes.rows() == []
+
+
+def test_what_is_compared_holds_what_the_trainers_compute(plain: Any) -> None:
+    text = repr(plain)
+    for name in ("advantages", "old_log_probs", "is_padding", "rm_scores", "evicted_samples"):
+        assert name in text
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a fault in recording")
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "outcome", "_trace_ids", "take_generated"])
+def test_a_fault_in_the_hook_changes_nothing_and_is_counted(
+    outcomes: Outcomes, plain: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
+    for module in (hook, trainer, trainer_v1):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, fail)
+    assert whole.run() == plain
+    assert localtrace.losses()["records"]["internal"] > 0
+
+
+def test_a_fault_in_the_recorder_changes_nothing_and_is_counted(
+    plain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(localtrace.recording, "record_outcomes", fail)
+    with testing.recording(tmp_path / "store"):
+        assert whole.run() == plain
+        assert localtrace.losses()["records"]["internal"] > 0
