@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SOURCE = "verl.trainer"
 NOT_COUNTED = "no token of it counts: verl rejected all of them, or none was generated"
+_ROWS_AT_ONCE = 256
+"""So that what is computed here takes no noticeable memory beside the batch."""
 PER_TOKEN_NAMES = ("advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob")
 
 
@@ -56,16 +58,31 @@ def record_advantages(
     if not rows:
         return
     generated = batch["response_mask"] if generated is None else generated
-    mask = generated[rows].bool()
-    counted = batch["response_mask"][rows].bool()
-    values: dict[str, list[Any]] = {"advantage": _masked_mean(batch["advantages"][rows], counted)}
-    if recomputed and {"old_log_probs", "rollout_log_probs"} <= set(batch.keys()):
-        difference = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
-        largest = difference.masked_fill(~mask, 0.0).amax(dim=-1).tolist()
-        values["logprob_diff_mean"] = _masked_mean(difference, mask)
-        values["logprob_diff_max"] = _where_generated(largest, mask)
-    _record([str(trace_ids[row]) for row in rows], values, step, suffix)
+    compared = recomputed and {"old_log_probs", "rollout_log_probs"} <= set(batch.keys())
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        values = _advantages(batch, some)
+        if compared:
+            values |= _differences(batch, generated, some)
+        _record([str(trace_ids[row]) for row in some], values, step, suffix)
     _record_tokens(batch, generated, trace_ids, uids, rows, step, suffix)
+
+
+def _advantages(batch: Mapping[str, torch.Tensor], rows: list[int]) -> dict[str, list[Any]]:
+    counted = batch["response_mask"][rows].bool()
+    return {"advantage": _masked_mean(batch["advantages"][rows], counted)}
+
+
+def _differences(
+    batch: Mapping[str, torch.Tensor], generated: torch.Tensor, rows: list[int]
+) -> dict[str, list[Any]]:
+    mask = generated[rows].bool()
+    difference = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
+    largest = difference.masked_fill(~mask, 0.0).amax(dim=-1).tolist()
+    return {
+        "logprob_diff_mean": _masked_mean(difference, mask),
+        "logprob_diff_max": _where_generated(largest, mask),
+    }
 
 
 def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
@@ -123,7 +140,7 @@ def record_rewards(
     """
     rows = first_rows(trace_ids)
     if rows:
-        rewards = scores[rows].double().sum(dim=-1).tolist()
+        rewards = scores[rows].sum(dim=-1).tolist()
         outcome([str(trace_ids[row]) for row in rows], step=step, source=source, reward=rewards)
 
 

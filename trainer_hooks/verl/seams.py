@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from localtrace.losses import logger
+from localtrace.trainer_hooks.harmless import harmless
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes what verl has and gives what to put in its place."""
@@ -46,6 +47,31 @@ def seam(module: str, attribute: str, *, optional: bool = False) -> Callable[[Ma
         apply = functools.partial(_replace, attribute=attribute, make=make)
         _seams.append(Seam(module, attribute, apply, optional))
         return make
+
+    return register
+
+
+def after(
+    module: str, attribute: str, *, optional: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Tell the decorated function the result and the arguments of every call of an attribute.
+
+    What it raises is counted and changes nothing.
+    """
+
+    def register(record: Callable[..., None]) -> Callable[..., None]:
+        guarded = harmless(record)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                guarded(result, *args, **kwargs)
+                return result
+
+            return called
+
+        seam(module, attribute, optional=optional)(make)
+        return guarded
 
     return register
 

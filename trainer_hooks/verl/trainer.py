@@ -19,7 +19,7 @@ from localtrace.trainer_hooks.verl.outcomes import (
     record_rewards,
     record_trained,
 )
-from localtrace.trainer_hooks.verl.seams import seam
+from localtrace.trainer_hooks.verl.seams import after, seam
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +31,8 @@ _corrected: tuple[Callable[[], Any], torch.Tensor] | None = None
 """The batch whose tokens were rejected last, and which of them the model generated."""
 
 
-@seam(_MODULE, "RayPPOTrainer.__init__")
-def _init(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _remember(self)
-
-    return __init__
-
-
-@harmless
-def _remember(trainer: Any) -> None:
+@after(_MODULE, "RayPPOTrainer.__init__")
+def _remember(_: None, trainer: Any, *__: Any, **___: Any) -> None:
     global _trainer
     _trainer = weakref.ref(trainer)
 
@@ -79,18 +70,8 @@ def take_generated(data: Any) -> torch.Tensor | None:
     return corrected[1] if corrected is not None and corrected[0]() is data else None
 
 
-@seam(_MODULE, "compute_advantage")
-def _compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(data, *args, **kwargs)
-        _record_advantages(result)
-        return result
-
-    return compute_advantage
-
-
-@harmless
-def _record_advantages(data: Any) -> None:
+@after(_MODULE, "compute_advantage")
+def _record_advantages(data: Any, *_: Any, **__: Any) -> None:
     ids = _trace_ids(data)
     if ids is None:
         return
@@ -104,18 +85,8 @@ def _record_advantages(data: Any) -> None:
         record_rewards(data.batch["token_level_scores"], ids, step=step, source=SOURCE)
 
 
-@seam(_MODULE, "RayPPOTrainer._update_actor", optional=True)
-def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _update_actor(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, batch, *args, **kwargs)
-        _record_trained(self, batch)
-        return result
-
-    return _update_actor
-
-
-@harmless
-def _record_trained(trainer: Any, batch: Any) -> None:
+@after(_MODULE, "RayPPOTrainer._update_actor", optional=True)
+def _record_trained(_: Any, trainer: Any, batch: Any) -> None:
     ids = _trace_ids(batch)
     if ids is not None:
         step = _launch_step(trainer)
@@ -124,36 +95,16 @@ def _record_trained(trainer: Any, batch: Any) -> None:
         record_trained(rows, step=step, trained_step=trainer.global_steps)
 
 
-@seam(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)
-def _compute_reward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, batch, *args, **kwargs)
-        _record_late_rewards(self, batch, result)
-        return result
-
-    return _compute_reward_colocate
-
-
-@harmless
-def _record_late_rewards(trainer: Any, batch: Any, scored: Any) -> None:
+@after(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)
+def _record_late_rewards(scored: Any, trainer: Any, batch: Any) -> None:
     ids = _trace_ids(batch)
     if ids is not None:
         step = _launch_step(trainer)
         record_rewards(scored.batch["rm_scores"], ids, step=step, source="reward_model")
 
 
-@seam(_MODULE, "extract_reward", optional=True)
-def _extract_reward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def extract_reward(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(batch, *args, **kwargs)
-        _record_validation(batch, result)
-        return result
-
-    return extract_reward
-
-
-@harmless
-def _record_validation(batch: Any, extracted: Any) -> None:
+@after(_MODULE, "extract_reward", optional=True)
+def _record_validation(extracted: Any, batch: Any) -> None:
     ids = _trace_ids(batch)
     if ids is not None and batch.meta_info.get("validate"):
         step = _launch_step(_trainer())

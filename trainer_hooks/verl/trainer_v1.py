@@ -23,7 +23,7 @@ from localtrace.trainer_hooks.verl.outcomes import (
     record_rewards,
     record_trained,
 )
-from localtrace.trainer_hooks.verl.seams import on_import, seam
+from localtrace.trainer_hooks.verl.seams import after, on_import, seam
 from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, take_generated
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
@@ -116,18 +116,8 @@ def _computing(trainer: Any, batch: Any) -> Iterator[None]:
         _now = None
 
 
-@seam(_TRAINER, "compute_advantage_for_multi_trajectories")
-def _advantages(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compute_advantage_for_multi_trajectories(data: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(data, *args, **kwargs)
-        _record_advantages(result)
-        return result
-
-    return compute_advantage_for_multi_trajectories
-
-
-@harmless
-def _record_advantages(data: Any) -> None:
+@after(_TRAINER, "compute_advantage_for_multi_trajectories")
+def _record_advantages(data: Any, *_: Any, **__: Any) -> None:
     if not is_wanted() or _now is None:
         return
     trainer, batch = _now
@@ -161,18 +151,8 @@ def _by_step(batch: Any, keys: Iterable[str]) -> dict[int | None, set[str]]:
     return found
 
 
-@seam(_TRAINER, "PPOTrainer._update_actor")
-def _update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _update_actor(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, batch, *args, **kwargs)
-        _record_trained(self, batch)
-        return result
-
-    return _update_actor
-
-
-@harmless
-def _record_trained(trainer: Any, batch: Any) -> None:
+@after(_TRAINER, "PPOTrainer._update_actor")
+def _record_trained(_: Any, trainer: Any, batch: Any, *__: Any, **___: Any) -> None:
     if not is_wanted():
         return
     keys = _real_keys(batch)
