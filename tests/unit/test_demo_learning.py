@@ -115,7 +115,7 @@ def test_a_turn_begins_with_everything_that_was_said_before(trained: list[Trajec
 def test_the_trainer_agrees_with_the_sampled_logprobs(trained: list[Trajectory]) -> None:
     for trajectory in trained:
         sampled = [p for span in trajectory.spans for p in span.output_logprobs or []]
-        (again,) = [o.values for o in trajectory.outcomes if o.name == "old_logprobs"]
+        (again,) = [o.values for o in trajectory.outcomes if o.name == "old_log_probs"]
         assert again == pytest.approx(sampled, abs=1e-3)
 
 

@@ -65,13 +65,13 @@ def test_text_is_text(store: Recording, value: Any) -> None:
     ids=["list", "tuple", "float64", "float32", "torch", "bfloat16", "grad"],
 )  # fmt: skip
 def test_one_number_per_token_is_a_list_of_values(store: Recording, make: Any) -> None:
-    localtrace.outcome(IDS[0], old_logprobs=make([-0.5, -1.0, 0.0]))
-    assert recorded(store) == {(0, "old_logprobs"): [-0.5, -1.0, 0.0]}
+    localtrace.outcome(IDS[0], old_log_probs=make([-0.5, -1.0, 0.0]))
+    assert recorded(store) == {(0, "old_log_probs"): [-0.5, -1.0, 0.0]}
 
 
 def test_an_empty_list_of_values_is_recorded_as_one(store: Recording) -> None:
-    localtrace.outcome(IDS[0], old_logprobs=[])
-    assert recorded(store) == {(0, "old_logprobs"): []}
+    localtrace.outcome(IDS[0], old_log_probs=[])
+    assert recorded(store) == {(0, "old_log_probs"): []}
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [[1.0]], ["a", 1], [1.0, None], 10**400, [10**400]])
@@ -119,8 +119,8 @@ def test_a_batch_gives_each_trajectory_its_item(store: Recording, make: Any) -> 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
 def test_a_nested_batch_gives_each_trajectory_its_values(store: Recording, make: Any) -> None:
     rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-    localtrace.outcome(IDS, old_logprobs=make(rows))
-    assert recorded(store) == {(n, "old_logprobs"): rows[n] for n in range(3)}
+    localtrace.outcome(IDS, old_log_probs=make(rows))
+    assert recorded(store) == {(n, "old_log_probs"): rows[n] for n in range(3)}
 
 
 def test_a_batch_may_hold_lists_of_different_lengths_and_arrays(store: Recording) -> None:

@@ -179,7 +179,7 @@ def test_reading_many_keeps_the_order_that_was_asked_for(record: Recording) -> N
 def test_outcomes_join_their_trajectory(record: Recording) -> None:
     trace_id, other = record(range(1))
     localtrace.init(record.path, min_free_bytes=0, seal=False)
-    localtrace.outcome(trace_id, reward=0.25, fate="stale", old_logprobs=[0.5, -0.5])
+    localtrace.outcome(trace_id, reward=0.25, fate="stale", old_log_probs=[0.5, -0.5])
     localtrace.outcome(trace_id, fate="trained", trained_step=4)
     localtrace.close()
     with open_store(record.path) as store:
@@ -190,7 +190,7 @@ def test_outcomes_join_their_trajectory(record: Recording) -> None:
     assert (second["trace_id"], second["reward"], second["fate"]) == (other, 1.0, None)
     assert [(one.name, one.number, one.text, one.values) for one in outcomes] == [
         ("fate", None, "trained", None),
-        ("old_logprobs", None, None, [0.5, -0.5]),
+        ("old_log_probs", None, None, [0.5, -0.5]),
         ("reward", 0.25, None, None),
         ("trained_step", 4.0, None, None),
     ]
