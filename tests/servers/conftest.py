@@ -180,7 +180,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     localtrace.init(folder, project="arithmetic", experiment="grpo", min_free_bytes=0, seal=False)
     ids = asyncio.run(_roll_out())
     localtrace.outcome(ids[0], step=0, reward=0.75, advantage=-0.5, fate="trained")
-    localtrace.outcome(ids[0], step=0, old_logprobs=[-0.5, float("nan"), -1.5])
+    localtrace.outcome(ids[0], step=0, old_log_probs=[-0.5, float("nan"), -1.5])
     localtrace.close()
     seal(open_layout(folder))
     with localtrace.open_store(folder) as opened:

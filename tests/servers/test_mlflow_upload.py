@@ -163,7 +163,7 @@ def test_the_root_holds_attributes_and_outcomes_with_their_types(traces, send) -
     assert attributes["attributes.note"] == {"seen": [0]}
     assert attributes["outcomes.advantage"] == -0.5
     assert attributes["outcomes.fate"] == "trained"
-    assert attributes["outcomes.old_logprobs"] == as_json([-0.5, math.nan, -1.5])
+    assert attributes["outcomes.old_log_probs"] == as_json([-0.5, math.nan, -1.5])
 
 
 def test_odd_attributes_come_back_as_they_were_set(store, traces, send) -> None:
