@@ -34,7 +34,12 @@ demo: $(VENV)/demo-installed  ## Train a tiny agent, record it, query it, upload
 test: $(VENV)/test-installed  ## Run the tests
 	$(BIN)/python -m pytest
 
-test-servers: $(VENV)/test-installed  ## Run the tests against a real MLflow server
+.venv-weave/installed: tests/servers/weave_server/requirements.txt tests/servers/weave_server/constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests against real MLflow and Weave servers
 	$(BIN)/python -m pytest tests/servers
 
 test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
@@ -75,4 +80,4 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
 clean:  ## Remove the environments and what the targets made
-	rm -rf $(VENV) .venv-verl-* build wheelhouse localtrace-demo
+	rm -rf $(VENV) .venv-verl-* .venv-weave build wheelhouse localtrace-demo

@@ -24,6 +24,7 @@ import localtrace
 from localtrace.reader import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.seal import seal
+from tests.servers.weave import WeaveServer
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
@@ -203,7 +204,7 @@ def large_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 class FaultyNetwork:
-    """A proxy before a server; `fault` is asked about each POST to `/v1/traces`.
+    """A proxy before a server; `fault` is asked about each POST to a path that ends like `watched`.
 
     It returns None to pass the request on, a status to answer with, "cut" to hang up at once, or
     "lose" to hang up after the server has answered.
@@ -211,6 +212,7 @@ class FaultyNetwork:
 
     def __init__(self, server_url: str) -> None:
         self.fault: Callable[[bytes], int | str | None] = lambda body: None
+        self.watched = "/v1/traces"
         self.drops: set[str] = set()
         """Names of headers, in lower case, that are not passed on."""
         self._client = httpx.Client(base_url=server_url, timeout=60)
@@ -226,14 +228,26 @@ class FaultyNetwork:
 
             def log_message(self, *args: Any) -> None: ...
 
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler = Handler
+        self._port = 0
+        self.open_door()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def open_door(self) -> None:
+        """Take connections, always on the same port."""
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
         self._proxy.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        self._port = self._proxy.server_port
         threading.Thread(target=self._proxy.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close_door(self) -> None:
+        """Refuse new connections."""
+        self._proxy.shutdown()
+        self._proxy.server_close()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("content-length", 0)))
-        fault = self.fault(body) if request.path == "/v1/traces" else None
+        fault = self.fault(body) if request.path.endswith(self.watched) else None
         if isinstance(fault, int):
             self._answer(request, fault, b"a fault", {"retry-after": "0"})
             return
@@ -262,8 +276,7 @@ class FaultyNetwork:
         request.wfile.write(body)
 
     def close(self) -> None:
-        self._proxy.shutdown()
-        self._proxy.server_close()
+        self.close_door()
         self._client.close()
 
 
@@ -273,3 +286,19 @@ def network(mlflow_url: str) -> Iterator[FaultyNetwork]:
     network = FaultyNetwork(mlflow_url)
     yield network
     network.close()
+
+
+@pytest.fixture(scope="session")
+def weave_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServer]:
+    """A server for the whole session; tests name projects of their own."""
+    server = WeaveServer(tmp_path_factory.mktemp("weave"))
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def failing_weave(weave_server: WeaveServer) -> Iterator[WeaveServer]:
+    """The session's server, whose faults and switches end with the test."""
+    yield weave_server
+    weave_server.reset()

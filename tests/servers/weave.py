@@ -1,0 +1,148 @@
+"""A real Weave trace server for the tests, as strict as the production service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.environment import unavailable
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-weave" / "bin" / "python"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+"""The API key that the server takes."""
+ENTITY = "team"
+"""The default entity of that key."""
+
+
+class WeaveServer:
+    """The trace server of weave 0.53.12 in a process of its own, everything in memory.
+
+    `url` is what a user of the tracker has. The tests' own requests use another port, which no
+    fault and no closed door touches.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not PYTHON.exists():
+            unavailable("needs .venv-weave, which `make test-servers` makes")
+        self._log_path = folder / "weave-server.log"
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
+            self._ports = one.getsockname()[1], other.getsockname()[1]
+        self.url, control_url = (f"http://127.0.0.1:{port}" for port in self._ports)
+        self._control = httpx.Client(base_url=control_url, timeout=60, trust_env=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that lead a client here; those of weave's own client included."""
+        return {
+            "WF_TRACE_SERVER_URL": self.url,
+            "WANDB_BASE_URL": self.url,
+            "WANDB_API_KEY": KEY,
+            "WEAVE_USE_SERVER_CACHE": "false",
+            "WEAVE_PRINT_CALL_LINK": "false",
+            "WANDB_ERROR_REPORTING": "false",
+        }
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [PYTHON, "-m", "tests.servers.weave_server", *map(str, self._ports)],
+                cwd=ROOT,
+                env={**os.environ, "WANDB_API_KEY": KEY},
+                stdin=subprocess.PIPE,  # its end ends the server, however the tests end
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        give_up = time.monotonic() + 120
+        while time.monotonic() < give_up:
+            assert self._process.poll() is None, self._log_path.read_text()
+            with suppress(httpx.TransportError):
+                if self._control.get("/health").is_success:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start, see {self._log_path}")
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        self._process.wait(30)
+        self._control.close()
+
+    def log(self, path: str = "/calls/complete") -> list[dict[str, Any]]:
+        """Requests whose path contains this, oldest first.
+
+        Each has method, path, size_bytes, status (None: no answer was sent) and fault.
+        """
+        requests: list[dict[str, Any]] = self._control.get("/test/log").json()
+        return [request for request in requests if path in request["path"]]
+
+    def fault(self, *kinds: int | str, **which: Any) -> None:
+        """Fail requests from now on; without arguments, no more.
+
+        Args:
+            kinds: one is drawn for each request that is hit: a status such as 503, `lost_before`
+                (connection cut, nothing stored), `cut_after_body` (stored, then cut without an
+                answer), `lost_200` (stored, then cut in the middle of the answer) or `half_413`
+                (half of the batch stored, answer 413).
+            which: `next` (how many requests), `share` (probability), `seed`, `path` and
+                `containing` (a part of the path, by default `/calls/complete`, and of the body),
+                `retry_after` (seconds).
+        """
+        self._tell("/test/fault", {"kinds": kinds, **which} if kinds else None)
+
+    def forbid(self, *projects: str) -> None:
+        """Answer 403 to whatever concerns these projects, and no others."""
+        self._tell("/test/switches", {"forbidden": projects})
+
+    def show_duplicates(self, shown: bool = True) -> None:
+        """Show rows as production does before it merges them: each sending is a row."""
+        self._tell("/test/switches", {"shows_duplicates": shown})
+
+    def close_door(self) -> None:
+        """Refuse connections; what is stored stays."""
+        self._tell("/test/close")
+
+    def open_door(self) -> None:
+        """Take connections again."""
+        self._tell("/test/open")
+
+    def reset(self) -> None:
+        """No fault, nothing forbidden, rows as after a merge."""
+        self.fault()
+        self._tell("/test/switches", {"forbidden": [], "shows_duplicates": False})
+
+    def calls(self, project: str, **query: Any) -> list[dict[str, Any]]:
+        """The calls of `entity/project` as `calls/stream_query` shows them, oldest first."""
+        response = self._control.post(
+            "/calls/stream_query", json={"project_id": project, **query}, auth=("api", KEY)
+        )
+        response.raise_for_status()
+        return [json.loads(line) for line in response.text.splitlines()]
+
+    def started_at_values(self, project: str) -> dict[str, list[str]]:
+        """For each id that was ever stored, the `started_at` texts in the order of sending."""
+        values = defaultdict(list)
+        response = self._control.get("/test/accepted", params={"project": project})
+        for call_id, started_at in response.json():
+            values[call_id].append(started_at)
+        return dict(values)
+
+    def sent(self, project: str, call_id: str) -> int:
+        """How often a call was stored."""
+        return len(self.started_at_values(project).get(call_id, []))
+
+    def _tell(self, path: str, body: Any = None) -> None:
+        self._control.post(path, json=body).raise_for_status()
