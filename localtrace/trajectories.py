@@ -111,7 +111,7 @@ def _inputs(
     for name, lists in ((row["prompt_name"], prompts), (row["messages_name"], messages)):
         if name is not None:
             whole = lists.get(row["span_id"])
-            inputs[name] = Placeholder("damaged", "list") if whole is None else whole
+            inputs[name] = _missing(row) if whole is None else whole
     return inputs
 
 
@@ -124,8 +124,13 @@ def _outputs(row: _Row) -> Any:
             (row["mask_name"], "response_mask"),
         ):
             if name is not None:
-                outputs.setdefault(name, row[column])
+                ids_redacted = column == "output_ids" and row["placeholder"] == "redacted"
+                outputs.setdefault(name, _missing(row) if ids_redacted else row[column])
     return outputs
+
+
+def _missing(row: _Row) -> Placeholder:
+    return Placeholder("redacted" if row["placeholder"] == "redacted" else "damaged", "list")
 
 
 def _decoded(text: str | None) -> Any:
