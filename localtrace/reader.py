@@ -21,7 +21,7 @@ from localtrace.errors import MissingDependency, QueryError, StoreError
 from localtrace.filters import Filters
 from localtrace.schema import TABLES
 from localtrace.sql import check_read_only, find_query, one_line
-from localtrace.store.layout import StoreLayout, open_layout
+from localtrace.store.layout import StoreLayout, open_layout, read_meta
 from localtrace.store.snapshot import Snapshot, take_snapshot
 from localtrace.store.tokenizers import text_decoder
 from localtrace.trajectories import read_batch
@@ -82,6 +82,11 @@ class Store:
     def path(self) -> Path:
         """The folder of the store."""
         return self._layout.root
+
+    @property
+    def store_id(self) -> str:
+        """Identity of the store, which its copies and bundles share."""
+        return read_meta(self._layout).store_id
 
     @property
     def snapshot(self) -> Snapshot:

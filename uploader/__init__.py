@@ -12,84 +12,128 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from localtrace.errors import ConfigError
+from localtrace.uploader.targets import TargetOptions
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
+    from localtrace.uploader.estimate import Estimate
     from localtrace.uploader.receipt import Receipt
-    from localtrace.uploader.records import Estimate
-    from localtrace.uploader.replay import Progress
-    from localtrace.uploader.selection import Selection
+    from localtrace.uploader.replay import Limits
+    from localtrace.uploader.selection import Chosen
+    from localtrace.uploader.tally import Progress
 
-__all__ = ["estimate", "upload"]
+__all__ = ["TargetOptions", "estimate", "upload"]
 
 
 def upload(
     store: Store,
-    selection: Selection,
-    target: str,
+    chosen: Chosen,
+    uri: str | None = None,
     *,
     kind: str = "mlflow",
-    experiment: str | None = None,
-    assessments: bool = False,
-    limit: int | None = None,
-    patience_s: float = 120.0,
+    container: str | None = None,
+    options: TargetOptions | None = None,
+    metrics: bool = False,
+    redact: Path | None = None,
+    limits: Limits | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Receipt:
     """Upload a selection, read it back, and return the receipt, which is also kept as a file.
 
     Args:
-        selection: `Filters`, an SQL query with a column `trace_id`, or trace ids.
-        target: where to; for MLflow `http://HOST:PORT`, or `sqlite:///FILE.db`, for which a server
-            is started on loopback as long as the upload takes.
-        experiment: its name at the target; by default the project of each trajectory.
-        assessments: send each reward as an assessment too: one more request per trajectory.
-        limit: at most this many trajectories.
-        patience_s: how long one request is repeated while the target does not answer.
+        chosen: a `Selection`, `Filters`, an SQL query with a column `trace_id`, or trace ids.
+        uri: where to; by default where the tracker's own environment variables say. For MLflow
+            `http://HOST:PORT`, or `sqlite:///FILE.db`, for which a server is started on loopback
+            as long as the upload takes.
+        kind: mlflow, weave or otlp.
+        container: the MLflow experiment, or the Weave project as `entity/name`; by default the
+            project of each run.
+        metrics: send the metrics of the runs too, which MLflow takes.
+        redact: a file of rules for what must not leave; common shapes of keys never do.
+        limits: how much, how fast, and how long to wait.
         on_progress: called after each trajectory.
 
     Raises:
         QueryError: the selection cannot be read.
-        ConfigError: the target's uri cannot be used.
+        ConfigError: the target's uri or the rules cannot be used.
         TargetUnavailable: the target does not answer; the same upload can go on later.
         UploadError: the target can take no record, or another upload to it is running.
     """
     from localtrace.uploader.ledger import Ledger
-    from localtrace.uploader.replay import Replay
+    from localtrace.uploader.receipt import Receipt, count, new_upload_id, now
+    from localtrace.uploader.records import Records
+    from localtrace.uploader.redaction import Redaction
+    from localtrace.uploader.replay import Limits, Replay
     from localtrace.uploader.selection import choose
-    from localtrace.uploader.state import state_folder
-    from localtrace.uploader.targets import open_target
+    from localtrace.uploader.state import receipts_folder, state_folder
+    from localtrace.uploader.tally import Tally
+    from localtrace.uploader.targets import MetricsTarget, open_target
 
-    choice = choose(store, selection, limit)
+    choice = choose(store, chosen)
+    started_at = now()
+    target = open_target(kind, uri, options)
+    if metrics and not isinstance(target, MetricsTarget):
+        raise ConfigError(f"{kind} takes no metrics: leave them out, or upload them to mlflow")
+    records = Records(store, target, Redaction.load(redact))
+    tally = Tally(len(choice.trace_ids) + len(choice.unknown), on_progress)
     folder = state_folder()
-    opened = open_target(kind, target, assessments=assessments)
-    with closing(Ledger(folder)) as ledger, ledger.claim(opened.uri), closing(opened):
-        opened.check()
-        replay = Replay(store, choice, opened, ledger, patience_s, on_progress)
-        receipt = replay.run(experiment)
-    receipt.write(receipt.file_in(folder))
+    with closing(Ledger(folder)) as ledger, ledger.claim(target.uri), closing(target):
+        target.check()
+        replay = Replay(records, ledger, limits or Limits(), tally)
+        runs = replay.run(choice, container, metrics=metrics)
+    receipt = Receipt(
+        upload_id=new_upload_id(),
+        store=str(store.path),
+        store_id=store.store_id,
+        selection=choice.text,
+        kind=kind,
+        target=target.uri,
+        started_at=started_at,
+        ended_at=now(),
+        runs=runs,
+        traces=tally.results,
+        counts=count(tally.results),
+        left_out=dict(records.left_out),
+        redactions=dict(records.redaction.counts),
+        reads_back=target.reads_back,
+    )
+    receipt.write(receipts_folder())
     return receipt
 
 
 def estimate(
     store: Store,
-    selection: Selection,
-    target: str,
+    chosen: Chosen,
+    uri: str | None = None,
     *,
     kind: str = "mlflow",
-    assessments: bool = False,
-    limit: int | None = None,
+    container: str | None = None,
+    options: TargetOptions | None = None,
+    redact: Path | None = None,
+    limits: Limits | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Estimate:
     """Read and map a selection without contacting the target; arguments as in `upload`.
 
     Raises:
         QueryError: the selection cannot be read.
-        ConfigError: the target's uri cannot be used.
+        ConfigError: the target's uri or the rules cannot be used.
     """
-    from localtrace.uploader.records import measure
+    from localtrace.uploader.estimate import measure
+    from localtrace.uploader.ledger import Ledger
+    from localtrace.uploader.records import Records
+    from localtrace.uploader.redaction import Redaction
+    from localtrace.uploader.replay import Limits
     from localtrace.uploader.selection import choose
+    from localtrace.uploader.state import state_folder
     from localtrace.uploader.targets import open_target
 
-    choice = choose(store, selection, limit)
-    with closing(open_target(kind, target, assessments=assessments)) as opened:
-        return measure(store, opened, choice)
+    choice = choose(store, chosen)
+    target = open_target(kind, uri, options)
+    records = Records(store, target, Redaction.load(redact))
+    with closing(Ledger(state_folder())) as ledger, closing(target):
+        return measure(records, ledger, choice, container, limits or Limits(), on_progress)

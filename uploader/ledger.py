@@ -16,11 +16,14 @@ from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
-from localtrace.errors import UploadError
-from localtrace.uploader.targets import Entry
+import msgspec
 
-LEDGER_VERSION = 1
-_TABLE = """
+from localtrace.errors import UploadError
+from localtrace.types import Run
+from localtrace.uploader.targets import Entry, Place
+
+LEDGER_VERSION = 2
+_TABLES = """
 create table if not exists entries (
     destination text not null,
     trace_id    text not null,
@@ -30,7 +33,20 @@ create table if not exists entries (
     reason      text,
     time_ns     integer not null,
     primary key (destination, trace_id)
-) strict, without rowid
+) strict, without rowid;
+create table if not exists places (
+    uri       text not null,
+    container text not null,
+    run_id    text not null,
+    attempt   integer not null,
+    place     text not null,
+    primary key (uri, container, run_id, attempt)
+) strict, without rowid;
+create table if not exists speeds (
+    uri          text not null primary key,
+    trajectories integer not null,
+    duration_s   real not null
+) strict, without rowid;
 """
 
 
@@ -63,26 +79,56 @@ class Ledger:
         if version > LEDGER_VERSION:
             self._db.close()
             raise UploadError(f"{path} is of a newer version ({version}): upgrade localtrace")
-        self._db.execute(_TABLE)
+        self._db.executescript(_TABLES)
         self._db.execute(f"pragma user_version = {LEDGER_VERSION}")
 
-    def accepted_digest(self, destination: str, trace_id: str) -> str | None:
-        """The digest of the record that the destination is known to hold, if any."""
+    def known(self, destination: str, trace_id: str) -> tuple[State, str] | None:
+        """What is known of a trajectory at a destination, and the digest of its record."""
         row = self._db.execute(
-            "select digest from entries where destination = ? and trace_id = ? and state = ?",
-            (destination, trace_id, State.ACCEPTED),
+            "select state, digest from entries where destination = ? and trace_id = ?",
+            (destination, trace_id),
         ).fetchone()
-        return None if row is None else str(row[0])
+        return None if row is None else (State(row[0]), str(row[1]))
 
     def mark(self, entries: Iterable[Entry], state: State, reason: str | None = None) -> None:
         """Write the state of entries, all or none, durably."""
+        self.mark_each((entry, state, reason) for entry in entries)
+
+    def mark_each(self, states: Iterable[tuple[Entry, State, str | None]]) -> None:
+        """Write a state and a reason for each entry, all or none, durably."""
         rows = [
             (e.place.destination, e.trace_id, e.remote_id, e.digest, state, reason, time.time_ns())
-            for e in entries
+            for e, state, reason in states
         ]
         self._db.execute("begin immediate")
         with self._db:
             self._db.executemany("insert or replace into entries values (?,?,?,?,?,?,?)", rows)
+
+    def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
+        """Note where a run's trajectories belong, so that a dry run need not ask the target."""
+        key = (uri, container or "", run.run_id, run.attempt)
+        text = msgspec.json.encode(place).decode()
+        self._db.execute("insert or replace into places values (?,?,?,?,?)", (*key, text))
+
+    def place(self, uri: str, container: str | None, run: Run) -> Place | None:
+        """Where the trajectories of a run went before."""
+        row = self._db.execute(
+            "select place from places where (uri, container, run_id, attempt) = (?,?,?,?)",
+            (uri, container or "", run.run_id, run.attempt),
+        ).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=Place)
+
+    def remember_speed(self, uri: str, trajectories: int, duration_s: float) -> None:
+        """Note how long the sending of so many trajectories took."""
+        row = (uri, trajectories, duration_s)
+        self._db.execute("insert or replace into speeds values (?,?,?)", row)
+
+    def speed(self, uri: str) -> float | None:
+        """Trajectories per second in the last upload to a target that sent any."""
+        row = self._db.execute(
+            "select trajectories / duration_s from speeds where uri = ? and duration_s > 0", (uri,)
+        ).fetchone()
+        return None if row is None else float(row[0])
 
     @contextmanager
     def claim(self, uri: str) -> Iterator[None]:

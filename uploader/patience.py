@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from threading import Event
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
+from tenacity.nap import sleep_using_event
 from tenacity.wait import wait_random_exponential
 
 from localtrace.uploader.targets.http import Doubtful, TryAgain
@@ -16,8 +18,11 @@ _log = logging.getLogger("localtrace.uploader")
 _spread = wait_random_exponential(multiplier=0.5, max=WAIT_MAX_S)
 
 
-def patiently(patience_s: float) -> Retrying:
+def patiently(patience_s: float, ended: Event | None = None) -> Retrying:
     """Repeat what raises `TryAgain`, with growing random waits, for about `patience_s` in all.
+
+    Args:
+        ended: once set, nothing is waited for or repeated any more.
 
     A server's own Retry-After comes first. What is `Doubtful` is asked only a few times, since
     repeating a bad record does not make it better. The last error is raised when patience ends.
@@ -25,13 +30,15 @@ def patiently(patience_s: float) -> Retrying:
 
     def stop(state: RetryCallState) -> bool:
         in_doubt = isinstance(_error(state), Doubtful) and state.attempt_number >= DOUBT_ATTEMPTS
-        return in_doubt or (state.seconds_since_start or 0.0) >= patience_s
+        over = ended is not None and ended.is_set()
+        return over or in_doubt or (state.seconds_since_start or 0.0) >= patience_s
 
     return Retrying(
         retry=retry_if_exception_type(TryAgain),
         stop=stop,
         wait=_wait,
         before_sleep=_tell,
+        sleep=sleep_using_event(ended or Event()),
         reraise=True,
     )
 

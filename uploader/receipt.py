@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from localtrace.uploader.targets import Place
+from localtrace.uploader.targets import Cut, Place
+from localtrace.version import __version__
 
-RECEIPT_VERSION = 1
+RECEIPT_VERSION = 2
 
 
 class Delivery(StrEnum):
@@ -23,6 +24,7 @@ class Delivery(StrEnum):
     SENT = "sent"
     PRESENT = "already there"
     REJECTED = "rejected"
+    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,13 @@ class TraceReceipt:
     digest: str | None = None
     """sha256 of what the target holds."""
     size_bytes: int = 0
+    span_count: int = 0
     reason: str | None = None
-    """Why it was rejected."""
+    """Why it was rejected or left out."""
     verified: bool = False
     """It was read back from the target, in its run, with this digest."""
+    cuts: list[Cut] = field(default_factory=list)
+    """Values that were shortened for the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,13 @@ class RunReceipt:
 
     run_id: str
     attempt: int
-    experiment: str
-    """Name of the experiment at the target."""
+    container: str
+    """Name of the experiment or project at the target."""
     place: Place
+    metrics: dict[str, int] = field(default_factory=dict)
+    """By recorded name how many values the target holds, where metrics were sent."""
+    metric_names: dict[str, str] = field(default_factory=dict)
+    """By recorded name the name at the target, where it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +68,53 @@ class Receipt:
 
     upload_id: str
     store: str
+    store_id: str
     selection: str
+    kind: str
     target: str
     started_at: str
     ended_at: str
     runs: list[RunReceipt]
     traces: list[TraceReceipt]
     counts: dict[str, int] = field(default_factory=dict)
-    """selected, sent, already there, rejected, verified; and sent_bytes."""
+    """selected, sent, already there, rejected, left out, verified; and sent_bytes."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """What recording had dropped, by field and reason."""
+    redactions: dict[str, int] = field(default_factory=dict)
+    reads_back: bool = True
+    """False: the target cannot be asked, so `sent` means accepted, not verified."""
+    localtrace_version: str = __version__
     format_version: int = RECEIPT_VERSION
 
     @property
     def complete(self) -> bool:
-        """Every trajectory of the selection was read back from the target."""
-        return all(trace.verified for trace in self.traces)
+        """Everything is there: read back, or, where that cannot be done, accepted."""
+        if self.reads_back:
+            return all(trace.verified for trace in self.traces)
+        return all(t.delivery in (Delivery.SENT, Delivery.PRESENT) for t in self.traces)
 
-    def file_in(self, folder: Path) -> Path:
-        """Where the uploader's folder keeps this receipt."""
-        return folder / "receipts" / f"{self.upload_id}.json"
+    @property
+    def failures(self) -> dict[str, str]:
+        """By trace id why a trajectory is not there, though it was to be sent."""
+        reasons = {}
+        for trace in self.traces:
+            if trace.delivery is Delivery.REJECTED:
+                reasons[trace.trace_id] = trace.reason or "rejected"
+            elif self.reads_back and not trace.verified and trace.delivery is not Delivery.LEFT_OUT:
+                reasons[trace.trace_id] = "not found when it was read back"
+        return reasons
 
-    def write(self, path: Path) -> None:
+    def write_json(self, path: Path) -> None:
         """Write the receipt as JSON; the file appears only when it is whole."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=2)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_bytes(text + b"\n")
         unfinished.replace(path)
+
+    def write(self, folder: Path) -> None:
+        """Write the receipt into a folder, as JSON and as a page."""
+        self.write_json(folder / f"{self.upload_id}.json")
 
 
 def count(traces: list[TraceReceipt]) -> dict[str, int]:

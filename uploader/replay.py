@@ -1,194 +1,238 @@
-"""Send, verify, record: bring records to a target, each exactly once.
+"""Read, send, verify, record: bring trajectories to a target, each exactly once.
 
-Asking comes before every send: what the target holds already, by id and digest, is not sent, and
-neither is what the ledger knows to be there. So an upload can be cut off at any point, by a crash,
-a timeout or a lost answer, and be repeated. A record that the target refuses is found by halving
-its batch, and the rest goes on.
+One thread reads and maps while a few others send, and only a few batches wait between them, so
+memory does not grow with the selection. What the ledger knows to be at the target is not sent.
+Where a record's fate is not known, and where the target holds something of the run already, the
+target is asked before anything is sent. So an upload can be cut off at any point, by a crash, a
+timeout or a lost answer, and be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
-from localtrace.errors import TargetRejected, TargetUnavailable
+from localtrace.errors import TargetUnavailable
 from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.pace import Pace
 from localtrace.uploader.patience import patiently
-from localtrace.uploader.receipt import (
-    Delivery,
-    Receipt,
-    RunReceipt,
-    TraceReceipt,
-    count,
-    new_upload_id,
-    now,
-)
-from localtrace.uploader.records import NOT_IN_STORE, records
+from localtrace.uploader.receipt import Delivery, RunReceipt
+from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.selection import Choice, ChosenRun
-from localtrace.uploader.targets import Entry, Place, Record, Target
-from localtrace.uploader.targets.http import Doubtful, TryAgain
+from localtrace.uploader.sending import Answer, Sender
+from localtrace.uploader.tally import Tally
+from localtrace.uploader.targets import Entry, Metric, MetricsTarget, Place, Record, Target
+from localtrace.uploader.targets.http import TryAgain
 
 if TYPE_CHECKING:
-    from localtrace.reader import Store
+    from localtrace.types import Run
+
+METRICS_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an upload is."""
+class Limits:
+    """How much an upload may send, how fast, and how long it waits."""
 
-    done: int
-    """Trajectories that were sent, were there already, or were rejected."""
-    total: int
-    sent_bytes: int
+    max_bytes: int | None = None
+    """Send no more than this; the rest is left for the next upload."""
+    rate_bytes_per_s: float | None = None
+    patience_s: float = 120.0
+    """How long one request is repeated while the target does not answer."""
 
 
 class Replay:
     """One upload: a choice of trajectories on its way to a checked target."""
 
-    def __init__(
-        self,
-        store: Store,
-        choice: Choice,
-        target: Target,
-        ledger: Ledger,
-        patience_s: float,
-        on_progress: Callable[[Progress], None],
-    ) -> None:
-        self._store = store
-        self._choice = choice
-        self._target = target
+    def __init__(self, records: Records, ledger: Ledger, limits: Limits, tally: Tally) -> None:
+        self._records = records
+        self._target: Target = records.target
         self._ledger = ledger
-        self._patiently = patiently(patience_s)
-        self._on_progress = on_progress
-        self._results: dict[str, TraceReceipt] = {}
-        self._sent: set[str] = set()
-        self._sent_bytes = 0
+        self._limits = limits
+        self._tally = tally
+        self._taken_bytes = 0
+        self._ended = Event()
+        self._pace = Pace(limits.rate_bytes_per_s)
+        self._sender = Sender(self._target, limits.patience_s, self._ended)
+        self._patiently = patiently(limits.patience_s)
 
-    def run(self, experiment: str | None) -> Receipt:
-        """Send, read back, and say what is there.
+    def run(self, choice: Choice, container: str | None, *, metrics: bool) -> list[RunReceipt]:
+        """Send, and read back; what became of each trajectory is in the tally.
 
         Args:
-            experiment: its name at the target; by default the project of each run.
+            container: the experiment or project at the target; by default each run's project.
+            metrics: send the metrics of the runs too.
 
         Raises:
             TargetUnavailable: the target stopped answering; the same upload can go on later.
-            UploadError: the target can take no record.
+            UploadError: the target takes no records.
         """
-        started_at = now()
-        runs = []
-        for trace_id in self._choice.unknown:
-            self._record(TraceReceipt(trace_id, Delivery.REJECTED, reason=NOT_IN_STORE))
+        for trace_id in choice.unknown:
+            self._tally.add(trace_id, Delivery.REJECTED, reason=NOT_IN_STORE)
+        began_s = time.monotonic()
         try:
-            for part in self._choice.runs:
-                name = experiment or part.run.project
-                place = self._patiently(self._target.place, part.run, name)
-                self._replay_run(part, place)
-                runs.append(RunReceipt(part.run.run_id, part.run.attempt, name, place))
+            runs = [self._run(part, container, metrics) for part in choice.runs]
         except TryAgain as error:
             raise TargetUnavailable(
-                f"{self._target.uri} stopped answering after {len(self._results)} of "
-                f"{self._total} trajectories ({error}): repeat the same upload to go on"
+                f"{self._target.uri} stopped answering after {self._tally.done} of "
+                f"{self._tally.total} trajectories ({error}): repeat the same upload to go on"
             ) from error
-        traces = list(self._results.values())
-        return Receipt(
-            upload_id=new_upload_id(),
-            store=str(self._store.path),
-            selection=self._choice.text,
-            target=self._target.uri,
-            started_at=started_at,
-            ended_at=now(),
-            runs=runs,
-            traces=traces,
-            counts=count(traces),
-        )
+        if sent := self._tally.count(Delivery.SENT):
+            duration_s = time.monotonic() - began_s
+            self._ledger.remember_speed(self._target.uri, sent, duration_s)
+        return runs
 
-    @property
-    def _total(self) -> int:
-        return sum(len(part.trace_ids) for part in self._choice.runs) + len(self._choice.unknown)
+    def _run(self, part: ChosenRun, container: str | None, metrics: bool) -> RunReceipt:
+        place = self._patiently(self._target.place, part.run, container)
+        self._ledger.remember_place(self._target.uri, container, part.run, place)
+        there = self._send(part, place)
+        if there and self._target.reads_back:
+            self._verify(there)
+        sent = self._send_metrics(part.run, place) if metrics else ({}, {})
+        return RunReceipt(part.run.run_id, part.run.attempt, container or part.run.project, place,
+                          *sent)  # fmt: skip
 
-    def _replay_run(self, part: ChosenRun, place: Place) -> None:
-        there: list[Entry] = []
+    def _send(self, part: ChosenRun, place: Place) -> list[Entry]:
+        """Send what is not there; return the entries that the target holds then."""
 
         def reject(trace_id: str, reason: str) -> None:
-            self._reject(Entry(place, trace_id, "", "", None), reason)
+            self._ledger.mark([Entry(place, trace_id, "", "", 0)], State.REJECTED, reason)
+            self._tally.add(trace_id, Delivery.REJECTED, reason=reason)
 
-        found = records(self._store, self._target, part.trace_ids, place, reject)
-        for batch in self._batches(self._unknown(found, there)):
-            entries = [record.entry for record in batch]
-            self._ledger.mark(entries, State.SENT)
-            there += self._deliver(batch)
-        self._verify(there)
+        there: list[Entry] = []
+        may_hold_some = not self._patiently(self._target.is_empty, place)
+        found = self._unknown(self._records.of(part, place, reject), there)
+        senders = self._target.connections
+        waiting: set[Future[list[Answer]]] = set()
+        with ThreadPoolExecutor(senders, thread_name_prefix="localtrace-upload") as pool:
+            try:
+                for batch, ask in self._batches(found):
+                    self._pace.wait(sum(record.size_bytes for record in batch), self._ended)
+                    self._ledger.mark([record.entry for record in batch], State.SENT)
+                    deliver = self._sender.deliver
+                    waiting.add(pool.submit(deliver, batch, ask or may_hold_some))
+                    # One batch more than there are senders, so that none of them is ever idle.
+                    waiting = self._collect(waiting, there, at_most=senders)
+                self._collect(waiting, there, at_most=0)
+            except BaseException:
+                self._ended.set()
+                self._collect_the_rest(waiting, there)
+                raise
+        self._leave_out(part)
+        return there
 
-    def _unknown(self, found: Iterable[Record], there: list[Entry]) -> Iterator[Record]:
-        """Leave out what the ledger knows to be at the target, and note it in `there`."""
+    def _unknown(
+        self, found: Iterable[Record], there: list[Entry]
+    ) -> Iterator[tuple[Record, bool]]:
+        """Leave out what the ledger knows to be there; say of the rest whether to ask for it."""
         for record in found:
             entry = record.entry
-            known = self._ledger.accepted_digest(entry.place.destination, entry.trace_id)
-            if known == entry.digest:
+            known = self._ledger.known(entry.place.destination, entry.trace_id)
+            if known == (State.ACCEPTED, entry.digest):
                 there.append(entry)
-                self._note(record, Delivery.PRESENT)
+                self._tally.add_record(record, Delivery.PRESENT)
             else:
-                yield record
+                yield record, known is not None
 
-    def _batches(self, found: Iterable[Record]) -> Iterator[list[Record]]:
+    def _batches(self, found: Iterable[tuple[Record, bool]]) -> Iterator[tuple[list[Record], bool]]:
+        """Batches of the size that the target takes, and whether to ask before sending one."""
         batch: list[Record] = []
-        size_bytes = 0
-        for record in found:
-            too_large = size_bytes + record.size_bytes > self._target.batch_max_bytes
-            if batch and (too_large or len(batch) == self._target.batch_max_records):
-                yield batch
-                batch, size_bytes = [], 0
+        size_bytes = parts = 0
+        ask = False
+        for record, doubt in self._within_limit(found):
+            too_large = (
+                size_bytes + record.size_bytes > self._batch_max_bytes
+                or parts + len(record.parts) > self._target.batch_max_parts
+            )
+            if batch and too_large:
+                yield batch, ask
+                batch, size_bytes, parts, ask = [], 0, 0, False
             batch.append(record)
             size_bytes += record.size_bytes
+            parts += len(record.parts)
+            ask = ask or doubt
         if batch:
-            yield batch
+            yield batch, ask
 
-    def _deliver(self, batch: list[Record]) -> list[Entry]:
-        """Bring a batch to the target; return the entries that it holds."""
-        try:
-            self._patiently(self._send_absent, batch)
-        except (TargetRejected, Doubtful) as error:
-            if len(batch) == 1:
-                self._reject(batch[0].entry, str(error))
-                return []
-            middle = len(batch) // 2
-            return self._deliver(batch[:middle]) + self._deliver(batch[middle:])
-        entries = [record.entry for record in batch]
-        self._ledger.mark(entries, State.ACCEPTED)
-        for record in batch:
-            sent = record.entry.trace_id in self._sent
-            self._note(record, Delivery.SENT if sent else Delivery.PRESENT)
-        return entries
+    def _within_limit(self, found: Iterable[tuple[Record, bool]]) -> Iterator[tuple[Record, bool]]:
+        limit = self._limits.max_bytes
+        for record, doubt in found:
+            if limit is not None and record.size_bytes > limit:
+                reason = f"{record.size_bytes} bytes, and at most {limit} are to be sent"
+                self._tally.add_record(record, Delivery.LEFT_OUT, reason)
+                continue
+            self._taken_bytes += record.size_bytes
+            if limit is not None and self._taken_bytes > limit:
+                return
+            yield record, doubt
 
-    def _send_absent(self, batch: list[Record]) -> None:
-        there = self._target.complete([record.entry for record in batch])
-        absent = [record for record in batch if record.entry.trace_id not in there]
-        if absent:
-            self._sent.update(record.entry.trace_id for record in absent)
-            self._target.send(absent)
+    @property
+    def _batch_max_bytes(self) -> float:
+        # A slow pace also means small batches, so that it is kept within a second or so.
+        return min(self._target.batch_max_bytes, self._limits.rate_bytes_per_s or float("inf"))
+
+    def _collect(
+        self, waiting: set[Future[list[Answer]]], there: list[Entry], at_most: int
+    ) -> set[Future[list[Answer]]]:
+        """Wait until at most so many batches are under way; note the answers of the others."""
+        while len(waiting) > at_most:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            failed = [future for future in done if future.exception() is not None]
+            for future in done.difference(failed):
+                self._note(future.result(), there)
+            if failed:
+                failed[0].result()
+        return waiting
+
+    def _collect_the_rest(self, waiting: set[Future[list[Answer]]], there: list[Entry]) -> None:
+        """Note what was still brought to the target while the upload was failing."""
+        for future in waiting:
+            if not future.cancel() and future.exception() is None:
+                self._note(future.result(), there)
+
+    def _note(self, answers: list[Answer], there: list[Entry]) -> None:
+        accepted = [a.record.entry for a in answers if a.delivery is not Delivery.REJECTED]
+        there += accepted
+        self._ledger.mark_each(
+            (answer.record.entry, State.REJECTED, answer.reason)
+            if answer.delivery is Delivery.REJECTED
+            else (answer.record.entry, State.ACCEPTED, None)
+            for answer in answers
+        )
+        for answer in answers:
+            self._tally.add_record(answer.record, answer.delivery, answer.reason)
+
+    def _leave_out(self, part: ChosenRun) -> None:
+        limit = self._limits.max_bytes
+        for trace_id in part.trace_ids:
+            if not self._tally.has(trace_id):
+                reason = f"at most {limit} bytes are sent at a time: repeat the upload to go on"
+                self._tally.add(trace_id, Delivery.LEFT_OUT, reason=reason)
 
     def _verify(self, entries: list[Entry]) -> None:
-        if not entries:
-            return
         found = self._patiently(self._target.verify, entries)
-        for trace_id in found:
-            self._results[trace_id] = replace(self._results[trace_id], verified=True)
+        self._tally.verified(found)
         missing = [entry for entry in entries if entry.trace_id not in found]
         self._ledger.mark(missing, State.MISSING, "not found when it was read back")
 
-    def _reject(self, entry: Entry, reason: str) -> None:
-        self._ledger.mark([entry], State.REJECTED, reason)
-        self._record(TraceReceipt(entry.trace_id, Delivery.REJECTED, reason=reason))
-
-    def _note(self, record: Record, delivery: Delivery) -> None:
-        entry = record.entry
-        self._record(
-            TraceReceipt(entry.trace_id, delivery, entry.remote_id, entry.digest, record.size_bytes)
-        )
-
-    def _record(self, result: TraceReceipt) -> None:
-        self._results[result.trace_id] = result
-        if result.delivery is Delivery.SENT:
-            self._sent_bytes += result.size_bytes
-        self._on_progress(Progress(len(self._results), self._total, self._sent_bytes))
+    def _send_metrics(self, run: Run, place: Place) -> tuple[dict[str, int], dict[str, str]]:
+        """Send a run's metrics and count them at the target: by name, and names that differ."""
+        target = self._target
+        assert isinstance(target, MetricsTarget)
+        names: dict[str, str] = {}
+        seen: set[str] = set()
+        batch: list[Metric] = []
+        for metric in run_metrics(self._records.store, run.run_id, run.attempt):
+            seen.add(metric.name)
+            batch.append(metric)
+            if len(batch) == METRICS_BATCH:
+                names |= self._patiently(target.send_metrics, place, batch)
+                batch = []
+        if batch:
+            names |= self._patiently(target.send_metrics, place, batch)
+        return self._patiently(target.count_metrics, place, sorted(seen)), names

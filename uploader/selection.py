@@ -1,11 +1,14 @@
-"""Which trajectories to upload: filters, SQL or ids in; ordered ids and their runs out."""
+"""Which trajectories to upload: filters, a query or ids in; ordered ids and their runs out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
+from localtrace.codec import from_json
 from localtrace.errors import QueryError
 from localtrace.filters import Filters
 from localtrace.types import Run
@@ -13,13 +16,91 @@ from localtrace.types import Run
 if TYPE_CHECKING:
     from localtrace.reader import Store
 
-Selection: TypeAlias = Filters | str | Iterable[str]
-"""Filters, an SQL query with a column `trace_id`, or trace ids."""
-
+_GROUP = (
+    "project, experiment, run_id, attempt, step, validate, group_id, "
+    "if(group_id is null, sample_index, null)"
+)
+"""What makes rollouts one group, as in the view `groups`; never null as a whole."""
 _CHOSEN = """
 select trace_id, run_id, attempt, project, experiment, start_ns from {view} where {condition}
 order by project, experiment, run_id, attempt, step, sample_index, rollout_n, trace_id
 """
+_LISTED = "trace_id in (select unnest($trace_ids))"
+_EXTREMES = f"""
+select trace_id from (
+    select
+        trace_id,
+        row_number() over (
+            partition by {_GROUP} order by reward desc, trace_id) as from_best,
+        row_number() over (
+            partition by {_GROUP} order by reward, trace_id) as from_worst,
+    from all_trajectories
+    where reward is not null and (group_id is not null or sample_index is not null)
+      and {_LISTED}
+)
+where from_best <= $best or from_worst <= $worst
+"""
+_WHOLE_GROUPS = f"""
+select trace_id from trajectories
+where {_LISTED} or row({_GROUP}) in (
+    select row({_GROUP}) from all_trajectories
+    where {_LISTED}
+      and (group_id is not null or sample_index is not null)
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which trajectories: the filters or the SQL or the ids, narrowed, widened and cut in order.
+
+    First `filters`, `sql` and `trace_ids` choose, and of those that are given all must hold. Then
+    `best` and `worst` keep the extremes of each group, `groups` adds the rest of every group that
+    has a chosen member, and `limit` cuts.
+    """
+
+    filters: Filters = field(default_factory=Filters)
+    sql: str | None = None
+    """A query with a column `trace_id`."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values for `$name` in `sql`."""
+    trace_ids: tuple[str, ...] | None = None
+    best: int = 0
+    """Keep this many of each group, those of the highest reward."""
+    worst: int = 0
+    """Keep this many of each group, those of the lowest reward."""
+    groups: bool = False
+    """Whole groups: all rollouts of the groups that were met."""
+    limit: int | None = None
+    """At most this many trajectories."""
+
+    @classmethod
+    def of(cls, chosen: Chosen) -> Selection:
+        """A selection from filters, SQL or ids alone."""
+        if isinstance(chosen, Selection):
+            return chosen
+        if isinstance(chosen, Filters):
+            return cls(filters=chosen)
+        return cls(sql=chosen) if isinstance(chosen, str) else cls(trace_ids=tuple(chosen))
+
+    @property
+    def text(self) -> str:
+        """The selection in words, for receipts and bundles."""
+        terms = [f"{term.key}{term.operator}{term.value}" for term in self.filters.terms]
+        sql = [] if self.sql is None else [" ".join(self.sql.split())]
+        params = [f"{name}={value}" for name, value in self.params.items()]
+        ids = [] if self.trace_ids is None else [f"{len(self.trace_ids)} trace ids"]
+        keeps = [
+            f"{name} {n} per group" for name in ("best", "worst") if (n := getattr(self, name))
+        ]
+        groups = ["whole groups"] if self.groups else []
+        limit = [] if self.limit is None else [f"at most {self.limit}"]
+        what = " ".join([*terms, *sql, *params, *ids]) or "everything"
+        return ", ".join([what, *keeps, *groups, *limit])
+
+
+Chosen: TypeAlias = Selection | Filters | str | Iterable[str]
+"""A selection, or its simplest forms: filters, an SQL query, trace ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +117,7 @@ class Choice:
     """What a selection stands for in a store."""
 
     text: str
-    """The selection in words, for the receipt."""
+    """The selection in words."""
     runs: list[ChosenRun]
     unknown: list[str]
     """Ids that were asked for and that the store does not hold."""
@@ -47,35 +128,55 @@ class Choice:
         return [trace_id for part in self.runs for trace_id in part.trace_ids]
 
 
-def choose(store: Store, selection: Selection, limit: int | None = None) -> Choice:
+def choose(store: Store, chosen: Chosen) -> Choice:
     """Resolve a selection.
-
-    Args:
-        limit: at most this many trajectories; by default all.
 
     Raises:
         QueryError: the filters or the SQL cannot be run, or the SQL has no column `trace_id`.
     """
-    if isinstance(selection, Filters):
-        condition, params = selection.where_clause()
-        query = _CHOSEN.format(view="trajectories", condition=condition)
-        cut = "" if limit is None else f"limit {int(limit)}"
-        text = " ".join(f"{term.key}{term.operator}{term.value}" for term in selection.terms)
-        return Choice(text or "everything", _chosen(store, query + cut, params), [])
-    ids = _ids_of(store, selection) if isinstance(selection, str) else list(selection)
-    ids = list(dict.fromkeys(ids))[:limit]
-    text = selection if isinstance(selection, str) else f"{len(ids)} trace ids"
-    # By id, trajectories of superseded attempts can be had too.
-    query = _CHOSEN.format(
-        view="all_trajectories", condition="trace_id in (select unnest($trace_ids))"
-    )
-    choice = Choice(text, _chosen(store, query, {"trace_ids": ids}), [])
-    known = set(choice.trace_ids)
-    return replace(choice, unknown=[trace_id for trace_id in ids if trace_id not in known])
+    selection = Selection.of(chosen)
+    ids = _named(store, selection)
+    condition, params = selection.filters.where_clause()
+    view = "trajectories"
+    if ids is not None:
+        # By id or SQL, trajectories of superseded attempts can be had too.
+        view = "all_trajectories"
+        condition, params = f"({condition}) and {_LISTED}", {**params, "trace_ids": ids}
+    if selection.best or selection.worst or selection.groups:
+        met = _column(store, _CHOSEN.format(view=view, condition=condition), params)
+        view, condition = "all_trajectories", _LISTED
+        params = {"trace_ids": _by_group(store, selection, met)}
+    cut = "" if selection.limit is None else f"limit {int(selection.limit)}"
+    runs = _chosen(store, _CHOSEN.format(view=view, condition=condition) + cut, params)
+    return Choice(selection.text, runs, _unknown(store, ids or []))
 
 
-def _ids_of(store: Store, query: str) -> list[str]:
-    table = store.sql(query).to_arrow()
+def _unknown(store: Store, ids: list[str]) -> list[str]:
+    query = f"select trace_id from stored.trajectories where {_LISTED}"
+    known = set(_column(store, query, {"trace_ids": ids})) if ids else set()
+    return [trace_id for trace_id in ids if trace_id not in known]
+
+
+def _named(store: Store, selection: Selection) -> list[str] | None:
+    """The ids that SQL or a list names, each once; None where neither is given."""
+    lists = [] if selection.trace_ids is None else [list(selection.trace_ids)]
+    if selection.sql is not None:
+        lists.append(_column(store, selection.sql, selection.params))
+    if not lists:
+        return None
+    both = set(lists[0]).intersection(*lists[1:])
+    return [trace_id for trace_id in dict.fromkeys(lists[0]) if trace_id in both]
+
+
+def _by_group(store: Store, selection: Selection, ids: list[str]) -> list[str]:
+    if selection.best or selection.worst:
+        ends = {"trace_ids": ids, "best": selection.best, "worst": selection.worst}
+        ids = _column(store, _EXTREMES, ends)
+    return _column(store, _WHOLE_GROUPS, {"trace_ids": ids}) if selection.groups else ids
+
+
+def _column(store: Store, query: str, params: Mapping[str, Any]) -> list[str]:
+    table = store.sql(query, params or None).to_arrow()
     if "trace_id" not in table.column_names:
         raise QueryError(
             f"the query has no column trace_id, only {', '.join(table.column_names)}: "
@@ -85,16 +186,24 @@ def _ids_of(store: Store, query: str) -> list[str]:
 
 
 def _chosen(store: Store, query: str, params: dict[str, Any]) -> list[ChosenRun]:
-    times = {
-        (row["run_id"], row["attempt"]): (row["start_ns"], row["end_ns"])
-        for row in store.sql("select run_id, attempt, start_ns, end_ns from runs").to_dicts()
-    }
+    known = {(run.run_id, run.attempt): run for run in _runs(store)}
     parts: dict[tuple[Any, ...], ChosenRun] = {}
     for row in store.sql(query, params).to_dicts():
         key = (row["run_id"], row["attempt"], row["project"], row["experiment"])
         if key not in parts:
-            start_ns, end_ns = times.get(key[:2], (row["start_ns"], None))
-            run = Run(*key, start_ns, end_ns, host=None, command=None, config=None)
-            parts[key] = ChosenRun(run, [])
+            run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None, None, None)
+            place = replace(run, project=row["project"], experiment=row["experiment"])
+            parts[key] = ChosenRun(place, [])
         parts[key].trace_ids.append(row["trace_id"])
     return list(parts.values())
+
+
+def _runs(store: Store) -> Iterable[Run]:
+    for row in store.sql("select * from runs").to_dicts():
+        config = None if row["config"] is None else from_json(row["config"])
+        versions = {} if row["versions"] is None else msgspec.json.decode(row["versions"])
+        host = row["hosts"][0] if row["hosts"] else None
+        yield Run(
+            row["run_id"], row["attempt"], row["project"], row["experiment"], row["start_ns"],
+            row["end_ns"], host, row["command"], config, versions,
+        )  # fmt: skip

@@ -25,3 +25,8 @@ def state_folder() -> Path:
             "set LOCALTRACE_STATE_DIR to a folder that can be written"
         ) from error
     return folder
+
+
+def receipts_folder() -> Path:
+    """Where the receipts of all uploads from this machine are."""
+    return state_folder() / "receipts"

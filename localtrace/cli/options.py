@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from localtrace.errors import QueryError
 
 if TYPE_CHECKING:
     from localtrace.filters import Filters
@@ -40,6 +43,22 @@ def _parsed(context: click.Context, parameter: click.Parameter, texts: tuple[str
 
 filters_argument = click.argument("filters", nargs=-1, metavar="[FILTER]...", callback=_parsed)
 """Passes `Filters`; a command that uses it appends FILTERS_HELP to its help."""
+
+
+def parse_params(texts: Iterable[str]) -> dict[str, str]:
+    """Read a named query's parameters from texts such as `run=RUN_ID`.
+
+    Raises:
+        QueryError: a text has no `=`.
+    """
+    params = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
+        params[key] = value
+    return params
+
 
 FILTERS_HELP = """
 \b

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.options import format_option, store_option
-from localtrace.errors import QueryError
+from localtrace.cli.options import format_option, parse_params, store_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,14 +40,8 @@ def command(
         return
     from localtrace.reader import open_store
 
-    params = {}
-    for text in values:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
-        params[key] = value
     with open_store(store_path) as store:
-        print_table(store.query(name, folders=folders, **params).to_arrow(), form)
+        print_table(store.query(name, folders=folders, **parse_params(values)).to_arrow(), form)
 
 
 def _listing(folders: tuple[Path, ...]) -> pa.Table:

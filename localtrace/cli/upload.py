@@ -2,154 +2,196 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localtrace.cli.options import FILTERS_HELP, store_option
+from localtrace.cli.selection import selection_options
+from localtrace.cli.sizes import show_size, size
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
+    from localtrace.uploader.estimate import Estimate
     from localtrace.uploader.receipt import Receipt
-    from localtrace.uploader.records import Estimate
-    from localtrace.uploader.replay import Progress
+    from localtrace.uploader.selection import Selection
 
-_LINE_INTERVAL_S = 10.0
 _REASONS_SHOWN = 10
 
 
-def _default_uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-
-
 @click.command(epilog=FILTERS_HELP)
-@click.argument("filters", nargs=-1, metavar="[FILTER]...")
-@click.option("--run", help="A whole run; filters narrow it down.")
-@click.option("--to", "kind", type=click.Choice(["mlflow"]), required=True, help="The tracker.")
+@selection_options
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["mlflow", "otlp", "weave"]),
+    required=True,
+    help="The kind of tracker.",
+)
 @click.option(
     "--uri",
-    default=_default_uri,
-    help="Its address: http://HOST:PORT, or sqlite:///FILE.db, for which a server is started as "
-    "long as the upload takes.  [default: MLFLOW_TRACKING_URI, else mlflow.db in this folder]",
+    help="Its address: http://HOST:PORT, or sqlite:///FILE.db for MLflow, for which a server is "
+    "started as long as the upload takes.  [default: MLFLOW_TRACKING_URI, else mlflow.db in this "
+    "folder; WF_TRACE_SERVER_URL or WANDB_BASE_URL, else W&B; OTEL_EXPORTER_OTLP_ENDPOINT]",
 )
-@click.option("--experiment", help="Its name at the tracker.  [default: the project]")
-@click.option("--assessments", is_flag=True, help="Rewards as assessments too, which is slower.")
-@click.option("--limit", type=click.IntRange(1), help="At most this many trajectories.")
-@click.option("--dry-run", is_flag=True, help="Only count what would be sent.")
+@click.option("--experiment", help="mlflow: the experiment's name.  [default: the run's project]")
+@click.option(
+    "--project",
+    help="weave: ENTITY/NAME; otlp: the service's name.  [default: the run's project, below "
+    "WANDB_ENTITY for weave]",
+)
+@click.option(
+    "--wandb-run", metavar="ENTITY/PROJECT/RUN", help="weave: put the traces on a W&B run."
+)
+@click.option(
+    "--assessments", is_flag=True, help="mlflow: rewards as assessments too, which is slow."
+)
+@click.option("--metrics", is_flag=True, help="mlflow: the metrics of the runs too.")
+@click.option(
+    "--redact", type=click.Path(path_type=Path), help="Rules (TOML) for what must not leave."
+)
+@click.option("--max-bytes", type=size, help="Send at most this much, such as 1GB.")
+@click.option("--rate", type=size, help="Send at most this much per second, such as 2MB.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be sent, and skipped.")
 @click.option("--receipt", type=click.Path(path_type=Path), help="Write the receipt here too.")
+@click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @store_option
 def command(
-    filters: tuple[str, ...],
-    run: str | None,
+    selection: Selection,
     kind: str,
-    uri: str,
+    uri: str | None,
     experiment: str | None,
+    project: str | None,
+    wandb_run: str | None,
     assessments: bool,
-    limit: int | None,
+    metrics: bool,
+    redact: Path | None,
+    max_bytes: int | None,
+    rate: int | None,
     dry_run: bool,
     receipt: Path | None,
+    quiet: bool,
     store_path: Path,
 ) -> None:
     """Send trajectories to a tracker, each exactly once.
 
-    An upload that was cut off goes on when the same command is repeated.
+    An upload that was cut off goes on when the same command is repeated. Keys are read from the
+    trackers' own variables (WANDB_API_KEY or netrc, MLFLOW_TRACKING_TOKEN,
+    OTEL_EXPORTER_OTLP_HEADERS).
     """
-    if not filters and run is None:
-        raise click.UsageError("say what to upload: --run RUN, or a filter such as step=3..10")
-    from localtrace.filters import Filters
+    _refuse_options_of_others(
+        kind, experiment=experiment, project=project, wandb_run=wandb_run,
+        assessments=assessments, metrics=metrics,
+    )  # fmt: skip
+    from localtrace.cli.upload_progress import show_progress
     from localtrace.reader import open_store
-    from localtrace.uploader import estimate, upload
+    from localtrace.uploader import TargetOptions, estimate, upload
+    from localtrace.uploader.replay import Limits
 
-    selection = Filters.parse([*filters, *([] if run is None else [f"run={run}"])])
-    with open_store(store_path) as store:
+    target: dict[str, Any] = {
+        "kind": kind,
+        "container": experiment or project,
+        "options": TargetOptions(assessments, wandb_run),
+        "redact": redact,
+        "limits": Limits(max_bytes, rate),
+    }
+    with open_store(store_path) as store, show_progress(quiet) as on_progress:
         if dry_run:
-            found = estimate(store, selection, uri, kind=kind, assessments=assessments, limit=limit)
-            _print_estimate(found)
-            return
-        with _progress() as on_progress:
-            done = upload(
-                store,
-                selection,
-                uri,
-                kind=kind,
-                experiment=experiment,
-                assessments=assessments,
-                limit=limit,
-                on_progress=on_progress,
-            )
+            found = estimate(store, selection, uri, **target, on_progress=on_progress)
+        else:
+            done = upload(store, selection, uri, **target, metrics=metrics, on_progress=on_progress)
+    if dry_run:
+        _print_estimate(found)
+        return
     if receipt is not None:
-        done.write(receipt)
-    _print_receipt(done)
-    if not done.complete:
+        done.write_json(receipt)
+    _print_receipt(done, quiet)
+    if done.failures:
         sys.exit(1)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, a line now and then elsewhere; both on stderr."""
-    if not sys.stderr.isatty():
-        yield _Lines()
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit="trajectory", leave=False) as bar:
-
-        def show(progress: Progress) -> None:
-            bar.total = progress.total
-            bar.set_postfix_str(f"{_size(progress.sent_bytes)} sent", refresh=False)
-            bar.update(progress.done - bar.n)
-
-        yield show
+_BELONGS_TO = {
+    "experiment": ("mlflow",),
+    "project": ("weave", "otlp"),
+    "wandb_run": ("weave",),
+    "assessments": ("mlflow",),
+    "metrics": ("mlflow",),
+}
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + _LINE_INTERVAL_S
-
-    def __call__(self, progress: Progress) -> None:
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + _LINE_INTERVAL_S
-        size = _size(progress.sent_bytes)
-        click.echo(f"{progress.done} of {progress.total} trajectories, {size} sent", err=True)
+def _refuse_options_of_others(kind: str, **given: str | bool | None) -> None:
+    for name, value in given.items():
+        if value and kind not in _BELONGS_TO[name]:
+            option = name.replace("_", "-")
+            raise click.UsageError(
+                f"--{option} belongs to --to {' or '.join(_BELONGS_TO[name])}: leave it out"
+            )
 
 
 def _print_estimate(found: Estimate) -> None:
-    sendable = found.selected - len(found.rejected)
-    size = _size(found.size_bytes)
-    click.echo(f"{sendable} trajectories, {size}, would go to {escape_line(found.target)}")
+    click.echo(
+        f"{found.to_send} of {found.selected} trajectories, {show_size(found.size_bytes)}, would "
+        f"go to {escape_line(found.target)}"
+    )
+    how = "as fast as the last upload there" if found.measured else "a guess before the first one"
+    click.echo(f"time        about {_duration(found.duration_s)} ({how})")
+    if found.present:
+        click.echo(f"skipped     {found.present} are there already, as the ledger knows")
+    if found.over_limit:
+        click.echo(f"skipped     {found.over_limit} for the next time: --max-bytes is reached")
+    if found.cuts:
+        click.echo(f"cut         {found.cuts} values that are too long for the target")
+    _print_counts("left out    ", found.left_out, "at recording")
+    _print_counts("redacted    ", found.redactions)
     _print_rejected(found.rejected)
 
 
-def _print_receipt(done: Receipt) -> None:
-    from localtrace.uploader.state import state_folder
+def _print_receipt(done: Receipt, quiet: bool) -> None:
+    if not quiet:
+        _print_summary(done)
+    _print_rejected(done.failures)
+    if done.failures:
+        click.echo("not everything is there: repeat the command to try again", err=True)
+
+
+def _print_summary(done: Receipt) -> None:
+    from localtrace.uploader.state import receipts_folder
 
     n = done.counts
+    checked = f"{n['verified']} read back" if done.reads_back else "accepted, not verified"
     click.echo(
-        f"{n['selected']} trajectories: {n['sent']} sent ({_size(n['sent_bytes'])}), "
-        f"{n['already there']} already there, {n['rejected']} rejected; {n['verified']} read back"
+        f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}), "
+        f"{n['already there']} already there, {n['rejected']} rejected; {checked}"
     )
     click.echo(f"target      {escape_line(done.target)}")
     for run in done.runs:
-        click.echo(escape_line(f"experiment  {run.experiment}, run {run.place.run}"))
-    click.echo(f"receipt     {done.file_in(state_folder())}")
-    _print_rejected({t.trace_id: t.reason for t in done.traces if t.reason is not None})
-    if not done.complete:
-        click.echo("not everything is there: repeat the command to try again", err=True)
+        metrics = f", {sum(run.metrics.values())} metric values" if run.metrics else ""
+        where = f"{run.container}, run {run.place.run or run.run_id}{metrics}"
+        click.echo(f"into        {escape_line(where)}")
+    if n["left out"]:
+        click.echo(f"left out    {n['left out']} for the next time: repeat the command to go on")
+    _print_counts("left out    ", done.left_out, "at recording")
+    _print_counts("redacted    ", done.redactions)
+    click.echo(f"receipt     {receipts_folder() / done.upload_id}.html")
+
+
+def _print_counts(title: str, counts: Mapping[str, int], when: str = "") -> None:
+    if counts:
+        listed = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+        click.echo(escape_line(f"{title}{when}{' ' if when else ''}{listed}"))
 
 
 def _print_rejected(reasons: Mapping[str, str]) -> None:
     for trace_id, reason in list(reasons.items())[:_REASONS_SHOWN]:
-        click.echo(f"rejected {escape_line(f'{trace_id}: {reason}')}", err=True)
+        click.echo(f"failed {escape_line(f'{trace_id}: {reason}')}", err=True)
     if len(reasons) > _REASONS_SHOWN:
         click.echo(f"and {len(reasons) - _REASONS_SHOWN} more, see the receipt", err=True)
 
 
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 10**6 else f"{size_bytes / 1e3:.1f} kB"
+def _duration(seconds: float) -> str:
+    minutes, whole = divmod(max(1, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{whole} s"

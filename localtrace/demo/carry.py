@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from localtrace.filters import Filters
-from localtrace.uploader import upload
+from localtrace.uploader import TargetOptions, upload
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def carry_out(store: Store, selection: Filters, target: str) -> Iterator[str]:
     """Upload a selection, rewards as assessments too, and tell what MLflow holds of it."""
-    receipt = upload(store, selection, target, assessments=True)
+    receipt = upload(store, selection, target, options=TargetOptions(assessments=True))
     counts = receipt.counts
     yield f"  {counts['sent']} trajectories sent, {counts['verified']} read back by the uploader"
     yield from _read_back(receipt)
@@ -37,6 +37,6 @@ def _read_back(receipt: Receipt) -> Iterator[str]:
     rewards = [one.value for trace in traces for one in trace.info.assessments]
     tags = {name for trace in traces for name in trace.info.tags if not name.startswith("mlflow.")}
     yield f"  MLflow's own client finds {len(traces)} traces with {spans} spans"
-    yield f"  run {run.place.run} of experiment {run.experiment}"
+    yield f"  run {run.place.run} of experiment {run.container}"
     yield f"  tags: {', '.join(sorted(tags))}"
     yield f"  assessments: {len(rewards)} rewards, mean {fmean(rewards):.2f}"

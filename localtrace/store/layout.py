@@ -116,6 +116,11 @@ def open_layout(path: str | Path) -> StoreLayout:
     return StoreLayout(root)
 
 
+def read_meta(layout: StoreLayout) -> StoreMeta:
+    """What localtrace.json says of a store."""
+    return msgspec.json.decode(layout.meta.read_bytes(), type=StoreMeta)
+
+
 def create_layout(path: Path) -> StoreLayout:
     """Open the store at `path`, or make one in a new or empty folder.
 

@@ -110,7 +110,7 @@ def test_a_trajectory_is_the_same_bytes_every_time(
 
 @given(trajectories)
 def test_a_trace_is_a_tree_under_one_root_with_the_recorded_times(trajectory: Trajectory) -> None:
-    root, *calls = _parsed(encode(trajectory, HERE, assessments=False).body)
+    root, *calls = _parsed(encode(trajectory, HERE, assessments=False).parts[0])
     ids = [span.span_id for span in (root, *calls)]
     assert {len(span_id) for span_id in ids} == {8}
     assert len(set(ids)) == len(ids)
@@ -131,7 +131,9 @@ def test_other_destinations_and_other_trajectories_have_other_ids(trajectory: Tr
     ids = {here.entry.remote_id, there.entry.remote_id}
     ids.add(encode(other, HERE, assessments=False).entry.remote_id)
     assert len(ids) == 3
-    assert not {s.span_id for s in _parsed(here.body)} & {s.span_id for s in _parsed(there.body)}
+    assert not {s.span_id for s in _parsed(here.parts[0])} & {
+        s.span_id for s in _parsed(there.parts[0])
+    }
 
 
 @given(trajectories)
@@ -139,7 +141,7 @@ def test_inputs_and_outputs_are_strict_json(trajectory: Trajectory) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    for span in _parsed(encode(trajectory, HERE, assessments=False).body)[1:]:
+    for span in _parsed(encode(trajectory, HERE, assessments=False).parts[0])[1:]:
         for attribute in span.attributes:
             if attribute.key == "mlflow.spanInputs":
                 loaded = json.loads(attribute.value.string_value, parse_constant=refuse)

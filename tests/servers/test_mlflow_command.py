@@ -51,8 +51,10 @@ def test_filters_and_limit_choose_what_is_sent(run, mlflow_url, experiment) -> N
 def test_a_dry_run_contacts_nothing_and_says_what_would_go(run) -> None:
     done = run("step=0", "--to", "mlflow", "--uri", "http://127.0.0.1:1", "--dry-run")
     assert done.exit_code == 0
-    assert done.stdout.startswith("2 trajectories, ")
-    assert done.stdout.endswith("kB, would go to http://127.0.0.1:1\n")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("2 of 2 trajectories, ")
+    assert first.endswith("kB, would go to http://127.0.0.1:1")
+    assert second.endswith("(a guess before the first one)")
 
 
 def test_the_address_comes_from_the_environment(run, mlflow_url, experiment, monkeypatch) -> None:
@@ -64,7 +66,7 @@ def test_the_address_comes_from_the_environment(run, mlflow_url, experiment, mon
 def test_nothing_chosen_is_a_usage_error(run) -> None:
     done = run("--to", "mlflow", "--uri", "http://127.0.0.1:1")
     assert done.exit_code == 2
-    assert "say what to upload" in done.stderr
+    assert "say which trajectories" in done.stderr
 
 
 def test_a_server_that_is_absent_is_one_line_and_exit_code_1(run) -> None:

@@ -20,8 +20,9 @@ from mlflow import MlflowClient
 
 from localtrace.filters import Filters
 from localtrace.reader import Store, open_store
-from localtrace.uploader import upload
+from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.receipt import Delivery, Receipt
+from localtrace.uploader.replay import Limits
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_killed_upload_goes_on_and_doubles_nothing(
         uploader.kill()
         uploader.wait()
     assert accepted(state_folder) < 400
-    receipt = upload(large_store, Filters(), mlflow_url, experiment=experiment)
+    receipt = upload(large_store, Filters(), mlflow_url, container=experiment)
     assert receipt.complete
     assert receipt.counts["already there"] >= 250
     ids = stored(mlflow_url, experiment)
@@ -109,7 +110,7 @@ def test_an_upload_outlives_a_server_that_is_killed_and_started_again(
     def run() -> None:
         # A store serves the thread that opened it.
         with open_store(large_store.path) as store:
-            receipts.append(upload(store, Filters(), own_server.url, experiment=experiment))
+            receipts.append(upload(store, Filters(), own_server.url, container=experiment))
 
     uploading = threading.Thread(target=run)
     uploading.start()
@@ -132,7 +133,7 @@ def test_every_second_request_may_fail(large_store, network, experiment, fault) 
         return fault if seen[0] % 2 else None
 
     network.fault = sometimes
-    receipt = upload(large_store, Filters(step=0), network.url, experiment=experiment)
+    receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
     assert receipt.complete
     assert receipt.counts["sent"] == 40
     ids = stored(network.url, experiment)
@@ -150,7 +151,7 @@ def test_a_lost_answer_is_asked_for_and_nothing_is_sent_twice(
         return "lose" if len(bodies) == 1 else None
 
     network.fault = lose_the_first
-    receipt = upload(large_store, Filters(step=0), network.url, experiment=experiment)
+    receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
     assert len(bodies) == 1
     assert receipt.complete
 
@@ -162,18 +163,18 @@ def test_one_record_that_the_server_refuses_stops_no_other(
     monkeypatch.setattr("localtrace.uploader.patience.DOUBT_ATTEMPTS", 1)
     poisoned = large_store.trajectories(sample_index="7").to_dicts()[0]["trace_id"]
     network.fault = lambda body: status if poisoned.encode() in body else None
-    receipt = upload(large_store, Filters(step=0), network.url, experiment=experiment)
+    receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
     assert rejected(receipt) == [poisoned]
     assert receipt.counts["verified"] == len(stored(network.url, experiment)) == 39
     network.fault = lambda body: None
-    assert upload(large_store, Filters(step=0), network.url, experiment=experiment).complete
+    assert upload(large_store, Filters(step=0), network.url, container=experiment).complete
 
 
 def test_a_run_that_the_server_did_not_note_is_linked_afterwards(
     store, network, experiment
 ) -> None:
     network.drops.add("x-mlflow-run-id")
-    receipt = upload(store, Filters(), network.url, experiment=experiment)
+    receipt = upload(store, Filters(), network.url, container=experiment)
     assert receipt.complete
     (run,) = receipt.runs
     linked = MlflowClient(network.url).search_traces(
@@ -187,9 +188,15 @@ def test_a_server_that_does_not_answer_for_long_can_be_tried_later(
 ) -> None:
     network.fault = lambda body: 503
     with pytest.raises(Exception, match="repeat the same upload to go on"):
-        upload(large_store, Filters(step=0), network.url, experiment=experiment, patience_s=0.5)
+        upload(
+            large_store,
+            Filters(step=0),
+            network.url,
+            container=experiment,
+            limits=Limits(patience_s=0.5),
+        )
     network.fault = lambda body: None
-    assert upload(large_store, Filters(step=0), network.url, experiment=experiment).complete
+    assert upload(large_store, Filters(step=0), network.url, container=experiment).complete
 
 
 def servers_of(database: Path) -> list[int]:
@@ -209,7 +216,7 @@ def servers_of(database: Path) -> list[int]:
 def test_a_file_gets_a_server_for_the_upload_and_none_is_left(store, tmp_path) -> None:
     database = tmp_path / "mlflow.db"
     uri = f"sqlite:///{database}"
-    receipt = upload(store, Filters(), uri, assessments=True)
+    receipt = upload(store, Filters(), uri, options=TargetOptions(assessments=True))
     assert receipt.complete
     assert receipt.target == uri
     assert servers_of(database) == []
@@ -246,6 +253,6 @@ def test_a_killed_uploader_leaves_no_server_behind(large_store, database, state_
     uploader.kill()
     uploader.wait()
     wait_until(lambda: not servers_of(database))
-    receipt = upload(large_store, Filters(), f"sqlite:///{database}", experiment="killed")
+    receipt = upload(large_store, Filters(), f"sqlite:///{database}", container="killed")
     assert receipt.complete
     assert len(stored(f"sqlite:///{database}", "killed")) == 400

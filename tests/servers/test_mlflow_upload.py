@@ -18,7 +18,7 @@ from localtrace.codec import to_json
 from localtrace.filters import Filters
 from localtrace.reader import Store
 from localtrace.types import Span, Trajectory
-from localtrace.uploader import upload
+from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.receipt import Delivery, Receipt
 
 
@@ -37,7 +37,7 @@ def experiment(request: pytest.FixtureRequest) -> str:
 def send(store: Store, mlflow_url: str, experiment: str) -> Callable[..., Receipt]:
     def send(selection: Any = None, **options: Any) -> Receipt:
         chosen = Filters() if selection is None else selection
-        return upload(store, chosen, mlflow_url, **{"experiment": experiment, **options})
+        return upload(store, chosen, mlflow_url, **{"container": experiment, **options})
 
     return send
 
@@ -250,13 +250,13 @@ def test_a_wider_selection_sends_only_what_is_new(traces, send) -> None:
 
 
 def test_two_experiments_hold_the_same_trajectories_as_traces_of_their_own(traces, send) -> None:
-    first, second = send(), send(experiment="a second one")
+    first, second = send(), send(container="a second one")
     assert set(remote(first).values()).isdisjoint(remote(second).values())
     assert len(traces()) == len(traces(name="a second one")) == 6
 
 
 def test_the_experiment_is_the_project_when_none_is_named(traces, send) -> None:
-    send(Filters(step=0), experiment=None)
+    send(Filters(step=0), container=None)
     assert len(traces(name="arithmetic")) == 2
 
 
@@ -270,8 +270,8 @@ def test_a_selection_is_filters_or_sql_or_ids(store, traces, send) -> None:
 
 
 def test_rewards_as_assessments_are_there_once(client, traces, send) -> None:
-    send(assessments=True)
-    send(assessments=True)
+    send(options=TargetOptions(assessments=True))
+    send(options=TargetOptions(assessments=True))
     rewards = [a for trace in traces() for a in trace.info.assessments]
     assert sorted(reward.value for reward in rewards) == [0.0, 0.75, 1.0, 1.0]
     assert {reward.name for reward in rewards} == {"reward"}
@@ -281,7 +281,7 @@ def test_rewards_as_assessments_are_there_once(client, traces, send) -> None:
 def test_assessments_can_be_added_to_what_was_sent_without_them(client, traces, send) -> None:
     send()
     before = {trace.info.trace_id: trace for trace in traces()}
-    assert send(assessments=True).complete
+    assert send(options=TargetOptions(assessments=True)).complete
     for trace in traces():
         was = before[trace.info.trace_id]
         assert trace.info.request_time == was.info.request_time
@@ -324,13 +324,13 @@ def test_an_upload_changes_nothing_in_the_store(store, send) -> None:
         }
 
     before = content()
-    send(assessments=True)
+    send(options=TargetOptions(assessments=True))
     assert content() == before
 
 
 def test_the_receipt_says_what_is_there(store, send, state_folder, mlflow_url) -> None:
     receipt = send()
-    kept = json.loads(receipt.file_in(state_folder).read_text())
+    kept = json.loads((state_folder / f"receipts/{receipt.upload_id}.json").read_text())
     assert kept["store"] == str(store.path)
     assert kept["target"] == mlflow_url
     assert kept["selection"] == "everything"

@@ -65,7 +65,7 @@ def trajectory(**fields: Any) -> Trajectory:
 
 
 def spans(one: Trajectory, assessments: bool = False) -> list[OtlpSpan]:
-    body = encode(one, PLACE, assessments=assessments).body
+    body = encode(one, PLACE, assessments=assessments).parts[0]
     return list(ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans)
 
 
@@ -154,7 +154,7 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("this", {__file__!r})
 this = importlib.util.module_from_spec(spec); spec.loader.exec_module(this)
 one = this.trajectory(attributes={{"b": 1, "a": [1.5, None]}}, reward=0.5)
-print(this.encode(one, this.PLACE, assessments=True).body.hex())
+print(this.encode(one, this.PLACE, assessments=True).parts[0].hex())
 """
     seen = {
         subprocess.run(
@@ -166,4 +166,4 @@ print(this.encode(one, this.PLACE, assessments=True).body.hex())
         for seed in ("1", "2")
     }
     here = trajectory(attributes={"b": 1, "a": [1.5, None]}, reward=0.5)
-    assert seen == {encode(here, PLACE, assessments=True).body.hex().encode() + b"\n"}
+    assert seen == {encode(here, PLACE, assessments=True).parts[0].hex().encode() + b"\n"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import pytest
 from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Ledger
-from localtrace.uploader.receipt import Delivery, Receipt
-from localtrace.uploader.replay import Replay
+from localtrace.uploader.receipt import Delivery, TraceReceipt, count
+from localtrace.uploader.records import Records
+from localtrace.uploader.redaction import Redaction
+from localtrace.uploader.replay import Limits, Replay
 from localtrace.uploader.selection import Choice, ChosenRun
+from localtrace.uploader.tally import Tally
 from localtrace.uploader.targets import Entry, Place, Record
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
@@ -48,6 +53,9 @@ class MemoryStore:
     def read(self, trace_ids: Sequence[str], batch_size: int) -> Iterator[Trajectory]:
         return map(self.trajectory, trace_ids)
 
+    def decode(self, run_id: str, ids: list[int]) -> str | None:
+        return None
+
     def trajectory(self, trace_id: str) -> Trajectory:
         if trace_id in self.unreadable:
             raise OSError("the disk is broken here")
@@ -57,31 +65,40 @@ class MemoryStore:
 class MemoryTarget:
     """Holds records by id; `fault` is called with each batch, before and after it is stored."""
 
+    kind = "memory"
     uri = "memory:"
-    batch_max_records = 10
+    batch_max_parts = 10
     batch_max_bytes = 1000
     record_max_bytes = 100
+    connections = 1
+    usual_trajectories_per_s = 10.0
+    reads_back = True
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
+        self.asked = 0
         self.batches: list[list[str]] = []
         self.before: Callable[[list[str]], None] = lambda ids: None
         self.after: Callable[[list[str]], None] = lambda ids: None
 
     def check(self) -> None: ...
 
-    def place(self, run: Run, experiment: str) -> Place:
-        return Place(f"memory:{experiment}", experiment, run.run_id)
+    def place(self, run: Run, container: str | None) -> Place:
+        return Place(f"memory:{container}", container or run.project, run.run_id)
+
+    def is_empty(self, place: Place) -> bool:
+        return not self.held
 
     def encode(self, trajectory: Trajectory, place: Place) -> Record:
         size_bytes = trajectory.attributes.get("size_bytes", 10)
         if size_bytes is None:
             raise ValueError("this one cannot be encoded")
         digest = f"digest of {size_bytes}"
-        entry = Entry(place, trajectory.trace_id, f"m-{trajectory.trace_id}", digest, None)
-        return Record(entry, b"x" * size_bytes, None)
+        entry = Entry(place, trajectory.trace_id, f"m-{trajectory.trace_id}", digest, 1)
+        return Record(entry, (b"x" * size_bytes,))
 
     def complete(self, entries: Sequence[Entry]) -> set[str]:
+        self.asked += 1
         return {e.trace_id for e in entries if self.held.get(e.trace_id) == e.digest}
 
     def send(self, records: Sequence[Record]) -> None:
@@ -108,17 +125,33 @@ def target() -> MemoryTarget:
 
 
 @pytest.fixture
-def upload(store: MemoryStore, target: MemoryTarget, tmp_path: Path) -> Callable[..., Receipt]:
-    def run(ids: list[str] = IDS, unknown: Sequence[str] = (), patience_s: float = 20) -> Receipt:
+def upload(store: MemoryStore, target: MemoryTarget, tmp_path: Path) -> Callable[..., Done]:
+    def run(ids: list[str] = IDS, unknown: Sequence[str] = (), **limits: Any) -> Done:
         choice = Choice("test", [ChosenRun(RUN, ids)], list(unknown))
+        records = Records(store, target, Redaction.load(None))
+        tally = Tally(len(ids) + len(unknown), lambda progress: None)
         with closing(Ledger(tmp_path)) as ledger:
-            replay = Replay(store, choice, target, ledger, patience_s, lambda progress: None)
-            return replay.run(experiment=None)
+            replay = Replay(records, ledger, Limits(**{"patience_s": 20, **limits}), tally)
+            replay.run(choice, None, metrics=False)
+        return Done(tally.results)
 
     return run
 
 
-def rejected(receipt: Receipt) -> dict[str, str | None]:
+@dataclass
+class Done:
+    traces: list[TraceReceipt]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return count(self.traces)
+
+    @property
+    def complete(self) -> bool:
+        return all(trace.verified for trace in self.traces)
+
+
+def rejected(receipt: Done) -> dict[str, str | None]:
     return {t.trace_id: t.reason for t in receipt.traces if t.delivery is Delivery.REJECTED}
 
 
@@ -288,3 +321,72 @@ def test_a_ledger_of_a_newer_version_is_refused(tmp_path) -> None:
         ledger._db.execute("pragma user_version = 99")
     with pytest.raises(UploadError, match="newer version"):
         Ledger(tmp_path)
+
+
+def test_nothing_is_asked_for_where_nothing_can_be(upload, target) -> None:
+    assert upload().complete
+    assert target.asked == 1  # reading back
+
+
+def test_after_a_crash_only_what_was_under_way_is_asked_for(upload, target, tmp_path) -> None:
+    class Killed(BaseException): ...
+
+    def kill(ids: list[str]) -> None:
+        if IDS[20] in ids:
+            raise Killed
+
+    target.after = kill
+    with pytest.raises(Killed):
+        upload()
+    target.after = lambda ids: None
+    target.batches.clear()
+    receipt = upload()
+    sent = [trace_id for batch in target.batches for trace_id in batch]
+    assert sent == IDS[30:]
+    assert receipt.complete
+
+
+def test_no_more_bytes_are_sent_than_were_allowed_and_the_next_upload_goes_on(
+    upload, target
+) -> None:
+    first = upload(max_bytes=255)
+    assert list(target.held) == IDS[:25]
+    assert first.counts["sent_bytes"] == 250
+    assert first.counts["left out"] == 75
+    assert upload(max_bytes=255).counts["already there"] == 25
+    assert list(target.held) == IDS[:50]
+
+
+def test_a_record_above_the_limit_does_not_hold_up_the_others(upload, target, store) -> None:
+    store.trajectories[IDS[0]] = trajectory(IDS[0], {"size_bytes": 90})
+    receipt = upload(IDS[:3], max_bytes=50)
+    assert list(target.held) == IDS[1:3]
+    assert receipt.counts["left out"] == 1
+
+
+def test_several_senders_deliver_each_record_once(upload, target) -> None:
+    target.connections = 4
+    assert upload().complete
+    assert sorted(trace_id for batch in target.batches for trace_id in batch) == IDS
+
+
+def test_only_a_few_batches_wait_for_a_slow_target(upload, target, store) -> None:
+    read = []
+    target.connections = 2
+    target.before = lambda ids: time.sleep(0.01)
+    original = target.encode
+
+    def encode(trajectory: Trajectory, place: Place) -> Record:
+        read.append(len(read) + 1 - len(target.held))
+        return original(trajectory, place)
+
+    target.encode = encode
+    upload()
+    assert max(read) <= 10 * (2 + 2) + 1
+
+
+def test_a_target_that_cannot_be_asked_is_not_read_back(upload, target) -> None:
+    target.reads_back = False
+    receipt = upload()
+    assert target.asked == 0
+    assert not any(trace.verified for trace in receipt.traces)

@@ -7,11 +7,11 @@ for all trackers and lives in `replay.py`: the ledger, batches, retries, bad rec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from localtrace.errors import ConfigError
+from localtrace.errors import ConfigError, MissingDependency
 from localtrace.types import Run, Trajectory
 
 
@@ -41,8 +41,20 @@ class Entry:
     """The target's id of it, a function of the destination and the trace id."""
     digest: str
     """sha256 of everything that is sent."""
-    assessment_id: str | None
+    span_count: int
+    """How many spans or calls the target shows for it, the trajectory itself included."""
+    assessment_id: str | None = None
     """The target's id of the assessment that goes with it, if one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A value that was shortened, because the target takes no longer one."""
+
+    where: str
+    """The span and the field, such as `generate: outputs.text`."""
+    kept_bytes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +62,61 @@ class Record:
     """One trajectory as a target takes it: byte-stable for the same trajectory and place."""
 
     entry: Entry
-    body: bytes
-    assessment: bytes | None
+    parts: tuple[bytes, ...]
+    """What goes into a request, in this order: one part per call at Weave, one in all elsewhere."""
+    assessment: bytes | None = None
     """A second request that carries the reward as an assessment, where it was asked for."""
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """What the record adds to a request."""
-        return len(self.body) + len(self.assessment or b"")
+        """What the record adds to requests."""
+        return sum(map(len, self.parts)) + len(self.assessment or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value of a run's metric."""
+
+    name: str
+    step: int
+    value: float
+    time_ns: int
 
 
 class Target(Protocol):
     """One tracker.
 
     Every method may raise `UploadError` (nothing can go on), `TargetRejected` (these records are
-    refused for good) or `http.TryAgain` (the answer is unknown; asking again may help).
+    refused for good) or `http.TryAgain` (the answer is unknown; asking again may help). `complete`
+    and `send` are called from several threads, the others from one.
     """
 
+    kind: str
     uri: str
     """Where it is, without secrets."""
-    batch_max_records: int
+    batch_max_parts: int
     batch_max_bytes: int
     record_max_bytes: int
+    connections: int
+    """How many requests it takes at a time without becoming slower."""
+    usual_trajectories_per_s: float
+    """How fast it is as a rule, for estimates before anything was sent to it."""
+    reads_back: bool
+    """Whether it can be asked what it holds; else a receipt says accepted, not verified."""
 
     def check(self) -> None:
         """Reach the tracker and make sure that it can take records; the first call made."""
 
-    def place(self, run: Run, experiment: str) -> Place:
-        """Find the experiment of this name and this run at the tracker, or make them."""
+    def place(self, run: Run, container: str | None) -> Place:
+        """Find the container of this name and this run at the tracker, or make them.
+
+        Args:
+            container: an MLflow experiment or a Weave project; None: the project of the run.
+        """
+
+    def is_empty(self, place: Place) -> bool:
+        """Whether the place is known to hold no trajectory yet, so that none need be asked for."""
 
     def encode(self, trajectory: Trajectory, place: Place) -> Record:
         """Build the record; asks the tracker nothing."""
@@ -95,18 +134,62 @@ class Target(Protocol):
         """End connections, and whatever was started for the upload."""
 
 
-KINDS = ("mlflow",)
+@runtime_checkable
+class MetricsTarget(Protocol):
+    """A target that takes the metrics of a run too."""
+
+    def send_metrics(self, place: Place, metrics: Sequence[Metric]) -> dict[str, str]:
+        """Send values to the place's run; sending them again changes nothing.
+
+        Returns:
+            By recorded name the name at the target, where that differs.
+        """
+
+    def count_metrics(self, place: Place, names: Iterable[str]) -> dict[str, int]:
+        """Read back how many values the run holds of each recorded name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What can be asked of some targets."""
+
+    assessments: bool = False
+    """mlflow: each reward as an assessment too, which costs a request per trajectory."""
+    wandb_run: str | None = None
+    """weave: `entity/project/run` of the W&B run that the trajectories sit on."""
+
+
+KINDS = ("mlflow", "otlp", "weave")
 """What `--to` accepts."""
 
 
-def open_target(kind: str, uri: str, *, assessments: bool = False) -> Target:
+def open_target(kind: str, uri: str | None, options: TargetOptions | None = None) -> Target:
     """Prepare a target; nothing is contacted or started before `check`.
 
+    Args:
+        uri: where it is; None: where the tracker's own environment variables say.
+
     Raises:
-        ConfigError: the kind or the form of the uri is not known.
+        ConfigError: the kind or the form of the uri is not known, or no variable names one.
+        MissingDependency: a package that the target needs is not installed.
     """
     if kind not in KINDS:
         raise ConfigError(f"no target is called {kind!r}: choose one of {', '.join(KINDS)}")
+    try:
+        return _opened(kind, uri, options or TargetOptions())
+    except ModuleNotFoundError as error:
+        raise MissingDependency.for_extra(error.name or "a package", kind) from None
+
+
+def _opened(kind: str, uri: str | None, options: TargetOptions) -> Target:
+    if kind == "weave":
+        from localtrace.uploader.targets.weave import WeaveTarget
+
+        return WeaveTarget(uri, wandb_run=options.wandb_run)
+    if kind == "otlp":
+        from localtrace.uploader.targets.otlp import OtlpTarget
+
+        return OtlpTarget(uri)
     from localtrace.uploader.targets.mlflow import MlflowTarget
 
-    return MlflowTarget(uri, assessments=assessments)
+    return MlflowTarget(uri, assessments=options.assessments)

@@ -1,4 +1,4 @@
-"""MLflow, through its HTTP routes: the only file that knows them.
+"""MLflow, through its HTTP routes: only this file and `mlflow_metrics.py` know them.
 
 Spans go as OTLP to `/v1/traces`: many traces in one request, stored as a whole or not at all, and
 sending them again overwrites them with themselves. The server also accepts a run that does not
@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +21,7 @@ import httpx
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets import Entry, Metric, Place, Record, mlflow_metrics
 from localtrace.uploader.targets.http import (
     Doubtful,
     HttpSession,
@@ -51,22 +53,33 @@ SEARCH_MAX = 500
 class MlflowTarget:
     """An MLflow server, or an SQLite file for which one is started."""
 
-    batch_max_records = 50
+    kind = "mlflow"
+    batch_max_parts = 50
     batch_max_bytes = 4 * 2**20
     record_max_bytes = 64 * 2**20
+    connections = 2
+    usual_trajectories_per_s = 50.0
+    reads_back = True
 
-    def __init__(self, uri: str, *, assessments: bool) -> None:
+    def __init__(self, uri: str | None, *, assessments: bool) -> None:
         """Prepare; nothing is contacted.
+
+        Args:
+            uri: by default MLFLOW_TRACKING_URI, else `mlflow.db` in the working directory.
 
         Raises:
             ConfigError: the uri is neither http(s):// nor sqlite:///.
         """
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path.cwd() / 'mlflow.db'}"
         if uri.startswith(SQLITE):
             self.uri = f"{SQLITE}{database_path(uri)}"
         else:
             self.uri = _without_login(uri)
         self._base_url = uri
         self._assessments = assessments
+        self._metric_names = defaultdict[str, mlflow_metrics.MetricNames](
+            mlflow_metrics.MetricNames
+        )
         self._opened = ExitStack()
         self._http: HttpSession
 
@@ -89,16 +102,18 @@ class MlflowTarget:
             raise UploadError(f"{self.uri} is no MLflow server: check the uri")
         if tuple(map(int, numbers.groups())) < OLDEST_VERSION:
             raise UploadError(
-                f"{self.uri} runs MLflow {printable(version)}: upgrade it to 3.14 or later"
+                f"{self.uri} runs MLflow {printable(version)}: upgrade it to 3.14 or later, which "
+                "takes runs and tags with the spans, or upload with --to otlp"
             )
 
-    def place(self, run: Run, experiment: str) -> Place:
+    def place(self, run: Run, container: str | None) -> Place:
         """Find the experiment and the run, or make them with the original start time.
 
         The time at which the experiment was made is part of the destination: the same id on
         another server, or after the database was made anew, is another destination, and the same
         database reached by another uri is the same.
         """
+        experiment = container or run.project
         try:
             found = self._experiment(experiment)
             run_id = self._run(run, found.experiment_id)
@@ -151,6 +166,10 @@ class MlflowTarget:
             self._http.call("POST", f"{route}/update", json=end)
         return run_id
 
+    def is_empty(self, place: Place) -> bool:
+        """Whether the run has no trajectory yet."""
+        return not next(self._pages(place), [])
+
     def encode(self, trajectory: Trajectory, place: Place) -> Record:
         """Build the record: spans with tags, and the reward's assessment where asked for."""
         return encode(trajectory, place, assessments=self._assessments)
@@ -171,7 +190,7 @@ class MlflowTarget:
             "x-mlflow-experiment-id": place.experiment,
             "x-mlflow-run-id": place.run,
         }
-        body = b"".join(record.body for record in records)
+        body = b"".join(part for record in records for part in record.parts)
         try:
             self._http.call("POST", "/v1/traces", content=body, headers=headers)
         except (Refused, TryAgain) as error:
@@ -226,6 +245,18 @@ class MlflowTarget:
             if not answer.traces or not answer.next_page_token:
                 return
             search["page_token"] = answer.next_page_token
+
+    def send_metrics(self, place: Place, metrics: Sequence[Metric]) -> dict[str, str]:
+        """Send values to the run; return the names that MLflow shows otherwise."""
+        names = self._metric_names[place.run]
+        mlflow_metrics.send(self._http, place.run, metrics, names)
+        shown = {metric.name: names.shown(metric.name) for metric in metrics}
+        return {name: other for name, other in shown.items() if other != name}
+
+    def count_metrics(self, place: Place, names: Iterable[str]) -> dict[str, int]:
+        """Count the values that the run holds of each recorded name."""
+        shown = self._metric_names[place.run].shown
+        return {name: mlflow_metrics.count(self._http, place.run, shown(name)) for name in names}
 
     def close(self) -> None:
         """Close connections and end the embedded server."""

@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from localtrace.codec import to_json
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Place, Record, otlp
+from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 
 DIGEST_TAG = "localtrace.digest"
 """Trace tag that holds the digest of the record, so that it can be read back."""
@@ -38,12 +38,13 @@ def encode(trajectory: Trajectory, place: Place, *, assessments: bool) -> Record
     """
     root, *calls = _spans(trajectory, place.destination)
     assessment = _assessment(trajectory, place, [root, *calls]) if assessments else None
-    digest = hashlib.sha256(otlp.request([root, *calls]) + (assessment or b"")).hexdigest()
-    root.attributes.extend(otlp.attributes({f"mlflow.traceTag.{DIGEST_TAG}": digest}))
+    digest = hashlib.sha256(otlp_values.request([root, *calls]) + (assessment or b"")).hexdigest()
+    root.attributes.extend(otlp_values.attributes({f"mlflow.traceTag.{DIGEST_TAG}": digest}))
     ids = (place.destination, trajectory.trace_id)
     reward_id = None if assessment is None else _assessment_id(*ids)
-    entry = Entry(place, trajectory.trace_id, _remote_id(*ids), digest, reward_id)
-    return Record(entry, otlp.request([root, *calls]), assessment)
+    remote_id = _remote_id(*ids)
+    entry = Entry(place, trajectory.trace_id, remote_id, digest, 1 + len(calls), reward_id)
+    return Record(entry, (otlp_values.request([root, *calls]),), assessment)
 
 
 def _trace_id(destination: str, trace_id: str) -> bytes:
@@ -77,7 +78,7 @@ def _spans(trajectory: Trajectory, destination: str) -> list[OtlpSpan]:
 def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
     known_ends = [span.end_ns for span in trajectory.spans]
     end_ns = trajectory.end_ns or max([trajectory.start_ns, *known_ends])
-    name = otlp.utf8(trajectory.name or ROOT_NAME)
+    name = otlp_values.utf8(trajectory.name or ROOT_NAME)
     facts = _facts(trajectory)
     tags = {"mlflow.traceName": name, **{key: str(value) for key, value in facts.items()}}
     values: dict[str, Any] = {"mlflow.spanType": "AGENT"}
@@ -96,7 +97,7 @@ def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
         kind=OtlpSpan.SPAN_KIND_INTERNAL,
         start_time_unix_nano=trajectory.start_ns,
         end_time_unix_nano=end_ns,
-        attributes=otlp.attributes({key: _quoted(value) for key, value in values.items()}),
+        attributes=otlp_values.attributes({key: _quoted(value) for key, value in values.items()}),
         status=_status(trajectory.status, trajectory.error),
         events=_events(trajectory.status, trajectory.error, end_ns),
     )
@@ -140,11 +141,11 @@ def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> Otlp
         trace_id=trace_id,
         span_id=span_id,
         parent_span_id=parent_id,
-        name=otlp.utf8(span.op),
+        name=otlp_values.utf8(span.op),
         kind=OtlpSpan.SPAN_KIND_INTERNAL,
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=span.end_ns,
-        attributes=otlp.attributes({key: _quoted(value) for key, value in values.items()}),
+        attributes=otlp_values.attributes({key: _quoted(value) for key, value in values.items()}),
         status=_status(span.status, span.error),
         events=_events(span.status, span.error, span.end_ns),
     )
@@ -159,18 +160,18 @@ def _token_usage(span: Span) -> dict[str, int] | None:
 
 def _status(status: str, error: str | None) -> Status:
     if status in _FAILED:
-        return Status(code=otlp.ERROR, message=otlp.utf8(error or status))
-    return Status(code=otlp.OK if status == "ok" else otlp.UNSET)
+        return Status(code=otlp_values.ERROR, message=otlp_values.utf8(error or status))
+    return Status(code=otlp_values.OK if status == "ok" else otlp_values.UNSET)
 
 
 def _events(status: str, error: str | None, time_ns: int) -> list[OtlpSpan.Event]:
     if error is None or status not in ("error", "cancelled"):
         return []
-    return [otlp.exception_event(time_ns, error)]
+    return [otlp_values.exception_event(time_ns, error)]
 
 
 def _tag(value: str) -> str:
-    text = otlp.utf8(value)
+    text = otlp_values.utf8(value)
     return text if len(text) <= TAG_MAX_CHARS else text[: TAG_MAX_CHARS - 1] + "…"
 
 

@@ -1,66 +1,244 @@
-"""Values, spans and requests of the OpenTelemetry protocol, as Protocol Buffers.
+"""Any OpenTelemetry endpoint that takes traces over HTTP: Phoenix, Langfuse, a collector, MLflow.
 
-This module knows nothing of trackers or of what the attributes mean.
+There is no way to ask such an endpoint what it holds. So delivery is at least once, with ids that
+stay the same, and a receipt can only say that the spans were accepted.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+import gzip
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from urllib.parse import unquote
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+import httpx
+import msgspec
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from localtrace.codec import to_json
+from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
+from localtrace.types import Run, Trajectory
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets import Entry, Place, Record, otlp_values
+from localtrace.uploader.targets.http import Doubtful, HttpSession, Refused, TryAgain, printable
+from localtrace.uploader.targets.otlp_spans import encode
 
-OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
-_INT64 = range(-(2**63), 2**63)
+ROUTE = "/v1/traces"
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_{}", "OTEL_EXPORTER_OTLP_{}")
+"""The one for traces alone comes first."""
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x20-\x7e]*", re.ASCII)
+_SECRET_MIN_CHARS = 6
+_log = logging.getLogger("localtrace.uploader")
 
 
-def utf8(text: str) -> str:
-    """Text that can be sent: lone surrogates become their visible escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+class OtlpTarget:
+    """An OpenTelemetry endpoint."""
+
+    kind = "otlp"
+    batch_max_parts = 50
+    batch_max_bytes = 4 * 2**20
+    record_max_bytes = 64 * 2**20
+    connections = 2
+    usual_trajectories_per_s = 50.0
+    reads_back = False
+
+    def __init__(self, uri: str | None) -> None:
+        """Prepare; nothing is contacted.
+
+        Args:
+            uri: the endpoint, or a server's address, to which `/v1/traces` is added; by default
+                what OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT say.
+
+        Raises:
+            ConfigError: the uri or one of OpenTelemetry's variables cannot be used.
+        """
+        self._url = _endpoint(uri)
+        self.uri = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        headers = _headers()
+        secrets = (self._url.username, self._url.password, *self._url.params.values())
+        self._door = derive_id(3, *chain.from_iterable(sorted(headers.items())), *secrets).hex()
+        words = [word for text in (*headers.values(), *secrets) for word in text.split()]
+        self._secrets = [word for word in words if len(word) >= _SECRET_MIN_CHARS]
+        self._headers = headers | {"content-type": "application/x-protobuf"}
+        if _compresses():
+            self._headers["content-encoding"] = "gzip"
+        self._http = HttpSession("", self._explain, headers=self._headers)
+
+    def check(self) -> None:
+        """Send a request without spans: is the endpoint there, and does it let us in?"""
+        try:
+            self._post(otlp_values.request([]))
+        except TryAgain as error:
+            raise TargetUnavailable(
+                f"no OpenTelemetry endpoint at {self.uri}: {error}; start it, or correct the uri"
+            ) from error
+        except Refused as error:
+            # Some endpoints do not like that there are no spans, and would take some.
+            if error.status != 400:
+                raise UploadError(f"{self.uri} refused: {error}") from error
+
+    def place(self, run: Run, container: str | None) -> Place:
+        """Name the project that the spans claim to be from; the endpoint is not asked.
+
+        Headers often choose where at the server the spans go: by an id, or by whose key it is. So
+        a hash of them, too short to tell anything of a key, is part of the destination.
+        """
+        name = container or run.project
+        return Place(f"otlp:{self.uri}:{self._door}:{name}", name, run.run_id)
+
+    def is_empty(self, place: Place) -> bool:
+        """True: nothing can be asked for anyway."""
+        return True
+
+    def encode(self, trajectory: Trajectory, place: Place) -> Record:
+        """Build the record: spans with OpenTelemetry's names."""
+        return encode(trajectory, place)
+
+    def complete(self, entries: Sequence[Entry]) -> set[str]:
+        """None, as far as anyone can know."""
+        return set()
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Send the spans in one request.
+
+        Raises:
+            TargetRejected: the endpoint refused some of them. It may have taken the others.
+        """
+        try:
+            body = self._post(b"".join(part for record in records for part in record.parts))
+        except (Refused, TryAgain) as error:
+            if error.status in (422, 500):
+                raise Doubtful(str(error)) from error
+            raise
+        rejected, message = _partial_success(body)
+        message = self._without_secrets(printable(message))
+        if rejected:
+            raise TargetRejected(f"{rejected} spans were refused: {message or 'no reason given'}")
+        if message:
+            _log.warning("%s says: %s", self.uri, message)
+
+    def verify(self, entries: Sequence[Entry]) -> set[str]:
+        """None: the protocol has no way to read spans back."""
+        return set()
+
+    def close(self) -> None:
+        """Close connections."""
+        self._http.close()
+
+    def _post(self, body: bytes) -> bytes:
+        if "content-encoding" in self._headers:
+            body = gzip.compress(body, compresslevel=6, mtime=0)
+        try:
+            return self._http.call("POST", str(self._url), content=body)
+        except UploadError as error:
+            error.args = tuple(self._without_secrets(str(part)) for part in error.args)
+            raise
+
+    def _without_secrets(self, text: str) -> str:
+        """Words of a server that repeats what it was sent, without our keys."""
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return text
+
+    def _explain(self, refused: Refused) -> UploadError | None:
+        """What a refusal means that every other request would get too."""
+        headers = "OTEL_EXPORTER_OTLP_HEADERS"
+        if refused.status == 403 and "Invalid Host header" in str(refused):
+            remedy = f"start the server with  --allowed-hosts {self._url.netloc.decode()}"
+        elif refused.status in (401, 403):
+            remedy = f"set its key, as in {headers}=authorization=Bearer%20KEY"
+        elif refused.status == 422 and "x-mlflow-experiment-id" in str(refused):
+            remedy = f"set {headers}=x-mlflow-experiment-id=ID"
+        elif refused.status in (404, 405) or 300 <= refused.status < 400:
+            remedy = f"correct the uri (most servers take traces at {ROUTE}), or {headers}"
+        elif refused.status == 415:
+            remedy = "give an endpoint that takes OTLP over HTTP as Protocol Buffers"
+        else:
+            return None
+        return UploadError(f"{self.uri} refused: {refused}; {remedy}")
 
 
-def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
-    """Turn values into attributes.
+def _variable(name: str) -> str:
+    values = (os.environ.get(variable.format(name), "").strip() for variable in _VARIABLES)
+    return next(filter(None, values), "")
 
-    Numbers, flags, text and None keep their type; everything else, and what the protocol or JSON
-    has no word for (NaN, huge integers, lone surrogates), becomes tagged JSON text.
+
+def _endpoint(uri: str | None) -> httpx.URL:
+    exact = os.environ.get(_VARIABLES[0].format("ENDPOINT"), "").strip()
+    if uri is None and exact:
+        return _parsed(exact)
+    base = uri or os.environ.get(_VARIABLES[1].format("ENDPOINT"), "").strip()
+    if not base:
+        raise ConfigError(
+            "no OpenTelemetry endpoint is named: give its uri, such as http://127.0.0.1:4318, "
+            "or set OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
+    url = _parsed(base)
+    # A variable names the server; a uri that has a path is the endpoint itself.
+    if uri is None or url.path == "/":
+        url = url.copy_with(path=url.path.rstrip("/") + ROUTE)
+    return url
+
+
+def _parsed(uri: str) -> httpx.URL:
+    try:
+        url = httpx.URL(uri)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        # The uri itself is not repeated: it may hold a password.
+        raise ConfigError("this is no OpenTelemetry endpoint: give http://HOST:PORT/v1/traces")
+    return url
+
+
+def _headers() -> dict[str, str]:
+    """Headers that the variables name, as `key=value,key=value` with URL-encoded values."""
+    return dict(_named_headers(_variable("HEADERS")))
+
+
+def _named_headers(text: str) -> Iterator[tuple[str, str]]:
+    for number, pair in enumerate(filter(None, map(str.strip, text.split(","))), 1):
+        name, _, value = pair.partition("=")
+        decoded = f"{unquote(name).strip().lower()}={unquote(value).strip()}"
+        if "=" not in pair or not _HEADER.fullmatch(decoded):
+            # The pair itself is not repeated: it may hold a key.
+            raise ConfigError(
+                f"part {number} of OTEL_EXPORTER_OTLP_HEADERS cannot be used: write "
+                "key=value,key=value, with values URL-encoded"
+            )
+        yield decoded.partition("=")[0], decoded.partition("=")[2]
+
+
+def _compresses() -> bool:
+    named = _variable("COMPRESSION")
+    if named not in ("", "none", "gzip"):
+        raise ConfigError(
+            f"OTEL_EXPORTER_OTLP_COMPRESSION is {printable(named)}: set it to gzip or none"
+        )
+    return named == "gzip"
+
+
+class _PartialSuccess(msgspec.Struct, rename="camel", frozen=True):
+    rejected_spans: int | str = 0
+    error_message: str = ""
+
+
+class _JsonAnswer(msgspec.Struct, rename="camel"):
+    partial_success: _PartialSuccess = _PartialSuccess()
+
+
+def _partial_success(body: bytes) -> tuple[int, str]:
+    """How many spans an answer says were refused, and why.
+
+    Some endpoints answer in JSON or with a word, which means that they took everything.
     """
-    return [KeyValue(key=utf8(key), value=_any(value)) for key, value in values.items()]
-
-
-def _any(value: Any) -> AnyValue:
-    if value is None:
-        return AnyValue()
-    kind = type(value)
-    if kind is bool:
-        return AnyValue(bool_value=value)
-    if kind is int and value in _INT64:
-        return AnyValue(int_value=value)
-    if kind is float and math.isfinite(value):
-        return AnyValue(double_value=value)
-    if kind is str and value == utf8(value):
-        return AnyValue(string_value=value)
-    return AnyValue(string_value=to_json(value))
-
-
-def exception_event(time_ns: int, error: str) -> Span.Event:
-    """The event that OpenTelemetry prescribes for an exception, from `Type: message`."""
-    kind, _, message = error.partition(": ")
-    parts = {"exception.type": utf8(kind), "exception.message": utf8(message)}
-    return Span.Event(name="exception", time_unix_nano=time_ns, attributes=attributes(parts))
-
-
-def request(spans: Iterable[Span]) -> bytes:
-    """Serialise the spans of one trace as a request.
-
-    Requests joined end to end are one request with all their traces: a property of Protocol
-    Buffers, by which a batch is built without encoding anything twice.
-    """
-    scope = ScopeSpans(scope=InstrumentationScope(name="localtrace"), spans=spans)
-    whole = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[scope])])
-    return bytes(whole.SerializeToString(deterministic=True))
+    try:
+        if body.startswith(b"{"):
+            found = msgspec.json.decode(body, type=_JsonAnswer).partial_success
+            return int(found.rejected_spans), found.error_message
+        said = ExportTraceServiceResponse.FromString(body).partial_success
+        return said.rejected_spans, said.error_message
+    except Exception:  # what Protocol Buffers raises has no type that can be named here
+        return 0, ""

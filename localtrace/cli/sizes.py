@@ -1,0 +1,32 @@
+"""Sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import click
+
+_FACTORS = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+
+
+def size(text: str) -> int:
+    """Read a size such as 500MB or 2GiB as bytes; made to be an option's `type`."""
+    digits = text.rstrip("BbiKMGTkmgt ")
+    unit = text[len(digits) :].strip().lower().removesuffix("b")
+    try:
+        size_bytes = int(float(digits) * _FACTORS[unit])
+    except (KeyError, ValueError, OverflowError):
+        size_bytes = 0
+    if size_bytes < 1:
+        raise click.BadParameter(f"{text!r} is not a size: write 500MB or 2GiB")
+    return size_bytes
+
+
+def show_size(size_bytes: float) -> str:
+    """A size in decimal units, such as 1.5 MB."""
+    for unit in ("kB", "MB"):
+        size_bytes /= 1000
+        if size_bytes < 1000:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1000:.2f} GB"

@@ -1,0 +1,141 @@
+"""A run's metrics at a real MLflow server, read back through MLflow's own client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from mlflow import MlflowClient
+
+import localtrace
+from localtrace import testing
+from localtrace.reader import Store
+from localtrace.types import Run
+from localtrace.uploader import upload
+from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.targets import Metric, MetricsTarget, Place, mlflow_metrics
+from localtrace.uploader.targets.mlflow import MlflowTarget
+
+STEPS = 400
+RUN = Run("run", 0, "project", "experiment", 1_700_000_000 * 10**9, None, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A run of one trajectory and 1,205 values, the last of them unusual."""
+    path = tmp_path_factory.mktemp("measured") / "store"
+    with testing.recording(path, project="measured"):
+        with localtrace.trajectory(step=0, sample_index=1):
+            pass
+        for step in range(STEPS):
+            value = step / 7
+            localtrace.log_metrics({"loss": value, "mean@8": value, "mean_at_8": -value}, step=step)
+        localtrace.log_metrics({"odd/nan": math.nan, "odd/inf": math.inf, "/odd": -math.inf})
+        localtrace.log_metrics({"loss": 1e308, "": 5e-324}, step=2**40)
+    with localtrace.open_store(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(mlflow_url: str) -> MlflowClient:
+    return MlflowClient(mlflow_url)
+
+
+@pytest.fixture
+def target(mlflow_url: str) -> Iterator[MlflowTarget]:
+    target = MlflowTarget(mlflow_url, assessments=False)
+    target.check()
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def place(target: MlflowTarget, request: pytest.FixtureRequest) -> Place:
+    return target.place(RUN, request.node.name)
+
+
+def values(store: Store) -> list[Metric]:
+    run = store.runs().to_dicts()[0]
+    return list(run_metrics(store, run["run_id"], run["attempt"]))
+
+
+def test_values_keep_their_steps_and_times(measured, client, target, place) -> None:
+    assert isinstance(target, MetricsTarget)
+    recorded = values(measured)
+    target.send_metrics(place, recorded)
+    expected = [
+        (metric.step, metric.value, metric.time_ns // 10**6)
+        for metric in recorded
+        if metric.name == "loss"
+    ]
+    shown = client.get_metric_history(place.run, "loss")
+    assert sorted((one.step, one.value, one.timestamp) for one in shown) == sorted(expected)
+
+
+def test_names_that_mlflow_refuses_are_rewritten_and_stay_apart(
+    measured, client, target, place
+) -> None:
+    names = target.send_metrics(place, values(measured))
+    assert names["mean@8"] == "mean_at_8"
+    assert names[""] == "_"
+    assert names["/odd"] == "_/odd"
+    assert "loss" not in names
+    for name, sign in (("mean@8", 1), ("mean_at_8", -1)):
+        shown = client.get_metric_history(place.run, names[name])
+        assert sorted(one.value * sign for one in shown) == [n / 7 for n in range(STEPS)]
+
+
+def test_values_that_are_no_numbers_are_shown_as_mlflow_can(
+    measured, client, target, place
+) -> None:
+    target.send_metrics(place, values(measured))
+    (nan,) = client.get_metric_history(place.run, "odd/nan")
+    (inf,) = client.get_metric_history(place.run, "odd/inf")
+    (minus_inf,) = client.get_metric_history(place.run, "_/odd")
+    (tiny,) = client.get_metric_history(place.run, "_")
+    assert math.isnan(nan.value)
+    assert inf.value == -minus_inf.value > 1e308
+    assert tiny.value == 5e-324
+
+
+def test_sending_again_changes_nothing(measured, target, place, mlflow_url) -> None:
+    recorded = values(measured)
+    first = target.send_metrics(place, recorded)
+    names = sorted({metric.name for metric in recorded})
+    counts = target.count_metrics(place, names)
+    assert counts == {
+        "loss": STEPS + 1, "mean@8": STEPS, "mean_at_8": STEPS,
+        "odd/nan": 1, "odd/inf": 1, "/odd": 1, "": 1,
+    }  # fmt: skip
+    # Another upload, in batches of another size.
+    later = MlflowTarget(mlflow_url, assessments=False)
+    later.check()
+    second = [later.send_metrics(place, recorded[n : n + 100]) for n in range(0, 1205, 100)]
+    assert {name: other for part in second for name, other in part.items()} == first
+    assert later.count_metrics(place, names) == counts
+    later.close()
+
+
+def test_long_histories_are_counted_page_by_page(
+    measured, target, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_metrics, "PAGE_MAX", 7)
+    target.send_metrics(place, values(measured))
+    assert target.count_metrics(place, ["loss", "none"]) == {"loss": STEPS + 1, "none": 0}
+
+
+def test_names_of_every_length_and_kind_are_taken(target, place) -> None:
+    odd = ["x" * 300, "π" * 251, "a\0b", "\ud800", "..", "../..", "a/./b", "%_'\"`;--", "\n", "🙂"]
+    target.send_metrics(place, [Metric(name, 0, 1.0, 10**18) for name in odd])
+    assert target.count_metrics(place, odd) == dict.fromkeys(odd, 1)
+
+
+def test_an_upload_takes_the_metrics_along(
+    measured: Store, client: MlflowClient, mlflow_url: str
+) -> None:
+    receipt = upload(measured, "select trace_id from trajectories", mlflow_url, metrics=True)
+    (run,) = receipt.runs
+    assert run.metrics["loss"] == STEPS + 1
+    assert run.metric_names["mean@8"] == "mean_at_8"
+    assert len(client.get_metric_history(run.place.run, "mean_at_8")) == STEPS

@@ -1,0 +1,593 @@
+"""Trajectories on a real Weave server, read back through Weave's own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+
+import pytest
+
+import localtrace
+from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
+from localtrace.filters import Filters
+from localtrace.reader import Store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.types import Run
+from localtrace.uploader import upload
+from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets.http import TryAgain
+from localtrace.uploader.targets.weave import WeaveTarget
+from localtrace.uploader.targets.weave_calls import call_id
+from tests.servers.weave import KEY, WeaveServer
+from tests.unit.test_uploader_mlflow_spans import call, trajectory
+
+RUN = Run("run", 0, "arithmetic", "grpo", 1, None, None, None, None)
+
+VALUES = {
+    "none": "None",
+    "flags": "[True, False]",
+    "integers": "[0, -1, 2**63, 2**64 - 1, -(2**63)]",
+    "floats": "[1.5, 2.0, -0.0, 1e300, 5e-324]",
+    "text": "'two\\nlines'",
+    "odd text": "['', 'π ✂ 🙂', 'a\\0b', '7', 'null', '{\"a\": [1]}', '[' * 300]",
+    "list": "[1, [2, [None]], []]",
+    "tuple": "(1, ('a', ()))",
+    "dict": "{'a': {'b': [1, {}]}, '': None}",
+    "keys": "{1: 'a', None: 'b', True: 'c', (2, 'x'): 'd', 1.5: 'e'}",
+    "model": "Reply(token_ids=[1, 2], log_probs=[-0.5])",
+    "models": "[{'first': Reply(token_ids=[])}]",
+    "enum": "Level.HIGH",
+    "bytes": "b'\\xff\\0'",
+    "complex": "1+2j",
+    "credential": "{'api_key': 'hidden', 'token_ids': [1], 'next_token': 'a'}",
+}
+"""Values, as Python text, that Weave's client shows alike after live tracing and a replay."""
+
+PRELUDE = """
+import enum, pydantic
+class Level(enum.IntEnum):
+    HIGH = 3
+class Reply(pydantic.BaseModel):
+    token_ids: list[int]
+    log_probs: list[float] | None = None
+"""
+
+TRACE = """
+import json, sys, weave
+values = json.loads(sys.argv[2])
+client = weave.init(sys.argv[1])
+attributes = {"step": 3, "sample_index": 17}
+for name, text in values.items():
+    value = eval(text)
+    inputs = {"name": name, "value": value}
+    traced = client.create_call("Odd.<locals>.echo", inputs, attributes=attributes)
+    client.finish_call(traced, output=value)
+inputs = {"name": "failure", "value": None}
+failed = client.create_call("Odd.fails", inputs, attributes=attributes)
+try:
+    raise ValueError("not: this")
+except ValueError as error:
+    client.finish_call(failed, exception=error)
+client.flush()
+"""
+
+READ = """
+import json, sys, weave
+from weave.trace.vals import unwrap
+client = weave.init(sys.argv[1])
+query = json.loads(sys.argv[2])
+for call in client.get_calls(**query):
+    shown = {name: unwrap(getattr(call, name)) for name in (
+        "id", "trace_id", "parent_id", "func_name", "inputs", "output", "attributes", "summary",
+        "exception", "wb_run_id", "wb_run_step",
+    )}
+    print("CALL", json.dumps({**shown, "started_at": call.started_at.isoformat()}, default=vars))
+"""
+
+
+def run_client(server: WeaveServer, home: Path, code: str, *arguments: str) -> str:
+    """Weave's own client, in a process of its own: it keeps much in global variables."""
+    environment = {**os.environ, **server.environment, "HOME": str(home)}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read_back(server: WeaveServer, home: Path, project: str, **query: Any) -> list[dict[str, Any]]:
+    printed = run_client(server, home, READ, project, json.dumps(query))
+    lines = [line.removeprefix("CALL ") for line in printed.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.fixture
+def project(request: pytest.FixtureRequest) -> str:
+    return f"team/{uuid5(NAMESPACE_OID, request.node.nodeid)}"
+
+
+@pytest.fixture(autouse=True)
+def environment(failing_weave: WeaveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in failing_weave.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WANDB_ENTITY", raising=False)
+
+
+@pytest.fixture
+def open_weave() -> Iterator[Callable[..., WeaveTarget]]:
+    opened = []
+
+    def start(uri: str | None = None, wandb_run: str | None = None) -> WeaveTarget:
+        target = WeaveTarget(uri, wandb_run=wandb_run)
+        opened.append(target)
+        target.check()
+        return target
+
+    yield start
+    for target in opened:
+        target.close()
+
+
+@pytest.fixture
+def target(open_weave: Callable[..., WeaveTarget]) -> WeaveTarget:
+    return open_weave()
+
+
+@pytest.fixture
+def place(target: WeaveTarget, project: str) -> Place:
+    return target.place(RUN, project)
+
+
+def many(count: int, spans: int, **fields: Any) -> list[Any]:
+    """Trajectories with so many calls each."""
+    ids = [f"{number:032x}" for number in range(count)]
+    return [
+        trajectory(trace_id=i, spans=[call(n, trace_id=i, **fields) for n in range(spans)])
+        for i in ids
+    ]
+
+
+def records(target: WeaveTarget, place: Place, trajectories: list[Any]) -> list[Record]:
+    return [target.encode(one, place) for one in trajectories]
+
+
+def entries(found: list[Record]) -> list[Entry]:
+    return [record.entry for record in found]
+
+
+def all_ids(found: list[Record]) -> set[str]:
+    return {record.entry.trace_id for record in found}
+
+
+def test_a_replay_reads_like_live_tracing(
+    failing_weave: WeaveServer, target: WeaveTarget, project: str, tmp_path: Path
+) -> None:
+    run_client(failing_weave, tmp_path, PRELUDE + TRACE, f"{project}-live", json.dumps(VALUES))
+    replay(target, project, tmp_path / "store")
+    live, ours = (
+        {
+            call["inputs"]["name"]: comparable(call)
+            for call in read_back(failing_weave, tmp_path, where)
+            if call["func_name"] != "agent_loop"
+        }
+        for where in (f"{project}-live", project)
+    )
+    assert ours == live
+    assert set(live) == {*VALUES, "failure"}
+
+
+def replay(target: WeaveTarget, project: str, folder: Path) -> None:
+    """Record the same values and upload them."""
+    known: dict[str, Any] = {}
+    exec(PRELUDE, known)
+
+    @localtrace.op(name="Odd.<locals>.echo")
+    def echo(name: str, value: Any) -> Any:
+        return value
+
+    @localtrace.op(name="Odd.fails")
+    def fails(name: str, value: Any) -> Any:
+        raise ValueError("not: this")
+
+    localtrace.init(folder, project="odd", min_free_bytes=0, seal=False)
+    with localtrace.trajectory(step=3, sample_index=17) as t:
+        for name, text in VALUES.items():
+            echo(name, eval(text, known))
+        with pytest.raises(ValueError, match="not: this"):
+            fails("failure", None)
+    localtrace.close()
+    seal(open_layout(folder))
+    with localtrace.open_store(folder) as store:
+        found = [target.encode(store.trajectory(t.trace_id), target.place(RUN, project))]
+    target.send(found)
+
+
+def comparable(call: dict[str, Any]) -> dict[str, Any]:
+    """A call without ids, clock times and Weave's own notes, and with objects as dicts."""
+    attributes = {name: call["attributes"][name] for name in ("step", "sample_index")}
+    exception = json.loads(call["exception"] or "{}")
+    exception.pop("traceback", None)
+    summary = call["summary"]
+    return {
+        "name": call["func_name"],
+        "inputs": as_dicts(call["inputs"]),
+        "output": as_dicts(call["output"]),
+        "attributes": attributes,
+        "exception": exception,
+        "status_counts": summary["status_counts"],
+        "status": summary["weave"]["status"],
+    }
+
+
+def as_dicts(value: Any) -> Any:
+    """Values with objects as plain dicts: a store keeps an object's fields, not its class."""
+    if isinstance(value, list):
+        return [as_dicts(item) for item in value]
+    if isinstance(value, dict):
+        own = {"_class_name", "_bases", "_type"}
+        return {name: as_dicts(item) for name, item in value.items() if name not in own}
+    return value
+
+
+def test_recorded_trajectories_are_complete_and_read_back(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place, store: Store, tmp_path: Path
+) -> None:
+    ids = [row["trace_id"] for row in store.sql("select trace_id from trajectories").to_dicts()]
+    assert target.is_empty(place)
+    found = records(target, place, [store.trajectory(trace_id) for trace_id in ids])
+    assert target.complete(entries(found)) == set()
+    target.send(found)
+    assert target.complete(entries(found)) == target.verify(entries(found)) == set(ids)
+    assert not target.is_empty(place)
+    shown = read_back(failing_weave, tmp_path, place.experiment)
+    assert len(shown) == sum(record.entry.span_count for record in found)
+    one = next(c for c in shown if c["attributes"].get("reward") == 0.75)
+    assert one["id"] == one["trace_id"]
+    assert one["parent_id"] is None
+    assert one["func_name"] == "agent_loop"
+    assert one["output"]["outcomes"]["old_log_probs"] == [-0.5, "nan", -1.5]
+    assert one["summary"]["usage"]["unknown"]["requests"] == 2
+    spans = {c["id"]: c for c in shown if c["trace_id"] == one["id"]}
+    tree = [
+        (c["func_name"], spans.get(c["parent_id"], {}).get("func_name")) for c in spans.values()
+    ]
+    assert tree == [
+        ("agent_loop", None),
+        ("agent_run", "agent_loop"),
+        ("generate", "agent_run"),
+        ("use_tool", "agent_run"),
+        ("generate", "agent_run"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attributes.step", 0),
+        ("attributes.sample_index", 17),
+        ("attributes.reward", 0.75),
+        ("attributes.outcomes.fate", "trained"),
+        ("summary.reward", 0.75),
+        ("output.outcomes.advantage", -0.5),
+    ],
+)
+def test_weaves_filters_find_a_trajectory(
+    failing_weave: WeaveServer,
+    target: WeaveTarget,
+    place: Place,
+    store: Store,
+    field: str,
+    value: Any,
+) -> None:
+    (chosen,) = store.trajectories(where="fate = 'trained'").to_dicts()
+    found = records(target, place, [store.trajectory(chosen["trace_id"])])
+    target.send(found)
+    query = {"$expr": {"$eq": [{"$getField": field}, {"$literal": value}]}}
+    shown = failing_weave.calls(place.experiment, query=query)
+    assert found[0].entry.remote_id in [c["id"] for c in shown]
+
+
+def test_traces_sit_on_the_wandb_run(
+    failing_weave: WeaveServer, open_weave: Callable[..., WeaveTarget], tmp_path: Path
+) -> None:
+    target = open_weave(wandb_run="team/beside/run1")
+    place = target.place(RUN, None)
+    assert place.experiment == "team/beside"
+    target.send(records(target, place, [replace(one, step=7) for one in many(1, 1)]))
+    for shown in read_back(failing_weave, tmp_path, "team/beside"):
+        assert (shown["wb_run_id"], shown["wb_run_step"]) == ("team/beside/run1", 7)
+    with pytest.raises(ConfigError, match="in another project: leave --project out"):
+        target.place(RUN, "team/elsewhere")
+
+
+def test_other_content_under_the_same_ids_is_not_complete(
+    target: WeaveTarget, place: Place
+) -> None:
+    (one,) = many(1, 2)
+    target.send(records(target, place, [one]))
+    changed = records(target, place, [replace(one, reward=1.0)])
+    assert target.complete(entries(changed)) == set()
+    target.send(changed)
+    assert target.verify(entries(changed)) == all_ids(changed)
+
+
+def test_calls_that_are_there_are_left_out_of_the_next_sending(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    failing_weave.show_duplicates()
+    found = records(target, place, many(3, 5))
+    partly = replace(found[1], parts=found[1].parts[:3])
+    target.send([found[0], partly])
+    assert target.complete(entries(found)) == {found[0].entry.trace_id}
+    target.send(found[1:])
+    assert target.complete(entries(found)) == all_ids(found)
+    assert_each_call_was_sent_once(failing_weave, place, found)
+
+
+def assert_each_call_was_sent_once(server: WeaveServer, place: Place, found: list[Record]) -> None:
+    values = server.started_at_values(place.experiment)
+    assert set(values) == {call_id(part) for record in found for part in record.parts}
+    assert {len(sent) for sent in values.values()} == {1}
+
+
+def test_a_trajectory_of_many_calls_goes_in_several_requests_with_its_root_last(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    before = len(failing_weave.log())
+    found = records(target, place, many(1, 2500))
+    target.send(found)
+    assert len(failing_weave.log()) - before == 3
+    assert target.verify(entries(found)) == all_ids(found)
+    assert list(failing_weave.started_at_values(place.experiment))[-1] == found[0].entry.remote_id
+
+
+def test_after_a_failure_in_the_middle_only_the_rest_is_sent(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    failing_weave.show_duplicates()
+    found = records(target, place, many(1, 2500))
+    root_id = found[0].entry.remote_id
+    failing_weave.fault(400, containing=f'"id":"{root_id}"', next=1)
+    with pytest.raises(TargetRejected):
+        target.send(found)
+    target.send(found)
+    assert target.verify(entries(found)) == all_ids(found)
+    assert_each_call_was_sent_once(failing_weave, place, found)
+
+
+def test_large_calls_go_in_requests_that_the_service_takes(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    before = len(failing_weave.log())
+    found = records(target, place, many(1, 12, outputs={"text": "x" * 3_000_000}))
+    target.send(found)
+    sizes = [request["size_bytes"] for request in failing_weave.log()[before:]]
+    assert len(sizes) == 2
+    assert max(sizes) < 31 * 2**20
+    assert target.verify(entries(found)) == all_ids(found)
+
+
+def test_what_a_refused_batch_left_behind_is_not_sent_again(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    failing_weave.show_duplicates()
+    found = records(target, place, many(5, 3))
+    failing_weave.fault("half_413", next=1)
+    with pytest.raises(TargetRejected, match="413"):
+        target.send(found)
+    for half in (found[:2], found[2:]):
+        target.send(half)
+    assert target.verify(entries(found)) == all_ids(found)
+    assert_each_call_was_sent_once(failing_weave, place, found)
+
+
+@pytest.mark.parametrize("kind", ["lost_before", "cut_after_body", "lost_200", 503, 429])
+def test_after_a_lost_answer_the_target_knows_what_is_there(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place, kind: int | str
+) -> None:
+    found = records(target, place, many(3, 2))
+    failing_weave.fault(kind, next=1)
+    with pytest.raises(TryAgain):
+        target.send(found)
+    there = target.complete(entries(found))
+    assert there == (all_ids(found) if kind in ("cut_after_body", "lost_200") else set())
+    if not there:
+        target.send(found)
+    assert_each_call_was_sent_once(failing_weave, place, found)
+
+
+def test_a_server_that_does_not_know_the_newest_rows_is_asked_without_them(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    found = records(target, place, many(1, 1))
+    target.send(found)
+    failing_weave.fault(422, path="/calls/stream_query", containing="latest_only")
+    assert target.complete(entries(found)) == all_ids(found)
+
+
+def test_a_refusal_to_list_calls_gives_up_no_record(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place
+) -> None:
+    failing_weave.fault(400, path="/calls/stream_query")
+    with pytest.raises(UploadError, match="does not list the calls") as caught:
+        target.complete(entries(records(target, place, many(1, 1))))
+    assert not isinstance(caught.value, TargetRejected)
+
+
+def test_an_upload_repeated_sends_nothing(
+    failing_weave: WeaveServer, store: Store, project: str
+) -> None:
+    first = upload(store, Filters(), kind="weave", container=project)
+    second = upload(store, Filters(), kind="weave", container=project)
+    assert first.complete
+    assert second.complete
+    assert first.counts["sent"] == second.counts["already there"] == 6
+    values = failing_weave.started_at_values(project)
+    assert {len(sent) for sent in values.values()} == {1}
+
+
+def test_a_poisoned_trajectory_is_the_only_one_that_stays_behind(
+    failing_weave: WeaveServer, large_store: Store, project: str
+) -> None:
+    failing_weave.fault(400, containing='"sample_index":77,')
+    receipt = upload(large_store, Filters(), kind="weave", container=project)
+    assert (receipt.counts["sent"], receipt.counts["rejected"]) == (399, 1)
+    assert not receipt.complete
+    values = failing_weave.started_at_values(project)
+    assert len(values) == 2 * 399
+    assert {len(sent) for sent in values.values()} == {1}
+
+
+def test_hostile_text_does_not_spoil_its_batch(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place, tmp_path: Path
+) -> None:
+    texts = [
+        "weave:///",
+        "weave:///other/project/object/x:1",
+        "weave://x",
+        "weave-trace-internal:///x/object/y:1",
+        '{"a": "weave:///nobody"}',
+    ]
+    custom = {"_type": "CustomWeaveType", "weave_type": {"type": "Op"}, "load_op": texts[1]}
+    inputs = {"texts": texts, "keys": dict.fromkeys(texts), "custom": custom}
+    found = records(target, place, many(1, 1, op=texts[1], inputs=inputs, outputs=texts))
+    target.send(found)
+    assert target.verify(entries(found)) == all_ids(found)
+    assert len(read_back(failing_weave, tmp_path, place.experiment)) == 2
+
+
+def test_a_project_is_found_by_name_in_the_entity_of_the_environment(
+    target: WeaveTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="WANDB_ENTITY"):
+        target.place(RUN, None)
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    assert target.place(RUN, None).experiment == "team/arithmetic"
+    assert target.place(RUN, "named").experiment == "team/named"
+    assert target.place(RUN, "other/named").experiment == "other/named"
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a/", "/b", "a/b?c", "a/..", "a/b\n", "a/b%2f"])
+def test_a_name_that_no_project_has_is_refused(target: WeaveTarget, name: str) -> None:
+    with pytest.raises(ConfigError, match="give --project ENTITY/NAME"):
+        target.place(RUN, name)
+
+
+def test_a_project_that_the_key_may_not_use_is_explained(
+    failing_weave: WeaveServer, target: WeaveTarget, project: str
+) -> None:
+    failing_weave.forbid(project)
+    with pytest.raises(UploadError, match="use a key that may write"):
+        target.place(RUN, project)
+
+
+def test_without_the_api_of_wandb_the_project_is_used_as_it_is(
+    failing_weave: WeaveServer, target: WeaveTarget, project: str
+) -> None:
+    failing_weave.fault(503, path="/graphql")
+    place = target.place(RUN, project)
+    failing_weave.fault(404)
+    with pytest.raises(UploadError, match=r"make the project.*could not be asked"):
+        target.send(records(target, place, many(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [(401, "set WANDB_API_KEY"), (402, "quota is used up"), (403, "use a key that may write")],
+)
+def test_refusals_of_all_requests_are_explained(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place, status: int, remedy: str
+) -> None:
+    failing_weave.fault(status)
+    with pytest.raises(UploadError, match=remedy) as caught:
+        target.send(records(target, place, many(1, 1)))
+    assert not isinstance(caught.value, TargetRejected)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_refusals_of_records_can_be_halved(
+    failing_weave: WeaveServer, target: WeaveTarget, place: Place, status: int
+) -> None:
+    failing_weave.fault(status)
+    with pytest.raises(TargetRejected):
+        target.send(records(target, place, many(1, 1)))
+
+
+def test_a_wrong_key_is_explained_and_not_shown(
+    open_weave: Callable[..., WeaveTarget], project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
+    with pytest.raises(UploadError, match=r"401.*set WANDB_API_KEY") as caught:
+        open_weave().place(RUN, project)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_key_may_be_in_netrc(
+    open_weave: Callable[..., WeaveTarget],
+    project: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(UploadError, match="there is no W&B key: set WANDB_API_KEY"):
+        open_weave()
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login s3cret what")
+    with pytest.raises(UploadError, match="cannot be read") as caught:
+        open_weave()
+    assert "s3cret" not in str(caught.value)
+    (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login user password {KEY}\n")
+    assert open_weave().place(RUN, project).experiment == project
+
+
+def test_a_key_is_nowhere_in_what_is_kept_or_shown(target: WeaveTarget, place: Place) -> None:
+    kept = (target.uri, repr(target), place, records(target, place, many(1, 1)))
+    assert KEY not in repr(kept)
+
+
+def test_a_server_that_is_not_there_is_named(open_weave: Callable[..., WeaveTarget]) -> None:
+    with pytest.raises(TargetUnavailable, match=r"no Weave server at http://127\.0\.0\.1:1"):
+        open_weave("http://me:s3cret@127.0.0.1:1")
+
+
+@pytest.mark.parametrize("uri", ["ftp://host", "nonsense", "http://", "http://host:port"])
+def test_a_uri_of_another_kind_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match="no uri of a Weave"):
+        WeaveTarget(uri, wandb_run=None)
+
+
+@pytest.mark.parametrize("run", ["run1", "a/b", "a/b/c/d", "a//c", ""])
+def test_a_wandb_run_of_another_form_is_refused(run: str) -> None:
+    with pytest.raises(ConfigError, match="give ENTITY/PROJECT/RUN"):
+        WeaveTarget(None, wandb_run=run)
+
+
+@pytest.mark.parametrize(
+    ("variables", "uri"),
+    [
+        ({}, "https://trace.wandb.ai"),
+        ({"WANDB_BASE_URL": "https://api.wandb.ai/"}, "https://trace.wandb.ai"),
+        ({"WANDB_BASE_URL": "https://wandb.example/"}, "https://wandb.example/traces"),
+        (
+            {"WANDB_BASE_URL": "https://wandb.example", "WF_TRACE_SERVER_URL": "https://t.example"},
+            "https://t.example",
+        ),
+    ],
+)
+def test_weave_is_where_its_own_client_finds_it(
+    variables: dict[str, str], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_BASE_URL", "WF_TRACE_SERVER_URL"):
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with closing(WeaveTarget(None, wandb_run=None)) as target:
+        assert target.uri == uri

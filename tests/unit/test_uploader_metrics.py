@@ -1,0 +1,129 @@
+"""Reading a run's metrics, and the names and requests that MLflow gets."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace import testing
+from localtrace.reader import Store
+from localtrace.uploader import metrics
+from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.targets import Metric, mlflow_metrics
+from localtrace.uploader.targets.http import HttpSession
+from localtrace.uploader.targets.mlflow_metrics import MetricNames
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A run of two attempts with metrics, some without a step."""
+    for attempt in range(2):
+        with testing.recording(tmp_path / "store", run_id="run", attempt=attempt):
+            for step in range(10):
+                localtrace.log_metrics(
+                    {"loss": float(step), "b": attempt, "a": math.nan}, step=step
+                )
+            localtrace.log_metrics({"late": math.inf})
+            localtrace.log_metrics({"loss": 100.0}, step=3)
+    with localtrace.open_store(tmp_path / "store") as opened:
+        yield opened
+
+
+class Requests(HttpSession):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def call(self, method: str, path: str, **request: Any) -> bytes:
+        self.bodies.append(request["content"].encode())
+        return b"{}"
+
+
+def shown(*recorded: str) -> list[str]:
+    names = MetricNames()
+    return [names.shown(name) for name in recorded]
+
+
+@pytest.mark.parametrize("page_rows", [1, 7, 16, 32, 10_000])
+def test_values_come_in_the_order_of_recording_whatever_the_page(
+    store: Store, monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    paged = metrics._PAGE.replace(str(metrics.PAGE_ROWS), str(page_rows))
+    monkeypatch.setattr(metrics, "_PAGE", paged)
+    monkeypatch.setattr(metrics, "PAGE_ROWS", page_rows)
+    found = list(run_metrics(store, "run", 1))
+    assert len(found) == 32
+    names = [(metric.name, metric.step) for metric in found]
+    assert names[:4] == [("a", 0), ("b", 0), ("loss", 0), ("a", 1)]
+    assert names[-2:] == [("late", 0), ("loss", 3)]
+    assert {metric.value for metric in found if metric.name == "b"} == {1.0}
+    assert found[-1].value == 100.0
+
+
+def test_a_run_without_metrics_has_none(store: Store) -> None:
+    assert list(run_metrics(store, "run", 2)) == []
+
+
+def test_names_that_mlflow_takes_stay() -> None:
+    names = ["critic/score/mean", "a b:c-d_e.f", "été/1", "recall_at_10", ".hidden", "a..b"]
+    assert shown(*names) == names
+
+
+def test_names_are_rewritten_as_verl_does_it() -> None:
+    recorded = ["val-core/gsm8k/reward/mean@8", "a//b", "time[s]", "p=0.5", "π%"]
+    expected = ["val-core/gsm8k/reward/mean_at_8", "a/b", "time_s_", "p_0.5", "π_"]
+    assert shown(*recorded) == expected
+
+
+@pytest.mark.parametrize("recorded", ["", "/", "/a", "a/", "./a", "a/../b", "..", "..a", "a\nb"])
+def test_names_that_are_paths_become_names(recorded: str) -> None:
+    (name,) = shown(recorded)
+    assert name
+    assert not name.startswith(("/", ".."))
+    assert not {"", ".", ".."} & set(name.split("/"))
+    assert "\n" not in name
+
+
+def test_names_that_become_the_same_stay_apart() -> None:
+    names = shown("k@8", "k_at_8", "k[8", "k(8", "k@8")
+    assert names[0] == names[4] == "k_at_8"
+    assert len(set(names)) == 4
+    assert names[1].startswith("k_at_8-")
+    assert shown("k@8", "k_at_8", "k[8", "k(8", "k@8") == names
+
+
+def test_a_mark_that_is_taken_becomes_longer() -> None:
+    taken = shown("k@8", "k_at_8")[1]
+    assert len(set(shown(taken, "k@8", "k_at_8"))) == 3
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    names = shown("x" * 250, "x" * 251, "x" * 252)
+    assert names[0] == "x" * 250
+    assert len(set(names)) == 3
+    assert max(map(len, names)) == mlflow_metrics.NAME_MAX_CHARS
+
+
+def test_requests_stay_within_both_limits() -> None:
+    http = Requests()
+    values = [Metric("é" * 250, step, 0.1, 10**18) for step in range(2500)]
+    mlflow_metrics.send(http, "run", values, MetricNames())
+    assert all(len(body) < 1_000_000 for body in http.bodies)
+    batches = [json.loads(body)["metrics"] for body in http.bodies]
+    assert max(map(len, batches)) <= mlflow_metrics.BATCH_MAX
+    assert [point["step"] for batch in batches for point in batch] == list(range(2500))
+
+
+def test_values_that_json_has_no_word_for_are_text() -> None:
+    http = Requests()
+    values = [Metric("m", 0, value, 1) for value in (math.nan, math.inf, -math.inf, 0.5)]
+    mlflow_metrics.send(http, "run", values, MetricNames())
+    sent = [point["value"] for point in json.loads(http.bodies[0])["metrics"]]
+    assert sent == ["NaN", "Infinity", "-Infinity", 0.5]

@@ -1,0 +1,327 @@
+"""How trajectories look to any OpenTelemetry backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+
+from localtrace.placeholder import Placeholder
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.uploader.targets import Place
+from localtrace.uploader.targets.otlp_spans import encode
+
+PLACE = Place("otlp:http://127.0.0.1:4318/v1/traces:maths", "maths", "run")
+START_NS = 1_700_000_000_123_456_789
+
+
+def call(seq: int = 1, **fields: Any) -> Span:
+    defaults: dict[str, Any] = {
+        "trace_id": "a" * 32,
+        "span_id": f"{seq:016x}",
+        "parent_id": None,
+        "seq": seq,
+        "op": "Loop.step",
+        "status": "ok",
+        "error": None,
+        "start_ns": START_NS + seq * 1000,
+        "duration_ns": 500,
+        "inputs": {},
+        "outputs": None,
+        "is_turn": False,
+        "prompt_ids": None,
+        "output_ids": None,
+        "output_logprobs": None,
+        "messages": None,
+        "output_text": None,
+        "finish_reason": None,
+    }
+    return Span(**{**defaults, **fields})
+
+
+def trajectory(*spans: Span, **fields: Any) -> Trajectory:
+    unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
+    defaults: dict[str, Any] = {
+        **dict.fromkeys((*unknown, "error", "reward")),
+        "trace_id": "a" * 32,
+        "run_id": "run",
+        "attempt": 0,
+        "project": "project",
+        "experiment": "experiment",
+        "validate": False,
+        "status": "ok",
+        "start_ns": START_NS,
+        "end_ns": START_NS + 10**9,
+        "spans": list(spans),
+    }
+    return Trajectory(**{**defaults, **fields})
+
+
+def block(one: Trajectory) -> ResourceSpans:
+    (body,) = encode(one, PLACE).parts
+    (found,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    return found
+
+
+def sent(one: Trajectory) -> list[OtlpSpan]:
+    return list(block(one).scope_spans[0].spans)
+
+
+def values(attributes: Any) -> dict[str, Any]:
+    return {pair.key: value(pair.value) for pair in attributes}
+
+
+def value(any_value: AnyValue) -> Any:
+    kind = any_value.WhichOneof("value")
+    if kind == "array_value":
+        return [value(item) for item in any_value.array_value.values]
+    return kind and getattr(any_value, kind)
+
+
+def of_root(**fields: Any) -> dict[str, Any]:
+    return values(sent(trajectory(**fields))[0].attributes)
+
+
+def of_call(**fields: Any) -> dict[str, Any]:
+    return values(sent(trajectory(call(**fields)))[1].attributes)
+
+
+def test_the_facts_of_training_stand_on_the_root_under_names_of_their_own() -> None:
+    facts = {
+        "step": 3, "sample_index": "17", "rollout_n": 0, "group_id": "g", "validate": True,
+        "data_source": "gsm8k", "reward": 0.5,
+    }  # fmt: skip
+    shown = of_root(agent="tools", **facts)
+    assert facts.items() <= {key.removeprefix("rl."): v for key, v in shown.items()}.items()
+    assert shown["gen_ai.operation.name"] == "invoke_agent"
+    assert shown["gen_ai.agent.name"] == "tools"
+    assert shown["gen_ai.conversation.id"] == shown["session.id"] == "g"
+
+
+def test_what_is_not_known_is_not_sent() -> None:
+    shown = of_root()
+    assert None not in shown.values()
+    assert not {"rl.step", "rl.reward", "rl.sample_index", "gen_ai.agent.name"} & shown.keys()
+
+
+def test_a_reward_is_an_evaluation_too() -> None:
+    (event,) = sent(trajectory(reward=0.25))[0].events
+    assert event.name == "gen_ai.evaluation.result"
+    score = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": 0.25}
+    assert values(event.attributes) == score
+
+
+def test_a_reward_that_is_no_number_is_no_evaluation() -> None:
+    (root,) = sent(trajectory(reward=float("nan")))
+    assert not root.events
+    assert "nan" in values(root.attributes)["rl.reward"]
+
+
+def test_outcomes_cannot_pass_for_facts() -> None:
+    named = {"advantage": 0.5, "step": 9.0}
+    outcomes = [Outcome("a", n, 1, START_NS, v, None, None, None) for n, v in named.items()]
+    outcomes.append(Outcome("a", "reward", 1, START_NS, None, None, [0.5, 1.0], None))
+    shown = of_root(step=3, reward=1.0, outcomes=outcomes)
+    assert shown["rl.advantage"] == 0.5
+    assert shown["rl.step"] == 3
+    assert shown["rl.outcome.step"] == 9.0
+    assert shown["rl.reward"] == 1.0
+    assert json.loads(shown["rl.outcome.reward"]) == [0.5, 1.0]
+
+
+def test_what_a_user_set_is_one_object() -> None:
+    shown = of_root(attributes={"rl.step": "forged", "note": [1]})
+    assert json.loads(shown["metadata"]) == {"rl.step": "forged", "note": [1]}
+    assert "rl.step" not in shown
+
+
+def test_a_turn_is_a_model_call_with_its_tokens_and_sampling() -> None:
+    shown = of_call(
+        is_turn=True,
+        inputs={"prompt_ids": [1, 2], "sampling_params": {"temperature": 1, "top_p": 0.9}},
+        outputs={"output_ids": [7], "extra_fields": {"global_steps": 5}},
+        prompt_ids=[1, 2],
+        output_ids=[7],
+        finish_reason="stop",
+    )
+    assert shown["gen_ai.operation.name"] == "text_completion"
+    assert shown["openinference.span.kind"] == "LLM"
+    assert shown["gen_ai.usage.input_tokens"] == shown["llm.token_count.prompt"] == 2
+    assert shown["gen_ai.usage.output_tokens"] == shown["llm.token_count.completion"] == 1
+    assert shown["gen_ai.request.temperature"] == 1.0
+    assert type(shown["gen_ai.request.temperature"]) is float
+    assert shown["gen_ai.request.top_p"] == 0.9
+    assert shown["gen_ai.response.finish_reasons"] == ["stop"]
+    assert shown["rl.weight_version"] == "5"
+    assert json.loads(shown["input.value"])["prompt_ids"] == [1, 2]
+    assert json.loads(shown["output.value"])["output_ids"] == [7]
+
+
+def test_tokens_are_not_counted_where_the_prompt_is_not_known() -> None:
+    shown = of_call(is_turn=True, output_ids=[7, 8])
+    assert "gen_ai.usage.input_tokens" not in shown
+    assert shown["gen_ai.usage.output_tokens"] == 2
+
+
+def test_messages_have_a_role_and_parts() -> None:
+    tool_call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    shown = of_call(
+        is_turn=True,
+        messages=[
+            {"role": "system", "content": "Add."},
+            {"role": "user", "content": [{"type": "text", "text": "2+2?"}, {"type": "image"}]},
+            {"role": "assistant", "reasoning_content": "hm", "tool_calls": [tool_call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "4"},
+        ],
+        output_text="4",
+        finish_reason="stop",
+    )
+    assert shown["gen_ai.operation.name"] == "chat"
+    assert json.loads(shown["gen_ai.input.messages"]) == [
+        {"role": "system", "parts": [{"type": "text", "content": "Add."}]},
+        {"role": "user", "parts": [{"type": "text", "content": "2+2?"}, {"type": "image"}]},
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "hm"},
+                {"type": "tool_call", "id": "c1", "name": "add", "arguments": "{}"},
+            ],
+        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "4"}]},
+    ]
+    assert json.loads(shown["gen_ai.output.messages"]) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "4"}],
+            "finish_reason": "stop",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [None, 7, "text", [1], {}, {"role": []}, {"content": {"a": 1}}, {"tool_calls": "no"},
+     {"tool_calls": [None, {}, {"function": "f"}]}, {1: 2}, Placeholder("damaged", "dict")],
+)  # fmt: skip
+def test_messages_of_any_form_are_sent(odd: Any) -> None:
+    shown = of_call(is_turn=True, messages=[odd], inputs=odd, outputs=odd)
+    assert len(json.loads(shown["gen_ai.input.messages"])) == 1
+
+
+def test_the_prompt_that_was_decoded_is_a_message() -> None:
+    shown = of_call(is_turn=True, outputs={"prompt_text": "2+2?"})
+    (message,) = json.loads(shown["gen_ai.input.messages"])
+    assert message == {"role": "user", "parts": [{"type": "text", "content": "2+2?"}]}
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "name"),
+    [
+        ("ToolAgentLoop._call_tool", {"tool_call": {"name": "add", "arguments": "{}"}}, "add"),
+        ("use_tool", {"name": "calculator"}, "calculator"),
+        ("pkg.SearchTool.execute", {"parameters": {}}, "SearchTool"),
+        ("run_tool", None, "run_tool"),
+    ],
+)
+def test_tools_are_known_by_their_names(op: str, inputs: Any, name: str) -> None:
+    shown = of_call(op=op, inputs=inputs)
+    assert shown["gen_ai.operation.name"] == "execute_tool"
+    assert shown["gen_ai.tool.name"] == name
+
+
+@pytest.mark.parametrize("op", ["HermesToolParser.extract_tool_calls", "stool", "Toolbox.run"])
+def test_other_calls_are_neither_tools_nor_model_calls(op: str) -> None:
+    shown = of_call(op=op)
+    assert shown["openinference.span.kind"] == "CHAIN"
+    assert "gen_ai.operation.name" not in shown
+
+
+def test_names_and_nesting_are_those_of_the_calls() -> None:
+    inner = call(2, op="generate", parent_id=f"{1:016x}")
+    lost = call(3, parent_id="f" * 16)
+    root, *calls = sent(trajectory(call(1, op="Agent.run"), inner, lost))
+    assert [span.name for span in (root, *calls)] == [
+        "agent_loop", "Agent.run", "generate", "Loop.step",
+    ]  # fmt: skip
+    assert not root.parent_span_id
+    assert [span.parent_span_id for span in calls] == [
+        root.span_id, calls[0].span_id, root.span_id,
+    ]  # fmt: skip
+    assert len({span.trace_id for span in (root, *calls)}) == 1
+    assert len({span.span_id for span in (root, *calls)}) == 4
+
+
+def test_times_are_the_original_ones() -> None:
+    root, shown = sent(trajectory(call(1)))
+    assert root.start_time_unix_nano == START_NS
+    assert root.end_time_unix_nano == START_NS + 10**9
+    assert shown.start_time_unix_nano == START_NS + 1000
+    assert shown.end_time_unix_nano == START_NS + 1500
+
+
+def test_a_trajectory_without_an_end_ends_with_its_last_call() -> None:
+    root, *_ = sent(trajectory(call(1), call(2), status="interrupted", end_ns=None))
+    assert root.end_time_unix_nano == START_NS + 2500
+    assert root.status.code == Status.STATUS_CODE_ERROR
+
+
+def test_an_exception_is_an_event_of_a_span_that_failed() -> None:
+    error = "ValueError: no such tool: broken"
+    _, shown = sent(trajectory(call(1, status="error", error=error)))
+    (event,) = shown.events
+    assert values(event.attributes) == {
+        "exception.type": "ValueError",
+        "exception.message": "no such tool: broken",
+    }
+    assert shown.status.message == error
+    assert values(shown.attributes)["error.type"] == "ValueError"
+    assert "output.value" not in values(shown.attributes)
+
+
+def test_the_project_is_the_service() -> None:
+    shown = values(block(trajectory()).resource.attributes)
+    assert shown["service.name"] == shown["openinference.project.name"] == "maths"
+    assert shown["localtrace.project"] == "project"
+    assert shown["localtrace.experiment"] == "experiment"
+    assert shown["localtrace.run_id"] == "run"
+
+
+def test_another_destination_means_other_ids() -> None:
+    elsewhere = Place("otlp:http://127.0.0.1:4318/v1/traces:other", "maths", "run")
+    one = trajectory(call(1))
+    assert encode(one, PLACE).entry.remote_id != encode(one, elsewhere).entry.remote_id
+
+
+def test_requests_joined_end_to_end_are_one_request() -> None:
+    parts = [encode(trajectory(trace_id=name * 32), PLACE).parts[0] for name in "ab"]
+    whole = ExportTraceServiceRequest.FromString(b"".join(parts))
+    assert len(whole.resource_spans) == 2
+
+
+def test_another_process_makes_the_same_bytes() -> None:
+    code = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("this", {__file__!r})
+this = importlib.util.module_from_spec(spec); spec.loader.exec_module(this)
+turn = this.call(is_turn=True, messages=[{{"role": "user", "content": "a"}}], output_text="b")
+one = this.trajectory(turn, attributes={{"b": 1, "a": [1.5, None]}}, reward=0.5)
+print(this.encode(one, this.PLACE).parts[0].hex())
+"""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1

@@ -1,0 +1,102 @@
+"""Which trajectories a selection stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.errors import QueryError
+from localtrace.filters import Filters
+from localtrace.reader import Store
+from localtrace.uploader.selection import Selection, choose
+
+
+@pytest.fixture(scope="module")
+def ids() -> dict[tuple[int, int], str]:
+    """Trace ids by (step, rollout_n), filled when the store is recorded."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def store(
+    tmp_path_factory: pytest.TempPathFactory, ids: dict[tuple[int, int], str]
+) -> Iterator[Store]:
+    """Two steps with one group of four each, rewards 0..3 from outcomes, and one without any."""
+    folder: Path = tmp_path_factory.mktemp("selection") / "store"
+    localtrace.init(folder, project="p", experiment="e", min_free_bytes=0, seal=False)
+    for step in range(2):
+        for rollout_n in range(4):
+            with localtrace.trajectory(
+                step=step, sample_index=7, rollout_n=rollout_n, group_id=f"g{step}"
+            ) as t:
+                pass
+            ids[step, rollout_n] = t.trace_id
+            localtrace.outcome(t.trace_id, step=step, reward=float(rollout_n))
+    with localtrace.trajectory(step=9) as t:
+        pass
+    ids[9, 0] = t.trace_id
+    localtrace.close()
+    with localtrace.open_store(folder) as opened:
+        yield opened
+
+
+def test_the_best_and_the_worst_of_each_group_are_kept(store, ids) -> None:
+    best = choose(store, Selection(best=1))
+    assert best.trace_ids == [ids[0, 3], ids[1, 3]]
+    ends = choose(store, Selection(best=1, worst=2))
+    assert set(ends.trace_ids) == {ids[step, n] for step in (0, 1) for n in (0, 1, 3)}
+
+
+def test_extremes_are_of_what_the_filters_chose(store, ids) -> None:
+    chosen = choose(store, Selection(Filters(reward="<2", step=1), best=1))
+    assert chosen.trace_ids == [ids[1, 1]]
+
+
+def test_whole_groups_add_every_rollout_of_a_group_that_was_met(store, ids) -> None:
+    chosen = choose(store, Selection(trace_ids=(ids[1, 2], ids[9, 0]), groups=True))
+    assert chosen.trace_ids == [ids[1, n] for n in range(4)] + [ids[9, 0]]
+
+
+def test_filters_and_ids_and_sql_must_all_hold(store, ids) -> None:
+    chosen = Selection(
+        Filters(step=0),
+        sql="select trace_id from trajectories where reward >= $least",
+        params={"least": 1},
+        trace_ids=(ids[0, 0], ids[0, 1], ids[1, 1]),
+    )
+    assert choose(store, chosen).trace_ids == [ids[0, 1]]
+
+
+def test_a_limit_counts_last(store, ids) -> None:
+    assert choose(store, Selection(best=2, limit=3)).trace_ids == [
+        ids[0, 2],
+        ids[0, 3],
+        ids[1, 2],
+    ]
+
+
+def test_ids_that_the_store_does_not_hold_are_named(store, ids) -> None:
+    chosen = choose(store, Selection(trace_ids=("f" * 32, ids[0, 0])))
+    assert chosen.unknown == ["f" * 32]
+    assert chosen.trace_ids == [ids[0, 0]]
+
+
+def test_a_run_comes_with_its_description(store) -> None:
+    (part,) = choose(store, Filters(step=0)).runs
+    assert part.run.project == "p"
+    assert part.run.command
+    assert part.run.end_ns
+
+
+def test_a_query_without_trace_ids_is_refused(store) -> None:
+    with pytest.raises(QueryError, match="no column trace_id, only step"):
+        choose(store, "select step from trajectories")
+
+
+def test_a_selection_can_be_told_in_words() -> None:
+    chosen = Selection(Filters(step="3..10"), best=1, groups=True, limit=5)
+    assert chosen.text == "step>=3 step<=10, best 1 per group, whole groups, at most 5"
+    assert Selection().text == "everything"

@@ -1,0 +1,88 @@
+"""What a trajectory carries beside what was recorded: text where verl would have added it.
+
+And what it lacks: the values that recording left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from localtrace.placeholder import Placeholder
+from localtrace.types import Span, Trajectory
+
+Decode = Callable[[str, list[int]], str | None]
+"""Turns a run's ids into text."""
+
+_TOKEN2TEXT = ("actor_rollout_ref", "rollout", "trace", "token2text")
+
+
+def wants_text(config: Any) -> bool:
+    """Whether a run's recorded configuration asks verl for text beside token ids."""
+    for name in _TOKEN2TEXT:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config is True
+
+
+def with_text(trajectory: Trajectory, decode: Decode) -> Trajectory:
+    """Add `prompt_text` and `response_text` to results with token ids, as verl's tracing does.
+
+    The prompt's ids are the result's `prompt_ids`, else the argument of that name; the response's
+    are the result's `response_ids`, else its `token_ids`.
+    """
+    spans = [_with_text(span, trajectory.run_id, decode) for span in trajectory.spans]
+    return replace(trajectory, spans=spans)
+
+
+def _with_text(span: Span, run_id: str, decode: Decode) -> Span:
+    if not isinstance(span.outputs, dict):
+        return span
+    inputs = span.inputs if isinstance(span.inputs, dict) else {}
+    prompt = _first(span.outputs.get("prompt_ids"), inputs.get("prompt_ids"))
+    response = _first(span.outputs.get("response_ids"), span.outputs.get("token_ids"))
+    texts = {}
+    for name, ids in (("prompt_text", prompt), ("response_text", response)):
+        text = decode(run_id, ids) if _are_ids(ids) else None
+        if text is not None:
+            texts[name] = text
+    return replace(span, outputs={**span.outputs, **texts}) if texts else span
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def left_out(trajectory: Trajectory) -> Counter[str]:
+    """Count the values that recording replaced by placeholders, as `field (reason)`."""
+    found: Counter[str] = Counter()
+    for value in (trajectory.attributes, *_values(trajectory)):
+        found.update(_placeholders(value, ""))
+    return found
+
+
+def _values(trajectory: Trajectory) -> Iterator[Any]:
+    for span in trajectory.spans:
+        yield span.inputs
+        yield span.outputs
+
+
+def _placeholders(value: Any, field: str) -> Iterator[str]:
+    if isinstance(value, Placeholder):
+        yield f"{field or 'value'} ({value.reason})"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _placeholders(part, str(name))
+    elif isinstance(value, list | tuple) and not _are_numbers(value):
+        for part in value:
+            yield from _placeholders(part, field)
+
+
+def _are_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+    # The long lists are ids and log-probabilities, of which one look is enough.
+    return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)

@@ -1,0 +1,77 @@
+"""What an upload would do, without contacting the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.records import NOT_IN_STORE, Records
+from localtrace.uploader.replay import Limits
+from localtrace.uploader.selection import Choice
+from localtrace.uploader.tally import Progress
+from localtrace.uploader.targets import Place
+
+_NOWHERE = Place("", "", "")
+
+
+@dataclass(slots=True)
+class Estimate:
+    """What an upload of a selection would send and skip."""
+
+    target: str
+    """Where to, without secrets."""
+    selected: int
+    to_send: int = 0
+    size_bytes: int = 0
+    """As the target counts them: the bodies of the requests."""
+    present: int = 0
+    """Already at the target, by the ledger."""
+    over_limit: int = 0
+    """Left for the next upload, because no more bytes are to be sent."""
+    cuts: int = 0
+    """Values that would be shortened, because the target takes no longer ones."""
+    rejected: dict[str, str] = field(default_factory=dict)
+    """By trace id the reason why it would not be sent."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    redactions: dict[str, int] = field(default_factory=dict)
+    duration_s: float = 0.0
+    measured: bool = False
+    """Whether the duration follows from the last upload to this target; else it is a guess."""
+
+
+def measure(
+    records: Records,
+    ledger: Ledger,
+    choice: Choice,
+    container: str | None,
+    limits: Limits,
+    on_progress: Callable[[Progress], None],
+) -> Estimate:
+    """Build every record of a choice, count its bytes, and look it up in the ledger."""
+    target = records.target
+    total = len(choice.trace_ids) + len(choice.unknown)
+    found = Estimate(target.uri, total, rejected=dict.fromkeys(choice.unknown, NOT_IN_STORE))
+    done = len(choice.unknown)
+    for part in choice.runs:
+        place = ledger.place(target.uri, container, part.run) or _NOWHERE
+        for record in records.of(part, place, found.rejected.__setitem__):
+            done += 1
+            on_progress(Progress(done, total, found.size_bytes))
+            entry = record.entry
+            if ledger.known(place.destination, entry.trace_id) == (State.ACCEPTED, entry.digest):
+                found.present += 1
+            elif found.size_bytes + record.size_bytes > (limits.max_bytes or float("inf")):
+                found.over_limit += 1
+            else:
+                found.to_send += 1
+                found.size_bytes += record.size_bytes
+                found.cuts += len(record.cuts)
+    found.left_out = dict(records.left_out)
+    found.redactions = dict(records.redaction.counts)
+    known_speed = ledger.speed(target.uri)
+    found.measured = known_speed is not None
+    found.duration_s = found.to_send / (known_speed or target.usual_trajectories_per_s)
+    if limits.rate_bytes_per_s:
+        found.duration_s = max(found.duration_s, found.size_bytes / limits.rate_bytes_per_s)
+    return found

@@ -1,0 +1,87 @@
+"""A batch on its way: asked for, sent, repeated, halved, until each record has an answer.
+
+Nothing here knows the ledger. After a failure whose outcome is unknown, the target is asked what
+it holds before anything is sent again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Event
+
+from localtrace.errors import TargetRejected
+from localtrace.uploader.patience import patiently
+from localtrace.uploader.receipt import Delivery
+from localtrace.uploader.targets import Record, Target
+from localtrace.uploader.targets.http import Doubtful, TryAgain
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one record."""
+
+    record: Record
+    delivery: Delivery
+    reason: str | None = None
+    """Why it was rejected."""
+
+
+class Sender:
+    """Brings batches to a target; several threads may use it."""
+
+    def __init__(self, target: Target, patience_s: float, ended: Event) -> None:
+        self._target = target
+        self._patience_s = patience_s
+        self._ended = ended
+
+    def deliver(self, batch: list[Record], ask: bool) -> list[Answer]:
+        """Send a batch; where the target refuses it, halve it until the bad record is alone.
+
+        Args:
+            ask: whether some of it may be there already.
+
+        Raises:
+            TryAgain: the target stopped answering.
+            UploadError: the target takes no records at all.
+        """
+        delivery = _Delivery(self._target, batch, ask)
+        try:
+            patiently(self._patience_s, self._ended)(delivery.attempt)
+        except (TargetRejected, Doubtful) as error:
+            if len(batch) == 1:
+                return [Answer(batch[0], Delivery.REJECTED, str(error))]
+            middle = len(batch) // 2
+            # Asking first: Weave may have stored a part of a batch that it calls too large.
+            return self.deliver(batch[:middle], True) + self.deliver(batch[middle:], True)
+        return delivery.answers()
+
+
+class _Delivery:
+    def __init__(self, target: Target, batch: list[Record], ask: bool) -> None:
+        self._target = target
+        self._batch = batch
+        self.in_doubt = ask
+        self._sent: set[str] = set()
+
+    def attempt(self) -> None:
+        absent = self._batch
+        if self.in_doubt:
+            there = self._target.complete([record.entry for record in self._batch])
+            absent = [record for record in self._batch if record.entry.trace_id not in there]
+        if not absent:
+            return
+        self._sent.update(record.entry.trace_id for record in absent)
+        try:
+            self._target.send(absent)
+        except TryAgain:
+            self.in_doubt = True
+            raise
+
+    def answers(self) -> list[Answer]:
+        return [
+            Answer(
+                record,
+                Delivery.SENT if record.entry.trace_id in self._sent else Delivery.PRESENT,
+            )
+            for record in self._batch
+        ]

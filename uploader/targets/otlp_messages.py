@@ -1,0 +1,73 @@
+"""What a model read and wrote, as the messages of OpenTelemetry's conventions, in JSON text.
+
+A message there has a role and parts; recorded ones look like OpenAI's, or like anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from localtrace.codec import to_json
+from localtrace.types import Span
+
+
+def input_messages(turn: Span) -> str | None:
+    """The messages that a turn read, or its prompt; None where neither is known as text."""
+    if turn.messages is not None:
+        return to_json([_message(message) for message in turn.messages])
+    prompt = turn.outputs.get("prompt_text") if isinstance(turn.outputs, Mapping) else None
+    return to_json([{"role": "user", "parts": [_text(prompt)]}]) if prompt else None
+
+
+def output_messages(turn: Span) -> str | None:
+    """The message that a turn wrote; None where it is not known as text."""
+    if turn.output_text is None:
+        return None
+    message: dict[str, Any] = {"role": "assistant", "parts": [_text(turn.output_text)]}
+    if turn.finish_reason is not None:
+        message["finish_reason"] = turn.finish_reason
+    return to_json([message])
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        return {"role": "user", "parts": [_text(message)]}
+    role = message.get("role", "user")
+    if role == "tool":
+        answer = {
+            "type": "tool_call_response",
+            "id": message.get("tool_call_id"),
+            "response": message.get("content"),
+        }
+        return {"role": role, "parts": [answer]}
+    return {"role": role, "parts": [*_reasoning(message), *_content(message), *_calls(message)]}
+
+
+def _reasoning(message: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    if reasoning := message.get("reasoning_content"):
+        yield {"type": "reasoning", "content": reasoning}
+
+
+def _content(message: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    content = message.get("content")
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            yield _text(part.get("text"))
+        elif isinstance(part, Mapping) and "type" in part:
+            yield dict(part)  # an image or the like: parts of other types are free in form
+        elif part is not None:
+            yield _text(part)
+
+
+def _calls(message: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            name, arguments = function.get("name"), function.get("arguments")
+            yield {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
+
+
+def _text(value: Any) -> dict[str, Any]:
+    return {"type": "text", "content": value}

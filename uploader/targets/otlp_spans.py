@@ -1,0 +1,245 @@
+"""A trajectory as spans that any OpenTelemetry backend can show.
+
+Model calls, tools and agents follow OpenTelemetry's conventions for generative AI (`gen_ai.*`), and
+what a call got and gave is there once more as `input.value` and `output.value`, which OpenInference
+defines and Phoenix shows. Those have no words for reinforcement learning, so its facts stand under
+`rl.*`. On the root:
+
+    rl.step, rl.sample_index, rl.rollout_n, rl.group_id, rl.validate, rl.data_source, rl.attempt
+    rl.status           ok, error, cancelled, interrupted, dropped or running
+    rl.reward           also as an event `gen_ai.evaluation.result`, where it is a finite number
+    rl.advantage, rl.fate, rl.trained_step
+    rl.outcome.NAME     every other outcome
+    rl.turns, rl.output_tokens    model calls, and what they generated; sums of all calls
+
+and on calls:
+
+    rl.seq              place in the order in which the calls began
+    rl.weight_version   of the policy that generated
+
+What else was set on the trajectory is the JSON object `metadata` of OpenInference. This module
+knows no routes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+
+from localtrace.codec import to_json
+from localtrace.schema import DETAIL_NAMES, WEIGHT_NAMES
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets import Entry, Place, Record, otlp_values
+from localtrace.uploader.targets.otlp_messages import input_messages, output_messages
+
+ROOT_NAME = "agent_loop"
+_TOOL = re.compile(
+    r"(^|[._])(call|execute|invoke|run|use)_tools?$|Tool\.(__call__|call|execute|invoke|run)$"
+)
+_AGENT = re.compile(r"Agent\w*\.(__call__|invoke|run)$")
+_REQUEST: dict[str, tuple[str, type[str] | type[float] | type[int]]] = {
+    "model": ("model", str),
+    "temperature": ("temperature", float),
+    "top_p": ("top_p", float),
+    "top_k": ("top_k", int),
+    "max_tokens": ("max_tokens", int),
+    "max_new_tokens": ("max_tokens", int),
+    "frequency_penalty": ("frequency_penalty", float),
+    "presence_penalty": ("presence_penalty", float),
+    "seed": ("seed", int),
+    "n": ("choice.count", int),
+}
+"""By argument, or sampling parameter: what follows `gen_ai.request.`, and its type."""
+_OUTCOMES = {"reward", "advantage", "fate", "trained_step"}
+
+
+def encode(trajectory: Trajectory, place: Place) -> Record:
+    """Build the record of a trajectory; equal input gives equal bytes."""
+    trace_id = derive_id(16, "otlp trace", place.destination, trajectory.trace_id)
+    ids = {
+        span.span_id: derive_id(8, "otlp span", place.destination, span.trace_id, span.span_id)
+        for span in trajectory.spans
+    }
+    root = _root(trajectory)
+    root.span_id = derive_id(8, "otlp root", place.destination, trajectory.trace_id)
+    spans = [root]
+    for span in trajectory.spans:
+        call = _call(span, _session(trajectory))
+        call.span_id = ids[span.span_id]
+        # A call whose caller was not recorded belongs directly under the trajectory.
+        call.parent_span_id = ids.get(span.parent_id or "", root.span_id)
+        spans.append(call)
+    for shown in spans:
+        shown.trace_id = trace_id
+        shown.kind = OtlpSpan.SPAN_KIND_INTERNAL
+    body = otlp_values.request(spans, _resource(trajectory, place))
+    digest = sha256(body).hexdigest()
+    entry = Entry(place, trajectory.trace_id, trace_id.hex(), digest, len(spans))
+    return Record(entry, (body,))
+
+
+def _resource(trajectory: Trajectory, place: Place) -> dict[str, Any]:
+    return {
+        "service.name": place.experiment,
+        "openinference.project.name": place.experiment,
+        "localtrace.project": trajectory.project,
+        "localtrace.experiment": trajectory.experiment,
+        "localtrace.run_id": trajectory.run_id,
+    }
+
+
+def _session(trajectory: Trajectory) -> str:
+    """What backends group by: the rollouts of one sample at one step."""
+    return trajectory.group_id or trajectory.trace_id
+
+
+def _root(trajectory: Trajectory) -> OtlpSpan:
+    ends = [span.end_ns for span in trajectory.spans]
+    end_ns = trajectory.end_ns or max([trajectory.start_ns, *ends])
+    turns = [span for span in trajectory.spans if span.is_turn]
+    values = {
+        "openinference.span.kind": "AGENT",
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": trajectory.agent,
+        "gen_ai.conversation.id": _session(trajectory),
+        "session.id": _session(trajectory),
+        "gen_ai.input.messages": input_messages(turns[0]) if turns else None,
+        "gen_ai.output.messages": output_messages(turns[-1]) if turns else None,
+        "metadata": to_json(trajectory.attributes) if trajectory.attributes else None,
+        "localtrace.trace_id": trajectory.trace_id,
+        "rl.step": trajectory.step,
+        "rl.sample_index": trajectory.sample_index,
+        "rl.rollout_n": trajectory.rollout_n,
+        "rl.group_id": trajectory.group_id,
+        "rl.validate": trajectory.validate,
+        "rl.data_source": trajectory.data_source,
+        "rl.attempt": trajectory.attempt,
+        "rl.status": trajectory.status,
+        "rl.reward": trajectory.reward,
+        "rl.turns": len(turns),
+        "rl.output_tokens": sum(len(turn.output_ids or []) for turn in turns),
+    }
+    for outcome in trajectory.outcomes:
+        values |= _outcome(outcome)
+    root = _span(trajectory.name or ROOT_NAME, trajectory, end_ns, values)
+    if trajectory.reward is not None and math.isfinite(trajectory.reward):
+        score = {
+            "gen_ai.evaluation.name": "reward",
+            "gen_ai.evaluation.score.value": trajectory.reward,
+        }
+        root.events.add(
+            name="gen_ai.evaluation.result",
+            time_unix_nano=end_ns,
+            attributes=otlp_values.attributes(score),
+        )
+    return root
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    parts = (outcome.number, outcome.text, outcome.values)
+    known = outcome.name in _OUTCOMES and outcome.values is None
+    key = f"rl.{outcome.name}" if known else f"rl.outcome.{outcome.name}"
+    return {key: next((part for part in parts if part is not None), None)}
+
+
+def _call(span: Span, session: str) -> OtlpSpan:
+    values: dict[str, Any] = {
+        "openinference.span.kind": "CHAIN",
+        "input.value": to_json(span.inputs),
+        "input.mime_type": "application/json",
+        "rl.seq": span.seq,
+    }
+    if span.status == "ok" or span.outputs is not None:
+        values["output.value"] = to_json(span.outputs)
+        values["output.mime_type"] = "application/json"
+    if span.is_turn:
+        values |= _turn(span) | {"gen_ai.conversation.id": session}
+    elif _TOOL.search(span.op):
+        values |= {
+            "openinference.span.kind": "TOOL",
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": _tool_name(span),
+        }
+    elif _AGENT.search(span.op):
+        values |= {"openinference.span.kind": "AGENT", "gen_ai.operation.name": "invoke_agent"}
+    return _span(span.op, span, span.end_ns, values)
+
+
+def _turn(span: Span) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "openinference.span.kind": "LLM",
+        "gen_ai.operation.name": "text_completion" if span.messages is None else "chat",
+        "gen_ai.input.messages": input_messages(span),
+        "gen_ai.output.messages": output_messages(span),
+        "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
+        "rl.weight_version": _weight_version(span.outputs),
+    }
+    counts = {"input": ("prompt", span.prompt_ids), "output": ("completion", span.output_ids)}
+    for name, (other_name, ids) in counts.items():
+        if ids is not None:
+            values[f"gen_ai.usage.{name}_tokens"] = len(ids)
+            values[f"llm.token_count.{other_name}"] = len(ids)
+    return values | _request(span.inputs)
+
+
+def _request(inputs: Any) -> dict[str, Any]:
+    """The model and the sampling parameters, as far as they were arguments."""
+    arguments = _fields(inputs)
+    arguments = {**arguments, **_fields(arguments.get("sampling_params"))}
+    found: dict[str, Any] = {}
+    for argument, (name, kind) in _REQUEST.items():
+        value = arguments.get(argument)
+        # An int where a float belongs would be another type of column in some backends.
+        if type(value) is kind or (kind is float and type(value) is int):
+            found[f"gen_ai.request.{name}"] = kind(value)
+    return found
+
+
+def _weight_version(outputs: Any) -> str | None:
+    fields = _fields(outputs)
+    for place in (fields, *(_fields(fields.get(name)) for name in DETAIL_NAMES)):
+        for name in WEIGHT_NAMES:
+            if place.get(name) is not None:
+                value = place[name]
+                return value if isinstance(value, str) else to_json(value)
+    return None
+
+
+def _tool_name(span: Span) -> str:
+    arguments = _fields(span.inputs)
+    names = (_fields(arguments.get("tool_call")).get("name"), arguments.get("tool_name"))
+    found = next((name for name in (*names, arguments.get("name")) if isinstance(name, str)), None)
+    if found is not None:
+        return found
+    *owners, function = span.op.split(".")
+    return owners[-1] if owners and owners[-1].endswith("Tool") else function
+
+
+def _fields(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _span(
+    name: str, recorded: Span | Trajectory, end_ns: int, values: Mapping[str, Any]
+) -> OtlpSpan:
+    status, error = recorded.status, recorded.error
+    known = {key: value for key, value in values.items() if value is not None}
+    events = []
+    if status in otlp_values.FAILED:
+        known["error.type"] = error.partition(":")[0] if error else status
+        if error is not None and status in ("error", "cancelled"):
+            events = [otlp_values.exception_event(end_ns, error)]
+    return OtlpSpan(
+        name=otlp_values.utf8(name),
+        start_time_unix_nano=recorded.start_ns,
+        end_time_unix_nano=end_ns,
+        attributes=otlp_values.attributes(known),
+        status=otlp_values.span_status(status, error),
+        events=events,
+    )

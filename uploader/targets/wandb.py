@@ -1,0 +1,103 @@
+"""What Weave shares with the rest of W&B: addresses, the key, and projects, which W&B makes."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+from pathlib import Path
+
+import httpx
+
+from localtrace.errors import ConfigError, UploadError
+from localtrace.uploader.targets.http import HttpSession, printable
+from localtrace.uploader.targets.weave_answers import GraphAnswer
+
+PUBLIC_URL = "https://trace.wandb.ai"
+PUBLIC_API_URL = "https://api.wandb.ai"
+_NAME = re.compile(r"(?!\.\.?$)[^/\\#?%:]+")
+_QUERY = """query Project($name: String!, $entityName: String!) {
+    project(name: $name, entityName: $entityName) { name }
+}"""
+_MUTATION = """mutation UpsertModel($name: String!, $entity: String!) {
+    upsertModel(input: { name: $name, entityName: $entity }) { model { name } }
+}"""
+
+
+def server_url(uri: str | None) -> httpx.URL:
+    """Where Weave is: as given, or as Weave's own client would find it.
+
+    Raises:
+        ConfigError: this is no http uri.
+    """
+    api = api_url()
+    beside = PUBLIC_URL if str(api) == PUBLIC_API_URL else f"{str(api).rstrip('/')}/traces"
+    return _url(uri or os.environ.get("WF_TRACE_SERVER_URL") or beside)
+
+
+def api_url() -> httpx.URL:
+    """Where W&B's own API is."""
+    return _url(os.environ.get("WANDB_BASE_URL") or PUBLIC_API_URL)
+
+
+def _url(uri: str) -> httpx.URL:
+    try:
+        url = httpx.URL(uri.rstrip("/"))
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        # The uri itself is not repeated: it may hold a password.
+        raise ConfigError("this is no uri of a Weave or W&B server: give https://HOST")
+    return url.copy_with(userinfo=b"", query=None, fragment=None)
+
+
+def api_key(host: str) -> str:
+    """The key for a host, from WANDB_API_KEY or netrc.
+
+    Raises:
+        UploadError: there is none.
+    """
+    key = os.environ.get("WANDB_API_KEY", "").strip()
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        if not key and path.exists():
+            _, _, key = netrc.netrc(path).hosts.get(host) or ("", "", "")
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+        # The error is not repeated: it may hold a password.
+        raise UploadError(f"{path} cannot be read: correct it, or set WANDB_API_KEY") from None
+    if not key:
+        raise UploadError(
+            f"there is no W&B key: set WANDB_API_KEY, or write one for {host} into {path}"
+        )
+    return key
+
+
+def names(path: str) -> list[str]:
+    """The names in `entity/project` or `entity/project/run`; none if one cannot be a name."""
+    parts = path.split("/")
+    return parts if path.isprintable() and all(map(_NAME.fullmatch, parts)) else []
+
+
+def existing_project(api: HttpSession, entity: str, name: str) -> str:
+    """Find a project, as W&B's own client does, or make it; return its name as W&B writes it.
+
+    Raises:
+        UploadError: W&B refuses to make it.
+    """
+    found = {"name": name, "entityName": entity}
+    answer = _ask(api, _QUERY, found)
+    if answer.project is None:
+        answer = _ask(api, _MUTATION, {"name": name, "entity": entity})
+    if answer.project is None:
+        reasons = "; ".join(printable(error.message) for error in answer.errors)
+        raise UploadError(
+            f"W&B did not make the project {entity}/{name} ({reasons}): use a key that may write "
+            "there, or name another with --project"
+        )
+    if names(answer.project.name) != [answer.project.name]:
+        raise UploadError(f"W&B calls {entity}/{name} by an odd name: check WANDB_BASE_URL")
+    return answer.project.name
+
+
+def _ask(api: HttpSession, query: str, variables: dict[str, str]) -> GraphAnswer:
+    return api.ask(GraphAnswer, "POST", "/graphql", json={"query": query, "variables": variables})

@@ -1,0 +1,72 @@
+"""The parts of Weave's and W&B's answers that an upload reads; the rest is passed over."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from localtrace.errors import UploadError
+
+T = TypeVar("T")
+
+
+class ServerInfo(msgspec.Struct):
+    min_required_weave_python_version: str
+
+
+class CallId(msgspec.Struct):
+    id: str
+    trace_id: str
+
+
+class Facts(msgspec.Struct):
+    digest: str = ""
+
+
+class Attributes(msgspec.Struct):
+    localtrace: Facts = msgspec.field(default_factory=Facts)
+
+
+class Root(msgspec.Struct):
+    id: str
+    attributes: Attributes = msgspec.field(default_factory=Attributes)
+
+
+class Project(msgspec.Struct):
+    name: str
+
+
+class Model(msgspec.Struct):
+    model: Project | None = None
+
+
+class GraphData(msgspec.Struct):
+    project: Project | None = None
+    upsertModel: Model | None = None
+
+
+class GraphError(msgspec.Struct):
+    message: str = ""
+
+
+class GraphAnswer(msgspec.Struct):
+    data: GraphData | None = None
+    errors: list[GraphError] = []
+
+    @property
+    def project(self) -> Project | None:
+        """The project that was asked for, or made."""
+        if self.data is None:
+            return None
+        return self.data.upsertModel.model if self.data.upsertModel else self.data.project
+
+
+def read_lines(body: bytes, line: type[T]) -> list[T]:
+    """Read an answer of one JSON object per line."""
+    try:
+        return msgspec.json.Decoder(line).decode_lines(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UploadError(
+            f"the list of calls is not as expected ({error}): check that the uri is right"
+        ) from error

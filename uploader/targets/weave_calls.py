@@ -1,0 +1,246 @@
+"""A trajectory as the calls that Weave shows: one per span, and one around them.
+
+Names, nesting, inputs, outputs and attributes are those of verl's own Weave backend, so filters
+such as `attributes.step = 1` work on both. What live tracing misses comes on top: the call of the
+trajectory itself with reward and outcomes, token usage, and under `attributes.localtrace` what
+identifies the record. This module knows Weave's fields, but none of its routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from localtrace.schema import DETAIL_NAMES, WEIGHT_NAMES
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets import Cut, Entry, Place, Record
+from localtrace.uploader.targets.weave_summary import FAILED, summaries
+from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
+
+ROOT_NAME = "agent_loop"
+CALL_MAX_BYTES = 3_500_000
+"""Weave replaces the largest fields of a call above 3.5 MiB, so they are cut here, visibly."""
+ROOT_ATTRIBUTES_MAX_BYTES = 2**18
+"""They are read back, many in one answer."""
+SHORT_MAX_CHARS = 1000
+_NAME_MAX_CHARS = 128
+_JSON_MAX_GROWTH = 3
+"""How much longer a value becomes at most as Python's JSON, in ASCII and with spaces."""
+
+
+class Call(msgspec.Struct):
+    """One call, as the route `calls/complete` takes it."""
+
+    id: str
+    """First, so that it stands at the same place of every encoded call."""
+    project_id: str
+    trace_id: str
+    parent_id: str | None
+    op_name: str
+    started_at: str
+    ended_at: str
+    attributes: dict[str, Any]
+    inputs: dict[str, Any]
+    output: Any
+    summary: dict[str, Any]
+    exception: str | None
+    wb_run_id: str | None
+    wb_run_step: int | None
+
+
+def encode(trajectory: Trajectory, place: Place) -> Record:
+    """Build the record of a trajectory; equal input gives equal bytes.
+
+    Calls stand after those that they made, and the trajectory itself is last: where it is stored,
+    everything is.
+    """
+    key = (place.destination, trajectory.trace_id)
+    root_id = _uuid(*key)
+    ids = {span.span_id: _uuid(*key, span.span_id) for span in trajectory.spans}
+    sums = summaries(trajectory)
+    step = trajectory.step
+    new = partial(
+        Call,
+        project_id=place.experiment,
+        trace_id=root_id,
+        wb_run_id=place.run or None,
+        wb_run_step=step if place.run and step is not None and step >= 0 else None,
+    )
+    cuts: list[Cut] = []
+    parts = []
+    for span in reversed(trajectory.spans):
+        call = new(
+            id=ids[span.span_id],
+            # A call whose caller was not recorded belongs directly under the trajectory.
+            parent_id=ids.get(span.parent_id or "", root_id),
+            op_name=_op_name(span.op, place),
+            summary=sums[span.span_id],
+            **_span_fields(span, trajectory),
+        )
+        parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
+    name = trajectory.name or ROOT_NAME
+    fields = _root_fields(trajectory, name, sums[None], cuts)
+    root = new(id=root_id, parent_id=None, op_name=_op_name(name, place), **fields)
+    root = _fitted(root, name, cuts)
+    digest = hashlib.sha256(b"\n".join([*parts, msgspec.json.encode(root)])).hexdigest()
+    root.attributes["localtrace"]["digest"] = digest
+    entry = Entry(place, trajectory.trace_id, root_id, digest, 1 + len(parts))
+    return Record(entry, (*parts, msgspec.json.encode(root)), cuts=tuple(cuts))
+
+
+def call_id(part: bytes) -> str:
+    """The id of an encoded call."""
+    return part[7:43].decode()
+
+
+def _span_fields(span: Span, trajectory: Trajectory) -> dict[str, Any]:
+    facts = {
+        "seq": span.seq,
+        "finish_reason": span.finish_reason,
+        "output_text": span.output_text,
+    }
+    inputs = plain(span.inputs)
+    return {
+        "started_at": _iso(span.start_ns),
+        "ended_at": _iso(span.end_ns),
+        "attributes": {**_names(trajectory), "localtrace": _known(facts)},
+        "inputs": inputs if isinstance(span.inputs, dict) else {"value": inputs},
+        "output": plain(span.outputs),
+        "exception": _exception(span.status, span.error),
+    }
+
+
+def _root_fields(
+    trajectory: Trajectory, name: str, summary: dict[str, Any], cuts: list[Cut]
+) -> dict[str, Any]:
+    known_ends = [span.end_ns for span in trajectory.spans]
+    outcomes = {outcome.name: _value(outcome) for outcome in trajectory.outcomes}
+    # Columns and filters are no place for one value per token, or for long text.
+    short = {
+        key: value
+        for key, value in outcomes.items()
+        if type(value) is not list and len(str(value)) <= SHORT_MAX_CHARS
+    }
+    results = _results(trajectory.reward, short)
+    attributes = {"localtrace": _facts(trajectory), **_names(trajectory), **results}
+    cut = _cut({"attributes": attributes}, ROOT_ATTRIBUTES_MAX_BYTES, name, cuts)
+    return {
+        **cut,
+        "started_at": _iso(trajectory.start_ns),
+        "ended_at": _iso(trajectory.end_ns or max([trajectory.start_ns, *known_ends])),
+        "inputs": {},
+        "output": _results(trajectory.reward, outcomes),
+        "summary": {**summary, **results},
+        "exception": _exception(trajectory.status, trajectory.error),
+    }
+
+
+def _names(trajectory: Trajectory) -> dict[str, Any]:
+    """The attributes that verl sets on every call, with the types that it sends."""
+    return _known(
+        {
+            "sample_index": _number(trajectory.sample_index),
+            "step": trajectory.step,
+            "rollout_n": trajectory.rollout_n,
+            "validate": trajectory.validate,
+            "experiment_name": trajectory.experiment,
+        }
+    )
+
+
+def _number(value: str | None) -> str | int | None:
+    """A dataset's row as the number that it was, if it was one: Weave's filters tell them apart."""
+    is_number = value is not None and re.fullmatch(r"0|-?[1-9]\d{0,17}", value, re.ASCII)
+    return int(value) if value is not None and is_number else value
+
+
+def _facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What identifies the record; what was set on the trajectory, which may be long, is last."""
+    return _known(
+        {
+            "run_id": trajectory.run_id,
+            "attempt": trajectory.attempt,
+            "trace_id": trajectory.trace_id,
+            "project": trajectory.project,
+            "group_id": trajectory.group_id,
+            "agent": trajectory.agent,
+            "data_source": trajectory.data_source,
+            "status": trajectory.status,
+            "span_count": len(trajectory.spans),
+            "weight_versions": _weight_versions(trajectory) or None,
+            "set": trajectory.attributes or None,
+        }
+    )
+
+
+def _weight_versions(trajectory: Trajectory) -> list[str]:
+    """The policy weights that the turns say they were generated with."""
+    found: dict[str, None] = {}
+    for outputs in (span.outputs for span in trajectory.spans if span.is_turn):
+        if isinstance(outputs, dict):
+            for fields in (outputs, *map(outputs.get, DETAIL_NAMES)):
+                if isinstance(fields, dict):
+                    found |= {str(fields[name]): None for name in WEIGHT_NAMES if name in fields}
+    return list(found)
+
+
+def _results(reward: float | None, outcomes: dict[str, Any]) -> dict[str, Any]:
+    return _known({"reward": reward, "outcomes": outcomes or None})
+
+
+def _value(outcome: Outcome) -> Any:
+    parts = (outcome.number, outcome.text, outcome.values)
+    return next((part for part in parts if part is not None), None)
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in facts.items() if value is not None}
+
+
+def _exception(status: str, error: str | None) -> str | None:
+    """What Weave's client writes for an exception, but for the traceback."""
+    if status not in FAILED:
+        return None
+    kind, _, message = (error or status).partition(": ")
+    return json.dumps({"type": text(kind.rpartition(".")[2]), "message": text(message)})
+
+
+def _op_name(op: str, place: Place) -> str:
+    """A reference to the op, named as Weave's client names it, in whatever version is there."""
+    name = re.sub(r"[^\w._]+", "-", text(op))
+    name = re.sub(r"[._-]{2,}", "-", name).strip("-_") or "call"
+    return f"weave:///{place.experiment}/op/{name[:_NAME_MAX_CHARS]}:*"
+
+
+def _fitted(call: Call, op: str, cuts: list[Cut]) -> Call:
+    """Cut the largest values of a call that is larger than Weave stores."""
+    if len(msgspec.json.encode(call)) * _JSON_MAX_GROWTH <= CALL_MAX_BYTES:
+        return call
+    names = ("inputs", "output", "attributes", "exception")
+    room = CALL_MAX_BYTES - stored_bytes(call.summary)
+    fields = _cut({name: getattr(call, name) for name in names}, room, op, cuts)
+    return msgspec.structs.replace(call, **fields)
+
+
+def _cut(fields: dict[str, Any], max_bytes: int, op: str, cuts: list[Cut]) -> dict[str, Any]:
+    found: list[Cut] = []
+    whole: dict[str, Any] = shortened(fields, max_bytes, "", found)
+    cuts += [Cut(f"{op}: {cut.where}", cut.kept_bytes, cut.size_bytes) for cut in found]
+    return whole
+
+
+def _uuid(*parts: str) -> str:
+    return str(UUID(bytes=derive_id(16, "weave call", *parts), version=5))
+
+
+def _iso(time_ns: int) -> str:
+    moment = datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{moment}.{time_ns % 10**9 // 1000:06d}Z"

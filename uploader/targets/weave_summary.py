@@ -1,0 +1,64 @@
+"""What Weave sums up in a call: statuses and tokens of itself and of all that it made.
+
+The sums are those of Weave's own client, but for the tokens of turns, which it does not know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from localtrace.types import Span, Trajectory
+from localtrace.uploader.targets.weave_values import text
+
+FAILED = frozenset({"error", "cancelled", "interrupted", "dropped"})
+"""The statuses that Weave shows as an error."""
+_Sums: TypeAlias = Counter[tuple[str, ...]]
+"""By path in the summary."""
+_MODEL_MAX_CHARS = 200
+
+
+def summaries(trajectory: Trajectory) -> dict[str | None, dict[str, Any]]:
+    """The summary of each call by span id; None is the trajectory itself."""
+    spans = {span.span_id: span for span in trajectory.spans}
+    sums: defaultdict[str | None, _Sums] = defaultdict(Counter)
+    for span in reversed(trajectory.spans):  # callers began before what they called
+        sums[span.span_id].update(_own(span))
+        caller = span.parent_id if span.parent_id in spans else None
+        sums[caller].update(sums[span.span_id])
+    sums[None][_status(trajectory.status)] += 1
+    return {span_id: _nested(counted.items()) for span_id, counted in sums.items()}
+
+
+def _own(span: Span) -> _Sums:
+    counted: _Sums = Counter({_status(span.status): 1})
+    if span.is_turn and span.prompt_ids is not None and span.output_ids is not None:
+        read, written = len(span.prompt_ids), len(span.output_ids)
+        usage = ("usage", _model(span))
+        counted[*usage, "prompt_tokens"] = read
+        counted[*usage, "completion_tokens"] = written
+        counted[*usage, "total_tokens"] = read + written
+        counted[*usage, "requests"] = 1
+    return counted
+
+
+def _status(status: str) -> tuple[str, str]:
+    return ("status_counts", "error" if status in FAILED else "success")
+
+
+def _model(span: Span) -> str:
+    for fields in (span.outputs, span.inputs):
+        if isinstance(fields, dict) and isinstance(fields.get("model"), str):
+            return text(fields["model"])[:_MODEL_MAX_CHARS]
+    return "unknown"
+
+
+def _nested(counted: Iterable[tuple[tuple[str, ...], int]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"status_counts": {"success": 0, "error": 0}}
+    for (*path, last), count in counted:
+        inner = summary
+        for name in path:
+            inner = inner.setdefault(name, {})
+        inner[last] = count
+    return summary
