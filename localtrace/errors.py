@@ -5,7 +5,8 @@ LocalTraceError
 ├── StoreError(OSError)              something about a store on disk
 │   ├── StoreNotFound                there is no store at this path
 │   ├── StoreUnwritable              the store cannot be created or written
-│   └── StoreFormatError             the path is not a store, or a newer one
+│   ├── StoreFormatError             the path is not a store, or a newer one
+│   └── BundleError                  a bundle is incomplete, damaged or hostile
 ├── QueryError(ValueError)           a filter, query or SQL text that cannot run
 ├── UploadError(RuntimeError)        something about an upload
 │   ├── TargetUnavailable            the target did not answer: try again later
@@ -41,6 +42,10 @@ class StoreUnwritable(StoreError):
 
 class StoreFormatError(StoreError):
     """The path holds something else than a store, or a store of a newer format."""
+
+
+class BundleError(StoreError):
+    """A bundle is incomplete, damaged, hostile, or not one; the message names the file."""
 
 
 class QueryError(LocalTraceError, ValueError):

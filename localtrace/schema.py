@@ -230,6 +230,28 @@ METRICS = TableSchema(
 TABLES = {table.name: table for table in (RUNS, TRAJECTORIES, SPANS, OUTCOMES, METRICS)}
 """Every table by name."""
 
+UPLOADS = TableSchema(
+    "uploads",
+    (),
+    (
+        Column("upload_id", "string", "the upload, as its receipt is named"),
+        Column("trace_id", "string", "the trajectory, as the selection named it"),
+        Column("kind", "string", "kind of tracker: weave, mlflow or otlp"),
+        Column("target", "string", "where the tracker is, without secrets"),
+        Column("container", "string", "the MLflow experiment or Weave project; null: unknown"),
+        Column("run", "string", "the tracker's id of the run; null: none, or unknown"),
+        Column("remote_id", "string", "the tracker's id of the trajectory"),
+        Column("state", "string", "sent, already there, rejected or left out"),
+        Column("verified", "bool", "whether it was read back from the tracker"),
+        Column("reason", "string", "why it is not there"),
+        Column("digest", "string", "sha256 of what the tracker holds"),
+        Column("size_bytes", "int64", "what it takes in requests"),
+        Column("uploaded_at", "timestamp", "when the upload ended"),
+    ),
+    ("trace_id",),
+)
+"""The rows of receipts that were brought back: Parquet files beside them, not a Delta table."""
+
 PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
 """Argument names that hold the prompt ids of a generation."""
 MESSAGE_NAMES = ("messages", "raw_prompt")

@@ -124,8 +124,8 @@ def _outputs(row: _Row) -> Any:
             (row["mask_name"], "response_mask"),
         ):
             if name is not None:
-                ids_redacted = column == "output_ids" and row["placeholder"] == "redacted"
-                outputs.setdefault(name, _missing(row) if ids_redacted else row[column])
+                gone = row[column] is None and row["placeholder"] == "redacted"
+                outputs.setdefault(name, _missing(row) if gone else row[column])
     return outputs
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+FAILED_STATUSES = frozenset({"error", "cancelled", "interrupted", "dropped"})
+"""Statuses of spans and trajectories that did not end well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localtrace.errors import StoreError
-from localtrace.schema import TABLES, TableSchema
+from localtrace.schema import TABLES, UPLOADS, TableSchema
 
 if TYPE_CHECKING:
     import duckdb
@@ -41,22 +42,27 @@ def connect(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
     for table in TABLES.values():
         connection.register(f"unsealed_{table.name}", snapshot.pending[table.name])
         files = snapshot.files[table.name]
-        _refuse_misleading_path(table, files)
-        connection.execute(f"create view stored.{table.name} as {_union(table, files)}")
+        if snapshot.partitioned:
+            _refuse_misleading_path(table, files)
+        source = _union(table, files, snapshot.partitioned)
+        connection.execute(f"create view stored.{table.name} as {source}")
+    connection.register("unsealed_uploads", UPLOADS.arrow().empty_table())
+    uploads = _union(UPLOADS, snapshot.receipts)
+    connection.execute(f"create view stored.uploads as {uploads}")
     connection.execute(Path(__file__).with_name("views.sql").read_text("utf-8"))
     _lock(connection, snapshot)
     return connection
 
 
-def _union(table: TableSchema, files: list[str]) -> str:
+def _union(table: TableSchema, files: Sequence[str], partitioned: bool = True) -> str:
     columns = ", ".join(f'"{name}"' for name in table.column_names)
     unsealed = f"select {columns} from unsealed_{table.name}"
     if not files:
         return unsealed
-    return f"select {columns} from {_sealed(table, files)} union all {unsealed}"
+    return f"select {columns} from {_sealed(table, files, partitioned)} union all {unsealed}"
 
 
-def _sealed(table: TableSchema, files: list[str]) -> str:
+def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:
     types = ", ".join(
         f"{column.name}: {_PARTITION_TYPES[column.type]}"
         for column in table.columns
@@ -64,7 +70,7 @@ def _sealed(table: TableSchema, files: list[str]) -> str:
     )
     hive = (
         f"hive_partitioning = true, hive_types = {{{types}}}"
-        if types
+        if types and partitioned
         else ("hive_partitioning = false")
     )
     return f"read_parquet({_texts(files)}, {hive})"
@@ -87,7 +93,7 @@ def _refuse_misleading_path(table: TableSchema, files: list[str]) -> None:
 def _lock(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
     # What does not fit in memory goes to a folder that DuckDB makes only then, and removes.
     spill = Path(tempfile.gettempdir()) / f"localtrace-{uuid.uuid4().hex}"
-    files = [path for paths in snapshot.files.values() for path in paths]
+    files = [path for paths in (*snapshot.files.values(), snapshot.receipts) for path in paths]
     connection.execute(f"set temp_directory = {_text(str(spill))}")
     connection.execute("set TimeZone = 'UTC'")
     connection.execute(f"set allowed_paths = {_texts(files)}")
@@ -95,7 +101,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
     connection.execute("set lock_configuration = true")
 
 
-def _texts(values: list[str]) -> str:
+def _texts(values: Sequence[str]) -> str:
     return f"[{', '.join(map(_text, values))}]"
 
 

@@ -152,17 +152,8 @@ group by
     project, experiment, run_id, step, validate, group_id,
     if(group_id is null, sample_index, null);
 
--- What trackers have accepted: the trajectory, the target (mlflow, …), the address and experiment
--- that it went to, when the target confirmed it, and accepted, rejected or unknown. Always empty
--- for now: the uploader keeps its ledger outside the store.
-create view uploads as
-select
-    null::varchar as trace_id,
-    null::varchar as target,
-    null::varchar as destination,
-    null::bigint as time_ns,
-    null::varchar as status
-where false;
+-- One row per upload and trajectory, of the receipts that were brought back into this store.
+create view uploads as select * from stored.uploads;
 
 -- The whole prompt of each turn of one trajectory; null where a base is missing.
 create macro whole_prompts(trace) as table

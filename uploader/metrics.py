@@ -1,16 +1,22 @@
-"""The recorded metrics of one run, read a page at a time."""
+"""The recorded metrics of one run: read a page at a time, sent in batches, counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from localtrace.uploader.targets import Metric
+from tenacity import Retrying
+
+from localtrace.errors import TargetRejected
+from localtrace.uploader.targets import Metric, MetricsTarget, Place
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
 
 PAGE_ROWS = 10_000
+BATCH_VALUES = 1000
 NO_STEP = 0
 """The step of a value that was recorded without one; trackers have no word for that."""
 
@@ -35,3 +41,31 @@ def run_metrics(store: Store, run_id: str, attempt: int) -> Iterator[Metric]:
             return
         # Each page starts behind the last one's end, so it costs no more than the first.
         after = {name: page[-1][name] for name in after}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDelivery:
+    """What a target holds of a run's metrics."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """By recorded name how many values were read back."""
+    names: dict[str, str] = field(default_factory=dict)
+    """By recorded name the name at the target, where it differs."""
+    problem: str | None = None
+    """Why they are not all there."""
+
+
+def send_metrics(
+    found: Iterable[Metric], target: MetricsTarget, place: Place, patiently: Retrying
+) -> MetricsDelivery:
+    """Send values to a place's run and count what it holds then; a refusal is a problem noted."""
+    names: dict[str, str] = {}
+    seen: set[str] = set()
+    values = iter(found)
+    try:
+        while batch := list(islice(values, BATCH_VALUES)):
+            seen.update(metric.name for metric in batch)
+            names |= patiently(target.send_metrics, place, batch)
+        return MetricsDelivery(patiently(target.count_metrics, place, sorted(seen)), names)
+    except TargetRejected as error:
+        return MetricsDelivery({}, names, f"the metrics were refused: {error}")

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import json
+import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from localtrace.errors import UploadError
+from localtrace.store.layout import put_file
+from localtrace.store.receipts import UPLOAD_ID
+from localtrace.terminal import escape
+from localtrace.uploader.redaction import Redaction
 from localtrace.uploader.targets import Cut, Place
 from localtrace.version import __version__
 
 RECEIPT_VERSION = 2
+RECEIPT_MAX_BYTES = 2 * 2**30
+"""A file larger than this is not read: millions of trajectories need less."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+T = TypeVar("T")
 
 
 class Delivery(StrEnum):
@@ -37,8 +48,8 @@ class TraceReceipt:
     """The target's id of it."""
     digest: str | None = None
     """sha256 of what the target holds."""
-    size_bytes: int = 0
-    span_count: int = 0
+    size_bytes: Size = 0
+    span_count: Size = 0
     reason: str | None = None
     """Why it was rejected or left out."""
     verified: bool = False
@@ -60,6 +71,8 @@ class RunReceipt:
     """By recorded name how many values the target holds, where metrics were sent."""
     metric_names: dict[str, str] = field(default_factory=dict)
     """By recorded name the name at the target, where it differs."""
+    metrics_problem: str | None = None
+    """Why the metrics are not all there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +102,7 @@ class Receipt:
     @property
     def complete(self) -> bool:
         """Everything is there: read back, or, where that cannot be done, accepted."""
-        if self.reads_back:
-            return all(trace.verified for trace in self.traces)
-        return all(t.delivery in (Delivery.SENT, Delivery.PRESENT) for t in self.traces)
+        return is_complete(count(self.traces), self.reads_back) and not self.problems
 
     @property
     def failures(self) -> dict[str, str]:
@@ -104,17 +115,58 @@ class Receipt:
                 reasons[trace.trace_id] = "not found when it was read back"
         return reasons
 
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong beside single trajectories."""
+        return [f"run {r.run_id}: {r.metrics_problem}" for r in self.runs if r.metrics_problem]
+
+    def to_json(self) -> bytes:
+        """The receipt as indented JSON: the same bytes for equal receipts, safe to print."""
+        try:
+            text = msgspec.json.encode(self, order="deterministic")
+        except UnicodeEncodeError:  # lone surrogates: a path that is not UTF-8, a server's answer
+            plain = msgspec.to_builtins(self, order="deterministic")
+            text = json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+        return escape(msgspec.json.format(text, indent=2).decode()).encode() + b"\n"
+
     def write_json(self, path: Path) -> None:
-        """Write the receipt as JSON; the file appears only when it is whole."""
-        text = msgspec.json.format(msgspec.json.encode(self), indent=2)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_bytes(text + b"\n")
-        unfinished.replace(path)
+        """Write the receipt as JSON, without keys; the file appears only when it is whole."""
+        put_file(path, _without_keys(self).to_json())
 
     def write(self, folder: Path) -> None:
-        """Write the receipt into a folder, as JSON and as a page."""
-        self.write_json(folder / f"{self.upload_id}.json")
+        """Write the receipt into a folder, as `<upload_id>.json` and as a page beside it."""
+        from localtrace.uploader.receipt_page import page
+
+        safe = _without_keys(self)
+        put_file(folder / f"{self.upload_id}.json", safe.to_json())
+        put_file(folder / f"{self.upload_id}.html", page(safe).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Receipt:
+        """Read a receipt of this or an earlier version; its content may be anybody's.
+
+        Raises:
+            UploadError: the file is not a receipt, is damaged, or is of a newer version.
+        """
+        data = contents(path)
+        version = decoded(path, data, _Version).format_version
+        if version > RECEIPT_VERSION:
+            raise UploadError(
+                f"{path} is a receipt of version {version}, this localtrace reads up to "
+                f"{RECEIPT_VERSION}: upgrade localtrace"
+            )
+        if version == 1:
+            receipt = decoded(path, data, _FirstReceipt).converted()
+        else:
+            receipt = decoded(path, data, cls)
+        _check(path, receipt)
+        return receipt
+
+
+def is_complete(counts: dict[str, int], reads_back: bool) -> bool:
+    """Whether everything that was selected is there; see `count`."""
+    there = ("verified",) if reads_back else (Delivery.SENT, Delivery.PRESENT)
+    return sum(counts.get(name, 0) for name in there) == counts.get("selected")
 
 
 def count(traces: list[TraceReceipt]) -> dict[str, int]:
@@ -135,4 +187,112 @@ def now() -> str:
 
 def new_upload_id() -> str:
     """A name for an upload; names sort by time."""
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a file that may be a receipt.
+
+    Raises:
+        UploadError: it is not a plain file, or too large for one.
+    """
+    if not path.is_file():
+        raise UploadError(f"{path} is not a file: name the JSON file of a receipt")
+    if path.stat().st_size > RECEIPT_MAX_BYTES:
+        raise UploadError(f"{path} is too large for a receipt: name the JSON file of one")
+    return path.read_bytes()
+
+
+def decoded(path: Path, data: bytes, kind: type[T]) -> T:
+    """The content of a receipt's file, as a type that has all or some of its fields.
+
+    Raises:
+        UploadError: it is not a receipt, or damaged.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UploadError(
+            f"{path} is not a receipt, or damaged ({error}): copy it again from the machine that "
+            "made the upload"
+        ) from None
+
+
+def ended_at(receipt: Receipt) -> datetime:
+    """When the upload ended, in UTC."""
+    return datetime.fromisoformat(receipt.ended_at).astimezone(UTC)
+
+
+def _check(path: Path, receipt: Receipt) -> None:
+    wrong = None
+    if not UPLOAD_ID.fullmatch(receipt.upload_id):
+        wrong = f"no upload is called {receipt.upload_id[:80]!r}"
+    elif len({trace.trace_id for trace in receipt.traces}) < len(receipt.traces):
+        wrong = "a trajectory is in it twice"
+    else:
+        try:
+            ended_at(receipt)
+        except (ValueError, OverflowError):
+            wrong = f"{receipt.ended_at[:80]!r} is not a time"
+    if wrong:
+        raise UploadError(f"{path} is not a receipt of localtrace ({wrong}): name another file")
+
+
+def _without_keys(receipt: Receipt) -> Receipt:
+    """Leave out what looks like a key: a selection may search for one, a server may repeat one."""
+    text = Redaction.load(None).text
+    return replace(
+        receipt,
+        store=text(receipt.store),
+        selection=text(receipt.selection),
+        target=text(receipt.target),
+        runs=[
+            replace(run, metrics_problem=text(run.metrics_problem)) if run.metrics_problem else run
+            for run in receipt.runs
+        ],
+        traces=[
+            replace(trace, reason=text(trace.reason)) if trace.reason else trace
+            for trace in receipt.traces
+        ],
+    )
+
+
+class _Version(msgspec.Struct):
+    format_version: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _FirstRun(msgspec.Struct):
+    run_id: str
+    attempt: int
+    experiment: str
+    place: Place
+
+
+class _FirstReceipt(msgspec.Struct):
+    """A receipt of version 1, which knew MLflow only, and not the store's identity."""
+
+    upload_id: str
+    store: str
+    selection: str
+    target: str
+    started_at: str
+    ended_at: str
+    runs: list[_FirstRun]
+    traces: list[TraceReceipt]
+    counts: dict[str, int]
+
+    def converted(self) -> Receipt:
+        return Receipt(
+            upload_id=self.upload_id,
+            store=self.store,
+            store_id="",
+            selection=self.selection,
+            kind="mlflow",
+            target=self.target,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            runs=[RunReceipt(r.run_id, r.attempt, r.experiment, r.place) for r in self.runs],
+            traces=self.traces,
+            counts={Delivery.LEFT_OUT.value: 0, **self.counts},
+            localtrace_version="",
+        )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from localtrace.types import Trajectory
@@ -18,8 +19,10 @@ from localtrace.uploader.targets import Place, Record, Target
 if TYPE_CHECKING:
     from localtrace.reader import Store
 
-READ_BATCH = 32
-"""Trajectories in memory at once; each may hold megabytes of prompts."""
+READ_FIRST = 16
+READ_MAX = 512
+READ_MAX_BYTES = 16 * 2**20
+"""So much, as the target counts it, is read at a time: one trajectory may hold megabytes."""
 
 NOT_IN_STORE = "not in the store"
 
@@ -40,16 +43,22 @@ class Records:
     def of(self, part: ChosenRun, place: Place, on_reject: OnReject) -> Iterator[Record]:
         """Yield the record of each trajectory; those that have none go to `on_reject`."""
         as_text = wants_text(part.run.config)
-        for start in range(0, len(part.trace_ids), READ_BATCH):
-            for trajectory in self._read(part.trace_ids[start : start + READ_BATCH], on_reject):
+        remaining = iter(part.trace_ids)
+        batch_size = READ_FIRST
+        while trace_ids := list(islice(remaining, batch_size)):
+            size_bytes = 0
+            for trajectory in self._read(trace_ids, on_reject):
                 record = self._encode(trajectory, place, as_text, on_reject)
                 if record is not None:
+                    size_bytes += record.size_bytes
                     yield record
+            fitting = READ_MAX_BYTES * len(trace_ids) // max(1, size_bytes)
+            batch_size = max(1, min(fitting, 2 * batch_size, READ_MAX))
 
     def _read(self, trace_ids: list[str], on_reject: OnReject) -> Iterator[Trajectory]:
         waiting = dict.fromkeys(trace_ids)
         with suppress(Exception):
-            for trajectory in self.store.read(trace_ids, batch_size=READ_BATCH):
+            for trajectory in self.store.read(trace_ids, batch_size=len(trace_ids)):
                 del waiting[trajectory.trace_id]
                 yield trajectory
         # Usually none is left. After a failure each is asked for alone, so that only one is lost.

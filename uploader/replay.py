@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import TargetUnavailable
 from localtrace.uploader.ledger import Ledger, State
-from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.metrics import MetricsDelivery, run_metrics, send_metrics
 from localtrace.uploader.pace import Pace
 from localtrace.uploader.patience import patiently
 from localtrace.uploader.receipt import Delivery, RunReceipt
@@ -26,13 +26,11 @@ from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.sending import Answer, Sender
 from localtrace.uploader.tally import Tally
-from localtrace.uploader.targets import Entry, Metric, MetricsTarget, Place, Record, Target
+from localtrace.uploader.targets import Entry, MetricsTarget, Place, Record, Target
 from localtrace.uploader.targets.http import TryAgain
 
 if TYPE_CHECKING:
     from localtrace.types import Run
-
-METRICS_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +91,11 @@ class Replay:
         there = self._send(part, place)
         if there and self._target.reads_back:
             self._verify(there)
-        sent = self._send_metrics(part.run, place) if metrics else ({}, {})
-        return RunReceipt(part.run.run_id, part.run.attempt, container or part.run.project, place,
-                          *sent)  # fmt: skip
+        sent = self._send_metrics(part.run, place) if metrics else MetricsDelivery()
+        name = place.container or place.experiment
+        return RunReceipt(
+            part.run.run_id, part.run.attempt, name, place, sent.counts, sent.names, sent.problem
+        )
 
     def _send(self, part: ChosenRun, place: Place) -> list[Entry]:
         """Send what is not there; return the entries that the target holds then."""
@@ -220,19 +220,7 @@ class Replay:
         missing = [entry for entry in entries if entry.trace_id not in found]
         self._ledger.mark(missing, State.MISSING, "not found when it was read back")
 
-    def _send_metrics(self, run: Run, place: Place) -> tuple[dict[str, int], dict[str, str]]:
-        """Send a run's metrics and count them at the target: by name, and names that differ."""
-        target = self._target
-        assert isinstance(target, MetricsTarget)
-        names: dict[str, str] = {}
-        seen: set[str] = set()
-        batch: list[Metric] = []
-        for metric in run_metrics(self._records.store, run.run_id, run.attempt):
-            seen.add(metric.name)
-            batch.append(metric)
-            if len(batch) == METRICS_BATCH:
-                names |= self._patiently(target.send_metrics, place, batch)
-                batch = []
-        if batch:
-            names |= self._patiently(target.send_metrics, place, batch)
-        return self._patiently(target.count_metrics, place, sorted(seen)), names
+    def _send_metrics(self, run: Run, place: Place) -> MetricsDelivery:
+        assert isinstance(self._target, MetricsTarget)
+        found = run_metrics(self._records.store, run.run_id, run.attempt)
+        return send_metrics(found, self._target, place, self._patiently)

@@ -27,8 +27,10 @@ COMMANDS = {
     "stats": "Count rows, files and bytes.",
     "files": "Print the Parquet files of a table.",
     "upload": "Send a selection to a tracker.",
+    "uploads": "List what was uploaded, and bring receipts back.",
+    "bundle": "Write a selection as a bundle to carry away.",
     "seal": "Turn journals into table files.",
-    "verify": "Check that everything in a store can be read.",
+    "verify": "Check that everything in a store, or in bundles, can be read.",
     "recover": "Put right what a crash left behind.",
 }
 """One line of help per command, so that listing them imports none."""

@@ -109,7 +109,7 @@ def command(
     if receipt is not None:
         done.write_json(receipt)
     _print_receipt(done, quiet)
-    if done.failures:
+    if done.failures or done.problems:
         sys.exit(1)
 
 
@@ -153,7 +153,9 @@ def _print_receipt(done: Receipt, quiet: bool) -> None:
     if not quiet:
         _print_summary(done)
     _print_rejected(done.failures)
-    if done.failures:
+    for problem in done.problems:
+        click.echo(escape_line(problem), err=True)
+    if done.failures or done.problems:
         click.echo("not everything is there: repeat the command to try again", err=True)
 
 

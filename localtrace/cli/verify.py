@@ -2,26 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from localtrace.cli.options import store_option
+from localtrace.cli.sizes import show_size
+from localtrace.terminal import escape_line
+
+if TYPE_CHECKING:
+    from localtrace.store.layout import StoreLayout
+    from localtrace.uploader.bundles.check import BundleReport
 
 
 @click.command()
+@click.argument("bundles", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]...")
+@click.option(
+    "--signers", type=click.Path(path_type=Path), metavar="FILE",
+    help="Allowed signers of the bundles, as ssh-keygen(1) describes them.",
+)  # fmt: skip
 @store_option
 @click.pass_context
-def command(context: click.Context, store_path: Path) -> None:
-    """Check that everything in a store can be read. Writes nothing."""
-    from localtrace.cli.progress import print_problems, progress_bar
+def command(
+    context: click.Context, bundles: tuple[Path, ...], signers: Path | None, store_path: Path
+) -> None:
+    """Check that everything in a store, or in bundles, can be read. Writes nothing.
+
+    Of several bundles it also tells whether one is missing between them.
+    """
     from localtrace.store.layout import open_layout
+
+    if bundles:
+        _verify_bundles(context, bundles, signers)
+        return
+    layout = open_layout(store_path)
+    if layout.bags:
+        _verify_bundles(context, [store_path], signers)
+    else:
+        _verify_store(context, layout)
+
+
+def _verify_store(context: click.Context, layout: StoreLayout) -> None:
+    from localtrace.cli.progress import print_problems, progress_bar
     from localtrace.store.verify import verify
 
     with progress_bar("verifying", " files") as progress:
-        report = verify(open_layout(store_path), progress)
+        report = verify(layout, progress)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     click.echo(f"read {report.files} files and {report.journals} journals{rows and f': {rows}'}")
     if report.quarantined:
         click.echo(f"{report.quarantined} files are in quarantine", err=True)
     print_problems(context, report.problems)
+
+
+def _verify_bundles(context: click.Context, paths: Sequence[Path], signers: Path | None) -> None:
+    from localtrace.cli.progress import print_problems, progress_bar
+    from localtrace.uploader.bundles.check import check_bundles
+
+    with progress_bar("verifying", " files") as progress:
+        report = check_bundles(paths, progress, signers)
+    click.echo(
+        f"read {report.files} files, {show_size(report.size_bytes)}: "
+        f"{report.trajectories} trajectories"
+    )
+    _print_bags(report)
+    print_problems(context, report.problems)
+
+
+def _print_bags(report: BundleReport) -> None:
+    for bag in report.bags:
+        info = bag.info
+        part = f", part {info.part} of {info.parts}" if info.parts > 1 else ""
+        click.echo(escape_line(f"number {info.sequence}{part}: {bag.root}"))
+    for signer in report.signers:
+        click.echo(f"signed: {escape_line(signer)}")
+    if report.bags and not report.signers:
+        click.echo("not signed: the checksums tell of accidents, not of changes on purpose")

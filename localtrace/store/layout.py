@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
+from localtrace.errors import StoreError, StoreFormatError, StoreNotFound, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION
+from localtrace.store.bundle import Bag, open_bundle
 from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
@@ -35,14 +36,21 @@ class StoreMeta(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
-    """The folders of one store."""
+    """The folders of one store, or of a bundle, which is read like one and never written."""
 
     root: Path
+    bags: tuple[Bag, ...] = ()
+    """The parts of a bundle; none where this is a store."""
 
     @property
     def meta(self) -> Path:
         """The file that makes a folder a store."""
-        return self.root / META_NAME
+        return self._data / META_NAME
+
+    @property
+    def _data(self) -> Path:
+        # Every part of a bundle holds the same tokenizers and the same origin.
+        return self.bags[0].data if self.bags else self.root
 
     @property
     def tables(self) -> Path:
@@ -62,16 +70,32 @@ class StoreLayout:
     @property
     def tokenizers(self) -> Path:
         """Tokenizer files, one folder per content."""
-        return self.root / "tokenizers"
+        return self._data / "tokenizers"
 
     @property
     def sampling(self) -> Path:
         """The rules of runs that have any: which trajectories keep their spans."""
         return self.root / "sampling"
 
+    @property
+    def receipts(self) -> Path:
+        """Receipts of uploads, brought back."""
+        return self.root / "receipts"
+
     def table(self, name: str) -> Path:
         """Folder of one table."""
         return self.tables / name
+
+    def refuse_bundle(self) -> None:
+        """Called before anything is written.
+
+        Raises:
+            StoreUnwritable: this is a bundle.
+        """
+        if self.bags:
+            raise StoreUnwritable(
+                f"{self.root} is a bundle, which is only read: name a store to write to"
+            )
 
     def journal_folders(self) -> list[Path]:
         """Every folder that holds journals of this store and can be seen from this host."""
@@ -85,11 +109,12 @@ class StoreLayout:
 
 
 def open_layout(path: str | Path) -> StoreLayout:
-    """Find an existing store.
+    """Find an existing store or bundle.
 
     Raises:
         StoreNotFound: nothing is there.
         StoreFormatError: it is something else, or a store of a newer format.
+        BundleError: it is a bundle that is incomplete, damaged or hostile.
     """
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
@@ -97,9 +122,10 @@ def open_layout(path: str | Path) -> StoreLayout:
             f"no store at {root}: record one with localtrace.init({str(path)!r}), "
             "or name another with --store"
         )
-    meta_path = root / META_NAME
+    layout = StoreLayout(root, open_bundle(root))
+    meta_path = layout.meta
     try:
-        meta = msgspec.json.decode(meta_path.read_bytes(), type=StoreMeta)
+        meta = read_meta(layout)
     except FileNotFoundError:
         raise StoreNotFound(
             f"no store at {root}: expected {meta_path}; name the folder that holds it"
@@ -113,7 +139,7 @@ def open_layout(path: str | Path) -> StoreLayout:
             f"the store at {root} has format {meta.format_version}, this localtrace reads up to "
             f"{FORMAT_VERSION}: upgrade localtrace"
         )
-    return StoreLayout(root)
+    return layout
 
 
 def read_meta(layout: StoreLayout) -> StoreMeta:
@@ -133,14 +159,15 @@ def create_layout(path: Path) -> StoreLayout:
     layout = StoreLayout(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not layout.meta.exists():
+        if not layout.meta.exists() and not open_bundle(path):
             _write_meta(layout)
         layout = open_layout(path)
+        layout.refuse_bundle()
         layout.journals.mkdir(exist_ok=True)
         _probe_write(layout.journals)
     except FileExistsError:
         raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
-    except (StoreFormatError, StoreNotFound):
+    except StoreError:
         raise
     except OSError as error:
         raise StoreUnwritable(

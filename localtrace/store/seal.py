@@ -75,6 +75,7 @@ def seal(
     Raises:
         StoreError: another sealer is at work, or a file cannot be written.
     """
+    layout.refuse_bundle()
     report = SealReport()
     for folder in layout.journal_folders():
         with sealer_lock(folder, wait_s):

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from localtrace.schema import TABLES
+from localtrace.store.bundle import Bag
 from localtrace.store.journal import (
     JournalFile,
     JournalName,
@@ -25,6 +26,7 @@ from localtrace.store.journal import (
     read_journal,
 )
 from localtrace.store.layout import StoreLayout
+from localtrace.store.receipts import receipt_tables
 from localtrace.store.rows import Damage, JournalRows
 from localtrace.store.tables import committed_number, open_table, table_files
 from localtrace.store.tokenizers import Decode, text_decoder
@@ -43,6 +45,10 @@ class Snapshot:
     pending_journals: int
     damage: Damage
     """What could not be read in the journals that are not sealed."""
+    receipts: tuple[str, ...] = ()
+    """Absolute paths of the Parquet files of receipts."""
+    partitioned: bool = True
+    """Partition columns stand in the paths of the files; False: in the files, as in bundles."""
 
     def rows(self, table: str, columns: list[str]) -> list[dict[str, Any]]:
         """All rows of a small table without partitions."""
@@ -66,6 +72,8 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     Raises:
         StoreError: a journal folder or a table cannot be read.
     """
+    if layout.bags:
+        return _bundled(layout.bags)
     journals = open_journals(layout)
     files = {}
     tables = {}
@@ -76,7 +84,17 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     names = {name for table in rows.values() for name in table.journals}
     damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
     pending = {name: table.rows for name, table in rows.items()}
-    return Snapshot(files, pending, len(names), damage)
+    return Snapshot(files, pending, len(names), damage, receipt_tables(layout))
+
+
+def _bundled(bags: Sequence[Bag]) -> Snapshot:
+    files = {}
+    for table in TABLES:
+        # Parts hold the same runs and metrics, in files of the same names, which tell the content.
+        paths = {path.name: str(path) for bag in bags for path in bag.table_files(table)}
+        files[table] = list(paths.values())
+    pending = {name: schema.arrow().empty_table() for name, schema in TABLES.items()}
+    return Snapshot(files, pending, 0, Damage(), partitioned=False)
 
 
 @dataclass(frozen=True, slots=True)

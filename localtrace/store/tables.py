@@ -116,9 +116,9 @@ def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> lis
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"v{FORMAT_VERSION}-{uuid.uuid4().hex}.parquet"
         _write_parquet(path, schema, part.select(schema.file_arrow().names))
-        _sync(path)
+        sync(path)
         for parent in (folder, *folder.parents):
-            _sync(parent)
+            sync(parent)
             if parent == layout.root:
                 break
         texts = {name: _partition_text(value) for name, value in values.items()}
@@ -155,23 +155,29 @@ def _folder_name(name: str, value: Any) -> str:
 
 
 def _write_parquet(path: Path, schema: TableSchema, rows: pa.Table) -> None:
-    split = [name for name in ("output_logprobs", "values") if name in rows.schema.names]
+    with parquet_writer(path, rows.schema) as writer:
+        for group in row_groups(rows, schema):
+            writer.write_table(group, row_group_size=max(1, len(group)))
+
+
+def parquet_writer(path: Path, columns: pa.Schema) -> pq.ParquetWriter:
+    """A writer of Parquet as every table file is written."""
+    split = [name for name in ("output_logprobs", "values") if name in columns.names]
     options: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 3,
         "use_byte_stream_split": [f"{name}.list.element" for name in split],
         "use_dictionary": [
             name
-            for name in _leaves(rows.schema)
+            for name in _leaves(columns)
             if name.split(".")[0] not in (*split, "prompt_ids", "output_ids")
         ],
         "store_schema": False,
     }
-    if _HAS_BLOOM and "trace_id" in rows.schema.names:
-        options["bloom_filter_options"] = {"trace_id": True}
-    with pq.ParquetWriter(path, rows.schema, **options) as writer:
-        for group in _row_groups(rows, schema):
-            writer.write_table(group, row_group_size=max(1, len(group)))
+    if _HAS_BLOOM and "trace_id" in columns.names:
+        # The default of a million values would take 64 MB per row group until the file is closed.
+        options["bloom_filter_options"] = {"trace_id": {"ndv": _GROUP_ROWS}}
+    return pq.ParquetWriter(path, columns, **options)
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
@@ -181,7 +187,7 @@ def _leaves(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _row_groups(rows: pa.Table, schema: TableSchema) -> Iterator[pa.Table]:
+def row_groups(rows: pa.Table, schema: TableSchema) -> Iterator[pa.Table]:
     """Slices that end at 128 trajectories or 32 MiB for spans, at 64k rows elsewhere."""
     if schema.name != "spans":
         for start in range(0, len(rows), _GROUP_ROWS):
@@ -273,12 +279,13 @@ def sync_log(layout: StoreLayout, schema: TableSchema) -> None:
     log = layout.table(schema.name) / "_delta_log"
     for entry in sorted(log.iterdir(), reverse=True)[:8]:
         with contextlib.suppress(FileNotFoundError):  # another node's draft
-            _sync(entry)
+            sync(entry)
     for folder in (log, log.parent, log.parent.parent):
-        _sync(folder)
+        sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Put a file or a folder on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

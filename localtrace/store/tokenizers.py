@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,7 @@ from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
+_DIGEST = re.compile("[0-9a-f]{64}")
 Decode = Callable[[str, list[int]], str | None]
 """Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
@@ -49,7 +51,16 @@ def has_tokenizer(layout: StoreLayout, run_id: str) -> bool:
 
 
 def _pointer(layout: StoreLayout, run_id: str) -> Path:
-    return layout.tokenizers / "runs" / quote(run_id, safe="")
+    name = pointer_in_bundle(run_id) if layout.bags else quote(run_id, safe="")
+    return layout.tokenizers / "runs" / name
+
+
+def pointer_in_bundle(run_id: str) -> str:
+    """Name of the file in a bundle's `tokenizers/runs` that names the tokenizer of a run.
+
+    BagIt and sha256sum disagree about `%` in names, so none has it.
+    """
+    return quote(run_id, safe="").replace("%", "=")
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -59,6 +70,16 @@ def _put(path: Path, data: bytes) -> None:
     os.replace(draft, path)
 
 
+def tokenizer_file(layout: StoreLayout, run_id: str) -> Path | None:
+    """The file of the run's tokenizer; None where the run kept none."""
+    try:
+        digest = _pointer(layout, run_id).read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    # The maker of a bundle could name any folder.
+    return layout.tokenizers / digest / FILE_NAME if _DIGEST.fullmatch(digest) else None
+
+
 def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
     """The run's tokenizer, as a `tokenizers.Tokenizer`.
 
@@ -66,10 +87,10 @@ def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
     file cannot be read.
     """
     try:
-        digest = _pointer(layout, run_id).read_text("ascii")
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(layout.tokenizers / digest / FILE_NAME))
+        file = tokenizer_file(layout, run_id)
+        return None if file is None else Tokenizer.from_file(str(file))
     except Exception:  # tokenizers raises bare Exception for a damaged file
         return None
 

@@ -18,6 +18,7 @@ from localtrace.errors import StoreError
 from localtrace.schema import TABLES, TableSchema
 from localtrace.store.journal import list_journals, read_frames, read_journal
 from localtrace.store.layout import StoreLayout
+from localtrace.store.receipts import receipt_tables
 from localtrace.store.seal import SealReport, seal
 from localtrace.store.tables import (
     CommittedFile,
@@ -68,10 +69,23 @@ def verify(layout: StoreLayout, progress: Callable[[int, int], None] | None = No
                     f"{file.path}: its last record is unfinished, its process died while writing "
                     "(run localtrace seal)"
                 )
+    _verify_receipts(layout, report)
     report.quarantined = len(list(layout.quarantine.glob("*")))
     for orphan in orphans(layout, states):
         report.problems.append(f"{orphan}: belongs to no table state (run localtrace recover)")
     return report
+
+
+def _verify_receipts(layout: StoreLayout, report: VerifyReport) -> None:
+    for path in receipt_tables(layout):
+        report.files += 1
+        try:
+            pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            report.problems.append(
+                f"{path}: {error}; remove it, and bring the receipt beside it again "
+                "(localtrace uploads --bring)"
+            )
 
 
 def _tell(progress: Callable[[int, int], None] | None, report: VerifyReport, total: int) -> None:
@@ -168,6 +182,7 @@ def recover(
     Raises:
         StoreError: another sealer is at work for longer than `wait_s`.
     """
+    layout.refuse_bundle()
     report = RecoverReport()
     for schema in TABLES.values():
         report.problems += heal_log(layout, schema)

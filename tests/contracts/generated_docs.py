@@ -16,7 +16,7 @@ from typing import Any
 
 from localtrace import config
 from localtrace.cli import COMMANDS
-from localtrace.schema import TABLES
+from localtrace.schema import TABLES, UPLOADS, TableSchema
 from localtrace.trainer_hooks.verl.settings import HookSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,12 +29,18 @@ def columns() -> str:
         partitions = ", ".join(f"`{name}`" for name in table.partitions) or "none"
         order = ", ".join(f"`{name}`" for name in table.sort_by)
         parts.append(f"### `{table.name}`\n\nPartitions: {partitions}. Sorted by {order}.\n")
-        parts.append("| column | type | what it holds |\n|---|---|---|")
-        parts += [
-            f"| `{column.name}` | {column.type} | {column.about} |" for column in table.columns
-        ]
-        parts.append("")
+        parts += [_columns_of(table), ""]
     return "\n".join(parts).rstrip()
+
+
+def uploads() -> str:
+    """The columns of the rows of receipts."""
+    return _columns_of(UPLOADS)
+
+
+def _columns_of(table: TableSchema) -> str:
+    rows = [f"| `{column.name}` | {column.type} | {column.about} |" for column in table.columns]
+    return "\n".join(["| column | type | what it holds |\n|---|---|---|", *rows])
 
 
 def settings() -> str:
@@ -93,7 +99,7 @@ def commands() -> str:
 
 
 GENERATED = {
-    "localtrace/store/README.md": {"columns": columns},
+    "localtrace/store/README.md": {"columns": columns, "uploads": uploads},
     "README.md": {"settings": settings, "commands": commands},
     "trainer_hooks/verl/README.md": {"settings": verl_settings},
 }

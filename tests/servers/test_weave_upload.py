@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ from uuid import NAMESPACE_OID, uuid5
 import pytest
 
 import localtrace
-from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
+from localtrace.errors import ConfigError, TargetRejected, UploadError
 from localtrace.filters import Filters
 from localtrace.reader import Store
 from localtrace.store.layout import open_layout
@@ -28,6 +24,7 @@ from localtrace.uploader.targets.http import TryAgain
 from localtrace.uploader.targets.weave import WeaveTarget
 from localtrace.uploader.targets.weave_calls import call_id
 from tests.servers.weave import KEY, WeaveServer
+from tests.servers.weave_client import read_back, run_client
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
 RUN = Run("run", 0, "arithmetic", "grpo", 1, None, None, None, None)
@@ -51,6 +48,7 @@ VALUES = {
     "credential": "{'api_key': 'hidden', 'token_ids': [1], 'next_token': 'a'}",
 }
 """Values, as Python text, that Weave's client shows alike after live tracing and a replay."""
+
 
 PRELUDE = """
 import enum, pydantic
@@ -79,34 +77,6 @@ except ValueError as error:
     client.finish_call(failed, exception=error)
 client.flush()
 """
-
-READ = """
-import json, sys, weave
-from weave.trace.vals import unwrap
-client = weave.init(sys.argv[1])
-query = json.loads(sys.argv[2])
-for call in client.get_calls(**query):
-    shown = {name: unwrap(getattr(call, name)) for name in (
-        "id", "trace_id", "parent_id", "func_name", "inputs", "output", "attributes", "summary",
-        "exception", "wb_run_id", "wb_run_step",
-    )}
-    print("CALL", json.dumps({**shown, "started_at": call.started_at.isoformat()}, default=vars))
-"""
-
-
-def run_client(server: WeaveServer, home: Path, code: str, *arguments: str) -> str:
-    """Weave's own client, in a process of its own: it keeps much in global variables."""
-    environment = {**os.environ, **server.environment, "HOME": str(home)}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def read_back(server: WeaveServer, home: Path, project: str, **query: Any) -> list[dict[str, Any]]:
-    printed = run_client(server, home, READ, project, json.dumps(query))
-    lines = [line.removeprefix("CALL ") for line in printed.splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @pytest.fixture
@@ -551,43 +521,3 @@ def test_the_key_may_be_in_netrc(
 def test_a_key_is_nowhere_in_what_is_kept_or_shown(target: WeaveTarget, place: Place) -> None:
     kept = (target.uri, repr(target), place, records(target, place, many(1, 1)))
     assert KEY not in repr(kept)
-
-
-def test_a_server_that_is_not_there_is_named(open_weave: Callable[..., WeaveTarget]) -> None:
-    with pytest.raises(TargetUnavailable, match=r"no Weave server at http://127\.0\.0\.1:1"):
-        open_weave("http://me:s3cret@127.0.0.1:1")
-
-
-@pytest.mark.parametrize("uri", ["ftp://host", "nonsense", "http://", "http://host:port"])
-def test_a_uri_of_another_kind_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match="no uri of a Weave"):
-        WeaveTarget(uri, wandb_run=None)
-
-
-@pytest.mark.parametrize("run", ["run1", "a/b", "a/b/c/d", "a//c", ""])
-def test_a_wandb_run_of_another_form_is_refused(run: str) -> None:
-    with pytest.raises(ConfigError, match="give ENTITY/PROJECT/RUN"):
-        WeaveTarget(None, wandb_run=run)
-
-
-@pytest.mark.parametrize(
-    ("variables", "uri"),
-    [
-        ({}, "https://trace.wandb.ai"),
-        ({"WANDB_BASE_URL": "https://api.wandb.ai/"}, "https://trace.wandb.ai"),
-        ({"WANDB_BASE_URL": "https://wandb.example/"}, "https://wandb.example/traces"),
-        (
-            {"WANDB_BASE_URL": "https://wandb.example", "WF_TRACE_SERVER_URL": "https://t.example"},
-            "https://t.example",
-        ),
-    ],
-)
-def test_weave_is_where_its_own_client_finds_it(
-    variables: dict[str, str], uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("WANDB_BASE_URL", "WF_TRACE_SERVER_URL"):
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with closing(WeaveTarget(None, wandb_run=None)) as target:
-        assert target.uri == uri

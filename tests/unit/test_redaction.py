@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import localtrace
@@ -13,20 +15,22 @@ from localtrace.codec import to_json
 from localtrace.errors import ConfigError
 from localtrace.placeholder import Placeholder
 from localtrace.reader import Store
+from localtrace.schema import TABLES
 from localtrace.trajectories import read_batch
 from localtrace.types import Trajectory
 from localtrace.uploader.redaction import IDS_COUNT, Redaction
 
+IDS = Placeholder("redacted", "list")
 KEY = "sk-" + "a1B2" * 10
 SECRETS = {
-    "openai or anthropic key": "sk-ant-api03-" + "x" * 40,
+    "openai or anthropic key": "sk-ant-api03-" + "X" * 40,
     "hugging face token": "hf_" + "A" * 34,
     "github token": "ghp_" + "z9" * 18,
     "gitlab token": "glpat-" + "q" * 20,
     "aws access key": "AKIA" + "B" * 16,
     "google api key": "AIza" + "C" * 35,
     "slack token": "xoxb-" + "1234567890-abc",
-    "w&b key": "WANDB_API_KEY=" + "0123456789" * 4,
+    "w&b key": "WANDB_API_KEY=" + "01234abcde" * 4,
     "json web token": "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abc-_",
     "bearer header": "Authorization: Bearer " + "t" * 20,
     "private key": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
@@ -44,9 +48,16 @@ def decode(run_id: str, ids: list[int]) -> str:
 
 
 @localtrace.op
-def generate(prompt_ids: list[int], messages: list[Any], **more: Any) -> dict[str, Any]:
-    reply = more.pop("reply", "fine, thank you")
-    return {"output_ids": spell(reply), "output_logprobs": [-0.5] * len(reply), **more}
+def generate(
+    prompt_ids: list[int], messages: list[Any], reply: list[int], **more: Any
+) -> dict[str, Any]:
+    return {
+        "output_ids": reply,
+        "text": decode("", reply),
+        "output_logprobs": [-0.5] * len(reply),
+        "finish_reason": "stop",
+        **more,
+    }
 
 
 @pytest.fixture
@@ -55,15 +66,20 @@ def recorded(tmp_path: Path) -> Iterator[Any]:
     opened: list[Store] = []
 
     def record(
-        prompt: str = "how are you?", reply: str = "fine, thank you", **attributes: Any
+        prompt: str = "how are you?",
+        reply: str = "fine, thank you",
+        more: str = "fine, thank you",
+        said: str = "how are you?",
+        **attributes: Any,
     ) -> tuple[Store, Trajectory]:
         folder = tmp_path / str(len(opened))
         localtrace.init(folder, min_free_bytes=0, seal=False)
         with localtrace.trajectory(step=1, sample_index=2) as t:
-            first = [{"role": "user", "content": "how are you?"}]
-            generate(spell(prompt), first, reply=reply)
-            more = [*first, {"role": "assistant", "content": "fine"}]
-            generate(spell(prompt + reply + " and?"), more, note="plain", response_mask=[1] * 20)
+            first = [{"role": "user", "content": said}]
+            generate(spell(prompt), first, spell(reply))
+            second = [*first, {"role": "assistant", "content": "fine"}]
+            mask = [1] * len(more)
+            generate(spell(prompt + reply), second, spell(more), note="plain", response_mask=mask)
             t.set(**attributes)
         localtrace.close()
         opened.append(localtrace.open_store(folder))
@@ -72,6 +88,18 @@ def recorded(tmp_path: Path) -> Iterator[Any]:
     yield record
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a file of rules."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "rules.toml"
+        path.write_text(text)
+        return path
+
+    return write
 
 
 def test_a_trajectory_without_matches_stays_the_same_object(recorded) -> None:
@@ -95,10 +123,57 @@ def test_common_keys_are_replaced_wherever_they_stand(recorded, name) -> None:
 def test_ordinary_text_is_left_alone() -> None:
     redaction = Redaction.load(None)
     text = (
-        "sk-learn and sk-image, task-1234567890123456789012, bearer of news, https://host:80/a@b, "
-        "commit 0123456789012345678901234567890123456789, AKIA, eyJ.eyJ., time 12:30 @ noon"
+        "sk-learn and sk-image, sk-learn-based-classification, task-1234567890123456789012, "
+        "bearer of news, https://host:80/a@b, commit 0123456789012345678901234567890123456789, "
+        "AKIA, eyJ.eyJ., time 12:30 @ noon, the tokenizer 0123456789012345678901234567890123456789"
     )
     assert redaction.text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run {"key": "%s"}',
+        "line\\n%s",
+        "a%%3D%s",
+        "\\u003d%s",
+        "\x1b[32m%s\x1b[0m",
+        "OPENAI_KEY_%s",
+    ],
+)
+def test_a_key_is_found_right_after_an_escape(text) -> None:
+    assert KEY not in Redaction.load(None).text(text % KEY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://:hunter2@cache/0",
+        "-----BEGIN RSA PRIVATE KEY-----\nDEK-Info: AES-128-CBC,1F\n\nhunter2\n"
+        "-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2",
+        "machine api.wandb.ai\n  login user\n  password " + "0a1b2c3d4e" * 4,
+        "wandb.login(key='" + "0a1b2c3d4e" * 4 + "')",
+    ],
+)
+def test_unusual_forms_of_keys_are_found(text) -> None:
+    safe = Redaction.load(None).text(text)
+    assert "hunter2" not in safe
+    assert "0a1b" not in safe
+
+
+def test_a_key_that_only_its_name_tells_is_found() -> None:
+    redaction = Redaction.load(None)
+    value = {"WANDB_API_KEY": "0a1b2c3d4e" * 4, "commit": "0a1b2c3d4e" * 4}
+    assert redaction.value(value) == {
+        "WANDB_API_KEY": "[redacted: w&b key]",
+        "commit": "0a1b2c3d4e" * 4,
+    }
+
+
+def test_keys_of_a_dict_that_become_the_same_lose_no_value() -> None:
+    found = Redaction.load(None).value({KEY: 1, KEY + "b": 2, "c": 3})
+    assert list(found.values()) == [1, 2, 3]
 
 
 def test_tokens_that_spell_a_key_are_left_out_with_all_ids(recorded) -> None:
@@ -111,7 +186,7 @@ def test_tokens_that_spell_a_key_are_left_out_with_all_ids(recorded) -> None:
         assert span.inputs["prompt_ids"] == Placeholder("redacted", "list")
         assert span.outputs["output_ids"] == Placeholder("redacted", "list")
         assert span.output_logprobs
-    assert safe.spans[1].outputs["response_mask"] == [1] * 20
+    assert safe.spans[1].outputs["response_mask"] == [1] * len("fine, thank you")
     assert redaction.counts == {IDS_COUNT: 1}
 
 
@@ -125,9 +200,50 @@ def test_a_key_in_a_message_takes_the_ids_too(recorded) -> None:
     assert Redaction.load(None).trajectory(trajectory, lambda *_: None).spans[0].prompt_ids is None
 
 
-def test_fields_of_a_file_are_left_out_and_ids_stay(recorded, tmp_path) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text('[[field]]\nname = "ground_truth"\n\n[[field]]\nname = "note"\n')
+def test_ids_stay_in_no_other_list(recorded) -> None:
+    ids = spell("how are you?")
+    _, trajectory = recorded(
+        note=KEY,
+        ids=ids,
+        padded=[-100, -100, *ids],
+        array=np.array(ids),
+        pieces=[ids[:4], ids[4:8], ids[8:]],
+        token_logprobs=[[-0.5, one, None] for one in ids],
+        top_logprobs=[{one: -0.5} for one in ids],
+        mask=[0, 1] * 10,
+        logprobs=[-0.5] * 20,
+        few=[7, 8],
+    )
+    safe = Redaction.load(None).trajectory(trajectory, decode).attributes
+    assert {name for name, value in safe.items() if value == IDS} == {
+        "ids", "padded", "array", "pieces", "token_logprobs", "top_logprobs",
+    }  # fmt: skip
+    assert safe["mask"] == [0, 1] * 10
+
+
+def test_each_turns_ids_are_decoded_once(recorded) -> None:
+    lengths: list[int] = []
+
+    def count(run_id: str, ids: list[int]) -> str:
+        lengths.append(len(ids))
+        return decode(run_id, ids)
+
+    _, trajectory = recorded(prompt="w" * 3000, reply="x" * 1000)
+    assert Redaction.load(None).trajectory(trajectory, count) is trajectory
+    assert sum(lengths) < 4500
+
+
+def test_a_key_that_is_cut_between_turns_is_left_in_no_text(recorded) -> None:
+    _, trajectory = recorded(reply=f"it is {KEY[:14]}", more=KEY[14:])
+    redaction = Redaction.load(None)
+    safe = redaction.trajectory(trajectory, decode)
+    assert safe.spans[0].outputs["text"] == "it is [redacted: openai or anthropic key]"
+    assert KEY[14:] not in to_json([span.outputs for span in safe.spans])
+    assert safe.spans[0].output_ids is None
+
+
+def test_fields_of_a_file_are_left_out_and_ids_stay(recorded, write) -> None:
+    rules = write('[[field]]\nname = "ground_truth"\n\n[[field]]\nname = "note"\n')
     _, trajectory = recorded(deep={"ground_truth": 4})
     redaction = Redaction.load(rules)
     safe = redaction.trajectory(trajectory, decode)
@@ -137,16 +253,48 @@ def test_fields_of_a_file_are_left_out_and_ids_stay(recorded, tmp_path) -> None:
     assert redaction.counts == {"ground_truth": 1, "note": 2}  # an argument and a result
 
 
-def test_patterns_of_a_file_come_on_top_or_instead(tmp_path) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text(
-        '[[pattern]]\nname = "person"\nregex = "Ada|Grace"\nreplace = "somebody \\\\1"\n'
-    )
-    assert Redaction.load(rules).text(f"Ada has {KEY}") == (
+def test_a_field_takes_with_it_what_else_spells_it(recorded, write) -> None:
+    _, trajectory = recorded()
+    safe = Redaction.load(write('[[field]]\nname = "messages"')).trajectory(trajectory, decode)
+    for span in safe.spans:
+        assert (span.messages, span.prompt_ids) == (None, None)
+        assert span.inputs["messages"] == span.inputs["prompt_ids"] == IDS
+        assert span.outputs["text"] == "fine, thank you"
+
+
+def test_an_outcome_of_a_fields_name_is_left_out(write) -> None:
+    redaction = Redaction.load(write('[[field]]\nname = "judge"'))
+    row = {"trace_id": "t", "run_id": "r", "name": "judge", "number": None, "text": "good",
+           "values": None, "source": None}  # fmt: skip
+    ((edited,)) = redaction.rows([], [], [row], decode)[2]
+    assert edited["text"] == "[redacted: judge]"
+    assert redaction.rows([], [], [edited], decode)[2] == [edited]
+
+
+def test_patterns_of_a_file_come_on_top_or_instead(write) -> None:
+    text = '[[pattern]]\nname = "person"\nregex = "Ada|Grace"\nreplace = "somebody \\\\1"\n'
+    assert Redaction.load(write(text)).text(f"Ada has {KEY}") == (
         "somebody \\1 has [redacted: openai or anthropic key]"
     )
-    rules.write_text(f"defaults = false\n{rules.read_text()}")
-    assert KEY in Redaction.load(rules).text(KEY)
+    assert KEY in Redaction.load(write(f"defaults = false\n{text}")).text(KEY)
+
+
+def test_the_rules_are_told_in_words_and_by_a_digest(write) -> None:
+    rules = '[[pattern]]\nname = "person"\nregex = "Ada"\n[[field]]\nname = "judge"\n'
+    given = Redaction.load(write(rules))
+    assert given.describe() == "common shapes of keys; the patterns person; the fields judge"
+    assert given.digest == Redaction.load(write(rules)).digest
+    other = Redaction.load(write(rules.replace("Ada", "Eva")))
+    assert len({given.digest, Redaction.load(None).digest, other.digest}) == 3
+
+
+def test_no_rule_changes_what_another_one_left(write) -> None:
+    rules = write('[[pattern]]\nname = "key"\nregex = "key"\n')
+    once = Redaction.load(rules).text(f"my key is {KEY}")
+    assert once == "my [redacted: key] is [redacted: openai or anthropic key]"
+    again = Redaction.load(rules)
+    assert again.text(once) == once
+    assert not again.counts
 
 
 def test_redacting_twice_changes_nothing_more(recorded) -> None:
@@ -160,18 +308,18 @@ def test_redacting_twice_changes_nothing_more(recorded) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[pattern", "are wrong"),
-        ('[[pattern]]\nname = "a"', "missing required field `regex`"),
-        ('[[pattern]]\nname = "a"\nregex = "("', "the regex of 'a' cannot be read"),
+        ("[[pattern]\n\n", r"are wrong, the file: .* line 1"),
+        ('[[pattern]]\nname = "a"', "pattern 1: .*missing required field `regex`"),
+        ('[[field]]\nname = "a"\n[[field]]\n', "field 2: .*missing required field `name`"),
+        ('[[pattern]]\nname = "a"\nregex = "("', r"pattern 1 \('a'\): not a regular expression"),
         ('[[pattern]]\nname = "a"\nregex = "x*"', "matches the empty text"),
+        ('[[pattern]]\nname = "a"\nregex = "x"\nreplace = "xx"', "what it is replaced by"),
         ('[[patern]]\nname = "a"\nregex = "x"', "unknown field `patern`"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_reason(tmp_path, text, message) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        Redaction.load(rules)
+def test_a_wrong_file_is_refused_with_the_reason(write, text, message) -> None:
+    with pytest.raises(ConfigError, match=rf"{message}.*Write \[\[pattern\]\]"):
+        Redaction.load(write(text))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
@@ -179,25 +327,50 @@ def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
         Redaction.load(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("where", ["attribute", "prompt", "nowhere"])
-def test_rows_of_the_tables_read_back_as_the_redacted_trajectory(recorded, where) -> None:
-    text = f"use {KEY} now" if where == "prompt" else "plain"
-    store, trajectory = recorded(prompt=text, note=KEY if where == "attribute" else "x")
-    redaction = Redaction.load(None)
+CASES = {
+    "nowhere": ({}, None),
+    "attribute": ({"note": KEY}, None),
+    "prompt": ({"prompt": f"use {KEY} now"}, None),
+    "reply": ({"reply": f"it is {KEY}."}, None),
+    "between turns": ({"reply": f"it is {KEY[:14]}", "more": KEY[14:]}, None),
+    "message": ({"said": f"use {KEY}"}, None),
+    **{
+        f"field {name}": ({}, f'[[field]]\nname = "{name}"')
+        for name in ("messages", "content", "prompt_ids", "output_ids", "output_logprobs",
+                     "response_mask", "note", "finish_reason", "sample_index")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_of_the_tables_read_back_as_the_redacted_trajectory(recorded, write, case) -> None:
+    settings, rules = CASES[case]
+    file = write(rules) if rules else None
+    store, trajectory = recorded(**settings)
 
     def rows(table: str) -> list[dict[str, Any]]:
         return store.sql(f"select * from stored.{table}").to_dicts()
 
+    redaction = Redaction.load(file)
     edited = redaction.rows(rows("trajectories"), rows("spans"), rows("outcomes"), decode)
-    assert reread(store, trajectory, edited) == Redaction.load(None).trajectory(trajectory, decode)
+    expected = Redaction.load(file).trajectory(trajectory, decode)
+    assert reread(store, trajectory, edited) == expected
+    assert (expected == trajectory) == (case == "nowhere")
+    assert KEY not in str(edited)
+    again = Redaction.load(file)
+    assert again.rows(*edited, decode) == edited
+    assert not again.counts
+
+
+def test_rows_without_matches_stay_the_same_objects(recorded) -> None:
+    store, _ = recorded()
+    rows = store.sql("select * from stored.spans").to_dicts()
+    edited = Redaction.load(None).rows([], rows, [], decode)[1]
+    assert all(one is other for one, other in zip(rows, edited, strict=True))
 
 
 def reread(store: Store, trajectory: Trajectory, edited: Any) -> Trajectory:
     """Read a trajectory from edited rows instead of the store's own."""
-    import pyarrow as pa
-
-    from localtrace.schema import TABLES
-
     tables = {
         name: pa.Table.from_pylist(rows, TABLES[name].arrow())
         for name, rows in zip(("trajectories", "spans", "outcomes"), edited, strict=True)
@@ -206,11 +379,7 @@ def reread(store: Store, trajectory: Trajectory, edited: Any) -> Trajectory:
     def run_sql(sql: str, params: Any) -> pa.Table:
         if "stored.spans" in sql:
             return tables["spans"].sort_by("seq")
-        found = store.sql(sql, params).to_arrow()
-        if "all_trajectories" in sql:
-            attributes = found.column_names.index("attributes")
-            found = found.set_column(attributes, "attributes", tables["trajectories"]["attributes"])
-        return found
+        return tables["trajectories" if "all_trajectories" in sql else "outcomes"]
 
     (read,) = read_batch(run_sql, lambda *_: None, [trajectory.trace_id])
     return read

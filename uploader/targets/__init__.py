@@ -29,6 +29,8 @@ class Place:
     """The target's id of that container."""
     run: str
     """The target's id of the run."""
+    container: str = ""
+    """The container's name, for people."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
+from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
 from localtrace.terminal import escape_line
 
 CONNECT_TIMEOUT_S = 5.0
@@ -88,6 +88,29 @@ class HttpSession:
         self._client.close()
 
 
+def http_url(uri: str, what: str) -> httpx.URL:
+    """Parse the address of a server.
+
+    Args:
+        what: what it should be, and how it looks, for the error.
+
+    Raises:
+        ConfigError: it is no http(s) uri; it is not repeated, since it may hold a password.
+    """
+    try:
+        url = httpx.URL(uri)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"this is no {what}")
+    return url
+
+
+def without_login(url: httpx.URL) -> httpx.URL:
+    """An address that can be shown: without user, password, query and fragment."""
+    return url.copy_with(userinfo=b"", query=None, fragment=None)
+
+
 def printable(text: str) -> str:
     """A server's words, safe to show: short, on one line, without control characters."""
     return escape_line(" ".join(text[:_MESSAGE_MAX_CHARS].split()))
@@ -119,5 +142,5 @@ def _message(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body.decode("utf-8", "replace")
     if isinstance(answer, dict):
-        return str(answer.get("message") or answer.get("detail") or answer)
+        return str(answer.get("message") or answer.get("detail") or answer.get("reason") or answer)
     return str(answer)

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from localtrace.errors import ConfigError, TargetUnavailable, UploadError
+from localtrace.errors import TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Metric, Place, Record, mlflow_metrics
@@ -27,7 +27,9 @@ from localtrace.uploader.targets.http import (
     HttpSession,
     Refused,
     TryAgain,
+    http_url,
     printable,
+    without_login,
 )
 from localtrace.uploader.targets.mlflow_answers import (
     Experiment,
@@ -74,7 +76,8 @@ class MlflowTarget:
         if uri.startswith(SQLITE):
             self.uri = f"{SQLITE}{database_path(uri)}"
         else:
-            self.uri = _without_login(uri)
+            url = http_url(uri, "MLflow uri: give http://HOST:PORT or sqlite:///FILE.db")
+            self.uri = str(without_login(url))
         self._base_url = uri
         self._assessments = assessments
         self._metric_names = defaultdict[str, mlflow_metrics.MetricNames](
@@ -102,8 +105,8 @@ class MlflowTarget:
             raise UploadError(f"{self.uri} is no MLflow server: check the uri")
         if tuple(map(int, numbers.groups())) < OLDEST_VERSION:
             raise UploadError(
-                f"{self.uri} runs MLflow {printable(version)}: upgrade it to 3.14 or later, which "
-                "takes runs and tags with the spans, or upload with --to otlp"
+                f"{self.uri} runs MLflow {printable(version)}, which takes no runs and tags with "
+                "the spans: upgrade it to 3.14 or later, or upload with --to otlp"
             )
 
     def place(self, run: Run, container: str | None) -> Place:
@@ -123,7 +126,7 @@ class MlflowTarget:
                 "name another with --experiment"
             ) from error
         destination = f"mlflow:{found.experiment_id}:{found.creation_time}"
-        return Place(destination, found.experiment_id, run_id)
+        return Place(destination, found.experiment_id, run_id, experiment)
 
     def _experiment(self, name: str) -> Experiment:
         route = "/api/2.0/mlflow/experiments"
@@ -274,17 +277,6 @@ class MlflowTarget:
         else:
             return None
         return UploadError(f"{self.uri} refused: {refused}; {remedy}")
-
-
-def _without_login(uri: str) -> str:
-    try:
-        url = httpx.URL(uri)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        # The uri itself is not repeated: it may hold a password.
-        raise ConfigError("this is no MLflow uri: give http://HOST:PORT or sqlite:///FILE.db")
-    return str(url.copy_with(userinfo=b""))
 
 
 def _login() -> dict[str, str]:

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
-from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from localtrace.codec import to_json
-from localtrace.types import Span, Trajectory
+from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 
@@ -27,7 +26,8 @@ DIGEST_TAG = "localtrace.digest"
 ROOT_NAME = "agent_loop"
 TAG_MAX_CHARS = 4096
 """MLflow cuts longer tag values silently, so they are cut here, with a visible mark."""
-_FAILED = {"error", "cancelled", "interrupted", "dropped"}
+_RAISED = {"error", "cancelled"}
+_LEVEL_DEBUG, _LEVEL_ERROR = 10, 40
 
 
 def encode(trajectory: Trajectory, place: Place, *, assessments: bool) -> Record:
@@ -81,7 +81,7 @@ def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
     name = otlp_values.utf8(trajectory.name or ROOT_NAME)
     facts = _facts(trajectory)
     tags = {"mlflow.traceName": name, **{key: str(value) for key, value in facts.items()}}
-    values: dict[str, Any] = {"mlflow.spanType": "AGENT"}
+    values = _unspecified(trajectory.status)
     values |= {f"mlflow.traceTag.{key}": _tag(value) for key, value in tags.items()}
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
@@ -98,8 +98,7 @@ def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
         start_time_unix_nano=trajectory.start_ns,
         end_time_unix_nano=end_ns,
         attributes=otlp_values.attributes({key: _quoted(value) for key, value in values.items()}),
-        status=_status(trajectory.status, trajectory.error),
-        events=_events(trajectory.status, trajectory.error, end_ns),
+        **_ending(trajectory.status, trajectory.error, end_ns),
     )
 
 
@@ -123,8 +122,8 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> OtlpSpan:
-    values: dict[str, Any] = {
-        "mlflow.spanType": "LLM" if span.is_turn else "UNKNOWN",
+    values = {
+        **_unspecified(span.status),
         "mlflow.spanInputs": span.inputs,
         "mlflow.spanOutputs": span.outputs,
         "localtrace.seq": span.seq,
@@ -146,8 +145,7 @@ def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> Otlp
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=span.end_ns,
         attributes=otlp_values.attributes({key: _quoted(value) for key, value in values.items()}),
-        status=_status(span.status, span.error),
-        events=_events(span.status, span.error, span.end_ns),
+        **_ending(span.status, span.error, span.end_ns),
     )
 
 
@@ -158,16 +156,23 @@ def _token_usage(span: Span) -> dict[str, int] | None:
     return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
 
 
-def _status(status: str, error: str | None) -> Status:
-    if status in _FAILED:
-        return Status(code=otlp_values.ERROR, message=otlp_values.utf8(error or status))
-    return Status(code=otlp_values.OK if status == "ok" else otlp_values.UNSET)
+def _unspecified(status: str) -> dict[str, Any]:
+    """The type and the level that MLflow's client notes for verl, which names neither."""
+    return {
+        "mlflow.spanType": "UNKNOWN",
+        "mlflow.spanLogLevel": _LEVEL_ERROR if status in _RAISED else _LEVEL_DEBUG,
+    }
 
 
-def _events(status: str, error: str | None, time_ns: int) -> list[OtlpSpan.Event]:
-    if error is None or status not in ("error", "cancelled"):
-        return []
-    return [otlp_values.exception_event(time_ns, error)]
+def _ending(status: str, error: str | None, time_ns: int) -> dict[str, Any]:
+    """Status and exception, whose class MLflow's client names without what it is defined in."""
+    events = []
+    if error is not None:
+        kind, colon, message = error.partition(": ")
+        error = kind.rpartition(".")[2] + colon + message
+        if status in _RAISED:
+            events.append(otlp_values.exception_event(time_ns, error))
+    return {"status": otlp_values.span_status(status, error), "events": events}
 
 
 def _tag(value: str) -> str:
@@ -215,7 +220,7 @@ def _assessment(trajectory: Trajectory, place: Place, spans: list[OtlpSpan]) -> 
         },
         "request_time": _iso(start_ms),
         "execution_duration": f"{(end_ms - start_ms) / 1000:.3f}s",
-        "state": "ERROR" if trajectory.status in _FAILED else "OK",
+        "state": "ERROR" if trajectory.status in FAILED_STATUSES else "OK",
         "assessments": [feedback],
     }
     return json.dumps({"trace": {"trace_info": info}}).encode()

@@ -22,7 +22,15 @@ from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, Up
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
-from localtrace.uploader.targets.http import Doubtful, HttpSession, Refused, TryAgain, printable
+from localtrace.uploader.targets.http import (
+    Doubtful,
+    HttpSession,
+    Refused,
+    TryAgain,
+    http_url,
+    printable,
+    without_login,
+)
 from localtrace.uploader.targets.otlp_spans import encode
 
 ROUTE = "/v1/traces"
@@ -55,7 +63,7 @@ class OtlpTarget:
             ConfigError: the uri or one of OpenTelemetry's variables cannot be used.
         """
         self._url = _endpoint(uri)
-        self.uri = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        self.uri = str(without_login(self._url))
         headers = _headers()
         secrets = (self._url.username, self._url.password, *self._url.params.values())
         self._door = derive_id(3, *chain.from_iterable(sorted(headers.items())), *secrets).hex()
@@ -183,14 +191,7 @@ def _endpoint(uri: str | None) -> httpx.URL:
 
 
 def _parsed(uri: str) -> httpx.URL:
-    try:
-        url = httpx.URL(uri)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        # The uri itself is not repeated: it may hold a password.
-        raise ConfigError("this is no OpenTelemetry endpoint: give http://HOST:PORT/v1/traces")
-    return url
+    return http_url(uri, "OpenTelemetry endpoint: give http://HOST:PORT/v1/traces")
 
 
 def _headers() -> dict[str, str]:

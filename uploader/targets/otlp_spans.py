@@ -33,7 +33,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.codec import to_json
 from localtrace.schema import DETAIL_NAMES, WEIGHT_NAMES
-from localtrace.types import Outcome, Span, Trajectory
+from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets.otlp_messages import input_messages, output_messages
@@ -180,11 +180,9 @@ def _turn(span: Span) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
         "rl.weight_version": _weight_version(span.outputs),
     }
-    counts = {"input": ("prompt", span.prompt_ids), "output": ("completion", span.output_ids)}
-    for name, (other_name, ids) in counts.items():
+    for name, ids in (("input", span.prompt_ids), ("output", span.output_ids)):
         if ids is not None:
             values[f"gen_ai.usage.{name}_tokens"] = len(ids)
-            values[f"llm.token_count.{other_name}"] = len(ids)
     return values | _request(span.inputs)
 
 
@@ -231,7 +229,7 @@ def _span(
     status, error = recorded.status, recorded.error
     known = {key: value for key, value in values.items() if value is not None}
     events = []
-    if status in otlp_values.FAILED:
+    if status in FAILED_STATUSES:
         known["error.type"] = error.partition(":")[0] if error else status
         if error is not None and status in ("error", "cancelled"):
             events = [otlp_values.exception_event(end_ns, error)]

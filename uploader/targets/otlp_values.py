@@ -20,9 +20,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from localtrace.codec import to_json
+from localtrace.types import FAILED_STATUSES
 
 OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
-FAILED = frozenset({"error", "cancelled", "interrupted", "dropped"})
 """Statuses of calls and trajectories that are errors to a tracker."""
 _INT64 = range(-(2**63), 2**63)
 
@@ -68,7 +68,7 @@ def exception_event(time_ns: int, error: str) -> Span.Event:
 
 def span_status(status: str, error: str | None) -> Status:
     """The status of a call or a trajectory, with the reason where it failed."""
-    if status in FAILED:
+    if status in FAILED_STATUSES:
         return Status(code=ERROR, message=utf8(error or status))
     return Status(code=OK if status == "ok" else UNSET)
 

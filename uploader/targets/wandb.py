@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from localtrace.errors import ConfigError, UploadError
-from localtrace.uploader.targets.http import HttpSession, printable
+from localtrace.errors import UploadError
+from localtrace.uploader.targets.http import HttpSession, http_url, printable, without_login
 from localtrace.uploader.targets.weave_answers import GraphAnswer
 
 PUBLIC_URL = "https://trace.wandb.ai"
@@ -41,14 +41,9 @@ def api_url() -> httpx.URL:
 
 
 def _url(uri: str) -> httpx.URL:
-    try:
-        url = httpx.URL(uri.rstrip("/"))
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        # The uri itself is not repeated: it may hold a password.
-        raise ConfigError("this is no uri of a Weave or W&B server: give https://HOST")
-    return url.copy_with(userinfo=b"", query=None, fragment=None)
+    return without_login(
+        http_url(uri.rstrip("/"), "uri of a Weave or W&B server: give https://HOST")
+    )
 
 
 def api_key(host: str) -> str:

@@ -19,10 +19,10 @@ from uuid import UUID
 import msgspec
 
 from localtrace.schema import DETAIL_NAMES, WEIGHT_NAMES
-from localtrace.types import Outcome, Span, Trajectory
+from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Cut, Entry, Place, Record
-from localtrace.uploader.targets.weave_summary import FAILED, summaries
+from localtrace.uploader.targets.weave_summary import summaries
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
 
 ROOT_NAME = "agent_loop"
@@ -207,7 +207,7 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _exception(status: str, error: str | None) -> str | None:
     """What Weave's client writes for an exception, but for the traceback."""
-    if status not in FAILED:
+    if status not in FAILED_STATUSES:
         return None
     kind, _, message = (error or status).partition(": ")
     return json.dumps({"type": text(kind.rpartition(".")[2]), "message": text(message)})

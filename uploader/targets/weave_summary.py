@@ -9,10 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from localtrace.types import Span, Trajectory
+from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.targets.weave_values import text
 
-FAILED = frozenset({"error", "cancelled", "interrupted", "dropped"})
 """The statuses that Weave shows as an error."""
 _Sums: TypeAlias = Counter[tuple[str, ...]]
 """By path in the summary."""
@@ -44,7 +43,7 @@ def _own(span: Span) -> _Sums:
 
 
 def _status(status: str) -> tuple[str, str]:
-    return ("status_counts", "error" if status in FAILED else "success")
+    return ("status_counts", "error" if status in FAILED_STATUSES else "success")
 
 
 def _model(span: Span) -> str:

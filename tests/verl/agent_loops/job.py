@@ -20,6 +20,7 @@ _AGENT_LOOPS = """
 - {name: single_turn_agent, _target_: tests.verl.agent_loops.loops.SingleTurn}
 - {name: several, _target_: tests.verl.agent_loops.loops.Several}
 - {name: failing, _target_: tests.verl.agent_loops.loops.Failing}
+- {name: breaking, _target_: tests.verl.agent_loops.loops.Breaking}
 - {name: cancelled, _target_: tests.verl.agent_loops.loops.Cancelled}
 """
 _TOOLS = """

@@ -11,6 +11,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+from verl.utils.rollout_trace import rollout_trace_op
 
 
 def _seeded(sampling_params: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +49,14 @@ class Failing(AgentLoopBase):
     async def _generate(self, sampling_params: dict[str, Any], messages: list[Any]) -> None:
         ids = await self.ct_build_initial_tokens(messages)
         await self.server_manager.generate("one", prompt_ids=ids, sampling_params=sampling_params)
+
+
+class Breaking(Failing):
+    """Fails in a method that verl's own tracing sees."""
+
+    @rollout_trace_op
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        return await super().run(sampling_params, **kwargs)
 
 
 class Cancelled(Failing):

@@ -1,0 +1,79 @@
+"""`localtrace bundle`: a selection as a folder that can be carried across an air gap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localtrace.cli.options import FILTERS_HELP, store_option
+from localtrace.cli.selection import selection_options
+from localtrace.cli.sizes import show_size, size
+from localtrace.terminal import escape_line
+
+if TYPE_CHECKING:
+    from localtrace.uploader.bundles.build import Built
+    from localtrace.uploader.selection import Selection
+
+
+@click.command(epilog=FILTERS_HELP)
+@selection_options
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
+@click.option("--split", type=size, help="Make parts of at most this size, such as 2GB.")
+@click.option(
+    "--sign", "key", type=click.Path(path_type=Path), metavar="SSH_KEY", help="Sign with this key."
+)
+@click.option(
+    "--redact", type=click.Path(path_type=Path), help="Rules (TOML) for what must not leave."
+)
+@click.option(
+    "--after", type=click.Path(path_type=Path), metavar="BUNDLE",
+    help="Continue the numbers of an earlier bundle.",
+)  # fmt: skip
+@store_option
+@click.pass_context
+def command(
+    context: click.Context,
+    selection: Selection,
+    out: Path,
+    split: int | None,
+    key: Path | None,
+    redact: Path | None,
+    after: Path | None,
+    store_path: Path,
+) -> None:
+    """Write a selection as a bundle: a folder with checksums, to be carried anywhere.
+
+    Every command that reads, and upload, takes it wherever it takes a store. A command that was
+    interrupted is repeated as it was, and goes on.
+    """
+    from localtrace.cli.progress import progress_bar
+    from localtrace.reader import open_store
+    from localtrace.uploader.bundles.build import build_bundle
+
+    with open_store(store_path) as store, progress_bar("bundling", " trajectories") as progress:
+        built = build_bundle(
+            store, selection, out, split_bytes=split, key=key, redact=redact, after=after,
+            on_progress=progress,
+        )  # fmt: skip
+    _print(built)
+    if built.unknown:
+        for trace_id in built.unknown[:10]:
+            click.echo(f"not in the store: {escape_line(trace_id)}", err=True)
+        context.exit(1)
+
+
+def _print(built: Built) -> None:
+    parts, first, last = len(built.bags), built.bags[0].info, built.bags[-1].info
+    numbers = f"number {first.sequence}"
+    if parts > 1:
+        numbers = f"{parts} parts, numbers {first.sequence} to {last.sequence}"
+    click.echo(f"{built.trajectories} trajectories, {show_size(built.size_bytes)}, {numbers}")
+    click.echo(f"bundle      {built.path}")
+    for name, count in sorted(built.redactions.items()):
+        click.echo(escape_line(f"redacted    {count} x {name}"))
+    for reason, count in sorted(first.left_out.items()):
+        click.echo(f"left out    {count} trajectories of these runs: {reason}")
+    for bag in built.bags:
+        click.echo(f"summary     {bag.data / 'summary.html'}")

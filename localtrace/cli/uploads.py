@@ -1,0 +1,124 @@
+"""`localtrace uploads`: what was sent from this machine, and receipts that come back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localtrace.cli.options import format_option, store_option
+from localtrace.cli.sizes import show_size
+from localtrace.terminal import escape_line
+
+if TYPE_CHECKING:
+    from localtrace.uploader.receipt import Receipt, RunReceipt
+
+_OTHER_STATES = ("already there", "rejected", "left out")
+
+
+@click.command()
+@click.argument("upload_id", required=False)
+@click.option(
+    "--bring",
+    type=click.Path(path_type=Path),
+    metavar="RECEIPT",
+    help="Put a receipt (JSON) into the store that the upload was made from.",
+)
+@store_option
+@format_option
+def command(upload_id: str | None, bring: Path | None, store_path: Path, form: str) -> None:
+    """List the uploads from this machine, or show one: what failed, was cut, where it is.
+
+    The formats json, csv and parquet give a row per upload, or per trajectory of the one.
+
+    --bring makes the store remember an upload, wherever it was made: its view `uploads` then says
+    of each trajectory at which trackers it is. Carry the receipt back across an air gap for it.
+    """
+    from localtrace.uploader.state import receipts_folder
+
+    if bring is not None:
+        if upload_id is not None:
+            raise click.UsageError("--bring takes the path of a receipt: leave out the upload")
+        _bring(bring, store_path)
+    elif upload_id is not None:
+        _show(receipts_folder(), upload_id, form)
+    else:
+        _list(receipts_folder(), form)
+
+
+def _bring(path: Path, store_path: Path) -> None:
+    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipts import bring
+
+    receipt = Receipt.read(path)
+    bring(receipt, store_path)
+    click.echo(
+        f"{len(receipt.traces)} trajectories of upload {receipt.upload_id} are in the view uploads "
+        f"of {escape_line(str(store_path))}"
+    )
+
+
+def _list(folder: Path, form: str) -> None:
+    import pyarrow as pa
+
+    from localtrace.cli.output import print_table
+    from localtrace.uploader.receipts import Upload, list_uploads
+
+    uploads, problems = list_uploads(folder)
+    rows = [asdict(upload) for upload in uploads]
+    names = [field.name for field in fields(Upload)]
+    print_table(pa.table({name: [row[name] for row in rows] for name in names}), form)
+    for problem in problems:
+        click.echo(escape_line(problem), err=True)
+    if problems:
+        sys.exit(1)
+
+
+def _show(folder: Path, upload_id: str, form: str) -> None:
+    from localtrace.cli.output import print_table
+    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipts import find_receipt, rows_of
+
+    path = find_receipt(folder, upload_id)
+    receipt = Receipt.read(path)
+    if form == "table":
+        _print(receipt, path)
+    else:
+        print_table(rows_of(receipt, {}), form)
+
+
+def _print(receipt: Receipt, path: Path) -> None:
+    from localtrace.uploader.receipt import count
+
+    counts = count(receipt.traces)
+    cuts = sum(len(trace.cuts) for trace in receipt.traces)
+    checked = f"{counts['verified']} read back" if receipt.reads_back else "accepted, not verified"
+    lines = [
+        ("upload", f"{receipt.upload_id}, {'' if receipt.complete else 'not '}complete"),
+        ("selection", receipt.selection),
+        ("store", receipt.store),
+        ("target", f"{receipt.kind}, {receipt.target}"),
+        ("time", f"{receipt.started_at} to {receipt.ended_at}"),
+        ("selected", f"{counts['selected']} trajectories"),
+        ("sent", f"{counts['sent']} ({show_size(counts['sent_bytes'])}), {checked}"),
+        *((state, str(counts[state])) for state in _OTHER_STATES if counts[state]),
+        *(("run", _place(run)) for run in receipt.runs),
+        *([("cut", f"{cuts} values that are too long for the target")] if cuts else []),
+        *(("not stored", f"{n} x {what}") for what, n in sorted(receipt.left_out.items())),
+        *(("redacted", f"{n} x {what}") for what, n in sorted(receipt.redactions.items())),
+        *(("failed", f"{trace}: {reason}") for trace, reason in receipt.failures.items()),
+        *(("failed", problem) for problem in receipt.problems),
+        ("receipt", str(path)),
+        ("page", str(path.with_suffix(".html"))),
+    ]
+    for name, text in lines:
+        click.echo(escape_line(f"{name:14}{text}"))
+
+
+def _place(run: RunReceipt) -> str:
+    there = f", run {run.place.run}" if run.place.run else ""
+    metrics = f", {sum(run.metrics.values())} metric values" if run.metrics else ""
+    return f"{run.run_id} (attempt {run.attempt}) in {run.container}{there}{metrics}"

@@ -1,0 +1,48 @@
+"""Receipts of uploads that were brought back into a store.
+
+`receipts/<upload_id>.json` is the receipt as it was written; `receipts/<upload_id>.parquet` beside
+it holds its trajectories as rows of `schema.UPLOADS`, so that opening a store reads no receipt.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from localtrace.errors import StoreUnwritable
+from localtrace.store.layout import StoreLayout, put_file
+
+UPLOAD_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{1,16}")
+"""Ids name files, and receipts may be anybody's: no other text is taken for an id."""
+
+
+def put_receipt(layout: StoreLayout, upload_id: str, receipt: bytes, rows: pa.Table) -> None:
+    """Keep a receipt and its rows; doing it again changes nothing.
+
+    Args:
+        upload_id: must match `UPLOAD_ID`.
+        receipt: the JSON text.
+        rows: one row per trajectory, of schema `UPLOADS`.
+
+    Raises:
+        StoreUnwritable: the store cannot be written.
+    """
+    assert UPLOAD_ID.fullmatch(upload_id)
+    table = pa.BufferOutputStream()
+    pq.write_table(rows, table, compression="zstd", store_schema=False)
+    try:
+        put_file(layout.receipts / f"{upload_id}.json", receipt)
+        put_file(layout.receipts / f"{upload_id}.parquet", table.getvalue())
+    except OSError as error:
+        raise StoreUnwritable(
+            f"cannot write into {layout.receipts} ({error.strerror}): make the store writable for "
+            "this user, and bring the receipt again"
+        ) from error
+
+
+def receipt_tables(layout: StoreLayout) -> tuple[str, ...]:
+    """Absolute paths of the Parquet files of all receipts, sorted; of none without the folder."""
+    found = sorted(layout.receipts.glob("*.parquet"))
+    return tuple(str(path) for path in found if UPLOAD_ID.fullmatch(path.stem) and path.is_file())

@@ -1,0 +1,204 @@
+"""No key of a known shape survives, wherever it stands and whatever stands around it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localtrace.codec import from_json, to_json
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.uploader.redaction import IDS_COUNT, Redaction
+
+_LETTERS = "[A-Za-z0-9]"
+SHAPES = (
+    rf"sk-{_LETTERS}{{24}}[A-Z0-9]{_LETTERS}{{23}}",
+    r"sk-ant-api03-[A-Za-z0-9_-]{93}AA",
+    r"sk-proj-[A-Z0-9][A-Za-z0-9_-]{60,155}",
+    rf"hf_{_LETTERS}{{34}}",
+    rf"gh[pousr]_{_LETTERS}{{36}}",
+    rf"github_pat_{_LETTERS}{{22}}_{_LETTERS}{{59}}",
+    "glpat-[A-Za-z0-9_-]{20}",
+    "(AKIA|ASIA)[A-Z0-9]{16}",
+    "AIza[A-Za-z0-9_-]{35}",
+    "xox[bpars]-[0-9]{10,13}-[A-Za-z0-9]{24}",
+    "wandb_v1_[A-Za-z0-9]{40}",
+    r"eyJ[A-Za-z0-9_-]{20,60}\.eyJ[A-Za-z0-9_-]{20,90}\.[A-Za-z0-9_-]{43}",
+    r"-----BEGIN (RSA |EC |OPENSSH |)PRIVATE KEY-----\n([A-Za-z0-9+/]{64}\n){1,9}"
+    r"-----END (RSA |EC |OPENSSH |)PRIVATE KEY-----",
+)
+"""What issuers give out, each as one expression."""
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+LEADS = st.sampled_from([" ", "\n", '"', "=", ":", "\\n", "%3D", "\x1b[32m", "(", "/", "größe: "])
+"""What a key may come right after."""
+
+
+def keys() -> st.SearchStrategy[str]:
+    return st.sampled_from(SHAPES).flatmap(
+        lambda shape: st.from_regex(shape, fullmatch=True, alphabet=st.characters(codec="ascii"))
+    )
+
+
+@st.composite
+def texts(draw: st.DrawFn, key: str) -> str:
+    return f"{draw(WORDS)}{draw(LEADS)}{key} {draw(WORDS)}"
+
+
+@st.composite
+def values(draw: st.DrawFn, key: str) -> Any:
+    """A nested value that holds the key once, as text, in bytes, in an array or in pieces."""
+    text = draw(texts(key))
+    at = draw(st.integers(0, len(text)))
+    value: Any = draw(
+        st.sampled_from([
+            text,
+            text.encode(),
+            np.array([text, "b"]),
+            np.frombuffer(text.encode(), "u1"),
+            [text[:at], text[at:]],
+            {text: 1},
+            {(text, 1): "b"},
+        ])
+    )  # fmt: skip
+    for kind in draw(st.lists(st.sampled_from(["list", "tuple", "dict"]), max_size=4)):
+        if kind == "dict":
+            value = {draw(WORDS): 0, "value": value, "n": [1, 2]}
+        else:
+            value = [draw(WORDS), value, 1.5, None]
+    return value
+
+
+def trajectory(spans: list[Span], **fields: Any) -> Trajectory:
+    names = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
+    return Trajectory(**{
+        **dict.fromkeys(names),
+        **{"trace_id": "a" * 32, "run_id": "r", "attempt": 0, "project": "p", "experiment": "e"},
+        **{"validate": False, "status": "ok", "error": None, "start_ns": 1, "end_ns": 2},
+        **{"reward": None, "spans": spans},
+        **fields,
+    })  # fmt: skip
+
+
+def turn(seq: int, prompt: list[int], output: list[int], **fields: Any) -> Span:
+    return Span(**{
+        **{"trace_id": "a" * 32, "span_id": f"{seq:016x}", "parent_id": None, "seq": seq},
+        **{"op": "generate", "status": "ok", "error": None, "start_ns": 1, "duration_ns": 1},
+        **{"inputs": {"prompt_ids": prompt}, "outputs": {"output_ids": output}, "is_turn": True},
+        **{"prompt_ids": prompt, "output_ids": output, "output_logprobs": None, "messages": None},
+        **{"output_text": None, "finish_reason": None},
+        **fields,
+    })  # fmt: skip
+
+
+def chars(run_id: str, ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def everything(safe: Trajectory) -> str:
+    """All texts of a trajectory, also those that JSON encodes."""
+    pieces: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            encoded = value.get("base64")
+            if isinstance(encoded, str):
+                data = base64.b64decode(encoded)
+                pieces.append(data.decode("latin-1").replace("\0", ""))
+            for key, part in value.items():
+                walk(key)
+                walk(part)
+        elif isinstance(value, list):
+            pieces.append("".join(part for part in value if isinstance(part, str)))
+            for part in value:
+                walk(part)
+        else:
+            pieces.append(str(value))
+
+    walk(json.loads(to_json(asdict(safe))))
+    return "\n".join(pieces)
+
+
+PLACES = ("attributes", "name", "error", "outcome", "inputs", "outputs", "messages", "span error",
+          "output_text", "finish_reason")  # fmt: skip
+
+
+def holding(data: st.DataObject, key: str, place: str) -> Trajectory:
+    """A trajectory of one turn that holds a key somewhere."""
+    text, value = data.draw(texts(key)), data.draw(values(key))
+    messages = [{"role": "user", "content": value if place == "messages" else "hello"}]
+    span = turn(
+        0, [1, 2], [3],
+        inputs={"prompt_ids": [1, 2], "messages": messages,
+                "more": value if place == "inputs" else 1},
+        outputs=value if place == "outputs" else {"output_ids": [3]},
+        messages=messages,
+        error=text if place == "span error" else None,
+        output_text=text if place == "output_text" else None,
+        finish_reason=text if place == "finish_reason" else None,
+    )  # fmt: skip
+    outcome = Outcome("a" * 32, "note", None, 1, None, text, None, None)
+    return trajectory(
+        [span],
+        attributes={"a": value} if place == "attributes" else {},
+        name=text if place == "name" else None,
+        error=text if place == "error" else None,
+        outcomes=[outcome] if place == "outcome" else [],
+    )
+
+
+@__import__("hypothesis").settings(max_examples=1500, deadline=None)
+@given(st.data(), st.sampled_from(PLACES))
+def test_no_key_survives_anywhere(data: st.DataObject, place: str) -> None:
+    key = data.draw(keys())
+    redaction = Redaction.load(None)
+    safe = redaction.trajectory(holding(data, key, place), lambda *_: None)
+    assert key not in everything(safe)
+    assert (safe.spans[0].prompt_ids, safe.spans[0].output_ids) == (None, None)
+    assert redaction.counts[IDS_COUNT] == 1
+    again = Redaction.load(None)
+    assert again.trajectory(safe, chars) is safe
+    assert not again.counts
+
+
+@__import__("hypothesis").settings(max_examples=1500, deadline=None)
+@given(keys(), st.text("é ,漢\n", max_size=100), LEADS, st.data())
+def test_no_key_survives_in_tokens(key: str, before: str, lead: str, data: st.DataObject) -> None:
+    """One that is cut between prompts, outputs and turns is left in no text either."""
+    said = f"{before}{lead}{key} and so on"
+    places = st.integers(0, len(said))
+    cuts = sorted([data.draw(places), data.draw(places), data.draw(places)])
+    prompt, output, more, last = (
+        said[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)
+    )
+    ids = [[ord(letter) for letter in text] for text in (prompt, output, more, last)]
+    spans = [
+        turn(0, ids[0], ids[1], output_text=output),
+        turn(1, ids[0] + ids[1] + ids[2], ids[3], output_text=last),
+    ]
+    redaction = Redaction.load(None)
+    safe = redaction.trajectory(trajectory(spans), chars)
+    assert redaction.counts[IDS_COUNT] == 1
+    assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
+    assert '"prompt_ids":[' not in to_json(asdict(safe))
+    shown = "|".join(span.output_text or "" for span in safe.spans)
+    shown = re.sub(r"\[redacted: [^]]*\]", "", shown)
+    pieces = [key[at : at + 6] for at in range(len(key) - 5)]
+    assert not any(piece in shown for piece in pieces)
+
+
+@__import__("hypothesis").settings(max_examples=1500, deadline=None)
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=10,
+))  # fmt: skip
+def test_values_without_a_key_stay_as_they_are(value: Any) -> None:
+    redaction = Redaction.load(None)
+    assert redaction.value(value) is value or redaction.counts
+    assert from_json(to_json(redaction.value(value))) == from_json(to_json(value))

@@ -1,0 +1,1 @@
+"""The same rollouts of verl, traced live by verl's own backend and replayed by the uploader."""

@@ -1,0 +1,124 @@
+"""Many trajectories: one bad one stops no other, and memory does not grow with their number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+
+from localtrace.cli import main
+from localtrace.reader import open_store
+from localtrace.uploader.ledger import Ledger, State
+from tests.servers.many import record
+from tests.servers.weave import WeaveServer
+
+MEMORY_MAX_BYTES = 500 * 10**6
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("thousand") / "store"
+    record(folder, 1000)
+    return folder
+
+
+@pytest.fixture
+def poisoned(thousand: Path) -> str:
+    with open_store(thousand) as store:
+        return str(store.trajectories(sample_index="417").to_dicts()[0]["trace_id"])
+
+
+def upload(store: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(main, ["upload", "--all", "-s", str(store), *arguments])
+
+
+def check_rejected(done: Any, state_folder: Path, poisoned: str) -> None:
+    assert done.exit_code == 1
+    assert "999 sent" in done.stdout
+    assert "999 read back" in done.stdout
+    assert f"failed {poisoned}: HTTP 400" in done.stderr
+    ledger = Ledger(state_folder)
+    rows = ledger._db.execute("select trace_id, reason from entries where state = ?", [
+        State.REJECTED]).fetchall()  # fmt: skip
+    ledger.close()
+    ((trace_id, reason),) = rows
+    assert trace_id == poisoned
+    assert reason.startswith("HTTP 400")
+
+
+def test_one_poisoned_trajectory_among_1000_stops_no_other_at_mlflow(
+    thousand, poisoned, network, mlflow_url, state_folder
+) -> None:
+    network.fault = lambda body: 400 if poisoned.encode() in body else None
+    to = ("--to", "mlflow", "--uri", network.url, "--experiment", "poisoned")
+    check_rejected(upload(thousand, *to), state_folder, poisoned)
+    client = MlflowClient(mlflow_url)
+    place = client.get_experiment_by_name("poisoned").experiment_id
+    query = "tags.sample_index = '417'"
+    assert not client.search_traces(locations=[place], filter_string=query)
+    network.fault = lambda body: None
+    again = upload(thousand, *to)
+    assert again.exit_code == 0
+    assert "1 sent" in again.stdout
+    assert len(client.search_traces(locations=[place], filter_string=query)) == 1
+
+
+def test_one_poisoned_trajectory_among_1000_stops_no_other_at_weave(
+    thousand, poisoned, failing_weave: WeaveServer, state_folder, monkeypatch
+) -> None:
+    for name, value in failing_weave.environment.items():
+        monkeypatch.setenv(name, value)
+    failing_weave.fault(400, containing=poisoned)
+    to = ("--to", "weave", "--project", "team/poisoned")
+    check_rejected(upload(thousand, *to), state_folder, poisoned)
+    assert len({call["trace_id"] for call in failing_weave.calls("team/poisoned")}) == 999
+    failing_weave.fault()
+    assert "1 sent" in upload(thousand, *to).stdout
+    sent = failing_weave.started_at_values("team/poisoned")
+    assert {len(values) for values in sent.values()} == {1}
+    assert len(sent) == 3000
+
+
+@pytest.fixture
+def accepting() -> Iterator[str]:
+    """A server that takes everything and keeps nothing."""
+
+    class Accept(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Accept)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.timeout(900)
+def test_100_000_trajectories_take_less_than_500_mb(accepting, tmp_path) -> None:
+    store = tmp_path / "store"
+    recording = [sys.executable, "-m", "tests.servers.many", str(store), "100000"]
+    subprocess.run(recording, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.servers.peak_memory", "upload", "--all", "-s", str(store),
+         "--to", "otlp", "--uri", accepting, "--quiet"],
+        env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split("PEAK")[1]) < MEMORY_MAX_BYTES

@@ -1,0 +1,372 @@
+"""Receipts: what an upload proves, as JSON and as a page, written, read and listed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from localtrace.cli import main
+from localtrace.errors import QueryError, UploadError
+from localtrace.uploader.receipt import (
+    Delivery,
+    Receipt,
+    RunReceipt,
+    TraceReceipt,
+    count,
+    new_upload_id,
+)
+from localtrace.uploader.receipt_page import page
+from localtrace.uploader.receipts import find_receipt, list_uploads
+from localtrace.uploader.targets import Cut, Place
+
+HOSTILE = "<script>alert(1)</script>\x1b]0;owned\x07\u202eder\ud800"
+KEY = "sk-abcdefghijklmnopqrstuvwxyz012345"
+PLACE = Place("mlflow:3:17", "3", "f00d")
+RUN = RunReceipt("run", 0, "maths", PLACE, {"reward/mean (train)": 7}, {"reward/mean (train)": "r"})
+
+
+def traces(**deliveries: int) -> list[TraceReceipt]:
+    """So many trajectories of each delivery, which is verified where it can be."""
+    made: list[TraceReceipt] = []
+    for name, number in deliveries.items():
+        delivery = Delivery[name]
+        there = delivery in (Delivery.SENT, Delivery.PRESENT)
+        for _ in range(number):
+            trace_id = f"{len(made):032x}"
+            made.append(
+                TraceReceipt(trace_id, delivery, f"tr-{trace_id}", "d" * 64, 100, 3, verified=there)
+                if there
+                else TraceReceipt(trace_id, delivery, reason="too large: 9 of 5 bytes")
+            )
+    return made
+
+
+def receipt(results: list[TraceReceipt], **changes: Any) -> Receipt:
+    plain = Receipt(
+        upload_id="20261121T100000Z-0000beef",
+        store="runs/store",
+        store_id="5" * 32,
+        selection="step=3",
+        kind="mlflow",
+        target="http://127.0.0.1:5000",
+        started_at="2026-11-21T10:00:00+00:00",
+        ended_at="2026-11-21T10:00:09+00:00",
+        runs=[RUN],
+        traces=results,
+        counts=count(results),
+        left_out={"image_data (media)": 2},
+        redactions={"openai key": 1},
+    )
+    return replace(plain, **changes)
+
+
+class _Seen(HTMLParser):
+    """The text that a page shows, and its tags."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_receipt_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = receipt(traces(SENT=2, PRESENT=1, REJECTED=1, LEFT_OUT=1))
+    made.write(tmp_path)
+    assert Receipt.read(tmp_path / f"{made.upload_id}.json") == made
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_equal_receipts_are_equal_bytes_and_indented() -> None:
+    one = receipt(traces(SENT=1), redactions={"a": 1, "b": 2})
+    other = receipt(traces(SENT=1), redactions={"b": 2, "a": 1})
+    assert one.to_json() == other.to_json()
+    assert b'\n  "upload_id": "20261121T100000Z-0000beef",\n' in one.to_json()
+
+
+def test_text_that_no_terminal_should_see_is_escaped(tmp_path: Path) -> None:
+    made = receipt([replace(traces(REJECTED=1)[0], reason=HOSTILE)], store=f"caf\udce9/{HOSTILE}")
+    made.write(tmp_path)
+    text = (tmp_path / f"{made.upload_id}.json").read_text("utf-8")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    (found,) = Receipt.read(tmp_path / f"{made.upload_id}.json").traces
+    assert found.reason == HOSTILE.replace("\ud800", "?")
+
+
+def test_no_key_is_written_into_a_receipt(tmp_path: Path) -> None:
+    rejected = replace(traces(REJECTED=1)[0], reason=f"401: Bearer {KEY} is not known")
+    made = receipt([rejected], selection=f"contains={KEY}", target=f"http://me:{KEY}@host:5000")
+    made.write(tmp_path)
+    made.write_json(tmp_path / "copy.json")
+    written = list(tmp_path.iterdir())
+    assert len(written) == 3
+    assert not [path for path in written if KEY in path.read_text("utf-8")]
+    assert "[redacted" in Receipt.read(tmp_path / "copy.json").selection
+
+
+def test_receipts_of_version_1_are_read(tmp_path: Path) -> None:
+    trace = {"trace_id": "a" * 32, "delivery": "sent", "remote_id": "tr-a", "digest": "d",
+             "size_bytes": 5, "reason": None, "verified": True}  # fmt: skip
+    first = {
+        "upload_id": "20250101T000000Z-4711", "store": "runs/store", "selection": "run=run",
+        "target": "http://127.0.0.1:5000", "started_at": "2025-01-01T00:00:00+00:00",
+        "ended_at": "2025-01-01T00:00:05+00:00",
+        "runs": [{"run_id": "run", "attempt": 0, "experiment": "maths",
+                  "place": {"destination": "mlflow:3:17", "experiment": "3", "run": "f00d"}}],
+        "traces": [trace],
+        "counts": {"selected": 1, "sent": 1, "already there": 0, "rejected": 0, "verified": 1},
+        "format_version": 1,
+    }  # fmt: skip
+    path = tmp_path / "20250101T000000Z-4711.json"
+    path.write_text(json.dumps(first))
+    found = Receipt.read(path)
+    assert (found.kind, found.store_id, found.runs[0].container) == ("mlflow", "", "maths")
+    assert found.complete
+    assert found.traces[0].remote_id == "tr-a"
+    ((listed,), problems) = list_uploads(tmp_path)
+    assert (listed.kind, listed.containers, listed.complete) == ("mlflow", "maths", True)
+    assert not problems
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"format_version": 2}', b'{"format_version": 0}',
+        b'{"format_version": "2"}', b"[" * 10**5,
+        b'{"format_version": 2, "traces": ' + b"[" * 10**5,
+    ],
+)  # fmt: skip
+def test_what_is_no_receipt_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "strange.json"
+    path.write_bytes(content)
+    with pytest.raises(UploadError, match=r"strange\.json is not a receipt, or damaged"):
+        Receipt.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"upload_id": "../../evil"}, "no upload is called"),
+        ({"upload_id": "20261121T100000Z-00/../x"}, "no upload is called"),
+        ({"upload_id": "٢٠٢٦1121T100000Z-1"}, "no upload is called"),
+        ({"upload_id": "20261121T100000Z-1\n"}, "no upload is called"),
+        ({"ended_at": "yesterday"}, "not a time"),
+        ({"ended_at": "0001-01-01T00:00:00+14:00"}, "not a time"),
+        ({"format_version": 3}, "upgrade localtrace"),
+    ],
+)
+def test_a_receipt_that_says_impossible_things_is_refused(
+    change: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "forged.json"
+    path.write_bytes(receipt(traces(SENT=1), **change).to_json())
+    with pytest.raises(UploadError, match=complaint):
+        Receipt.read(path)
+
+
+def test_a_receipt_that_names_a_trajectory_twice_or_an_absurd_size_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "forged.json"
+    (one,) = traces(SENT=1)
+    for forged in ([one, one], [replace(one, size_bytes=-1)], [replace(one, size_bytes=2**64)]):
+        path.write_bytes(receipt(forged).to_json())
+        with pytest.raises(UploadError):
+            Receipt.read(path)
+
+
+def test_a_folder_is_no_receipt(tmp_path: Path) -> None:
+    with pytest.raises(UploadError, match="is not a file"):
+        Receipt.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("results", "reads_back", "complete"),
+    [
+        (traces(SENT=1, PRESENT=1), True, True),
+        (traces(SENT=1, REJECTED=1), True, False),
+        (traces(SENT=1, LEFT_OUT=1), True, False),
+        ([replace(trace, verified=False) for trace in traces(SENT=1)], True, False),
+        ([replace(trace, verified=False) for trace in traces(SENT=1)], False, True),
+        (traces(SENT=1, REJECTED=1), False, False),
+    ],
+)
+def test_complete_means_read_back_or_where_that_is_impossible_accepted(
+    results: list[TraceReceipt], reads_back: bool, complete: bool, tmp_path: Path
+) -> None:
+    made = receipt(results, reads_back=reads_back)
+    assert made.complete is complete
+    made.write(tmp_path)
+    ((listed,), _) = list_uploads(tmp_path)
+    assert listed.complete is complete
+
+
+def test_what_was_left_for_later_is_no_failure_and_what_was_not_found_is() -> None:
+    lost = replace(traces(SENT=1)[0], verified=False)
+    made = receipt([lost, *traces(SENT=1, REJECTED=1, LEFT_OUT=1)[1:]])
+    assert made.failures == {
+        lost.trace_id: "not found when it was read back",
+        f"{1:032x}": "too large: 9 of 5 bytes",
+    }
+    assert receipt([lost], reads_back=False).failures == {}
+
+
+def test_upload_ids_of_one_second_differ_and_are_read_again(tmp_path: Path) -> None:
+    names = {new_upload_id() for _ in range(100)}
+    assert len(names) == 100
+    made = receipt(traces(SENT=1), upload_id=names.pop())
+    made.write(tmp_path)
+    assert Receipt.read(find_receipt(tmp_path, made.upload_id)) == made
+
+
+def test_a_page_tells_everything_and_loads_and_runs_nothing() -> None:
+    cut = Cut("generate: outputs.text", 10, 1_000_000)
+    first, *others = traces(SENT=2, REJECTED=1)
+    seen = _Seen(page(receipt([replace(first, cuts=[cut]), *others])))
+    for text in (
+        "Not everything is there", "too large: 9 of 5 bytes", "step=3", "runs/store", "maths",
+        "http://127.0.0.1:5000/#/experiments/3/runs/f00d", "reward/mean (train)",
+        "generate: outputs.text", "1,000,000", "image_data (media)", "openai key", first.trace_id,
+        "d" * 64,
+    ):  # fmt: skip
+        assert text in seen.text
+    assert seen.text.index("too large") < seen.text.index("step=3")
+    assert not seen.tags & {"script", "a", "img", "link", "iframe", "object"}
+    assert not seen.attributes & {"src", "href", "onload"}
+
+
+def test_a_page_says_whether_it_was_read_back_accepted_or_left_for_later() -> None:
+    assert "Everything is there" in page(receipt(traces(SENT=1)))
+    assert "left for a later upload" in page(receipt(traces(SENT=1, LEFT_OUT=1)))
+    sent = [replace(trace, verified=False) for trace in traces(SENT=1)]
+    assert "Accepted, not verified" in page(receipt(sent, kind="otlp", reads_back=False))
+
+
+def test_missing_metrics_make_an_upload_incomplete_and_are_told(tmp_path: Path) -> None:
+    made = receipt(traces(SENT=1), runs=[replace(RUN, metrics_problem=f"refused {KEY}")])
+    assert not made.complete
+    made.write(tmp_path)
+    ((listed,), _) = list_uploads(tmp_path)
+    assert not listed.complete
+    found = Receipt.read(find_receipt(tmp_path, made.upload_id))
+    assert found.problems == ["run run: refused [redacted: openai or anthropic key]"]
+    assert found.problems[0] in _Seen(page(found)).text
+
+
+def test_a_page_tells_where_a_browser_finds_a_run_where_that_is_known() -> None:
+    run = RunReceipt("run", 0, "gsm8k", Place("weave:trace.wandb.ai:team/gsm8k", "team/gsm8k", ""))
+    known = receipt(traces(SENT=1), kind="weave", target="https://trace.wandb.ai", runs=[run])
+    assert "https://wandb.ai/team/gsm8k/weave/traces" in page(known)
+    assert "#/experiments" not in page(receipt(traces(SENT=1), target="sqlite:///mlflow.db"))
+
+
+def test_hostile_text_stays_text_on_the_page() -> None:
+    hostile = replace(traces(REJECTED=1)[0], trace_id=HOSTILE, reason=HOSTILE)
+    run = RunReceipt(HOSTILE, 0, HOSTILE, Place(HOSTILE, HOSTILE, HOSTILE), {HOSTILE: 1})
+    changes = dict.fromkeys(("selection", "store", "target", "localtrace_version"), HOSTILE)
+    source = page(receipt([hostile], runs=[run], left_out={HOSTILE: 1}, redactions={HOSTILE: 1},
+                          **changes))  # fmt: skip
+    source.encode()
+    assert "script" not in _Seen(source).tags
+    assert not re.search("[\x1b\x07\u202e]", source)
+    assert "<script>alert(1)</script>\\u001b" in _Seen(source).text
+
+
+def test_a_page_of_many_trajectories_ends_after_1000_and_says_so() -> None:
+    seen = _Seen(page(receipt(traces(SENT=1500))))
+    assert "The first 1,000 of 1,500; the JSON file beside this page holds all." in seen.text
+    assert f"tr-{999:032x}" in seen.text
+    assert f"tr-{1000:032x}" not in seen.text
+
+
+def test_uploads_are_listed_newest_first_and_damaged_receipts_are_named(tmp_path: Path) -> None:
+    for second in (1, 3, 2):
+        upload_id = f"20261121T10000{second}Z-1"
+        ended = f"2026-11-21T10:00:0{second}+00:00"
+        receipt(traces(SENT=second), upload_id=upload_id, ended_at=ended).write(tmp_path)
+    (tmp_path / "20261121T100009Z-1.json").write_text("{")
+    uploads, (problem,) = list_uploads(tmp_path)
+    assert [upload.selected for upload in uploads] == [3, 2, 1]
+    assert "20261121T100009Z-1.json is not a receipt, or damaged" in problem
+    assert list_uploads(tmp_path / "none") == ([], [])
+
+
+@pytest.mark.parametrize("name", ["../x", "20261121T100000Z-1", "", "*"])
+def test_an_upload_that_is_not_known_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path.parent / "x.json").write_text("{}")
+    with pytest.raises(QueryError, match="localtrace uploads"):
+        find_receipt(tmp_path, name)
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Receipt:
+    """A receipt in this machine's folder."""
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path))
+    made = receipt(traces(SENT=2, REJECTED=1, LEFT_OUT=1), target=f"http://h/{HOSTILE}")
+    made.write(tmp_path / "receipts")
+    return made
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["uploads", *arguments])
+
+
+def test_the_command_lists_uploads_in_every_form(known: Receipt) -> None:
+    table = command()
+    assert table.exit_code == 0
+    assert known.upload_id in table.stdout
+    assert "\x1b" not in table.stdout
+    (row,) = json.loads(command("--format", "json").stdout)
+    assert (row["selected"], row["sent"], row["verified"], row["rejected"]) == (4, 2, 2, 1)
+    assert (row["kind"], row["containers"], row["complete"]) == ("mlflow", "maths", False)
+    (row,) = csv.DictReader(io.StringIO(command("--format", "csv").stdout))
+    assert row["upload_id"] == known.upload_id
+    rows = pq.read_table(io.BytesIO(command("--format", "parquet").stdout_bytes)).to_pylist()
+    assert rows[0]["already_there"] == 0
+
+
+def test_the_command_without_any_upload_prints_an_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path))
+    assert command("--format", "json").stdout == "[]\n"
+    assert command().exit_code == 0
+
+
+def test_the_command_shows_one_upload(known: Receipt, tmp_path: Path) -> None:
+    shown = command(known.upload_id)
+    assert shown.exit_code == 0
+    assert "not complete" in shown.stdout
+    assert f"failed        {2:032x}: too large" in shown.stdout
+    assert f"page          {tmp_path}/receipts/{known.upload_id}.html" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    rows = json.loads(command(known.upload_id, "--format", "json").stdout)
+    assert [row["state"] for row in rows] == ["sent", "sent", "rejected", "left out"]
+    assert {row["run"] for row in rows} == {"f00d"}
+
+
+def test_the_command_names_what_it_cannot_read(known: Receipt, tmp_path: Path) -> None:
+    (tmp_path / "receipts" / "20261121T100009Z-1.json").write_text("{")
+    done = command()
+    assert done.exit_code == 1
+    assert known.upload_id in done.stdout
+    assert "20261121T100009Z-1.json is not a receipt" in done.stderr
+    assert command("20261121T100001Z-1").exit_code == 2

@@ -1,0 +1,230 @@
+"""Receipts that were brought back into a store, and the view `uploads` over them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+import localtrace
+from localtrace.cli import main
+from localtrace.errors import StoreError, UploadError
+from localtrace.reader import open_store
+from localtrace.schema import UPLOADS
+from localtrace.store.layout import open_layout
+from localtrace.store.verify import verify
+from localtrace.testing import recording
+from localtrace.uploader.receipt import Delivery, Receipt, RunReceipt, TraceReceipt, count
+from localtrace.uploader.receipts import bring
+from localtrace.uploader.targets import Place
+
+UPLOAD = "20261121T100000Z-0000beef"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with recording(tmp_path / "store", run_id="run", project="maths"):
+        for step in range(3):
+            with localtrace.trajectory(step=step):
+                pass
+    return tmp_path / "store"
+
+
+def trace_ids(store: Path) -> list[str]:
+    with open_store(store) as opened:
+        return [row["trace_id"] for row in opened.trajectories().to_dicts()]
+
+
+def rows(store: Path, sql: str = "from uploads") -> list[dict[str, Any]]:
+    with open_store(store) as opened:
+        return opened.sql(sql).to_dicts()
+
+
+def receipt(store: Path, **changes: Any) -> Receipt:
+    """Of an upload that sent the first two trajectories; the second was not found afterwards."""
+    first, second, third = trace_ids(store)
+    traces = [
+        TraceReceipt(first, Delivery.SENT, "tr-1", "d" * 64, 100, 1, verified=True),
+        TraceReceipt(second, Delivery.PRESENT, "tr-2", "e" * 64, 200, 1),
+        TraceReceipt(third, Delivery.LEFT_OUT, reason="at most 300 bytes"),
+        TraceReceipt("größer", Delivery.REJECTED, reason="not in the store"),
+    ]
+    with open_store(store) as opened:
+        store_id = opened.store_id
+    plain = Receipt(
+        upload_id=UPLOAD,
+        store="/mnt/usb/bundle",
+        store_id=store_id,
+        selection="all",
+        kind="mlflow",
+        target="http://lab:5000",
+        started_at="2026-11-21T10:00:00+00:00",
+        ended_at="2026-11-21T11:00:09+01:00",
+        runs=[
+            RunReceipt("run", 0, "maths", Place("mlflow:3:17", "3", "f00d")),
+            RunReceipt("run", 1, "physics", Place("mlflow:4:18", "4", "beef")),
+        ],
+        traces=traces,
+        counts=count(traces),
+    )
+    return replace(plain, **changes)
+
+
+def test_a_receipt_that_is_brought_back_is_one_row_per_trajectory(store: Path) -> None:
+    assert rows(store) == []
+    made = receipt(store)
+    bring(made, store)
+    by_state = {row["state"]: row for row in rows(store)}
+    sent = by_state["sent"]
+    assert str(sent.pop("uploaded_at")) == "2026-11-21 10:00:09+00:00"
+    assert sent == {
+        "upload_id": UPLOAD, "trace_id": made.traces[0].trace_id, "kind": "mlflow",
+        "target": "http://lab:5000", "container": "maths", "run": "f00d", "remote_id": "tr-1",
+        "state": "sent", "verified": True, "reason": None, "digest": "d" * 64, "size_bytes": 100,
+    }  # fmt: skip
+    present = by_state["already there"]
+    assert (present["verified"], present["reason"]) == (False, "not found when it was read back")
+    assert by_state["left out"]["reason"] == "at most 300 bytes"
+    unknown = by_state["rejected"]
+    assert (unknown["trace_id"], unknown["container"], unknown["run"]) == ("größer", None, None)
+
+
+def test_the_view_joins_with_trajectories(store: Path) -> None:
+    bring(receipt(store), store)
+    sql = """
+        select step, state from trajectories left join uploads using (trace_id)
+        where not coalesce(verified, false) order by step
+    """
+    assert rows(store, sql) == [
+        {"step": 1, "state": "already there"},
+        {"step": 2, "state": "left out"},
+    ]
+
+
+def test_an_opened_store_shows_a_receipt_after_refresh(store: Path) -> None:
+    made = receipt(store)
+    with open_store(store) as opened:
+        bring(made, store)
+        assert opened.sql("from uploads").to_dicts() == []
+        opened.refresh()
+        assert len(opened.sql("from uploads").to_dicts()) == 4
+
+
+def test_bringing_a_receipt_again_changes_nothing(store: Path) -> None:
+    bring(receipt(store), store)
+    before = {path.name: path.read_bytes() for path in (store / "receipts").iterdir()}
+    assert set(before) == {f"{UPLOAD}.json", f"{UPLOAD}.parquet"}
+    bring(Receipt.read(store / "receipts" / f"{UPLOAD}.json"), store)
+    assert {path.name: path.read_bytes() for path in (store / "receipts").iterdir()} == before
+    bring(receipt(store, upload_id="20261122T100000Z-1"), store)
+    assert len(rows(store)) == 8
+
+
+def test_the_rows_are_plain_parquet_of_the_schema(store: Path) -> None:
+    bring(receipt(store), store)
+    found = pq.read_schema(store / "receipts" / f"{UPLOAD}.parquet")
+    assert found == UPLOADS.arrow()
+    assert found.metadata is None
+
+
+def test_another_receipt_of_the_same_name_is_refused(store: Path) -> None:
+    made = receipt(store)
+    bring(made, store)
+    forged = [replace(trace, verified=True) for trace in made.traces]
+    with pytest.raises(StoreError, match="says something else of the same upload"):
+        bring(replace(made, traces=forged), store)
+    assert sum(row["verified"] for row in rows(store)) == 1
+
+
+def test_the_receipt_of_another_store_is_refused_and_that_store_is_named(store: Path) -> None:
+    with pytest.raises(StoreError, match=r"made from another store .*/mnt/usb/bundle.*--store"):
+        bring(receipt(store, store_id="0" * 32), store)
+    assert rows(store) == []
+
+
+def test_a_receipt_that_names_no_store_is_known_by_its_trajectories(store: Path) -> None:
+    made = receipt(store, store_id="")
+    with pytest.raises(StoreError, match="another store"):
+        bring(replace(made, traces=made.traces[3:]), store)
+    bring(made, store)
+    assert len(rows(store)) == 4
+
+
+def test_a_hostile_upload_id_writes_nothing(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    path.write_bytes(receipt(store, upload_id="../../owned").to_json())
+    with pytest.raises(UploadError, match="no upload is called"):
+        bring(Receipt.read(path), store)
+    assert not list(tmp_path.rglob("owned*"))
+    assert not (store / "receipts").exists()
+
+
+def test_other_files_beside_receipts_are_not_read(store: Path) -> None:
+    bring(receipt(store), store)
+    (store / "receipts" / "other.parquet").write_text("not a receipt")
+    (store / "receipts" / f".{UPLOAD}.parquet").write_text("unfinished")
+    assert len(rows(store)) == 4
+
+
+def test_a_damaged_receipt_is_named_by_verify_and_can_be_made_again(store: Path) -> None:
+    made = receipt(store)
+    bring(made, store)
+    table = store / "receipts" / f"{UPLOAD}.parquet"
+    assert verify(open_layout(store)).problems == []
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(StoreError, match="localtrace verify"):
+        rows(store)
+    (problem,) = verify(open_layout(store)).problems
+    assert str(table) in problem
+    assert "remove it, and bring the receipt beside it again" in problem
+    table.unlink()
+    assert rows(store) == []
+    bring(Receipt.read(table.with_suffix(".json")), store)
+    assert len(rows(store)) == 4
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["uploads", *arguments])
+
+
+def test_the_command_brings_a_receipt_back(store: Path, tmp_path: Path) -> None:
+    carried = tmp_path / "carried.json"
+    receipt(store).write_json(carried)
+    done = command("--bring", str(carried), "-s", str(store))
+    assert done.exit_code == 0
+    assert "4 trajectories of upload" in done.stdout
+    assert len(rows(store)) == 4
+    refused = command("--bring", str(carried), UPLOAD, "-s", str(store))
+    assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "exit_code", "complaint"),
+    [
+        ({"store_id": "0" * 32}, 1, "name that with --store"),
+        ({"format_version": 3}, 1, "upgrade localtrace"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    store: Path, tmp_path: Path, change: dict[str, Any], exit_code: int, complaint: str
+) -> None:
+    carried = tmp_path / "carried.json"
+    receipt(store, **change).write_json(carried)
+    done = command("--bring", str(carried), "-s", str(store))
+    assert (done.exit_code, done.stderr.count("\n")) == (exit_code, 1)
+    assert complaint in done.stderr
+    assert command("--bring", str(carried), "-s", str(tmp_path / "none")).exit_code in (1, 2)
+
+
+def test_the_json_of_a_store_is_that_of_the_machine_that_sent(store: Path, tmp_path: Path) -> None:
+    carried = tmp_path / "carried.json"
+    receipt(store).write_json(carried)
+    bring(Receipt.read(carried), store)
+    kept = store / "receipts" / f"{UPLOAD}.json"
+    assert kept.read_bytes() == carried.read_bytes()
+    assert json.loads(kept.read_text())["upload_id"] == UPLOAD

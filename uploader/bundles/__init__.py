@@ -1,0 +1,8 @@
+"""Bundles: portable, checksummed selections that are carried across an air gap.
+
+    with localtrace.open_store("runs/store") as store:
+        build.build_bundle(store, Filters(step="3..10"), Path("out"))
+    check.check_bundle(Path("out")).require()
+
+README.md describes the files. Checking one needs nothing that building does.
+"""

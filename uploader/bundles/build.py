@@ -1,0 +1,335 @@
+"""Building a bundle: all parts beside their final place, resumable, published by one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localtrace.errors import BundleError, ConfigError, QueryError, StoreError
+from localtrace.store.bundle import (
+    BUNDLE_VERSION,
+    TRACE_IDS_FILE,
+    Bag,
+    Previous,
+    open_bundle,
+    part_name,
+)
+from localtrace.store.disk import size_of
+from localtrace.store.layout import META_NAME, StoreLayout, open_layout, put_file, read_meta
+from localtrace.store.tables import sync
+from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
+from localtrace.uploader.bundles.bag import make_bag
+from localtrace.uploader.bundles.manifest import previous_of, sha256_of
+from localtrace.uploader.bundles.payload import Payload
+from localtrace.uploader.bundles.rows import Batch, SelectedRows
+from localtrace.uploader.bundles.signature import check_key, sign
+from localtrace.uploader.redaction import Redaction
+from localtrace.uploader.selection import Chosen, choose
+from localtrace.version import __version__
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+SPLIT_MIN_BYTES = 2**20
+_BATCH = 64
+"""Trajectories in memory at once; each may hold megabytes of prompts."""
+_TEXT_MAX = 2_000
+_RESERVED_BYTES = 128 * 2**10
+"""For the summary, the manifests and the footers of open files."""
+
+Progress = Callable[[int, int], None]
+"""Called with trajectories done and trajectories chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A bundle that is in its place."""
+
+    path: Path
+    bags: tuple[Bag, ...]
+    size_bytes: int
+    redactions: Counter[str]
+    unknown: list[str]
+    """Ids that were asked for and that the store does not hold."""
+
+    @property
+    def trajectories(self) -> int:
+        """How many it holds."""
+        return sum(bag.info.counts["trajectories"] for bag in self.bags)
+
+
+class _Facts(msgspec.Struct):
+    """What is known of a finished part before the number of parts is."""
+
+    counts: dict[str, int]
+    redactions: dict[str, int]
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """Everything that decides a bundle's bytes; parts of another plan cannot be used."""
+
+    version: str
+    format_version: int
+    store_id: str
+    selection: str
+    trace_ids: str
+    """sha256 of all ids in order."""
+    counts: dict[str, int]
+    left_out: dict[str, int]
+    rules: str
+    split_bytes: int | None
+    sequence: int
+    previous: Previous | None
+
+
+def build_bundle(
+    store: Store,
+    chosen: Chosen,
+    out: Path,
+    *,
+    split_bytes: int | None = None,
+    key: Path | None = None,
+    redact: Path | None = None,
+    after: Path | None = None,
+    on_progress: Progress = lambda done, total: None,
+) -> Built:
+    """Write chosen trajectories, and all about their runs, as a bundle.
+
+    A build that was cut off is repeated with the same call, and keeps the parts that it finished.
+
+    Args:
+        chosen: a `Selection`, `Filters`, an SQL query with a column `trace_id`, or trace ids.
+        out: the folder of the bundle, which appears when it is complete.
+        split_bytes: largest size of a part; then `out` is a folder of parts `001`, `002`, ….
+        key: an ssh key to sign with.
+        redact: a file of rules for what must not leave; common shapes of keys never do.
+        after: the bundle that this one continues.
+
+    Raises:
+        QueryError: the selection cannot be read, or is empty.
+        ConfigError: an argument cannot be used.
+        StoreError: the bundle cannot be written, or another one is in its place.
+    """
+    if split_bytes is not None and split_bytes < SPLIT_MIN_BYTES:
+        raise ConfigError(f"parts of {split_bytes} bytes are too small: say 1MiB or more")
+    if key is not None:
+        check_key(key)
+    redaction = Redaction.load(redact)
+    choice = choose(store, chosen)
+    rows = SelectedRows(store, redaction, choice.trace_ids)
+    if not rows.trace_ids:
+        raise QueryError(f"nothing to bundle: no trajectory is chosen by {choice.text}")
+    sequence, previous = _continued(after)
+    plan = _Plan(
+        version=__version__,
+        format_version=BUNDLE_VERSION,
+        store_id=store.store_id,
+        selection=redaction.text(choice.text[:_TEXT_MAX]),
+        trace_ids=hashlib.sha256("\n".join(rows.trace_ids).encode()).hexdigest(),
+        counts=rows.counts(),
+        left_out=rows.left_out(),
+        rules=redaction.digest,
+        split_bytes=split_bytes,
+        sequence=sequence,
+        previous=previous,
+    )
+    build = _Build(open_layout(store.path), rows, plan, out.absolute(), on_progress)
+    try:
+        build.run(key)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(
+            f"cannot write {out} ({error.strerror or error}): put that right and repeat the "
+            "command; finished parts are kept"
+        ) from error
+    bags, of_runs = open_bundle(build.out), build.run_redactions
+    redactions = sum((Counter(bag.info.redactions) - of_runs for bag in bags), of_runs)
+    return Built(build.out, bags, size_of(build.out), redactions, choice.unknown)
+
+
+def _continued(after: Path | None) -> tuple[int, Previous | None]:
+    if after is None:
+        return 1, None
+    bags = open_bundle(after.absolute())
+    if not bags:
+        raise BundleError(f"{after}: is not a bundle: name the one that this one continues")
+    return bags[-1].info.sequence + 1, previous_of(bags[-1])
+
+
+class _Build:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        rows: SelectedRows,
+        plan: _Plan,
+        out: Path,
+        on_progress: Progress,
+    ) -> None:
+        self.out = out
+        self._layout = layout
+        self._rows = rows
+        self._plan = plan
+        self._work = out.with_name(f".{out.name}.partial")
+        self._parts = self._work / "parts"
+        self._on_progress = on_progress
+        self._of_runs, self.run_redactions = rows.of_runs()
+        self._reserved_bytes = _RESERVED_BYTES + 300 * len(rows.run_ids)
+
+    def run(self, key: Path | None) -> None:
+        """Make what is missing, and put everything in its place."""
+        there = StoreError(f"{self.out} exists: name another folder, or move it away")
+        if os.path.lexists(self.out) and not self._work.exists():
+            raise there
+        with self._claimed():
+            if not os.path.lexists(self.out):
+                start = self._resume()
+                while start < len(self._rows.trace_ids):
+                    start = self._make_part(start)
+                self._make_bags(key)
+                self._publish()
+            elif self._finished():
+                raise there
+            shutil.rmtree(self._work)
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the working folder, and make sure that what it holds is of this plan."""
+        self._parts.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._work, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(f"another process is building {self.out}: wait for it") from None
+            note, plan = self._work / "plan.json", msgspec.json.encode(self._plan)
+            if note.exists() and note.read_bytes() != plan:
+                raise StoreError(
+                    f"{self._work} holds an unfinished bundle of another selection, or of the "
+                    "store as it was: remove that folder, or name another --out"
+                )
+            if not note.exists():
+                put_file(note, plan)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _resume(self) -> int:
+        """How many trajectories are in parts that an earlier call finished."""
+        start = 0
+        for part in self._finished():
+            ids = (part / "data" / TRACE_IDS_FILE).read_text("utf-8").split()
+            start += len(ids)
+        self._on_progress(start, len(self._rows.trace_ids))
+        return start
+
+    def _finished(self) -> list[Path]:
+        names = [name for name in os.listdir(self._parts) if name.isdecimal()]
+        return [self._parts / name for name in sorted(names, key=int)]
+
+    def _make_part(self, start: int) -> int:
+        """Make the next part; returns where the one after it starts."""
+        limit = self._plan.split_bytes
+        draft, budget = self._work / "draft", limit
+        while True:
+            if draft.exists():
+                shutil.rmtree(draft)
+            payload = self._fill(draft / "data", start, budget)
+            size_bytes = size_of(draft) + self._reserved_bytes
+            if limit is None or budget is None or size_bytes <= limit:
+                break
+            if len(payload.trace_ids) == 1:
+                raise ConfigError(
+                    f"trajectory {payload.trace_ids[0]} needs {size_bytes} bytes with its run: "
+                    "choose a larger size for the parts"
+                )
+            budget = int(budget * 0.9)
+        part = self._parts / part_name(len(self._finished()) + 1)
+        facts = _Facts(payload.counts, payload.redactions + self.run_redactions)
+        put_file(self._facts(part), msgspec.json.encode(facts))
+        sync(draft)
+        os.replace(draft, part)
+        sync(self._parts)
+        return start + len(payload.trace_ids)
+
+    def _facts(self, part: Path) -> Path:
+        return self._work / f"{part.name}.json"
+
+    def _fill(self, folder: Path, start: int, budget: int | None) -> Payload:
+        payload = Payload(folder, self._of_runs)
+        self._copy_origin(folder)
+        ids, end, count = self._rows.trace_ids, start, _BATCH
+        while end < len(ids):
+            batch = self._rows.batch(ids[end : end + count])
+            if budget is not None and not self._fits(payload, batch, budget):
+                if end > start:
+                    break
+                if count > 1:
+                    count //= 2
+                    continue
+            payload.add(batch)
+            end += len(batch.trace_ids)
+            self._on_progress(end, len(ids))
+        payload.close()
+        return payload
+
+    def _fits(self, payload: Payload, batch: Batch, budget: int) -> bool:
+        if payload.size_with(batch) + self._reserved_bytes <= budget:
+            return True
+        payload.flush()  # then its size is known better
+        return payload.size_with(batch) + self._reserved_bytes <= budget
+
+    def _copy_origin(self, folder: Path) -> None:
+        meta = msgspec.json.encode(read_meta(self._layout))
+        (folder / META_NAME).write_bytes(msgspec.json.format(meta) + b"\n")
+        for run_id in self._rows.run_ids:
+            source = tokenizer_file(self._layout, run_id)
+            if source is None or not source.is_file():
+                continue
+            digest = sha256_of(source)
+            kept = folder / "tokenizers" / digest / FILE_NAME
+            pointer = folder / "tokenizers" / "runs" / pointer_in_bundle(run_id)
+            for path in (kept, pointer):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, kept)
+            pointer.write_text(digest, "ascii")
+
+    def _make_bags(self, key: Path | None) -> None:
+        plan, previous = self._plan, self._plan.previous
+        series_id = hashlib.sha256(msgspec.json.encode(plan)).hexdigest()
+        folders = self._finished()
+        for number, root in enumerate(folders):
+            facts = msgspec.json.decode(self._facts(root).read_bytes(), type=_Facts)
+            bag = make_bag(
+                root,
+                {
+                    "series_id": series_id,
+                    "part": number + 1,
+                    "parts": len(folders),
+                    "sequence": plan.sequence + number,
+                    "previous": previous,
+                    "store_id": plan.store_id,
+                    "selection": plan.selection,
+                    "counts": facts.counts,
+                    "redactions": facts.redactions,
+                    "left_out": plan.left_out,
+                },
+            )
+            if key is not None:
+                sign(root, key)
+            previous = previous_of(bag)
+
+    def _publish(self) -> None:
+        whole = self._parts if self._plan.split_bytes is not None else self._finished()[0]
+        os.rename(whole, self.out)
+        sync(self.out.parent)

@@ -1,0 +1,248 @@
+"""Checking bundles from the first byte to the last; nothing in them is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from localtrace.errors import BundleError
+from localtrace.schema import FORMAT_VERSION, TABLES
+from localtrace.store.bundle import (
+    INFO_FILE,
+    MANIFEST_FILE,
+    TAG_FILES,
+    TAG_MANIFEST_FILE,
+    TRACE_IDS_FILE,
+    Bag,
+    open_bundle,
+    read_limited,
+    read_manifest,
+)
+from localtrace.store.layout import META_NAME, StoreMeta
+from localtrace.uploader.bundles.manifest import bundle_id_of, previous_of
+from localtrace.uploader.bundles.signature import who_signed
+
+GROUP_MAX_BYTES = 2**30
+"""Uncompressed size of a row group that no table of ours reaches; more would fill the memory."""
+_IDS_MAX_BYTES = 2**32
+_BLOCK_BYTES = 2**20
+_TABLE_FILE = re.compile(r"data/tables/(\w+)/v(\d+)-([0-9a-f]{32})\.parquet")
+
+Progress = Callable[[int, int], None]
+"""Called with files checked and files known."""
+
+
+@dataclass(slots=True)
+class BundleReport:
+    """What was looked at and what was found."""
+
+    bags: list[Bag] = field(default_factory=list)
+    """Those that could be opened, in the order of their sequence."""
+    files: int = 0
+    size_bytes: int = 0
+    signers: list[str] = field(default_factory=list)
+    """Who signed, by bag."""
+    problems: list[str] = field(default_factory=list)
+    """Each names a file and says what is wrong with it."""
+
+    @property
+    def trajectories(self) -> int:
+        """How many the bags hold."""
+        return sum(bag.info.counts.get("trajectories", 0) for bag in self.bags)
+
+    def require(self) -> None:
+        """Go on only with a bundle that has no problem.
+
+        Raises:
+            BundleError: it has one.
+        """
+        if self.problems:
+            raise BundleError(self.problems[0])
+
+
+def check_bundle(
+    path: Path, progress: Progress | None = None, signers: Path | None = None
+) -> BundleReport:
+    """Check one bundle: a bag, or the folder of all its parts."""
+    return check_bundles([path], progress, signers)
+
+
+def check_bundles(
+    paths: Iterable[Path], progress: Progress | None = None, signers: Path | None = None
+) -> BundleReport:
+    """Check bundles, and that they follow each other without a gap.
+
+    Args:
+        paths: bags, folders of parts, or folders of any number of these.
+        progress: called with files checked and files known.
+        signers: a file of allowed signers; then every bag must be signed by one.
+
+    Raises:
+        ConfigError: the file of signers cannot be read, or there is no OpenSSH to check with.
+    """
+    report = BundleReport()
+    for path in paths:
+        _open(path.expanduser().absolute(), report, nested=True)
+    report.bags.sort(key=lambda bag: (bag.info.sequence, bag.root))
+    total = sum(len(bag.files) for bag in report.bags)
+    for bag in report.bags:
+        _check_bag(bag, report, total, progress, signers)
+    report.problems += _gaps(report.bags)
+    return report
+
+
+def _open(path: Path, report: BundleReport, nested: bool) -> None:
+    try:
+        bags = open_bundle(path)
+    except BundleError as error:
+        report.problems.append(str(error))
+        return
+    report.bags += bags
+    if bags:
+        return
+    inner = sorted(p for p in path.iterdir() if p.is_dir()) if nested and path.is_dir() else []
+    before = len(report.bags) + len(report.problems)
+    for folder in inner:
+        if not folder.name.startswith("."):
+            _open(folder, report, nested=False)
+    if len(report.bags) + len(report.problems) == before:
+        report.problems.append(f"{path}: is not a bundle: name the folder that localtrace made")
+
+
+def _check_bag(
+    bag: Bag,
+    report: BundleReport,
+    total: int,
+    progress: Progress | None,
+    signers: Path | None,
+) -> None:
+    problems: list[str] = []
+    try:
+        problems += _tag_problems(bag)
+        signer = who_signed(bag, signers)
+        if signer is not None:
+            report.signers.append(f"{bag.root}: {signer}")
+        elif signers is not None:
+            problems.append(f"{bag.root}: is not signed: ask the sender to sign it")
+        whole = True
+        for name, digest in sorted(bag.files.items()):
+            found = _checked_sha256(bag.root / name, report)
+            if found != digest:
+                whole = False
+                problems.append(f"{bag.root / name}: its checksum is wrong: copy it again")
+            report.files += 1
+            if progress is not None:
+                progress(report.files, total)
+        if whole:  # else the reader of Parquet would meet bytes that nobody vouched for
+            problems += _content_problems(bag)
+    except BundleError as error:
+        problems.append(str(error))
+    report.problems += problems
+
+
+def _tag_problems(bag: Bag) -> list[str]:
+    tags = read_manifest(bag.root / TAG_MANIFEST_FILE)
+    if set(tags) != set(TAG_FILES):
+        return [f"{bag.root / TAG_MANIFEST_FILE}: does not name {', '.join(TAG_FILES)}"]
+    return [
+        f"{bag.root / name}: its checksum is wrong: copy it again"
+        for name, digest in tags.items()
+        if _checked_sha256(bag.root / name) != digest
+    ]
+
+
+def _checked_sha256(path: Path, report: BundleReport | None = None) -> str:
+    digest = hashlib.sha256()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+                if report is not None:
+                    report.size_bytes += len(block)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def _content_problems(bag: Bag) -> list[str]:
+    problems = []
+    if bundle_id_of(bag.files) != bag.info.bundle_id:
+        problems.append(f"{bag.data / INFO_FILE}: its id is not that of {MANIFEST_FILE}")
+    try:
+        meta = msgspec.json.decode(read_limited(bag.data / META_NAME), type=StoreMeta)
+        if meta.store_id != bag.info.store_id or meta.format_version > FORMAT_VERSION:
+            problems.append(f"{bag.data / META_NAME}: is of another store, or a newer localtrace")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        problems.append(f"{bag.data / META_NAME}: is damaged ({error})")
+    rows = dict.fromkeys(TABLES, 0)
+    for name in sorted(bag.files):
+        if match := _TABLE_FILE.fullmatch(name):
+            try:
+                rows[match[1]] += _rows_of(bag, name, match)
+            except BundleError as error:
+                problems.append(str(error))
+        elif name.startswith("data/tokenizers/"):
+            problems += _tokenizer_problems(bag, name)
+    ids = read_limited(bag.data / TRACE_IDS_FILE, _IDS_MAX_BYTES).count(b"\n")
+    if not problems and (rows != bag.info.counts or ids != rows["trajectories"]):
+        problems.append(f"{bag.data / INFO_FILE}: counts other rows than the tables hold")
+    return problems
+
+
+def _rows_of(bag: Bag, name: str, match: re.Match[str]) -> int:
+    """Rows of a Parquet file whose footer is as it should be."""
+    path = bag.root / name
+    if int(match[2]) > FORMAT_VERSION:
+        raise BundleError(f"{path}: has format {match[2]}: upgrade localtrace")
+    if not bag.files[name].startswith(match[3]):
+        raise BundleError(f"{path}: its name does not tell its content")
+    try:
+        with pq.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+    except (OSError, pa.ArrowException) as error:
+        raise BundleError(f"{path}: is not a readable Parquet file ({error})") from None
+    if not schema.equals(TABLES[match[1]].arrow()):
+        raise BundleError(f"{path}: has other columns than the table {match[1]}")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(n).total_uncompressed_size for n in range(group.num_columns))
+        if max(group.total_byte_size, sum(columns)) > GROUP_MAX_BYTES:
+            raise BundleError(f"{path}: a row group would take more than {GROUP_MAX_BYTES} bytes")
+    return int(metadata.num_rows)
+
+
+def _tokenizer_problems(bag: Bag, name: str) -> list[str]:
+    _, _, kind, last = name.split("/")
+    if kind != "runs":
+        same = kind == bag.files[name]
+        return [] if same else [f"{bag.root / name}: its folder is named like another content"]
+    digest = read_limited(bag.root / name, 64).decode("ascii", "replace")
+    if f"data/tokenizers/{digest}/tokenizer.json" in bag.files:
+        return []
+    return [f"{bag.root / name}: the tokenizer of run {last} is not in the bundle"]
+
+
+def _gaps(bags: Sequence[Bag]) -> list[str]:
+    """What is missing between bags that are in the order of their sequence."""
+    problems = []
+    for before, bag in pairwise(bags):
+        number, expected = bag.info.sequence, before.info.sequence + 1
+        if number > expected:
+            missing = f"{expected}" if number == expected + 1 else f"{expected} to {number - 1}"
+            problems.append(f"{bag.root}: has number {number}, and {missing} is missing: bring it")
+        elif number < expected or bag.info.previous != previous_of(before):
+            problems.append(
+                f"{bag.root}: number {number} does not continue {before.root}: one of them is of "
+                "another sequence"
+            )
+    return problems

@@ -1,0 +1,130 @@
+"""Writing the payload of one bag: tables, texts and tokenizers, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from localtrace.schema import FORMAT_VERSION, TABLES, TableSchema
+from localtrace.store.bundle import TEXTS_FILE, TRACE_IDS_FILE
+from localtrace.store.disk import size_of
+from localtrace.store.tables import parquet_writer, row_groups, sync
+from localtrace.uploader.bundles.manifest import sha256_of
+from localtrace.uploader.bundles.rows import Batch, open_texts
+
+_FILE_BYTES = 256 * 2**20
+
+
+class Payload:
+    """The files of one bag's `data` as they grow."""
+
+    def __init__(self, folder: Path, of_runs: Mapping[str, pa.Table]) -> None:
+        """`of_runs`: rows by table that every part holds."""
+        self.folder = folder
+        self.trace_ids: list[str] = []
+        self.redactions: Counter[str] = Counter()
+        self.counts = dict.fromkeys(TABLES, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._tables = {name: _TableFiles(folder, schema) for name, schema in TABLES.items()}
+        self._texts_file = (folder / TEXTS_FILE).open("wb")
+        self._texts = open_texts(self._texts_file)
+        self._raw_bytes, self._ratio = 0, 1.0
+        for name, rows in of_runs.items():
+            self._add(name, rows)
+        self.flush()
+        self._fixed_bytes = size_of(folder)
+
+    def add(self, batch: Batch) -> None:
+        """Append whole trajectories, which come in the bundle's order."""
+        for name, rows in batch.tables.items():
+            self._add(name, rows)
+        self._texts.write(batch.texts)
+        self._raw_bytes += batch.size_bytes
+        self.trace_ids += batch.trace_ids
+        self.redactions += batch.redactions
+
+    def _add(self, name: str, rows: pa.Table) -> None:
+        self._tables[name].add(rows)
+        self.counts[name] += len(rows)
+
+    def size_with(self, batch: Batch) -> int:
+        """About how many bytes the bag would have with one more batch."""
+        waiting = sum(table.waiting_bytes for table in self._tables.values())
+        ids_bytes = 33 * (len(self.trace_ids) + len(batch.trace_ids))
+        growth = int((waiting + batch.size_bytes) * self._ratio)
+        return size_of(self.folder) + growth + ids_bytes
+
+    def flush(self) -> None:
+        """Write what waits for the end of its row group, and see how well it compresses."""
+        for table in self._tables.values():
+            table.flush()
+        self._texts_file.flush()
+        if self._raw_bytes:
+            written = size_of(self.folder) - self._fixed_bytes
+            self._ratio = min(1.0, written / self._raw_bytes)
+
+    def close(self) -> None:
+        """Finish all files and put them on the disk."""
+        for table in self._tables.values():
+            table.close()
+        self._texts.close()
+        self._texts_file.close()
+        ids = "".join(f"{trace_id}\n" for trace_id in self.trace_ids)
+        (self.folder / TRACE_IDS_FILE).write_text(ids, "utf-8")
+        for path in (*self.folder.rglob("*"), self.folder):
+            sync(path)
+
+
+class _TableFiles:
+    """The files of one table, named by their content once they are finished."""
+
+    def __init__(self, folder: Path, schema: TableSchema) -> None:
+        self._folder = folder / "tables" / schema.name
+        self._schema = schema
+        self._waiting = schema.arrow().empty_table()
+        self._writer: pq.ParquetWriter | None = None
+        self._path = self._folder
+
+    @property
+    def waiting_bytes(self) -> int:
+        return int(self._waiting.nbytes)
+
+    def add(self, rows: pa.Table) -> None:
+        if len(rows) == 0:
+            return
+        waiting = pa.concat_tables([self._waiting, rows])
+        *whole, self._waiting = row_groups(waiting, self._schema)
+        for group in whole:
+            self._write(group)
+
+    def flush(self) -> None:
+        if len(self._waiting):
+            self._write(self._waiting)
+            self._waiting = self._schema.arrow().empty_table()
+
+    def close(self) -> None:
+        self.flush()
+        self._finish_file()
+
+    def _write(self, group: pa.Table) -> None:
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._path = self._folder / f".{uuid.uuid4().hex}"
+            self._writer = parquet_writer(self._path, self._schema.arrow())
+        self._writer.write_table(group, row_group_size=len(group))
+        if self._path.stat().st_size >= _FILE_BYTES:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        digest = sha256_of(self._path)[:32]
+        os.replace(self._path, self._folder / f"v{FORMAT_VERSION}-{digest}.parquet")

@@ -1,0 +1,165 @@
+"""The rows of a selection, in a fixed order, with what must not leave taken out."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from localtrace.codec import from_json, to_json
+from localtrace.schema import METRICS, RUNS, TABLES, TableSchema
+from localtrace.uploader.redaction import Redaction
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+Row = dict[str, Any]
+
+_LAST_KEYS = ("trace_id", "seq", "span_id", "name", "time_ns", "event", "writer_id", "writer_seq")
+"""After a table's own order, so that rows lie in one order whatever files they came from."""
+_TEXT_COLUMNS = ("error", "prompt_text", "output_text")
+_JSON_COLUMNS = ("messages", "inputs", "outputs")
+_RUN_TEXTS = ("host", "worker", "command", "git_commit")
+_RUN_JSON = ("config", "versions", "losses")
+_ORDERED = """
+select trace_id, run_id from stored.trajectories
+where trace_id in (select unnest($trace_ids))
+order by project, experiment, step nulls last, sample_index nulls last, rollout_n nulls last,
+    trace_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Whole trajectories."""
+
+    trace_ids: list[str]
+    tables: dict[str, pa.Table]
+    texts: bytes
+    """One line of JSON per call: what was asked and answered."""
+    redactions: Counter[str]
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory, uncompressed."""
+        return len(self.texts) + sum(int(table.nbytes) for table in self.tables.values())
+
+
+class SelectedRows:
+    """Reads what belongs to chosen trajectories and their runs."""
+
+    def __init__(self, store: Store, redaction: Redaction, trace_ids: Sequence[str]) -> None:
+        self._store = store
+        self._redaction = redaction
+        found = store.sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
+        self.trace_ids: list[str] = found["trace_id"].to_pylist()
+        """In the order in which they are bundled."""
+        self.run_ids: list[str] = sorted(pc.unique(found["run_id"]).to_pylist())
+
+    def counts(self) -> dict[str, int]:
+        """Rows of the selection by table."""
+        runs, ids = "run_id in (select unnest($ids))", "trace_id in (select unnest($ids))"
+        counts = {}
+        for table in TABLES.values():
+            whole_runs = table in (RUNS, METRICS)
+            query = f"select count(*) as n from stored.{table.name} where "
+            query += runs if whole_runs else ids
+            params = {"ids": self.run_ids if whole_runs else self.trace_ids}
+            counts[table.name] = self._store.sql(query, params).to_dicts()[0]["n"]
+        return counts
+
+    def left_out(self) -> dict[str, int]:
+        """Trajectories of the same runs that are not chosen, by reason."""
+        query = """
+        select count(*) as runs_hold, count(*) filter (superseded) as superseded
+        from stored.flagged
+        where run_id in (select unnest($run_ids)) and trace_id not in (select unnest($trace_ids))
+        """
+        params = {"run_ids": self.run_ids, "trace_ids": self.trace_ids}
+        (found,) = self._store.sql(query, params).to_dicts()
+        counts = {
+            "superseded by a newer attempt": found["superseded"],
+            "not selected": found["runs_hold"] - found["superseded"],
+        }
+        return {reason: count for reason, count in counts.items() if count}
+
+    def of_runs(self) -> tuple[dict[str, pa.Table], Counter[str]]:
+        """All rows about the runs themselves, and what was redacted in them."""
+        before = self._redaction.counts.copy()
+        tables = {}
+        for table in (RUNS, METRICS):
+            query = f"select * from stored.{table.name} where run_id in (select unnest($run_ids))"
+            rows = self._store.sql(query, {"run_ids": self.run_ids}).to_arrow()
+            tables[table.name] = _ordered(rows, table)
+        runs = [self._run(row) for row in tables["runs"].to_pylist()]
+        tables["runs"] = pa.Table.from_pylist(runs, schema=RUNS.arrow())
+        return tables, self._redaction.counts - before
+
+    def _run(self, row: Row) -> Row:
+        for name in _RUN_TEXTS:
+            if row[name] is not None:
+                row[name] = self._redaction.text(row[name])
+        for name in _RUN_JSON:
+            if row[name] is not None:
+                value = from_json(row[name])
+                safe = self._redaction.value(value)
+                if safe is not value:
+                    row[name] = to_json(safe)
+        return row
+
+    def batch(self, trace_ids: Sequence[str]) -> Batch:
+        """Read some trajectories with everything that belongs to them."""
+        names = {f"id_{number}": trace_id for number, trace_id in enumerate(trace_ids)}
+        chosen = f"trace_id in ({', '.join(f'${name}' for name in names)})"
+        trajectories = self._read("trajectories", chosen, names)
+        # Naming the steps lets DuckDB skip the files of all others.
+        steps = set(trajectories["step"].to_pylist()) - {None}
+        in_steps = f"(step is null or step in ({', '.join(map(str, sorted(steps))) or 'null'}))"
+        tables = {
+            "trajectories": trajectories,
+            "spans": self._read("spans", f"{chosen} and {in_steps}", names),
+            "outcomes": self._read("outcomes", chosen, names),
+        }
+        before = self._redaction.counts.copy()
+        whole, calls, values = (table.to_pylist() for table in tables.values())
+        safe = self._redaction.rows(whole, calls, values, self._store.decode)
+        for (name, table), rows, edited in zip(
+            tables.items(), (whole, calls, values), safe, strict=True
+        ):
+            if any(new is not row for new, row in zip(edited, rows, strict=True)):
+                tables[name] = pa.Table.from_pylist(edited, schema=table.schema)
+        redactions = self._redaction.counts - before
+        return Batch(list(trace_ids), tables, _texts(safe[1]), redactions)
+
+    def _read(self, name: str, condition: str, params: Mapping[str, str]) -> pa.Table:
+        query = f"select * from stored.{name} where {condition}"
+        return _ordered(self._store.sql(query, params).to_arrow(), TABLES[name])
+
+
+def _ordered(rows: pa.Table, table: TableSchema) -> pa.Table:
+    rows = rows.select(list(table.column_names)).cast(table.arrow())
+    keys = [*table.sort_by, *(key for key in _LAST_KEYS if key in table.column_names)]
+    return rows.sort_by([(key, "ascending") for key in dict.fromkeys(keys)])
+
+
+def _texts(spans: list[Row]) -> bytes:
+    lines = []
+    for row in spans:
+        line = {name: row[name] for name in ("trace_id", "step", "seq", "op")}
+        line |= {name: row[name] for name in _TEXT_COLUMNS if row[name] is not None}
+        line |= {
+            name: msgspec.Raw(row[name].encode()) for name in _JSON_COLUMNS if row[name] is not None
+        }
+        lines.append(msgspec.json.encode(line) + b"\n")
+    return b"".join(lines)
+
+
+def open_texts(file: Any) -> gzip.GzipFile:
+    """A gzip file whose bytes depend on nothing but what is written."""
+    return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0)

@@ -1,0 +1,185 @@
+"""The receipts on this machine, and how one comes back into the store that it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localtrace.errors import QueryError, StoreError, UploadError
+from localtrace.schema import UPLOADS
+from localtrace.store.layout import open_layout, read_meta
+from localtrace.store.receipts import UPLOAD_ID, put_receipt
+from localtrace.uploader.receipt import (
+    Delivery,
+    Receipt,
+    RunReceipt,
+    contents,
+    decoded,
+    ended_at,
+    is_complete,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from localtrace.reader import Store
+
+_RUNS_OF = """
+select trace_id, run_id, attempt from all_trajectories
+where trace_id in (select unnest($trace_ids))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One upload in a list."""
+
+    upload_id: str
+    ended_at: datetime
+    kind: str
+    target: str
+    containers: str
+    """Names of the experiments or projects at the target."""
+    selected: int
+    sent: int
+    already_there: int
+    rejected: int
+    verified: int | None
+    """None: the target cannot be asked."""
+    complete: bool
+
+
+def list_uploads(folder: Path) -> tuple[list[Upload], list[str]]:
+    """The uploads whose receipts are in a folder, newest first; and what cannot be read."""
+    uploads, problems = [], []
+    for path in folder.glob("*.json"):
+        try:
+            uploads.append(_upload(path))
+        except UploadError as error:
+            problems.append(str(error))
+    return sorted(uploads, key=attrgetter("ended_at", "upload_id"), reverse=True), problems
+
+
+def find_receipt(folder: Path, upload_id: str) -> Path:
+    """The receipt of an upload.
+
+    Raises:
+        QueryError: the folder holds none of this name.
+    """
+    path = folder / f"{upload_id}.json"
+    if not UPLOAD_ID.fullmatch(upload_id) or not path.is_file():
+        raise QueryError(f"no upload is called {upload_id!r}: `localtrace uploads` lists them")
+    return path
+
+
+def bring(receipt: Receipt, path: Path) -> None:
+    """Put a receipt into the store that its trajectories are from; again changes nothing.
+
+    Raises:
+        StoreNotFound: there is no store at this path.
+        StoreError: the receipt is of another store, or contradicts one of the same name.
+        StoreUnwritable: it is a bundle, or cannot be written.
+    """
+    from localtrace.reader import open_store
+
+    layout = open_layout(path)
+    layout.refuse_bundle()
+    with open_store(path) as store:
+        runs = _runs_of(receipt, store)
+    # Receipts of version 1 do not name the store, but their trajectories do.
+    if receipt.store_id != read_meta(layout).store_id and (receipt.store_id or not runs):
+        raise StoreError(
+            f"upload {receipt.upload_id} was made from another store than {layout.root}: from one "
+            f"that was at {receipt.store}; name that with --store"
+        )
+    kept = layout.receipts / f"{receipt.upload_id}.json"
+    if kept.exists() and Receipt.read(kept) != receipt:
+        raise StoreError(
+            f"{kept} says something else of the same upload: find out which of the two is right, "
+            "and remove that file if it is the new one"
+        )
+    put_receipt(layout, receipt.upload_id, receipt.to_json(), rows_of(receipt, runs))
+
+
+def rows_of(receipt: Receipt, runs: Mapping[str, RunReceipt]) -> pa.Table:
+    """A receipt as rows of the view `uploads`.
+
+    Args:
+        runs: by trace id the run, where several are in the receipt; it does not say which.
+    """
+    import pyarrow as pa
+
+    traces = receipt.traces
+    failures = receipt.failures
+    only = receipt.runs[0] if len(receipt.runs) == 1 else None
+    places = [runs.get(trace.trace_id, only) for trace in traces]
+    columns = {
+        "upload_id": [receipt.upload_id] * len(traces),
+        "trace_id": [trace.trace_id for trace in traces],
+        "kind": [receipt.kind] * len(traces),
+        "target": [receipt.target] * len(traces),
+        "container": [run and run.container for run in places],
+        "run": [(run and run.place.run) or None for run in places],
+        "remote_id": [trace.remote_id for trace in traces],
+        "state": [trace.delivery.value for trace in traces],
+        "verified": [trace.verified for trace in traces],
+        "reason": [failures.get(trace.trace_id, trace.reason) for trace in traces],
+        "digest": [trace.digest for trace in traces],
+        "size_bytes": [trace.size_bytes for trace in traces],
+        "uploaded_at": [ended_at(receipt)] * len(traces),
+    }
+    return pa.table(columns, schema=UPLOADS.arrow()).sort_by("trace_id")
+
+
+def _runs_of(receipt: Receipt, store: Store) -> dict[str, RunReceipt]:
+    """By trace id the run, of those trajectories of a receipt that the store knows."""
+    runs = {(run.run_id, run.attempt): run for run in receipt.runs}
+    trace_ids = [trace.trace_id for trace in receipt.traces]
+    found = store.sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
+    keys = {row["trace_id"]: (row["run_id"], row["attempt"]) for row in found}
+    return {trace_id: runs[key] for trace_id, key in keys.items() if key in runs}
+
+
+class _Run(msgspec.Struct):
+    container: str | None = None
+    experiment: str | None = None
+    """What version 1 called the container."""
+    metrics_problem: str | None = None
+
+
+class _Summary(msgspec.Struct):
+    """The fields of a receipt that a list shows; its trajectories are skipped, not read."""
+
+    upload_id: str
+    ended_at: datetime
+    target: str
+    counts: dict[str, int]
+    runs: list[_Run]
+    kind: str = "mlflow"
+    reads_back: bool = True
+
+
+def _upload(path: Path) -> Upload:
+    found = decoded(path, contents(path), _Summary)
+    containers = {run.container or run.experiment or "" for run in found.runs}
+    counts = found.counts
+    return Upload(
+        upload_id=found.upload_id,
+        ended_at=found.ended_at.astimezone(UTC),
+        kind=found.kind,
+        target=found.target,
+        containers=", ".join(sorted(containers)),
+        selected=counts.get("selected", 0),
+        sent=counts.get(Delivery.SENT, 0),
+        already_there=counts.get(Delivery.PRESENT, 0),
+        rejected=counts.get(Delivery.REJECTED, 0),
+        verified=counts.get("verified", 0) if found.reads_back else None,
+        complete=is_complete(counts, found.reads_back)
+        and not any(run.metrics_problem for run in found.runs),
+    )

@@ -1,0 +1,258 @@
+"""One trajectory in the form in which it is redacted, alike for records and for rows of the tables.
+
+Lists of ids, messages and log-probabilities are taken out of the arguments and results that held
+them and stand beside them, as in the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from localtrace.codec import from_json, to_json
+from localtrace.types import Span, Trajectory
+from localtrace.uploader.redaction_tokens import Sequence
+from localtrace.uploader.redaction_values import (
+    IDS,
+    REASON,
+    Editor,
+    Held,
+    holds_ids,
+    id_lists,
+    without_ids,
+)
+
+Row: TypeAlias = dict[str, Any]
+"""One row of a table, by column name."""
+
+_HEAD_COLUMNS = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward")
+_OUTCOME_COLUMNS = ("name", "number", "text", "values", "source")
+_SPAN_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs")
+_SPAN_COLUMNS = (*_SPAN_LISTS, "op", "error", "output_text", "finish_reason")
+_ROW_LISTS = (*_SPAN_LISTS, "response_mask")
+_ROW_COLUMNS = (*_SPAN_COLUMNS, "response_mask", "prompt_text", "weight_version", "sample_index")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call: its columns, and what else went in and came out."""
+
+    seq: int
+    prompt: list[int]
+    """The whole prompt as it was; the column of a row holds its end alone."""
+    columns: Row
+    inputs: Any
+    outputs: Any
+
+    def edit(self, editor: Editor) -> None:
+        """Replace what must not leave."""
+        for name, value in self.columns.items():
+            if name == "messages":
+                self.columns[name] = editor.messages(name, value)
+            else:
+                # A call without its name would be none.
+                self.columns[name] = editor.column("" if name == "op" else name, value)
+        self.inputs, self.outputs = editor.value(self.inputs), editor.value(self.outputs)
+
+    def leave_out_ids(self) -> bool:
+        """Drop all that may be token ids; returns whether there was any."""
+        columns, inputs, outputs = self.columns, self.inputs, self.outputs
+        messages = columns["messages"]
+        if messages is not None:
+            messages = [without_ids(message) for message in messages]
+        self.inputs, self.outputs = without_ids(inputs), without_ids(outputs)
+        self.columns = {**columns, "messages": messages, "prompt_ids": None, "output_ids": None}
+        return (
+            bool(columns["prompt_ids"] or columns["output_ids"])
+            or self.inputs is not inputs
+            or self.outputs is not outputs
+        )
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Its ids, each prompt with what was generated after it."""
+        yield self.prompt, self.columns["output_ids"] or []
+        for value in (self.inputs, self.outputs):
+            first, *others = [*id_lists(value)] or [[]]
+            yield first, [one for ids in others for one in ids]
+
+
+@dataclass(slots=True)
+class Content:
+    """All in one trajectory that may have to go."""
+
+    run_id: str
+    heads: list[Row]
+    """Columns of the trajectory, its attributes decoded."""
+    calls: list[Call]
+    outcomes: list[Row]
+
+    def edit(self, editor: Editor) -> None:
+        """Replace what must not leave."""
+        for head in self.heads:
+            for name, value in head.items():
+                head[name] = (
+                    editor.value(value) if name == "attributes" else editor.column(name, value)
+                )
+        for call in self.calls:
+            call.edit(editor)
+        self.outcomes = [editor.outcome(outcome) for outcome in self.outcomes]
+
+    def leave_out_ids(self) -> bool:
+        """Drop all that may be token ids; returns whether there was any."""
+        gone = [call.leave_out_ids() for call in self.calls]
+        for head in self.heads:
+            attributes = without_ids(head["attributes"])
+            gone.append(attributes is not head["attributes"])
+            head["attributes"] = attributes
+        for outcome in self.outcomes:
+            if holds_ids(outcome["values"] or []):
+                gone.append(True)
+                outcome["values"] = None
+        return any(gone)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """The ids of its calls, in the order in which they began."""
+        for call in sorted(self.calls, key=lambda call: call.seq):
+            yield from call.sequences()
+
+
+# -- records ------------------------------------------------------------------------------------
+
+
+def of_trajectory(trajectory: Trajectory) -> Content:
+    """Take apart a trajectory as the reader makes it."""
+    return Content(
+        trajectory.run_id,
+        [_fields(trajectory, (*_HEAD_COLUMNS, "attributes"))],
+        [_of_span(span) for span in trajectory.spans],
+        [_fields(outcome, _OUTCOME_COLUMNS) for outcome in trajectory.outcomes],
+    )
+
+
+def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
+    """A copy of the trajectory with this content."""
+    (head,) = content.heads
+    spans = [
+        replace(
+            span,
+            **call.columns,
+            inputs=_put_back(call.inputs, call.columns),
+            outputs=_put_back(call.outputs, call.columns),
+        )
+        for span, call in zip(trajectory.spans, content.calls, strict=True)
+    ]
+    outcomes = [
+        replace(outcome, **edited)
+        for outcome, edited in zip(trajectory.outcomes, content.outcomes, strict=True)
+    ]
+    return replace(trajectory, **head, spans=spans, outcomes=outcomes)
+
+
+def _fields(record: Any, names: tuple[str, ...]) -> Row:
+    return {name: getattr(record, name) for name in names}
+
+
+def _of_span(span: Span) -> Call:
+    columns = _fields(span, _SPAN_COLUMNS)
+    held = {id(columns[name]): Held(name) for name in _SPAN_LISTS if columns[name] is not None}
+    inputs, outputs = (
+        {name: held.get(id(part), part) for name, part in value.items()}
+        if isinstance(value, dict)
+        else value
+        for value in (span.inputs, span.outputs)
+    )
+    return Call(span.seq, span.prompt_ids or [], columns, inputs, outputs)
+
+
+def _put_back(value: Any, columns: Row) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _held(part, columns) for name, part in value.items()}
+
+
+def _held(part: Any, columns: Row) -> Any:
+    if not isinstance(part, Held):
+        return part
+    value = columns[part.column]
+    return IDS if value is None else value
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TraceRows:
+    """The rows of one trajectory in each table, and their content."""
+
+    trajectories: list[Row]
+    spans: list[Row]
+    outcomes: list[Row]
+    _texts: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    """JSON texts by the id of the value that was read from them."""
+
+    def content(self, prompts: Mapping[str, list[int] | None]) -> Content:
+        """Take the rows apart.
+
+        Args:
+            prompts: the whole prompts by span id, where they can be rebuilt.
+        """
+        return Content(
+            next(row["run_id"] for row in (*self.trajectories, *self.spans, *self.outcomes)),
+            [
+                _picked(row, _HEAD_COLUMNS) | {"attributes": self._read(row["attributes"])}
+                for row in self.trajectories
+            ],
+            [self._call(row, prompts) for row in self.spans],
+            [_picked(row, _OUTCOME_COLUMNS) for row in self.outcomes],
+        )
+
+    def edited(self, content: Content) -> tuple[list[Row], list[Row], list[Row]]:
+        """Copies of the rows with this content."""
+        return (
+            [
+                row | head | {"attributes": self._written(row["attributes"], head["attributes"])}
+                for row, head in zip(self.trajectories, content.heads, strict=True)
+            ],
+            [self._row(row, call) for row, call in zip(self.spans, content.calls, strict=True)],
+            [row | edited for row, edited in zip(self.outcomes, content.outcomes, strict=True)],
+        )
+
+    def _call(self, row: Row, prompts: Mapping[str, list[int] | None]) -> Call:
+        columns = _picked(row, _ROW_COLUMNS)
+        columns["messages"] = self._read(row["messages"])
+        # Where a prompt cannot be rebuilt, what the turn added can still be read.
+        prompt = prompts.get(row["span_id"]) or row["prompt_ids"] or []
+        inputs, outputs = self._read(row["inputs"]), self._read(row["outputs"])
+        return Call(row["seq"], prompt, columns, inputs, outputs)
+
+    def _row(self, row: Row, call: Call) -> Row:
+        columns = {name: value for name, value in call.columns.items() if name != "messages"}
+        new = row | columns
+        for name, value in (
+            ("inputs", call.inputs),
+            ("outputs", call.outputs),
+            ("messages", call.columns["messages"]),
+        ):
+            new[name] = self._written(row[name], value)
+        if any(new[name] is None and row[name] is not None for name in _ROW_LISTS):
+            new["placeholder"] = REASON
+        # Of lists that were edited, or that continue an edited one.
+        return new | {"prompt_crc32": None, "messages_crc32": None}
+
+    def _read(self, text: str | None) -> Any:
+        if text is None:
+            return None
+        value = from_json(text)
+        self._texts[id(value)] = (value, text)
+        return value
+
+    def _written(self, before: str | None, value: Any) -> str | None:
+        if value is None:
+            return before if before == "null" else None
+        _, text = self._texts.get(id(value), (None, None))
+        return to_json(value) if text is None else text
+
+
+def _picked(row: Row, names: tuple[str, ...]) -> Row:
+    return {name: row[name] for name in names}

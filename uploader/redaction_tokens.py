@@ -1,0 +1,94 @@
+"""What token ids spell: each text is decoded once, with a little of what stands before it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+from localtrace.tokens import shared_prefix
+from localtrace.uploader.redaction_rules import Pattern, Rules, mark
+
+Decode: TypeAlias = Callable[[str, list[int]], str | None]
+"""Turns a run's ids into text."""
+Sequence: TypeAlias = tuple[list[int], list[int]]
+"""A prompt and what was generated after it."""
+
+_WINDOW_IDS = 64
+"""A key may begin so many tokens before what a turn adds."""
+_BASES_TRIED = 8
+_PIECE_MIN_CHARS = 6
+
+
+@dataclass(slots=True)
+class Spelled:
+    """What was found in ids."""
+
+    found: bool = False
+    pieces: list[Pattern] = field(default_factory=list)
+    """Of keys that are cut where a prompt or an output begins, so that no text has them whole;
+    the longest first, as one may stand in another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A sequence that was searched."""
+
+    ids: list[int]
+    cuts: list[int]
+    """Where a prompt's new part or an output begins."""
+    look_back: int
+    """Where to begin in what continues this: before a key that may go on."""
+
+
+def spelled(rules: Rules, run_id: str, sequences: Iterable[Sequence], decode: Decode) -> Spelled:
+    """Search what the ids of one trajectory spell, each sequence from where it is new."""
+    result = Spelled()
+    before: deque[_Read] = deque(maxlen=_BASES_TRIED)
+    for prompt, output in sequences:
+        whole = [*prompt, *output]
+        known, cuts, start = _known(before, whole)
+        cuts = [*cuts, known, len(prompt)]
+        look_back = max(0, len(whole) - _WINDOW_IDS)
+        text = _decoded(whole[start:], run_id, decode) if known < len(whole) else ""
+        for pattern in rules.suspects(text):
+            for match in pattern.matches(text):
+                result.found = True
+                inside = [len(_decoded(whole[start:cut], run_id, decode)) for cut in cuts]
+                result.pieces += _pieces(pattern, match, inside)
+                if match.end() == len(text):
+                    look_back = min(look_back, start)
+        before.appendleft(_Read(whole, cuts, look_back))
+    result.pieces.sort(key=lambda piece: -len(piece.regex.pattern))
+    return result
+
+
+def _known(before: Iterable[_Read], whole: list[int]) -> tuple[int, list[int], int]:
+    """How many leading ids an earlier sequence has too, its cuts in them, and where to begin."""
+    longest, nearest = 0, _Read([], [], 0)
+    for read in before:
+        if len(read.ids) > longest and whole[: len(read.ids)] == read.ids:
+            return len(read.ids), read.cuts, read.look_back
+        shared = shared_prefix(read.ids, whole)
+        if shared > longest:
+            longest, nearest = shared, read
+    start = max(0, min(longest - _WINDOW_IDS, nearest.look_back))
+    return longest, [cut for cut in nearest.cuts if cut < longest], start
+
+
+def _decoded(ids: list[int], run_id: str, decode: Decode) -> str:
+    # Ids below zero pad, and no tokenizer takes them.
+    return decode(run_id, [one for one in ids if one >= 0]) or ""
+
+
+def _pieces(pattern: Pattern, match: re.Match[str], cuts: list[int]) -> Iterator[Pattern]:
+    """Patterns of the parts of a match that is cut; of none where it is not."""
+    inside = sorted({cut for cut in cuts if match.start() < cut < match.end()})
+    for start, end in pairwise([match.start(), *inside, match.end()]) if inside else ():
+        piece = match.string[start:end].strip()
+        if len(piece) >= _PIECE_MIN_CHARS:
+            regex = re.compile(re.escape(piece))
+            yield Pattern(pattern.name, regex, mark(pattern.name), (piece.lower(),))
