@@ -84,6 +84,11 @@ class Store:
         return self._layout.root
 
     @property
+    def is_bundle(self) -> bool:
+        """Whether this is a bundle, which somebody brought, and no store."""
+        return bool(self._layout.bags)
+
+    @property
     def store_id(self) -> str:
         """Identity of the store, which its copies and bundles share."""
         return read_meta(self._layout).store_id

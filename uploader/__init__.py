@@ -62,6 +62,7 @@ def upload(
         ConfigError: the target's uri or the rules cannot be used.
         TargetUnavailable: the target does not answer; the same upload can go on later.
         UploadError: the target can take no record, or another upload to it is running.
+        BundleError: what was to be uploaded is a bundle that was damaged.
     """
     from localtrace.uploader.ledger import Ledger
     from localtrace.uploader.receipt import Receipt, count, new_upload_id, now
@@ -73,6 +74,10 @@ def upload(
     from localtrace.uploader.tally import Tally
     from localtrace.uploader.targets import MetricsTarget, open_target
 
+    if store.is_bundle:
+        from localtrace.uploader.bundles.check import check_bundle
+
+        check_bundle(store.path).require()
     choice = choose(store, chosen)
     started_at = now()
     target = open_target(kind, uri, options)

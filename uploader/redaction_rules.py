@@ -25,7 +25,7 @@ from localtrace.schema import (
     WEIGHT_NAMES,
 )
 
-_AFTER_CHARS = 40
+AROUND_CHARS = 40
 """How far before a match the word may stand that it must come after."""
 
 
@@ -58,9 +58,9 @@ class Pattern:
         """Matches in a text that comes after another one."""
         for match in self.regex.finditer(text):
             start = match.start()
-            near = text[max(0, start - _AFTER_CHARS) : start]
-            if start < _AFTER_CHARS:
-                near = f"{before[-_AFTER_CHARS:]} {near}"
+            near = text[max(0, start - AROUND_CHARS) : start]
+            if start < AROUND_CHARS:
+                near = f"{before[-AROUND_CHARS:]} {near}"
             if match[0] and (self.after is None or self.after.search(near)):
                 yield match
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from localtrace.tokens import shared_prefix
-from localtrace.uploader.redaction_rules import Pattern, Rules, mark
+from localtrace.uploader.redaction_rules import AROUND_CHARS, Pattern, Rules, mark
 
 Decode: TypeAlias = Callable[[str, list[int]], str | None]
 """Turns a run's ids into text."""
@@ -54,13 +54,15 @@ def spelled(rules: Rules, run_id: str, sequences: Iterable[Sequence], decode: De
         cuts = [*cuts, known, len(prompt)]
         look_back = max(0, len(whole) - _WINDOW_IDS)
         text = _decoded(whole[start:], run_id, decode) if known < len(whole) else ""
-        for pattern in rules.suspects(text):
-            for match in pattern.matches(text):
-                result.found = True
-                inside = [len(_decoded(whole[start:cut], run_id, decode)) for cut in cuts]
-                result.pieces += _pieces(pattern, match, inside)
-                if match.end() == len(text):
-                    look_back = min(look_back, start)
+        matches = [(p, match) for p in rules.suspects(text) for match in p.matches(text)]
+        if matches:
+            result.found = True
+            near = [cut for cut in cuts if cut >= start]
+            places = [len(_decoded(whole[start:cut], run_id, decode)) for cut in near]
+            for pattern, match in matches:
+                result.pieces += _pieces(pattern, match, places)
+            if any(match.end() == len(text) for _, match in matches):
+                look_back = min(look_back, start)
         before.appendleft(_Read(whole, cuts, look_back))
     result.pieces.sort(key=lambda piece: -len(piece.regex.pattern))
     return result
@@ -85,9 +87,12 @@ def _decoded(ids: list[int], run_id: str, decode: Decode) -> str:
 
 
 def _pieces(pattern: Pattern, match: re.Match[str], cuts: list[int]) -> Iterator[Pattern]:
-    """Patterns of the parts of a match that is cut; of none where it is not."""
-    inside = sorted({cut for cut in cuts if match.start() < cut < match.end()})
-    for start, end in pairwise([match.start(), *inside, match.end()]) if inside else ():
+    """Patterns of the parts of a match that is cut, or cut off from what tells it."""
+    first, last = match.span()
+    if not any(first - AROUND_CHARS <= cut <= last for cut in cuts):
+        return
+    inside = sorted({cut for cut in cuts if first < cut < last})
+    for start, end in pairwise([first, *inside, last]):
         piece = match.string[start:end].strip()
         if len(piece) >= _PIECE_MIN_CHARS:
             regex = re.compile(re.escape(piece))

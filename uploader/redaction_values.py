@@ -200,7 +200,7 @@ def without_ids(value: Any) -> Any:
         if value.get("$type") == "ndarray":  # as it stands where numpy is not installed
             return IDS
         edited = {
-            key: IDS if key in _ID_NAMES and _has_numbers(part) else without_ids(part)
+            key: IDS if key in _ID_NAMES and _were_ids(part) else without_ids(part)
             for key, part in value.items()
         }
         return value if all(map(_is, edited.values(), value.values())) else edited
@@ -214,19 +214,20 @@ def without_ids(value: Any) -> Any:
     return value if all(map(_is, parts, value)) else kind(parts)
 
 
-def _has_numbers(value: Any) -> bool:
+def _were_ids(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_has_numbers, value))
+        return any(map(_were_ids, value))
+    if isinstance(value, Placeholder):  # a prompt that could not be rebuilt
+        return value.reason == "damaged"
     return type(value) is int or (hasattr(value, "dtype") and value.size > 0)
 
 
 def holds_ids(values: Sequence[Any]) -> bool:
     """Whether a list may be token ids: whole numbers, in lists of them, or one in each row."""
+    if len(values) >= _IDS_AT_LEAST and all(map(_is_token, values)):
+        return True
     if values and all(type(row) in (list, tuple) for row in values):
-        flat = list(chain.from_iterable(values))
-        return _are_whole(flat) or (len(values) >= _IDS_AT_LEAST and all(map(_is_token, values)))
-    if values and all(type(row) is dict for row in values):
-        return len(values) >= _IDS_AT_LEAST and all(map(_is_token, values))
+        values = list(chain.from_iterable(values))
     return _are_whole(values)
 
 
@@ -244,5 +245,4 @@ def _is_token(row: Any) -> bool:
     """One token as engines list them beside its log-probability."""
     if isinstance(row, dict):
         return "token" in row or "token_id" in row or any(type(key) is int for key in row)
-    kinds = set(map(type, row))
-    return int in kinds and float in kinds
+    return type(row) in (list, tuple) and {int, float} <= set(map(type, row))

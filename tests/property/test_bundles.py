@@ -115,9 +115,15 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(
 
 
 def _names(problem: str, made: Path, name: str) -> bool:
-    """Whether a problem is said of the file, or of a manifest where the manifest was changed."""
+    """Whether a problem is said of the file.
+
+    Where a manifest was changed, it may be said of what that names; where a part says of itself
+    that it belongs elsewhere, of the other parts.
+    """
     part, _, inner = name.partition("/")
-    if inner.startswith(("manifest", "tagmanifest", "bag-info.txt")) or inner == "data/bundle.json":
+    if inner == "data/bundle.json":
+        return str(made) in problem
+    if inner.startswith(("manifest", "tagmanifest", "bag-info.txt")):
         return str(made / part) in problem
     return str(made / name) in problem
 

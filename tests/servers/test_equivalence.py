@@ -7,52 +7,105 @@ own client.
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Span, Trace
 
 from localtrace.reader import open_store
 from localtrace.uploader import upload
 from localtrace.uploader.receipt import Receipt
 from localtrace.uploader.selection import Selection
 from tests.servers.equivalence.run import run_live
-from tests.servers.equivalence.trees import Node, comparable, differences, tree
+from tests.servers.equivalence.trees import Comparison, Node, named, names, tree, without
 from tests.servers.weave import WeaveServer
 from tests.servers.weave_client import read_back
 
-COVERED_ONLY_BY_US = {
+ADDED_CALLS = {
     "Tools.run", "SingleTurn.run", "Failing.run", "AgentLoopWorker._compute_score",
-    "FunctionTool.digits", "FunctionTool.double", "Add.execute",
+    "FunctionTool.digits", "FunctionTool.double",
 }  # fmt: skip
-"""Calls that verl's tracing does not see: overridden methods, tools, rewards."""
-LEFT_OUT_AT_RECORDING = {"agent_data (dropped)"}
+"""Calls that verl's tracing does not see: methods without its decorator, tools, rewards."""
+DROPPED = {"agent_data (dropped)"}
+"""What recording leaves out by default, of what these rollouts have."""
+NUMPY_NUMBERS = {"priority"}
+
+ROOT_FACTS = {
+    "reward", "status", "attempt", "group_id", "agent", "data_source", "localtrace.run_id",
+}  # fmt: skip
+SET_BY_THE_HOOK = {
+    "sampling_params", "ground_truth", "reward_extra_info", "tool_rewards", "turn_scores",
+    "min_global_steps", "max_global_steps", "num_turns", "metrics", "truncated",
+}  # fmt: skip
+VERL_FACTS = {"sample_index", "step", "rollout_n", "validate", "experiment_name"}
+
+MLFLOW_ADDS = {
+    *(f"tag {name}" for name in (*ROOT_FACTS, "localtrace.digest")),
+    *(f"attribute {name}" for name in ROOT_FACTS | VERL_FACTS),
+    *(f"attribute attributes.{name}" for name in SET_BY_THE_HOOK),
+    "attribute localtrace.trace_id", "attribute localtrace.project",
+    "attribute mlflow.traceTag", "metadata mlflow.trace.tokenUsage",
+    # On calls:
+    "attribute localtrace.seq", "attribute localtrace.output_text",
+    "attribute localtrace.finish_reason", "attribute mlflow.chat.tokenUsage",
+}  # fmt: skip
+MLFLOW_LIVE_ONLY = {
+    "exception stacktrace",
+    # About the process that traces, and what MLflow's client notes for itself:
+    *(f"metadata mlflow.{name}" for name in (
+        "user", "source", "trace_schema.version", "trace.sizeStats", "trace.sizeBytes",
+        "trace.infoFinalized", "traceInputs", "traceOutputs",
+    )),
+}  # fmt: skip
+MLFLOW_FILTERS = (
+    "tags.step = '1'", "tags.sample_index = '100'", "tags.rollout_n = '1'",
+    "tags.validate = 'True'", "trace.status = 'ERROR'", "span.name = 'Add.execute'",
+)  # fmt: skip
+
+WEAVE_ADDS = {
+    *(f"attribute localtrace.{name}" for name in ("seq", "output_text", "finish_reason")),
+    "summary usage",
+}  # fmt: skip
+WEAVE_ROOT_SHOWS = {
+    *(f"attribute localtrace.{name}" for name in (
+        "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source", "status",
+        "span_count", "weight_versions", "set", "digest",
+    )),
+    *(f"attribute {name}" for name in VERL_FACTS),
+    "attribute reward", "summary reward", "summary usage", "status",
+    "exception type", "exception message",
+}  # fmt: skip
+"""Of the call around each trajectory, which live tracing lacks."""
+WEAVE_LIVE_ONLY = {"exception traceback", "attribute weave"}
+WEAVE_FILTERS = {"attributes.step": 1, "attributes.sample_index": 100, "attributes.validate": True}
 
 
-def names(forest: Iterable[Node]) -> Counter[str]:
-    return sum((node.names() for node in forest), Counter())
-
-
-def without(forest: Iterable[Node], left_out: set[str]) -> list[Node]:
-    return [kept for node in forest for kept in node.without(left_out)]
-
-
-def check_equal(live: list[Node], ours: list[Node], only_ours: set[str]) -> None:
+def check_equal(live: list[Node], ours: list[Node], added_calls: set[str]) -> Comparison:
     """Equal trees, but for calls that only we have; and those are what the docs say."""
     assert names(live)["LLMServerClient.generate"] > 10
-    assert any(node.failed for node in live)
-    added = set(names(ours)) - set(names(live))
-    assert added == only_ours
-    as_numbers = [numbers_of_numpy(root) for root in live]
-    assert differences(comparable(as_numbers), comparable(without(ours, added))) == []
+    assert {node.outputs is None for node in named("Add.execute", live)} == {True, False}
+    assert set(names(ours)) - set(names(live)) == added_calls
+    compared = Comparison().forests(live, without(ours, added_calls))
+    assert compared.differences == []
+    return compared
 
 
-def check_receipt(receipt: Receipt) -> None:
+def check_dropped(compared: Comparison, receipt: Receipt) -> None:
+    """What differs after all is dropped by default, and the receipt says so."""
     assert receipt.complete
-    assert set(receipt.left_out) == LEFT_OUT_AT_RECORDING
+    assert compared.dropped == set(receipt.left_out) == DROPPED
+    assert compared.numbers == NUMPY_NUMBERS
+
+
+def has_text(forest: Iterable[Node]) -> bool:
+    turns = [node.outputs for node in named("LLMServerClient.generate", forest)]
+    texts = {bool(turn.get("prompt_text") and turn.get("response_text")) for turn in turns}
+    assert len(texts) == 1
+    return texts.pop()
 
 
 @pytest.mark.parametrize("token2text", [True, False])
@@ -60,115 +113,134 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     mlflow_url: str, tmp_path: Path, token2text: bool
 ) -> None:
     live, replayed = f"live {token2text}", f"replayed {token2text}"
+    client = MlflowClient(mlflow_url)
+    # Where two workers make it at the same time, one may go on in the default experiment.
+    client.create_experiment(live)
     environment = {"MLFLOW_TRACKING_URI": mlflow_url}
     recorded = run_live(tmp_path / "run", "mlflow", token2text, live, environment)
     with open_store(recorded) as store:
-        check_receipt(upload(store, Selection(), mlflow_url, container=replayed))
-    client = MlflowClient(mlflow_url)
-    trees = {name: mlflow_trees(client, name) for name in (live, replayed)}
-    check_equal(trees[live], trees[replayed], COVERED_ONLY_BY_US)
-    assert has_text(trees[live]) is token2text
-    for query in ("tags.step = '1'", "tags.validate = 'True'", "trace.status = 'ERROR'"):
+        receipt = upload(store, Selection(), mlflow_url, container=replayed)
+    trees = [mlflow_trees(client, name) for name in (live, replayed)]
+    compared = check_equal(*trees, ADDED_CALLS)
+    check_dropped(compared, receipt)
+    assert compared.only_ours == MLFLOW_ADDS
+    assert compared.only_live == MLFLOW_LIVE_ONLY
+    assert has_text(trees[0]) is token2text
+    for query in MLFLOW_FILTERS:
         found = [mlflow_trees(client, name, query) for name in (live, replayed)]
-        assert len(found[0]) == len(found[1]) > 0
+        assert 0 < len(found[0]) < len(trees[0])
+        assert Comparison().forests(found[0], without(found[1], ADDED_CALLS)).differences == []
 
 
 def mlflow_trees(client: MlflowClient, experiment: str, query: str | None = None) -> list[Node]:
-    """The traces of an experiment; tags are attributes of the root."""
+    """The traces of an experiment."""
     place = client.get_experiment_by_name(experiment).experiment_id
-    roots = []
-    for trace in client.search_traces(locations=[place], filter_string=query, max_results=500):
-        nodes = {
-            span.span_id: Node(
-                span.name,
-                span.inputs,
-                span.outputs,
-                span.status.status_code.value == "ERROR",
-                span.start_time_ns,
-                {"exceptions": [event.attributes["exception.type"] for event in span.events]},
-            )
-            for span in trace.data.spans
+    traces = client.search_traces(locations=[place], filter_string=query, max_results=500)
+    return [mlflow_tree(trace) for trace in traces]
+
+
+def mlflow_tree(trace: Trace) -> Node:
+    spans = trace.data.spans
+    (root,) = tree(
+        {span.span_id: mlflow_node(span) for span in spans},
+        {span.span_id: span.parent_id for span in spans},
+    )
+    info = trace.info
+    root.facts |= {f"tag {name}": value for name, value in info.tags.items()}
+    root.facts |= {
+        f"metadata {short(name, 'mlflow.source')}": value
+        for name, value in info.trace_metadata.items()
+    }
+    root.facts["state"] = str(info.state)
+    root.facts["previews"] = [info.request_preview, info.response_preview]
+    del root.facts["tag mlflow.artifactLocation"]  # holds the id
+    return root
+
+
+def mlflow_node(span: Span) -> Node:
+    shown = {"mlflow.spanInputs", "mlflow.spanOutputs", "mlflow.traceRequestId"}
+    facts = {
+        f"attribute {short(name, 'mlflow.traceTag')}": value
+        for name, value in span.attributes.items()
+        if name not in shown
+    }
+    facts["status"] = [span.status.status_code.value, span.status.description]
+    facts["has outputs"] = "mlflow.spanOutputs" in span.attributes
+    for event in span.events:
+        facts |= {
+            f"{event.name} {name.removeprefix('exception.')}": value
+            for name, value in event.attributes.items()
         }
-        (root,) = tree(nodes, {span.span_id: span.parent_id for span in trace.data.spans})
-        tags = {name: trace.info.tags.get(name) for name in VERL_TAGS}
-        root.attributes |= {**tags, "state": str(trace.info.state)}
-        roots.append(root)
-    return roots
+    return Node(span.name, span.inputs, span.outputs, span.start_time_ns, facts)
 
 
-VERL_TAGS = ("sample_index", "step", "rollout_n", "validate", "experiment_name")
+def short(name: str, start: str) -> str:
+    """One name for all that start alike: they are one thing to know of."""
+    return start if name.startswith(f"{start}.") else name
 
 
-def numbers_of_numpy(node: Node) -> Node:
-    """Both clients write NumPy's numbers as text, `3` and `np.int64(3)`; we write the number."""
-    for holder in (node.inputs, node.inputs and node.inputs.get("kwargs")):
-        if isinstance(holder, dict) and isinstance(holder.get("priority"), str):
-            digits = holder["priority"].removeprefix("np.int64(").removesuffix(")")
-            holder["priority"] = int(digits)
-    for child in node.children:
-        numbers_of_numpy(child)
-    return node
-
-
-def has_text(forest: Iterable[Node]) -> bool:
-    texts = [
-        isinstance(node.outputs, dict) and bool(node.outputs.get("response_text"))
-        for root in forest
-        for node in [root, *below(root)]
-    ]
-    return any(texts)
-
-
-def below(node: Node) -> list[Node]:
-    return [one for child in node.children for one in (child, *below(child))]
-
-
+@pytest.mark.parametrize("token2text", [True, False])
 def test_weave_shows_the_same_as_after_verls_live_tracing(
-    weave_server: WeaveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weave_server: WeaveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token2text: bool
 ) -> None:
-    live, replayed = "team/live", "team/replayed"
-    recorded = run_live(tmp_path / "run", "weave", True, live, weave_server.environment)
+    live, replayed = f"team/live-{token2text}", f"team/replayed-{token2text}"
+    recorded = run_live(tmp_path / "run", "weave", token2text, live, weave_server.environment)
     for name, value in weave_server.environment.items():
         monkeypatch.setenv(name, value)
     with open_store(recorded) as store:
-        check_receipt(upload(store, Selection(), kind="weave", container=replayed))
-    forests = {
-        name: weave_trees(read_back(weave_server, tmp_path, name)) for name in (live, replayed)
-    }
+        receipt = upload(store, Selection(), kind="weave", container=replayed)
+    calls = {name: read_back(weave_server, tmp_path, name) for name in (live, replayed)}
     # Weave's own client writes `._` of a name as a dash.
-    covered = {name.replace("._", "-") for name in COVERED_ONLY_BY_US}
-    check_equal(forests[live], forests[replayed], covered | {"agent_loop"})
-    assert has_text(forests[live])
-    step = {"$eq": [{"$getField": "attributes.step"}, {"$literal": 1}]}
-    found = {
-        name: Counter(
-            call["op_name"].rpartition("/")[2].partition(":")[0]
-            for call in weave_server.calls(name, query={"$expr": step})
-        )
-        for name in (live, replayed)
-    }
-    assert found[live] == {name: found[replayed][name] for name in found[live]}
-    assert found[live].total() > 10
+    added_calls = {name.replace("._", "-") for name in ADDED_CALLS} | {"agent_loop"}
+    trees = [weave_trees(calls[name]) for name in (live, replayed)]
+    compared = check_equal(*trees, added_calls)
+    check_dropped(compared, receipt)
+    assert compared.only_ours == WEAVE_ADDS
+    assert compared.only_live == WEAVE_LIVE_ONLY
+    roots = [set(root.facts) for root in trees[1]]
+    assert set().union(*roots) == WEAVE_ROOT_SHOWS
+    assert has_text(trees[0]) is token2text
+    for field, value in WEAVE_FILTERS.items():
+        query = {"$expr": {"$eq": [{"$getField": field}, {"$literal": value}]}}
+        found = []
+        for name in (live, replayed):
+            ids = {call["id"] for call in weave_server.calls(name, query=query)}
+            found.append(weave_trees([call for call in calls[name] if call["id"] in ids]))
+        assert 0 < len(found[0]) < len(trees[0])
+        assert Comparison().forests(found[0], without(found[1], added_calls)).differences == []
 
 
 def weave_trees(calls: list[dict[str, Any]]) -> list[Node]:
     """The calls of a project; verl's attributes are on every call."""
-    nodes = {
-        call["id"]: Node(
-            call["func_name"],
-            call["inputs"],
-            call["output"],
-            call["exception"] is not None,
-            call["started_at"],
-            {name: call["attributes"].get(name) for name in VERL_TAGS},
-        )
-        for call in calls
-    }
+    nodes = {call["id"]: weave_node(call) for call in calls}
     return tree(nodes, {call["id"]: call["parent_id"] for call in calls})
 
 
-def test_the_comparison_finds_a_difference() -> None:
-    one, other = (Node("run", {"a": 1}, [1, last], False, last) for last in (2, 3))
-    assert differences(comparable([one]), comparable([other])) == ["[0].outputs[1]: '2' and '3'"]
-    later = Node("run", {"a": 1}, [1, 2], False, 5)
-    assert differences(comparable([one]), comparable([later])) == []
+def weave_node(call: dict[str, Any]) -> Node:
+    ours = call["attributes"].pop("localtrace", {})
+    facts = {f"attribute localtrace.{name}": value for name, value in ours.items()}
+    facts |= {f"attribute {name}": value for name, value in call["attributes"].items()}
+    facts |= {f"summary {name}": value for name, value in call["summary"].items()}
+    facts["status"] = facts.pop("summary weave")["status"]  # the rest are clock times
+    del facts["summary status_counts"]  # sums over all calls below, of which we have more
+    exception = json.loads(call["exception"] or "{}")
+    facts |= {f"exception {name}": value for name, value in exception.items()}
+    return Node(call["func_name"], call["inputs"], call["output"], call["started_at"], facts)
+
+
+def test_the_comparison_finds_every_kind_of_difference() -> None:
+    def node(inputs: Any, facts: dict[str, Any], start: int = 1, *children: Node) -> Node:
+        return Node("run", inputs, None, start, facts, list(children))
+
+    live = node({"a": "7", "b": {}, "c": [1, 1]}, {"x": 1, "y": 2}, 1)
+    ours = node({"a": 7, "b": {"$type": "omitted", "reason": "dropped"}, "c": [1, 2]}, {"y": 2.0})
+    found = Comparison().forests([live], [ours])
+    assert sorted(found.differences) == [
+        "/run inputs.c[1]: '1' and '2'",
+        "/run y: '2' and '2.0'",
+    ]
+    assert (found.only_live, found.only_ours) == ({"x"}, set())
+    assert (found.dropped, found.numbers) == ({"b (dropped)"}, {"a"})
+    nested = node({}, {}, 1, node({}, {}))
+    assert len(Comparison().forests([nested], [node({}, {})]).differences) == 1
+    assert Comparison().forests([nested], [node({}, {}, 5, node({}, {}))]).differences == []

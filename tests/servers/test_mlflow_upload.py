@@ -198,13 +198,9 @@ def test_a_failed_trajectory_is_a_failed_trace(store, client, traces, send) -> N
     assert trace.info.tags["status"] == "error"
 
 
-def test_turns_are_model_calls_and_count_their_tokens(client, traces, send) -> None:
+def test_turns_count_their_tokens(client, traces, send) -> None:
     send(Filters(step=0, rollout_n=0))
     (trace,) = traces()
-    kinds = {span.name.rpartition(".")[2]: span.span_type for span in trace.data.spans}
-    assert kinds["agent_loop"] == "AGENT"
-    assert kinds["generate"] == "LLM"
-    assert kinds["use_tool"] == "UNKNOWN"
     assert trace.info.token_usage["input_tokens"] == 3 + 7
     assert trace.info.token_usage["output_tokens"] == 3 + 3
 

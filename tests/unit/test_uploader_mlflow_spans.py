@@ -105,6 +105,31 @@ def test_a_cancelled_call_keeps_its_exception_and_has_no_output() -> None:
     assert "mlflow.spanOutputs" not in attributes(shown)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "level"), [("ok", None, 10), ("error", "ValueError: no", 40)]
+)
+def test_type_and_level_are_those_of_a_client_that_names_neither(status, error, level) -> None:
+    one = call(1, status=status, error=error)
+    for shown in map(attributes, spans(trajectory(status=status, error=error, spans=[one]))):
+        assert shown["mlflow.spanType"] == "UNKNOWN"
+        assert shown["mlflow.spanLogLevel"] == level
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        ("Tool.Broken: at a.b: c", ["Broken", "at a.b: c"]),
+        ("use.<locals>.Broken: ", ["Broken", ""]),
+        ("KeyError: 'a.b'", ["KeyError", "'a.b'"]),
+    ],
+)
+def test_an_exceptions_class_is_named_as_mlflow_names_it(recorded: str, shown: list[str]) -> None:
+    root, _ = spans(trajectory(status="error", error=recorded, spans=[call(1)]))
+    (event,) = root.events
+    assert [part.value.string_value for part in event.attributes] == shown
+    assert root.status.message == ": ".join(shown)
+
+
 def test_a_call_that_returned_none_has_that_output() -> None:
     _, shown = spans(trajectory(spans=[call(1)]))
     assert attributes(shown)["mlflow.spanOutputs"] is None

@@ -18,6 +18,8 @@ from tests.verl.agent_loops.job import Cluster, compose, rows
 from tests.verl.agent_loops.model import write_model
 
 FAILING_STEP = 9
+UNTRACED_TOOL = "tests.verl.agent_loops.toolbox.Add"
+TRACED_TOOL = "tests.servers.equivalence.toolbox.Add"
 
 
 def main(folder: Path, target: str, token2text: str, project: str) -> None:
@@ -28,11 +30,14 @@ def main(folder: Path, target: str, token2text: str, project: str) -> None:
         f"{trace}.backend=localtrace+{target}", f"{trace}.token2text={token2text}",
         f"trainer.project_name={project}",
     )  # fmt: skip
+    tools = folder / "tools.yaml"
+    tools.write_text(tools.read_text().replace(UNTRACED_TOOL, TRACED_TOOL))
     cluster = Cluster(config, model)
     try:
         surroundings = {"reward_loop_worker_handles": [cluster.reward]}
         manager = AgentLoopManager.create(config, cluster.client, **surroundings)
         run_v0(cluster, manager, 1, validate=False)
+        run_v0(cluster, manager, 2, validate=False)
         run_v0(cluster, manager, 2, validate=True)
         cluster.set_step(FAILING_STEP)
         for agent in ("failing", "breaking"):

@@ -1,4 +1,4 @@
-"""What a tracker shows of a trajectory, as trees that can be compared.
+"""What a tracker shows of trajectories, as trees, and in what two of them differ.
 
 Ids and clock times are left out; the order in which calls began is kept.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,76 +19,103 @@ class Node:
     name: str
     inputs: Any
     outputs: Any
-    failed: bool
     start: Any
     """When it began, in whatever unit: it only orders."""
-    attributes: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
+    """Everything else that is shown: status, exception, attributes, tags."""
     children: list[Node] = field(default_factory=list)
 
     def names(self) -> Counter[str]:
         """How often each name occurs in the tree."""
-        return Counter([self.name]) + sum((child.names() for child in self.children), Counter())
+        return Counter([self.name]) + names(self.children)
 
-    def without(self, names: Iterable[str]) -> list[Node]:
-        """The tree without calls of these names, whose children move up."""
-        left = [node for child in self.children for node in child.without(names)]
-        if self.name in names:
-            return left
-        node = Node(self.name, self.inputs, self.outputs, self.failed, self.start, self.attributes)
-        node.children = left
-        return [node]
-
-    def plain(self) -> dict[str, Any]:
-        """What is compared."""
-        return {
-            "name": self.name,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "failed": self.failed,
-            "attributes": self.attributes,
-            "children": [child.plain() for child in sorted(self.children, key=_start)],
-        }
-
-
-def _start(node: Node) -> Any:
-    return node.start
+    def key(self) -> str:
+        """The same for the same rollout, whoever shows it."""
+        request_id = isinstance(self.inputs, dict) and self.inputs.get("request_id")
+        below = [child.key() for child in self.children]
+        return json.dumps([self.name, request_id, self.outputs, below], sort_keys=True, default=str)
 
 
 def tree(nodes: dict[str, Node], parents: dict[str, str | None]) -> list[Node]:
     """Put nodes below their parents; gives those without one."""
     roots = []
-    for node_id, node in nodes.items():
+    for node_id, node in sorted(nodes.items(), key=lambda item: item[1].start):
         above = nodes.get(parents[node_id] or "")
         (roots if above is None else above.children).append(node)
     return roots
 
 
-def comparable(nodes: Iterable[Node]) -> list[Any]:
-    """Trees as plain values, in an order that does not depend on ids or times."""
-    return sorted((node.plain() for node in nodes), key=_text)
+def names(forest: Iterable[Node]) -> Counter[str]:
+    """How often each name occurs."""
+    return sum((node.names() for node in forest), Counter())
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, default=str, sort_keys=True)
+def named(name: str, forest: Iterable[Node]) -> list[Node]:
+    """All calls of a name."""
+    return [
+        one
+        for node in forest
+        for one in (*[node] * (node.name == name), *named(name, node.children))
+    ]
 
 
-def differences(left: Any, right: Any, path: str = "") -> list[str]:
-    """Where two plain values differ, with what stands there."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        missing = [f"{path}.{name} on one side" for name in left.keys() ^ right.keys()]
-        shared = left.keys() & right.keys()
-        return missing + [
-            found
-            for name in shared
-            for found in differences(left[name], right[name], f"{path}.{name}")
-        ]
-    if isinstance(left, list) and isinstance(right, list):
-        if len(left) != len(right):
-            return [f"{path}: {len(left)} and {len(right)} elements"]
-        return [
-            found
-            for at, pair in enumerate(zip(left, right, strict=True))
-            for found in differences(*pair, f"{path}[{at}]")
-        ]
-    same = type(left) is type(right) and left == right
-    return [] if same else [f"{path}: {str(left)[:200]!r} and {str(right)[:200]!r}"]
+def without(forest: Iterable[Node], left_out: Set[str]) -> list[Node]:
+    """The trees without calls of these names, whose children move up."""
+    kept = []
+    for node in forest:
+        below = without(node.children, left_out)
+        if node.name in left_out:
+            kept += below
+        else:
+            kept.append(Node(node.name, node.inputs, node.outputs, node.start, node.facts, below))
+    return kept
+
+
+@dataclass
+class Comparison:
+    """Live traces beside ours."""
+
+    differences: list[str] = field(default_factory=list)
+    """Where both show something else, with what stands there."""
+    only_live: set[str] = field(default_factory=set)
+    """Facts that we do not show."""
+    only_ours: set[str] = field(default_factory=set)
+    """Facts that we add."""
+    dropped: set[str] = field(default_factory=set)
+    """Fields whose values recording left out, as a receipt names them."""
+    numbers: set[str] = field(default_factory=set)
+    """Fields with a NumPy number, of which live tracing shows the text."""
+
+    def forests(self, live: list[Node], ours: list[Node]) -> Comparison:
+        """Compare trajectories, which stand in no order."""
+        self._nodes(sorted(live, key=Node.key), sorted(ours, key=Node.key), "")
+        return self
+
+    def _nodes(self, live: list[Node], ours: list[Node], where: str) -> None:
+        self._values([node.name for node in live], [node.name for node in ours], where)
+        for one, other in zip(live, ours, strict=False):
+            self._node(one, other, f"{where}/{one.name}")
+
+    def _node(self, live: Node, ours: Node, where: str) -> None:
+        self.only_live |= live.facts.keys() - ours.facts.keys()
+        self.only_ours |= ours.facts.keys() - live.facts.keys()
+        for name in live.facts.keys() & ours.facts.keys():
+            self._values(live.facts[name], ours.facts[name], f"{where} {name}")
+        self._values(live.inputs, ours.inputs, f"{where} inputs")
+        self._values(live.outputs, ours.outputs, f"{where} outputs")
+        self._nodes(live.children, ours.children, where)
+
+    def _values(self, live: Any, ours: Any, where: str) -> None:
+        field_name = where.rpartition(".")[2]
+        if isinstance(ours, dict) and ours.get("$type") == "omitted":
+            self.dropped.add(f"{field_name} ({ours['reason']})")
+        elif isinstance(live, dict) and isinstance(ours, dict) and live.keys() == ours.keys():
+            for name, value in live.items():
+                self._values(value, ours[name], f"{where}.{name}")
+        elif isinstance(live, list) and isinstance(ours, list) and len(live) == len(ours):
+            for at, value in enumerate(live):
+                self._values(value, ours[at], f"{where}[{at}]")
+        elif type(ours) is int and live in (str(ours), f"np.int64({ours})"):
+            self.numbers.add(field_name)
+        elif type(live) is not type(ours) or live != ours:
+            self.differences.append(f"{where}: {str(live)[:300]!r} and {str(ours)[:300]!r}")
