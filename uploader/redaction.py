@@ -90,7 +90,7 @@ class Redaction:
                 [rows[place] for place in its] for rows, its in zip(tables, chosen, strict=True)
             )
             trace = TraceRows(heads, calls, later)
-            content = trace.content(whole_prompts(trace.spans))
+            content = trace.content(whole_prompts(trace.spans), decode)
             if self._edit(content, decode):
                 for rows, its, new in zip(tables, chosen, trace.edited(content), strict=True):
                     for place, row in zip(its, new, strict=True):

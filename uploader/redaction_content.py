@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from localtrace.codec import from_json, to_json
 from localtrace.types import Span, Trajectory
-from localtrace.uploader.redaction_tokens import Sequence
+from localtrace.uploader.redaction_tokens import Decode, Sequence
 from localtrace.uploader.redaction_values import (
     IDS,
     REASON,
@@ -191,11 +191,12 @@ class TraceRows:
     _texts: dict[int, tuple[Any, str]] = field(default_factory=dict)
     """JSON texts by the id of the value that was read from them."""
 
-    def content(self, prompts: Mapping[str, list[int] | None]) -> Content:
+    def content(self, prompts: Mapping[str, list[int] | None], decode: Decode) -> Content:
         """Take the rows apart.
 
         Args:
             prompts: the whole prompts by span id, where they can be rebuilt.
+            decode: gives the texts that the rows lack, as later there may be no ids to read.
         """
         return Content(
             next(row["run_id"] for row in (*self.trajectories, *self.spans, *self.outcomes)),
@@ -203,7 +204,7 @@ class TraceRows:
                 _picked(row, _HEAD_COLUMNS) | {"attributes": self._read(row["attributes"])}
                 for row in self.trajectories
             ],
-            [self._call(row, prompts) for row in self.spans],
+            [self._call(row, prompts, decode) for row in self.spans],
             [_picked(row, _OUTCOME_COLUMNS) for row in self.outcomes],
         )
 
@@ -218,8 +219,11 @@ class TraceRows:
             [row | edited for row, edited in zip(self.outcomes, content.outcomes, strict=True)],
         )
 
-    def _call(self, row: Row, prompts: Mapping[str, list[int] | None]) -> Call:
+    def _call(self, row: Row, prompts: Mapping[str, list[int] | None], decode: Decode) -> Call:
         columns = _picked(row, _ROW_COLUMNS)
+        for text, ids in (("prompt_text", "prompt_ids"), ("output_text", "output_ids")):
+            if row[text] is None and row[ids]:
+                columns[text] = decode(row["run_id"], row[ids])
         columns["messages"] = self._read(row["messages"])
         # Where a prompt cannot be rebuilt, what the turn added can still be read.
         prompt = prompts.get(row["span_id"]) or row["prompt_ids"] or []

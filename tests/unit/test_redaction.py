@@ -346,15 +346,16 @@ CASES = {
 def test_rows_of_the_tables_read_back_as_the_redacted_trajectory(recorded, write, case) -> None:
     settings, rules = CASES[case]
     file = write(rules) if rules else None
-    store, trajectory = recorded(**settings)
+    store, _ = recorded(**settings)
 
     def rows(table: str) -> list[dict[str, Any]]:
         return store.sql(f"select * from stored.{table}").to_dicts()
 
-    redaction = Redaction.load(file)
-    edited = redaction.rows(rows("trajectories"), rows("spans"), rows("outcomes"), decode)
+    stored = (rows("trajectories"), rows("spans"), rows("outcomes"))
+    trajectory = reread(stored)
+    edited = Redaction.load(file).rows(*stored, decode)
     expected = Redaction.load(file).trajectory(trajectory, decode)
-    assert reread(store, trajectory, edited) == expected
+    assert reread(edited) == expected
     assert (expected == trajectory) == (case == "nowhere")
     assert KEY not in str(edited)
     again = Redaction.load(file)
@@ -369,11 +370,11 @@ def test_rows_without_matches_stay_the_same_objects(recorded) -> None:
     assert all(one is other for one, other in zip(rows, edited, strict=True))
 
 
-def reread(store: Store, trajectory: Trajectory, edited: Any) -> Trajectory:
-    """Read a trajectory from edited rows instead of the store's own."""
+def reread(rows: Any) -> Trajectory:
+    """Read a trajectory from its rows instead of a store."""
     tables = {
-        name: pa.Table.from_pylist(rows, TABLES[name].arrow())
-        for name, rows in zip(("trajectories", "spans", "outcomes"), edited, strict=True)
+        name: pa.Table.from_pylist(its, TABLES[name].arrow())
+        for name, its in zip(("trajectories", "spans", "outcomes"), rows, strict=True)
     }
 
     def run_sql(sql: str, params: Any) -> pa.Table:
@@ -381,5 +382,5 @@ def reread(store: Store, trajectory: Trajectory, edited: Any) -> Trajectory:
             return tables["spans"].sort_by("seq")
         return tables["trajectories" if "all_trajectories" in sql else "outcomes"]
 
-    (read,) = read_batch(run_sql, lambda *_: None, [trajectory.trace_id])
+    (read,) = read_batch(run_sql, decode, [rows[0][0]["trace_id"]])
     return read
