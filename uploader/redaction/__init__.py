@@ -18,16 +18,16 @@ import msgspec
 
 from localtrace.tokens import whole_prompts
 from localtrace.types import Trajectory
-from localtrace.uploader.redaction_content import (
+from localtrace.uploader.redaction.content import (
     Content,
     Row,
     TraceRows,
     of_trajectory,
     onto_trajectory,
 )
-from localtrace.uploader.redaction_rules import Rules, load_rules
-from localtrace.uploader.redaction_tokens import Decode, spelled
-from localtrace.uploader.redaction_values import Editor
+from localtrace.uploader.redaction.rules import Rules, load_rules
+from localtrace.uploader.redaction.tokens import Decode, spelled
+from localtrace.uploader.redaction.values import Editor
 
 IDS_COUNT = "trajectories without their token ids"
 """The count of trajectories whose ids would have spelled what was redacted."""
@@ -43,7 +43,7 @@ class Redaction:
 
     @classmethod
     def load(cls, path: Path | None) -> Redaction:
-        """The default rules, and those of a file; see `redaction_rules`.
+        """The default rules, and those of a file; see `redaction/rules`.
 
         Raises:
             ConfigError: the file cannot be read, or a rule in it is wrong.

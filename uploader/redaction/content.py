@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from localtrace.codec import from_json, to_json
 from localtrace.types import Span, Trajectory
-from localtrace.uploader.redaction_tokens import Decode, Sequence
-from localtrace.uploader.redaction_values import (
+from localtrace.uploader.redaction.tokens import Decode, Sequence
+from localtrace.uploader.redaction.values import (
     IDS,
     REASON,
     Editor,

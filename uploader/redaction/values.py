@@ -11,7 +11,7 @@ from typing import Any
 
 from localtrace.placeholder import Placeholder
 from localtrace.schema import OUTPUT_NAMES, PROMPT_NAMES
-from localtrace.uploader.redaction_rules import Pattern, Rules, mark
+from localtrace.uploader.redaction.rules import Pattern, Rules, mark
 
 REASON = "redacted"
 IDS = Placeholder(REASON, "list")

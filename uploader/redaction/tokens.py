@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from localtrace.tokens import shared_prefix
-from localtrace.uploader.redaction_rules import AROUND_CHARS, Pattern, Rules, mark
+from localtrace.uploader.redaction.rules import AROUND_CHARS, Pattern, Rules, mark
 
 Decode: TypeAlias = Callable[[str, list[int]], str | None]
 """Turns a run's ids into text."""
