@@ -33,7 +33,7 @@ def test_a_wheel_holds_every_file_of_the_linked_folders(wheel_names: list[str]) 
     expected = {
         f"localtrace/{path.relative_to(ROOT)}"
         for folder in ("uploader", "trainer_hooks", "queries")
-        for pattern in ("*.py", "*.sql")
+        for pattern in ("*.py", "*.sql", "*.html")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert expected

@@ -125,6 +125,11 @@ def test_times_are_the_original_ones_to_the_nanosecond(store, client, send) -> N
         assert trace.info.request_time == trajectory.start_ns // 10**6
 
 
+def test_the_rollouts_of_a_group_are_one_session(traces, send) -> None:
+    send(Filters(group="g1"))
+    assert len(traces("metadata.`mlflow.trace.session` = 'g1'")) == 2
+
+
 def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(store, traces, send) -> None:
     send(Filters(step=0, rollout_n=0))
     (trace,) = traces("tags.step = '0' AND tags.sample_index = '17' AND tags.rollout_n = '0'")

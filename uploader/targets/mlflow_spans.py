@@ -86,6 +86,9 @@ def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
     values["localtrace.project"] = trajectory.project
+    if trajectory.group_id is not None:
+        # MLflow makes it the trace's metadata `mlflow.trace.session`: a group is one session.
+        values["session.id"] = trajectory.group_id
     values |= {f"attributes.{key}": value for key, value in trajectory.attributes.items()}
     for outcome in trajectory.outcomes:
         parts = (outcome.number, outcome.text, outcome.values)

@@ -37,7 +37,7 @@ def main(folder: Path, target: str, token2text: str, project: str) -> None:
         surroundings = {"reward_loop_worker_handles": [cluster.reward]}
         manager = AgentLoopManager.create(config, cluster.client, **surroundings)
         run_v0(cluster, manager, 1, validate=False)
-        run_v0(cluster, manager, 2, validate=False)
+        run_v0(cluster, manager, 5, validate=False)
         run_v0(cluster, manager, 2, validate=True)
         cluster.set_step(FAILING_STEP)
         for agent in ("failing", "breaking"):
