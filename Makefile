@@ -76,7 +76,7 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(OUT) .
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt \
 	    --only-binary=:all: --python-version $(PYTHON_VERSION) $(PLATFORM:%=--platform %) \
-	    --dest $(OUT) "$$(echo $(OUT)/localtrace-*.whl)[text]"
+	    --dest $(OUT) "$$(echo $(OUT)/localtrace-*.whl)[text,bundle]"
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
 clean:  ## Remove the environments and what the targets made

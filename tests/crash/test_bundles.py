@@ -19,7 +19,7 @@ from tests.crash.processes import run_child
 
 BUILD = "localtrace.uploader.bundles.build"
 STEPS = {
-    "before a batch of rows is read": ("localtrace.uploader.bundles.rows.SelectedRows", "batch"),
+    "before a batch of rows is read": ("localtrace.uploader.bundles.rows.SelectedRows", "batch_at"),
     "before a payload is closed": ("localtrace.uploader.bundles.payload.Payload", "close"),
     "before a file is synced": ("localtrace.uploader.bundles.payload", "sync"),
     "before the facts of a part are noted": (BUILD, "put_file"),

@@ -48,6 +48,7 @@ MLFLOW_ADDS = {
     *(f"attribute {name}" for name in ROOT_FACTS | VERL_FACTS),
     *(f"attribute attributes.{name}" for name in SET_BY_THE_HOOK),
     "attribute localtrace.trace_id", "attribute localtrace.project",
+    "attribute session.id", "metadata mlflow.trace.session",
     "attribute mlflow.traceTag", "metadata mlflow.trace.tokenUsage",
     # On calls:
     "attribute localtrace.seq", "attribute localtrace.output_text",

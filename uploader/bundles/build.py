@@ -25,12 +25,11 @@ from localtrace.store.bundle import (
     part_name,
 )
 from localtrace.store.disk import size_of
-from localtrace.store.layout import META_NAME, StoreLayout, open_layout, put_file, read_meta
+from localtrace.store.layout import StoreLayout, open_layout, put_file
 from localtrace.store.tables import sync
-from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
 from localtrace.uploader.bundles.bag import make_bag
-from localtrace.uploader.bundles.manifest import previous_of, sha256_of
-from localtrace.uploader.bundles.payload import Payload
+from localtrace.uploader.bundles.manifest import previous_of
+from localtrace.uploader.bundles.payload import Payload, copy_origin
 from localtrace.uploader.bundles.rows import Batch, SelectedRows
 from localtrace.uploader.bundles.signature import check_key, sign
 from localtrace.uploader.redaction import Redaction
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from localtrace.reader import Store
 
 SPLIT_MIN_BYTES = 2**20
-_BATCH = 64
-"""Trajectories in memory at once; each may hold megabytes of prompts."""
+_BATCH_CALLS = 768
+"""Calls in memory at once, counting every 512 tokens for one more."""
 _TEXT_MAX = 2_000
 _RESERVED_BYTES = 128 * 2**10
 """For the summary, the manifests and the footers of open files."""
@@ -267,19 +266,19 @@ class _Build:
 
     def _fill(self, folder: Path, start: int, budget: int | None) -> Payload:
         payload = Payload(folder, self._of_runs)
-        self._copy_origin(folder)
-        ids, end, count = self._rows.trace_ids, start, _BATCH
-        while end < len(ids):
-            batch = self._rows.batch(ids[end : end + count])
+        copy_origin(self._layout, self._rows.run_ids, folder)
+        total, end, calls = len(self._rows.trace_ids), start, _BATCH_CALLS
+        while end < total:
+            batch = self._rows.batch_at(end, calls)
             if budget is not None and not self._fits(payload, batch, budget):
+                if len(batch.trace_ids) > 1:
+                    calls = batch.weight // 2
+                    continue
                 if end > start:
                     break
-                if count > 1:
-                    count //= 2
-                    continue
             payload.add(batch)
             end += len(batch.trace_ids)
-            self._on_progress(end, len(ids))
+            self._on_progress(end, total)
         payload.close()
         return payload
 
@@ -288,21 +287,6 @@ class _Build:
             return True
         payload.flush()  # then its size is known better
         return payload.size_with(batch) + self._reserved_bytes <= budget
-
-    def _copy_origin(self, folder: Path) -> None:
-        meta = msgspec.json.encode(read_meta(self._layout))
-        (folder / META_NAME).write_bytes(msgspec.json.format(meta) + b"\n")
-        for run_id in self._rows.run_ids:
-            source = tokenizer_file(self._layout, run_id)
-            if source is None or not source.is_file():
-                continue
-            digest = sha256_of(source)
-            kept = folder / "tokenizers" / digest / FILE_NAME
-            pointer = folder / "tokenizers" / "runs" / pointer_in_bundle(run_id)
-            for path in (kept, pointer):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, kept)
-            pointer.write_text(digest, "ascii")
 
     def _make_bags(self, key: Path | None) -> None:
         plan, previous = self._plan, self._plan.previous

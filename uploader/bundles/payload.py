@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from localtrace.schema import FORMAT_VERSION, TABLES, TableSchema
 from localtrace.store.bundle import TEXTS_FILE, TRACE_IDS_FILE
 from localtrace.store.disk import size_of
+from localtrace.store.layout import META_NAME, StoreLayout, read_meta
 from localtrace.store.tables import parquet_writer, row_groups, sync
+from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
 from localtrace.uploader.bundles.manifest import sha256_of
 from localtrace.uploader.bundles.rows import Batch, open_texts
 
@@ -128,3 +132,20 @@ class _TableFiles:
         self._writer = None
         digest = sha256_of(self._path)[:32]
         os.replace(self._path, self._folder / f"v{FORMAT_VERSION}-{digest}.parquet")
+
+
+def copy_origin(layout: StoreLayout, run_ids: Iterable[str], folder: Path) -> None:
+    """Copy what identifies a store, and the tokenizers of some of its runs."""
+    meta = msgspec.json.encode(read_meta(layout))
+    (folder / META_NAME).write_bytes(msgspec.json.format(meta) + b"\n")
+    for run_id in run_ids:
+        source = tokenizer_file(layout, run_id)
+        if source is None or not source.is_file():
+            continue
+        digest = sha256_of(source)
+        kept = folder / "tokenizers" / digest / FILE_NAME
+        pointer = folder / "tokenizers" / "runs" / pointer_in_bundle(run_id)
+        for path in (kept, pointer):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, kept)
+        pointer.write_text(digest, "ascii")

@@ -27,8 +27,13 @@ _TEXT_COLUMNS = ("error", "prompt_text", "output_text")
 _JSON_COLUMNS = ("messages", "inputs", "outputs")
 _RUN_TEXTS = ("host", "worker", "command", "git_commit")
 _RUN_JSON = ("config", "versions", "losses")
-_ORDERED = """
-select trace_id, run_id from stored.trajectories
+_BATCH_MAX = 256
+_TOKENS_AS_ONE_CALL = 512
+_ORDERED = f"""
+select
+    trace_id, run_id,
+    1 + coalesce(span_count, 0) + coalesce(output_tokens, 0) // {_TOKENS_AS_ONE_CALL} as weight
+from stored.trajectories
 where trace_id in (select unnest($trace_ids))
 order by project, experiment, step nulls last, sample_index nulls last, rollout_n nulls last,
     trace_id
@@ -40,6 +45,8 @@ class Batch:
     """Whole trajectories."""
 
     trace_ids: list[str]
+    weight: int
+    """Calls in it, counting every 512 tokens for one more."""
     tables: dict[str, pa.Table]
     texts: bytes
     """One line of JSON per call: what was asked and answered."""
@@ -60,6 +67,7 @@ class SelectedRows:
         found = store.sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
         self.trace_ids: list[str] = found["trace_id"].to_pylist()
         """In the order in which they are bundled."""
+        self._weights: list[int] = found["weight"].to_pylist()
         self.run_ids: list[str] = sorted(pc.unique(found["run_id"]).to_pylist())
 
     def counts(self) -> dict[str, int]:
@@ -113,8 +121,20 @@ class SelectedRows:
                     row[name] = to_json(safe)
         return row
 
-    def batch(self, trace_ids: Sequence[str]) -> Batch:
-        """Read some trajectories with everything that belongs to them."""
+    def batch_at(self, start: int, weight_max: int) -> Batch:
+        """Read the trajectories from a place on, as many as are not too large, at least one.
+
+        Args:
+            weight_max: the largest weight of several trajectories.
+        """
+        end = start + 1
+        left = weight_max - self._weights[start]
+        while end < min(len(self.trace_ids), start + _BATCH_MAX) and self._weights[end] <= left:
+            left -= self._weights[end]
+            end += 1
+        return self._batch(self.trace_ids[start:end], sum(self._weights[start:end]))
+
+    def _batch(self, trace_ids: list[str], weight: int) -> Batch:
         names = {f"id_{number}": trace_id for number, trace_id in enumerate(trace_ids)}
         chosen = f"trace_id in ({', '.join(f'${name}' for name in names)})"
         trajectories = self._read("trajectories", chosen, names)
@@ -135,7 +155,7 @@ class SelectedRows:
             if any(new is not row for new, row in zip(edited, rows, strict=True)):
                 tables[name] = pa.Table.from_pylist(edited, schema=table.schema)
         redactions = self._redaction.counts - before
-        return Batch(list(trace_ids), tables, _texts(safe[1]), redactions)
+        return Batch(trace_ids, weight, tables, _texts(safe[1]), redactions)
 
     def _read(self, name: str, condition: str, params: Mapping[str, str]) -> pa.Table:
         query = f"select * from stored.{name} where {condition}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 
 from tests.verl.agent_loops.drive import batch_v0, run_v0
@@ -41,9 +42,11 @@ def main(folder: Path, target: str, token2text: str, project: str) -> None:
         run_v0(cluster, manager, 2, validate=True)
         cluster.set_step(FAILING_STEP)
         for agent in ("failing", "breaking"):
-            batch = batch_v0(rows("v0", FAILING_STEP, (agent,) * 2), FAILING_STEP)
-            with contextlib.suppress(Exception):
-                manager.generate_sequences(batch)
+            prompts = rows("v0", FAILING_STEP, (agent,) * 2)
+            # Each by itself: the manager would not wait for one after another has failed.
+            for worker, row in zip(manager.agent_loop_workers, prompts, strict=True):
+                with contextlib.suppress(RayTaskError):
+                    ray.get(worker.generate_sequences.remote(batch_v0([row], FAILING_STEP)))
         for worker in manager.agent_loop_workers:
             ray.get(worker.__ray_call__.remote(_flush, target))
     finally:
