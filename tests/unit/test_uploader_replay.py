@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 
 from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.ledger import Ledger
+from localtrace.uploader.ledger import Ledger, State
 from localtrace.uploader.receipt import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.redaction import Redaction
@@ -314,6 +315,25 @@ def test_two_uploads_to_one_target_do_not_run_at_once(tmp_path) -> None:
             second.claim("memory:").__enter__()
         with second.claim("elsewhere:"):
             pass
+
+
+def test_a_ledger_of_version_1_keeps_what_it_knows(tmp_path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as old:
+        old.executescript(LEDGER_1)
+    with closing(Ledger(tmp_path)) as ledger:
+        assert ledger.known("there", "t") == (State.ACCEPTED, "d")
+        assert ledger.speed("uri") is None
+
+
+LEDGER_1 = """
+create table entries (
+    destination text not null, trace_id text not null, remote_id text not null,
+    digest text not null, state text not null, reason text, time_ns integer not null,
+    primary key (destination, trace_id)
+) strict, without rowid;
+insert into entries values ('there', 't', 'r', 'd', 'accepted', null, 1);
+pragma user_version = 1;
+"""
 
 
 def test_a_ledger_of_a_newer_version_is_refused(tmp_path) -> None:
