@@ -384,6 +384,14 @@ def test_a_record_above_the_limit_does_not_hold_up_the_others(upload, target, st
     assert receipt.counts["left out"] == 1
 
 
+def test_a_rate_keeps_batches_small_and_waits_for_each(upload, monkeypatch) -> None:
+    waited = []
+    wait = lambda self, size_bytes, ended: waited.append(size_bytes)  # noqa: E731
+    monkeypatch.setattr("localtrace.uploader.pace.Pace.wait", wait)
+    assert upload(rate_bytes_per_s=50).complete
+    assert waited == [50] * 20
+
+
 def test_several_senders_deliver_each_record_once(upload, target) -> None:
     target.connections = 4
     assert upload().complete
