@@ -23,7 +23,6 @@ from localtrace.codec import to_json
 from localtrace.types import FAILED_STATUSES
 
 OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
-"""Statuses of calls and trajectories that are errors to a tracker."""
 _INT64 = range(-(2**63), 2**63)
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.targets.weave_values import text
 
-"""The statuses that Weave shows as an error."""
 _Sums: TypeAlias = Counter[tuple[str, ...]]
 """By path in the summary."""
 _MODEL_MAX_CHARS = 200
