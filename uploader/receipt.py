@@ -127,7 +127,10 @@ class Receipt:
         except UnicodeEncodeError:  # lone surrogates: a path that is not UTF-8, a server's answer
             plain = msgspec.to_builtins(self, order="deterministic")
             text = json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
-        return escape(msgspec.json.format(text, indent=2).decode()).encode() + b"\n"
+        text = msgspec.json.format(text, indent=2) + b"\n"
+        if text.isascii() and b"\x7f" not in text:  # nothing to escape, and it may be long
+            return text
+        return escape(text.decode()).encode()
 
     def write_json(self, path: Path) -> None:
         """Write the receipt as JSON, without keys; the file appears only when it is whole."""
