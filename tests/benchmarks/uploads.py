@@ -26,8 +26,8 @@ from localtrace.uploader.tally import Progress
 from localtrace.uploader.targets import Record, Target, open_target
 from tests.benchmarks.figures import Figure, Promise, Table
 
-ROUNDS = 3
-TRAJECTORIES = 600
+ROUNDS = 2
+TRAJECTORIES = 1500
 ONE_AT_A_TIME = 40
 CALLS = 11
 TEXT_CHARS = 3500
