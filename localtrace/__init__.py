@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from localtrace.capture import trajectory
+from localtrace.carried import attach, parent, rid, trace_id_of
 from localtrace.decorate import op
 from localtrace.recording import close, flush, init, log_metrics, losses, outcome, run_id
 from localtrace.version import __version__
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Store",
     "__version__",
+    "attach",
     "close",
     "flush",
     "init",
@@ -26,7 +28,10 @@ __all__ = [
     "op",
     "open_store",
     "outcome",
+    "parent",
+    "rid",
     "run_id",
+    "trace_id_of",
     "trajectory",
 ]
 

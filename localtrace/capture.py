@@ -26,6 +26,8 @@ from localtrace.store.writer import Item
 _OK, _ERROR, _CANCELLED = (STATUSES.index(status) for status in ("ok", "error", "cancelled"))
 _CANCELLATIONS = frozenset({"CancelledError", "GeneratorExit"})
 _ERROR_MAX_CHARS = 10_000
+_DETAIL = ((), True)
+"""The last fields of the record of a call that details another: no deltas yet, `detail`."""
 _encode = msgspec.msgpack.Encoder().encode
 _random = random.Random(os.urandom(32))
 _random_bits = _random.getrandbits
@@ -71,7 +73,7 @@ class trajectory:
         if recorder is not None:
             self._outer = current.get()
             try:
-                self._state = _begin_trajectory(recorder, self._key, self._fields)
+                self._state = begin_trajectory(recorder, self._key, self._fields)
                 current.set(Scope(self._state, None))
             except Exception:
                 recorder.losses.failed_inside()
@@ -91,7 +93,7 @@ class trajectory:
         if recorder is None or state.dropped is not None or state.owner is not recorder.identity:
             return
         try:
-            _end_trajectory(recorder, state, error)
+            end_trajectory(recorder, state, error)
         except Exception:
             recorder.losses.failed_inside()
 
@@ -123,7 +125,15 @@ class unrecorded:
         current.reset(self._token)
 
 
-def _begin_trajectory(recorder: Recorder, key: bytes, fields: tuple[Any, ...]) -> TrajectoryState:
+def begin_trajectory(
+    recorder: Recorder, key: bytes, fields: tuple[Any, ...], ago_ns: int = 0
+) -> TrajectoryState:
+    """Record that a trajectory began, now or some time ago.
+
+    Args:
+        key: the trace id as 16 bytes.
+        fields: the arguments of `trajectory`, in their order.
+    """
     step, sample_index, rollout_n, group_id, validate, name, agent, data_source = fields
     step = recorder.as_int(step)
     head = (key, step, recorder.as_text(sample_index), recorder.as_int(rollout_n))
@@ -134,23 +144,22 @@ def _begin_trajectory(recorder: Recorder, key: bytes, fields: tuple[Any, ...]) -
         (
             int(Kind.BEGIN),
             state.head,
-            time.time_ns(),
+            time.time_ns() - ago_ns,
             recorder.as_text(group_id),
             bool(recorder.as_int(validate)),
             *texts,
         )
     )
     state.begin = msgspec.Raw(record)
-    state.begin_mono_ns = time.monotonic_ns()
+    state.begin_mono_ns = time.monotonic_ns() - ago_ns
     recorder.put(Item(Kind.BEGIN, key, record), state)
     return state
 
 
-def _end_trajectory(
-    recorder: Recorder, state: TrajectoryState, error: BaseException | None
-) -> None:
+def end_trajectory(recorder: Recorder, state: TrajectoryState, error: BaseException | None) -> None:
+    """Record that a trajectory ended now."""
     duration_ns = time.monotonic_ns() - state.begin_mono_ns
-    status, text = _verdict(error)
+    status, text = verdict(error)
     values = dict(state.values)
     record = _encode(
         (int(Kind.END), state.begin, duration_ns, status, text, values, state.next_seq)
@@ -160,7 +169,8 @@ def _end_trajectory(
         recorder.recorded_trajectories += 1
 
 
-def _verdict(error: BaseException | None) -> tuple[int, str | None]:
+def verdict(error: BaseException | None) -> tuple[int, str | None]:
+    """The status code of what ended with this error or without one, and the error as text."""
     if error is None:
         return _OK, None
     name = type(error).__qualname__
@@ -193,16 +203,23 @@ class OpenCall(Scope):
         recorder = self.recorder
         try:
             if self.trajectory.dropped is None:
-                status, text = (_OK, None) if error is None else _verdict(error)
-                self._put(recorder, duration_ns, status, text, result)
+                status, text = (_OK, None) if error is None else verdict(error)
+                self.put(recorder, duration_ns, status, text, result)
             if self.own is not None:
                 self.own.__exit__(None if error is None else type(error), error, None)
         except Exception:
             recorder.losses.failed_inside()
 
-    def _put(
-        self, recorder: Recorder, duration_ns: int, status: int, error: str | None, result: Any
+    def put(
+        self,
+        recorder: Recorder,
+        duration_ns: int,
+        status: int,
+        error: str | None,
+        result: Any,
+        detail: bool = False,
     ) -> None:
+        """Hand the record over; `detail`: the enclosing call stands for the same generation."""
         values = recorder.values
         if type(result) is dict and not values.dropped.isdisjoint(result):
             result = values.without_dropped(result)
@@ -213,14 +230,21 @@ class OpenCall(Scope):
             signature.kind, state.head, self.span_id, parent_id, self.seq, signature.op,
             self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs),
         )  # fmt: skip
+        tail = _DETAIL if detail else ()
         try:
-            record = values.try_encode((*head, result))
+            record = values.try_encode((*head, result, *tail))
         except Exception:
-            record = _encode((*head, msgspec.Raw(values.encode_anyway(result))))
+            record = _encode((*head, msgspec.Raw(values.encode_anyway(result)), *tail))
         if len(record) > recorder.settings.record_max_bytes:
             size_bytes = len(record) - len(self.inputs)
-            record = _encode((*head, msgspec.Raw(recorder.too_large(result, size_bytes))))
-        recorder.put(Item(signature.kind, state.key, record), state)
+            record = _encode((*head, msgspec.Raw(recorder.too_large(result, size_bytes)), *tail))
+        # The totals of a trajectory that has ended, or whose end another process writes, are told.
+        recorder.put(Item(signature.kind, state.key, record, counted=state.ended), state)
+
+
+def new_span_id() -> int:
+    """64 random bits."""
+    return _random_bits(64)
 
 
 def begin_call(
@@ -248,7 +272,7 @@ def begin_call(
         call.recorder, call.signature, call.outer, call.own = recorder, signature, outer, own
         call.seq = state.next_seq
         state.next_seq += 1
-        call.inputs = _encode_inputs(recorder, signature.bind(args, kwargs))
+        call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
         current.set(call)
         call.start_ns = time.time_ns()
         call.mono_ns = time.perf_counter_ns()
@@ -259,7 +283,8 @@ def begin_call(
         return None
 
 
-def _encode_inputs(recorder: Recorder, inputs: dict[str, Any]) -> bytes:
+def encode_inputs(recorder: Recorder, inputs: dict[str, Any]) -> bytes:
+    """Arguments by name as bytes; what is too large becomes a placeholder."""
     values = recorder.values
     if not values.dropped.isdisjoint(inputs):
         inputs = values.without_dropped(inputs)

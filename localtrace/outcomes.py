@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from localtrace.carried import trace_id_of
 from localtrace.recorder import Recorder
 from localtrace.store.records import Kind
 from localtrace.store.writer import Item
@@ -26,14 +27,15 @@ def record_outcomes(
     """Hand one outcome record over. Never raises; what cannot be used is counted.
 
     Args:
-        trace_ids: one trajectory, or many; then each value holds one item per trajectory.
+        trace_ids: one trajectory, or many; then each value holds one item per trajectory. Request
+            ids of an engine do as well.
         step: step of the trajectories, None where it differs or is unknown.
         source: who says so.
         values: by name: a number, text, or a list with one number per token.
     """
     try:
         batch = not isinstance(trace_ids, str)
-        ids = [str(trace_id) for trace_id in trace_ids] if batch else [str(trace_ids)]
+        ids = [trace_id_of(str(one)) for one in (trace_ids if batch else [trace_ids])]
         encoded = {
             str(recorder.as_text(name)): msgspec.Raw(recorder.values.encode(value))
             for name, value in values.items()

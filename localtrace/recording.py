@@ -149,7 +149,8 @@ def outcome(
     """Record values that became known after the rollout, from any process, at any time.
 
     Args:
-        trace_id: one trajectory, or a list; then each value is a list with one item for each.
+        trace_id: one trajectory, or a list; then each value is a list with one item for each. An
+            engine's request id does as well.
         step: step of the trajectories.
         source: who says so, such as `reward_model`.
         values: by name (reward, advantage, fate, trained_step, …): a number, text, or a list with

@@ -26,7 +26,10 @@ class Signature:
     name of `*args` and unknown keywords under that of `**kwargs`; unlike it, nothing is refused.
     """
 
-    __slots__ = ("_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "kind", "op")
+    __slots__ = (
+        "_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "is_generation",
+        "kind", "op",
+    )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], op: str | None) -> None:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -49,6 +52,8 @@ class Signature:
         self._var = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         known = self._keywords.union(self._names)
         self.kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
+        self.is_generation = not known.isdisjoint(PROMPT_NAMES)
+        """Whether it stands for a generation, so that an engine's own record is a detail of it."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults included."""

@@ -122,11 +122,9 @@ class DeltaWriter:
             return record
         outputs = raw_map(call.outputs)
         output = _output_elements(outputs)
-        if output is not None:
+        if not call.detail and (output is not None or first_named(outputs, FINISH_NAMES)):
             totals.turns += 1
-            totals.output_tokens += output[0]
-        elif first_named(outputs, FINISH_NAMES):
-            totals.turns += 1
+            totals.output_tokens += 0 if output is None else output[0]
         deltas, bases = [], []
         for names, following in ((PROMPT_NAMES, output), (MESSAGE_NAMES, None)):
             name = first_named(inputs, names)

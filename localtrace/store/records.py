@@ -106,6 +106,9 @@ class Call(msgspec.Struct, array_like=True, tag=int(Kind.SPAN)):
 class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One finished call whose arguments may hold a prompt or messages."""
 
+    detail: bool = False
+    """What an engine says of a generation that its caller recorded: no turn of its own."""
+
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
     """A trajectory ended; holds all of its row, so that an earlier journal is not needed."""

@@ -55,7 +55,7 @@ class SpanReader:
         ids = self._result(call, row)
         new_ids = self._arguments(call, row)
         finished = ids is not None or row["finish_reason"] is not None
-        row["is_turn"] = isinstance(call, TurnCall) and finished
+        row["is_turn"] = isinstance(call, TurnCall) and finished and not call.detail
         row["output_text"] = self._decode(run_id, ids) if ids else None
         row["prompt_text"] = self._decode(run_id, new_ids) if new_ids else None
         return row

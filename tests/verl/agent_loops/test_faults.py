@@ -24,10 +24,10 @@ _MODULES = ("calls", "verl.backend", "verl.operations", "verl.rollouts")
 _RARE = (":_decorated", ":_tool_signature")
 """Not called for every rollout."""
 _CORE = (
-    "localtrace.capture:_begin_trajectory",
-    "localtrace.capture:_end_trajectory",
-    "localtrace.capture:_encode_inputs",
-    "localtrace.capture:_verdict",
+    "localtrace.capture:begin_trajectory",
+    "localtrace.capture:end_trajectory",
+    "localtrace.capture:encode_inputs",
+    "localtrace.capture:verdict",
     "localtrace.capture:OpenCall._put",
     "localtrace.capture:trajectory.__enter__",
     "localtrace.capture:trajectory.__exit__",

@@ -1,0 +1,183 @@
+"""Places that are carried to other processes: what an engine records hangs below its caller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.reader import open_store
+from localtrace.testing import recording
+from localtrace.trainer_hooks.generations import LONE_VARIABLE, record_generation
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@localtrace.op
+def generate(prompt_ids: list[int], carry: Any) -> dict[str, Any]:
+    return {"output_ids": [7, 8], "finish_reason": "stop", "carried": carry()}
+
+
+@localtrace.op
+def solve(question: str, carry: Any) -> Any:
+    return carry()
+
+
+def engine_record(rid: str | None = None, header: str | None = None, **more: Any) -> None:
+    record_generation(
+        "engine.generate",
+        rid=rid,
+        header=header,
+        start_ns=1_700_000_000_000_000_000,
+        duration_ns=5_000_000,
+        inputs={"prompt_ids": [1, 2, 3], "rid": rid},
+        outputs={"output_ids": [7, 8], "finish_reason": {"type": "stop"}},
+        **more,
+    )
+
+
+def spans_of(folder: Path) -> list[dict[str, Any]]:
+    with open_store(folder) as opened:
+        return opened.sql("select * from spans order by seq").to_dicts()
+
+
+@pytest.mark.parametrize("way", ["rid", "header"])
+def test_an_engines_record_is_a_child_of_the_call_whose_place_came_along(folder, way) -> None:
+    carried = {}
+
+    def carry() -> None:
+        carried["text"] = localtrace.rid() if way == "rid" else localtrace.parent()
+
+    with recording(folder):
+        with localtrace.trajectory(step=4, sample_index=9) as opened:
+            generate([1, 2, 3], carry)
+        # As if in the engine's process: no trajectory is open here.
+        engine_record(**{way: carried["text"]})
+    caller, engine = spans_of(folder)
+    assert engine["op"] == "engine.generate"
+    assert (engine["trace_id"], engine["parent_id"]) == (opened.trace_id, caller["span_id"])
+    assert engine["step"] == 4
+    assert engine["prompt_ids"] == [1, 2, 3]
+    assert engine["output_ids"] == [7, 8]
+
+
+def test_a_generation_that_its_caller_recorded_is_one_turn(folder) -> None:
+    with recording(folder):
+        with localtrace.trajectory(step=4):
+            generate([1, 2, 3], lambda: engine_record(localtrace.rid()))
+        with localtrace.trajectory(step=4):
+            generate([1, 2, 3], engine_record)
+    with open_store(folder) as opened:
+        assert opened.sql("select op from turns").to_dicts() == [{"op": "generate"}] * 2
+        counts = opened.sql("select turn_count, output_tokens from trajectories").to_dicts()
+    assert counts == [{"turn_count": 1, "output_tokens": 2}] * 2
+
+
+def test_a_generation_that_its_caller_did_not_record_is_a_turn(folder) -> None:
+    with recording(folder), localtrace.trajectory(step=4):
+        solve("2+2?", engine_record)
+    with open_store(folder) as opened:
+        assert opened.sql("select op from turns").to_dicts() == [{"op": "engine.generate"}]
+        counts = opened.sql("select turn_count, output_tokens from trajectories").to_dicts()
+    assert counts == [{"turn_count": 1, "output_tokens": 2}]
+
+
+def test_a_generation_alone_is_a_trajectory_that_its_request_id_names(folder) -> None:
+    with recording(folder):
+        engine_record("request 17")
+        localtrace.outcome("request 17", reward=0.5)
+    with open_store(folder) as opened:
+        (row,) = opened.trajectories().to_dicts()
+    assert row["trace_id"] == localtrace.trace_id_of("request 17")
+    assert (row["name"], row["turn_count"], row["reward"]) == ("engine.generate", 1, 0.5)
+    assert row["end_ns"] - row["start_ns"] >= 5_000_000
+
+
+def test_a_request_id_that_comes_twice_is_one_trajectory(folder) -> None:
+    with recording(folder):
+        engine_record("again")
+        engine_record("again")
+    with open_store(folder) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        (spans,) = opened.sql(
+            "select count(*) as n, count(distinct trace_id) as t from spans"
+        ).to_dicts()
+    assert spans == {"n": 2, "t": 1}
+    assert row["trace_id"] == localtrace.trace_id_of("again")
+
+
+def test_generations_need_not_be_trajectories(folder, monkeypatch) -> None:
+    monkeypatch.setenv(LONE_VARIABLE, "0")
+    with recording(folder):
+        engine_record("0" * 31 + "7")
+    with open_store(folder) as opened:
+        assert opened.trajectories().to_dicts() == []
+        (span,) = opened.sql("select trace_id, is_turn from spans").to_dicts()
+    assert span == {"trace_id": "0" * 31 + "7", "is_turn": True}
+
+
+def test_an_abandoned_generation_is_cancelled(folder) -> None:
+    with recording(folder):
+        engine_record("gone", cancelled=True)
+        engine_record("bad", error=ValueError("too long"))
+    with open_store(folder) as opened:
+        rows = opened.sql("select name, status, error from trajectories order by status").to_dicts()
+        spans = opened.sql("select status from spans order by status").to_dicts()
+    assert [row["status"] for row in rows] == ["cancelled", "error"]
+    assert rows[1]["error"] == "ValueError: too long"
+    assert [row["status"] for row in spans] == ["cancelled", "error"]
+
+
+def test_calls_below_an_attached_place_are_its_children(folder) -> None:
+    with recording(folder):
+        with localtrace.trajectory(step=3) as opened:
+            place = solve("q", localtrace.parent)
+        with localtrace.attach(place):
+            solve("a", lambda: solve("b", int))
+        assert localtrace.parent() is None
+    first, second, third = spans_of(folder)
+    assert {span["trace_id"] for span in (first, second, third)} == {opened.trace_id}
+    assert [second["parent_id"], third["parent_id"]] == [first["span_id"], second["span_id"]]
+    assert {span["step"] for span in (second, third)} == {3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "lt1-", "lt1-" + "0" * 32, "x" * 100, "lt1-" + "g" * 32 + "-" + "0" * 16 + "-1-t",
+     "lt1-" + "0" * 32 + "-" + "0" * 16 + "-1-tz", "lt1-" + "0" * 32 + "-" + "0" * 16 + "--1-t",
+     "lt1-" + "0" * 32 + "-" + "0" * 16 + "-" + "9" * 30 + "-t", 7, b"lt1"],
+)  # fmt: skip
+def test_nonsense_for_a_place_changes_nothing(folder, text: Any) -> None:
+    with recording(folder), localtrace.attach(text):
+        solve("q", int)
+        engine_record("r", header=text)
+    with open_store(folder) as opened:
+        assert len(opened.trajectories().to_dicts()) == 2
+
+
+def test_there_is_no_place_outside_of_a_trajectory(folder) -> None:
+    assert (localtrace.parent(), localtrace.rid()) == (None, None)
+    with recording(folder):
+        assert (localtrace.parent(), localtrace.rid()) == (None, None)
+
+
+def test_a_place_survives_any_step(folder) -> None:
+    places = []
+    with recording(folder):
+        for step in (None, 0, 10**17, 10**18, -1):
+            with localtrace.trajectory(step=step):
+                places.append(solve("q", localtrace.parent))
+    assert [place.split("-")[3] for place in places] == ["x", "0", str(10**17), "x", "x"]
+
+
+def test_request_ids_differ_and_name_the_same_trajectory(folder) -> None:
+    with recording(folder), localtrace.trajectory() as opened:
+        ids = {solve("q", localtrace.rid) for _ in range(20)}
+    assert len(ids) == 20
+    assert {localtrace.trace_id_of(one) for one in ids} == {opened.trace_id}
+    assert localtrace.trace_id_of("ab" * 16) == "ab" * 16

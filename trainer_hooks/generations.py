@@ -1,0 +1,111 @@
+"""One generation as an engine saw it, recorded where it belongs.
+
+It becomes a child of the call whose place the request carries (`localtrace.carried`), else of the
+call in whose context it runs. Else it stands alone: its trace id follows from its request id, and
+a trajectory of its own is recorded, unless LOCALTRACE_LONE_GENERATIONS=0 says that a trainer's hook
+records the trajectories and the two are matched later (the view `engine_calls`).
+"""
+
+from __future__ import annotations
+
+import os
+from asyncio import CancelledError
+from collections import OrderedDict
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.capture import (
+    OpenCall,
+    begin_trajectory,
+    encode_inputs,
+    end_trajectory,
+    new_span_id,
+    verdict,
+)
+from localtrace.carried import Carried, find_parent, is_generation, trace_id_of
+from localtrace.recorder import Recorder
+from localtrace.scope import Scope, current
+from localtrace.signature import Signature
+from localtrace.trainer_hooks.harmless import harmless
+
+LONE_VARIABLE = "LOCALTRACE_LONE_GENERATIONS"
+_LONE_REMEMBERED = 65_536
+
+_signatures: dict[str, Signature] = {}
+_lone: OrderedDict[tuple[object, bytes], None] = OrderedDict()
+"""Trace ids that have a trajectory already, by recording process: request ids may come twice."""
+
+
+@harmless
+def record_generation(
+    op: str,
+    *,
+    rid: str | None = None,
+    header: str | None = None,
+    start_ns: int,
+    duration_ns: int,
+    inputs: dict[str, Any],
+    outputs: dict[str, Any] | None = None,
+    error: BaseException | None = None,
+    cancelled: bool = False,
+) -> None:
+    """Record one generation, encoded at once. Never raises.
+
+    Args:
+        op: name of the span, such as `sglang.generate`.
+        rid: the engine's request id, which may carry a place.
+        header: the request's `localtrace-parent`.
+        start_ns: start in ns since the Unix epoch.
+        duration_ns: by a monotonic clock.
+        inputs: `prompt_ids` where they are known, and the rest by name.
+        outputs: `output_ids`, `output_logprobs`, `finish_reason`, `weight_version` and the rest.
+        error: why it failed.
+        cancelled: the caller went away; `outputs` is what there was until then.
+    """
+    recorder = process.active
+    if recorder is None:
+        return
+    scope = find_parent(header, rid) or current.get()
+    lone = scope is None
+    if scope is None:
+        scope = _stand_alone(recorder, op, rid, duration_ns)
+    if scope.trajectory.dropped is not None:
+        return
+    if cancelled and error is None:
+        error = CancelledError()
+    status, text = verdict(error)
+    call = _call(recorder, op, scope, inputs, start_ns)
+    call.put(recorder, duration_ns, status, text, outputs, is_generation(scope))
+    if lone and not scope.trajectory.ended:
+        end_trajectory(recorder, scope.trajectory, error)
+
+
+def _call(
+    recorder: Recorder, op: str, scope: Scope, inputs: dict[str, Any], start_ns: int
+) -> OpenCall:
+    state = scope.trajectory
+    call = OpenCall(state, new_span_id())
+    call.recorder, call.outer, call.own = recorder, scope, None
+    call.signature = _signatures.get(op) or _signatures.setdefault(op, Signature(_generation, op))
+    call.seq = state.next_seq
+    state.next_seq += 1
+    call.inputs = encode_inputs(recorder, inputs)
+    call.start_ns = start_ns
+    return call
+
+
+def _generation(prompt_ids: Any, messages: Any) -> None:
+    """What the signatures are made of: a call that takes a prompt."""
+
+
+def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:
+    key = bytes.fromhex(trace_id_of(rid)) if rid else os.urandom(16)
+    known = recorder.identity, key
+    if known in _lone or os.environ.get(LONE_VARIABLE) == "0":
+        lone = Carried(key, 0, None, False)
+        return Scope(lone.trajectory, None)
+    _lone[known] = None
+    while len(_lone) > _LONE_REMEMBERED:
+        _lone.popitem(last=False)
+    fields = (None, None, None, None, False, op, None, None)
+    return Scope(begin_trajectory(recorder, key, fields, duration_ns), None)

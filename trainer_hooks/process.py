@@ -1,0 +1,48 @@
+"""Processes that begin to record by themselves, because their environment says so."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import localtrace
+from localtrace import recorder as process
+from localtrace.errors import LocalTraceError
+from localtrace.losses import logger
+
+_ASKING = ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID")
+_tried_in: int | None = None
+"""The process that has tried; a forked child may try again."""
+
+
+def record_this_process(worker: str | None = None) -> bool:
+    """Begin to record as the environment says, once per process; True while it records.
+
+    It asks for it by LOCALTRACE_STORE or LOCALTRACE_RUN_ID. A failure is said once, in one line.
+
+    Args:
+        worker: a name for this process, where LOCALTRACE_WORKER gives none.
+
+    Raises:
+        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+    """
+    global _tried_in
+    if process.active is not None:
+        return True
+    if _tried_in == os.getpid() or not any(os.environ.get(name) for name in _ASKING):
+        return False
+    _tried_in = os.getpid()
+    try:
+        localtrace.init(worker=os.environ.get("LOCALTRACE_WORKER") or worker)
+    except Exception as error:
+        if not isinstance(error, LocalTraceError):
+            logger.debug("localtrace: this process does not record", exc_info=error)
+        say(f"this process does not record: {error or type(error).__name__}")
+        if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+            raise
+    return process.active is not None
+
+
+def say(text: str) -> None:
+    """Print one line to the standard error."""
+    print(f"localtrace: {text}", file=sys.stderr, flush=True)
