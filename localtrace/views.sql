@@ -105,6 +105,42 @@ select
 from stored.spans
 where is_turn;
 
+-- One row per generation as an engine recorded it (localtrace.trainer_hooks.generations), with the
+-- call that asked for it. `joined` says how that is known: carried, when the request carried its
+-- place; tokens, when exactly one call of the run sent the same prompt and got the same output
+-- around the same time, and no other generation fits that call. Null: unknown, or not certain.
+create view engine_calls as
+select
+    e.project, e.experiment, e.run_id, e.attempt,
+    e.trace_id as engine_trace_id, e.span_id as engine_span_id, e.op, e.status, e.error,
+    coalesce(if(e.parent_id is null, null, e.trace_id), t.trace_id) as trace_id,
+    coalesce(e.parent_id, t.span_id) as span_id,
+    case when e.parent_id is not null then 'carried' when t.span_id is not null then 'tokens' end
+        as joined,
+    coalesce(e.step, t.step) as step,
+    e.start_ns, e.end_ns, e.prompt_tokens, len(e.output_ids) as output_tokens, e.finish_reason,
+    e.weight_version, e.inputs, e.outputs, e.writer_id
+from stored.spans as e
+left join (
+    select
+        engine.trace_id as engine_trace_id, engine.span_id as engine_span_id,
+        caller.trace_id, caller.span_id, caller.step
+    from stored.spans as engine
+    join stored.spans as caller
+        on caller.run_id = engine.run_id and caller.attempt = engine.attempt
+        and caller.prompt_crc32 = engine.prompt_crc32
+        and caller.prompt_tokens = engine.prompt_tokens
+        and caller.output_ids = engine.output_ids
+    where engine.op in ('sglang.generate', 'vllm.generate') and engine.parent_id is null
+        and caller.is_turn and caller.op not in ('sglang.generate', 'vllm.generate')
+        -- Clocks of two nodes may differ by a second.
+        and engine.start_ns between caller.start_ns - 1000000000 and caller.end_ns
+        and engine.end_ns <= caller.end_ns + 1000000000
+    qualify count(*) over (partition by engine.trace_id, engine.span_id) = 1
+        and count(*) over (partition by caller.trace_id, caller.span_id) = 1
+) as t on t.engine_trace_id = e.trace_id and t.engine_span_id = e.span_id
+where e.op in ('sglang.generate', 'vllm.generate');
+
 -- One row per message that a turn added; `position` is its place in the turn's whole list.
 create view messages as
 select

@@ -44,5 +44,5 @@ def record_this_process(worker: str | None = None) -> bool:
 
 
 def say(text: str) -> None:
-    """Print one line to the standard error."""
+    """Print one line to the standard error, where Ray shows it to the driver."""
     print(f"localtrace: {text}", file=sys.stderr, flush=True)

@@ -20,7 +20,9 @@ from typing import Any
 from localtrace import recorder as process
 from localtrace.errors import ConfigError
 from localtrace.store.layout import on_network
+from localtrace.trainer_hooks.generations import LONE_VARIABLE
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import say
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.seams import seam
 from localtrace.trainer_hooks.verl.settings import hook_settings
@@ -73,7 +75,7 @@ def _warn_of_unknown_version() -> None:
     except PackageNotFoundError:
         return
     if found not in job.KNOWN_VERSIONS:
-        job.say(
+        say(
             f"verl {found} is not among the versions that this hook was tested with "
             f"({', '.join(job.KNOWN_VERSIONS)}); localtrace doctor shows what it could enter"
         )
@@ -92,7 +94,7 @@ def _begin(config: Any) -> dict[str, str]:
     assert recorder is not None
     context = recorder.context
     _remember_run(config, context.run_id, context.attempt)
-    job.say(f"run {context.run_id}, attempt {context.attempt}, is recorded in {store}")
+    say(f"run {context.run_id}, attempt {context.attempt}, is recorded in {store}")
     return _variables(config)
 
 
@@ -102,6 +104,9 @@ def _variables(config: Any) -> dict[str, str]:
         name = job.select(config, f"trainer.{key}_name")
         if name:
             variables.setdefault(f"LOCALTRACE_{key.upper()}", str(name))
+    if job.records_rollouts(config):
+        # The agent loops record the trajectories; what engines record is matched with them.
+        variables.setdefault(LONE_VARIABLE, "0")
     variables.pop("LOCALTRACE_WORKER", None)
     return variables
 
@@ -111,7 +116,7 @@ def _choose_local_journals(store: Path) -> None:
     if "LOCALTRACE_JOURNAL_DIR" not in os.environ and on_network(store):
         folder = Path(tempfile.gettempdir()) / f"localtrace-journals-{os.getuid()}"
         os.environ["LOCALTRACE_JOURNAL_DIR"] = str(folder)
-        job.say(f"{store} is on a network file system, so each node keeps its journals in {folder}")
+        say(f"{store} is on a network file system, so each node keeps its journals in {folder}")
 
 
 def _name_run(config: Any) -> None:

@@ -12,6 +12,7 @@ import localtrace
 from localtrace import recorder as process
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.losses import logger
+from localtrace.trainer_hooks.process import say
 from localtrace.trainer_hooks.verl.settings import hook_settings
 
 BACKEND = "localtrace"
@@ -23,11 +24,6 @@ _EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
 
 _config: Any = None
 _problem: str | None = None
-
-
-def say(text: str) -> None:
-    """Print one line to the standard error, where Ray shows it to the driver."""
-    print(f"localtrace: {text}", file=sys.stderr, flush=True)
 
 
 def split_backend(backend: Any) -> tuple[bool, str | None]:

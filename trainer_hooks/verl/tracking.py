@@ -12,6 +12,7 @@ from typing import Any
 from localtrace import recorder as process
 from localtrace.recording import flush, log_metrics
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import say
 from localtrace.trainer_hooks.verl import job, workers
 from localtrace.trainer_hooks.verl.prometheus import Sampler
 from localtrace.trainer_hooks.verl.seams import on_import, seam
@@ -104,7 +105,7 @@ def _with_counts(data: Mapping[Any, Any], step: Any) -> dict[Any, Any] | None:
     statuses = _survey.statuses()
     if announce:
         _announced = True
-        job.say(workers.summary(statuses))
+        say(workers.summary(statuses))
     found = workers.counts(statuses)
     return None if found is None else {**data, **found}
 
