@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -120,28 +121,35 @@ class Receipt:
         """What went wrong beside single trajectories."""
         return [f"run {r.run_id}: {r.metrics_problem}" for r in self.runs if r.metrics_problem]
 
+    def json_parts(self) -> Iterator[bytes]:
+        """The receipt as indented JSON: the same bytes for equal receipts, safe to print.
+
+        In parts, because one of a million trajectories takes 350 MB.
+        """
+        before, empty, after = _json(replace(self, traces=[])).partition(b'"traces": []')
+        if not self.traces:
+            yield before + empty + after + b"\n"
+            return
+        yield before + b'"traces": ['
+        for number, trace in enumerate(self.traces):
+            yield (b",\n" if number else b"\n") + b"    "
+            yield _json(trace).replace(b"\n", b"\n    ")
+        yield b"\n  ]" + after + b"\n"
+
     def to_json(self) -> bytes:
-        """The receipt as indented JSON: the same bytes for equal receipts, safe to print."""
-        try:
-            text = msgspec.json.encode(self, order="deterministic")
-        except UnicodeEncodeError:  # lone surrogates: a path that is not UTF-8, a server's answer
-            plain = msgspec.to_builtins(self, order="deterministic")
-            text = json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
-        text = msgspec.json.format(text, indent=2) + b"\n"
-        if text.isascii() and b"\x7f" not in text:  # nothing to escape, and it may be long
-            return text
-        return escape(text.decode()).encode()
+        """The receipt as `json_parts` has it."""
+        return b"".join(self.json_parts())
 
     def write_json(self, path: Path) -> None:
         """Write the receipt as JSON, without keys; the file appears only when it is whole."""
-        put_file(path, _without_keys(self).to_json())
+        put_file(path, _without_keys(self).json_parts())
 
     def write(self, folder: Path) -> None:
         """Write the receipt into a folder, as `<upload_id>.json` and as a page beside it."""
         from localtrace.uploader.receipt_page import page
 
         safe = _without_keys(self)
-        put_file(folder / f"{self.upload_id}.json", safe.to_json())
+        put_file(folder / f"{self.upload_id}.json", safe.json_parts())
         put_file(folder / f"{self.upload_id}.html", page(safe).encode())
 
     @classmethod
@@ -164,6 +172,16 @@ class Receipt:
             receipt = decoded(path, data, cls)
         _check(path, receipt)
         return receipt
+
+
+def _json(value: Receipt | TraceReceipt) -> bytes:
+    """Indented JSON, safe to print."""
+    try:
+        text = msgspec.json.encode(value, order="deterministic")
+    except UnicodeEncodeError:  # lone surrogates: a path that is not UTF-8, a server's answer
+        plain = msgspec.to_builtins(value, order="deterministic")
+        text = json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+    return escape(msgspec.json.format(text, indent=2).decode()).encode()
 
 
 def is_complete(counts: dict[str, int], reads_back: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,8 @@ from localtrace.filters import Filters
 from localtrace.types import Run
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from localtrace.reader import Store
 
 _GROUP = (
@@ -188,7 +190,7 @@ def _column(store: Store, query: str, params: Mapping[str, Any]) -> list[str]:
 def _chosen(store: Store, query: str, params: dict[str, Any]) -> list[ChosenRun]:
     known = {(run.run_id, run.attempt): run for run in _runs(store)}
     parts: dict[tuple[Any, ...], ChosenRun] = {}
-    for row in store.sql(query, params).to_dicts():
+    for row in _rows(store.sql(query, params).to_arrow()):
         key = (row["run_id"], row["attempt"], row["project"], row["experiment"])
         if key not in parts:
             run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None, None, None)
@@ -196,6 +198,12 @@ def _chosen(store: Store, query: str, params: dict[str, Any]) -> list[ChosenRun]
             parts[key] = ChosenRun(place, [])
         parts[key].trace_ids.append(row["trace_id"])
     return list(parts.values())
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as dicts, few at a time in memory: a selection may be a whole store."""
+    for batch in table.to_batches(max_chunksize=1000):
+        yield from batch.to_pylist()
 
 
 def _runs(store: Store) -> Iterable[Run]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,13 +206,13 @@ def _probe_write(folder: Path) -> None:
     probe.unlink()
 
 
-def put_file(path: Path, data: bytes) -> None:
+def put_file(path: Path, data: bytes | Iterator[bytes]) -> None:
     """Write a file whole or not at all, and put it on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{uuid.uuid4().hex}")
     try:
         with draft.open("wb") as file:
-            file.write(data)
+            file.writelines(data if isinstance(data, Iterator) else [data])
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
