@@ -90,13 +90,18 @@ select * exclude (superseded) from all_trajectories where not superseded;
 -- One row per call; prompts and messages as each turn adds them (whole_prompts, whole_messages).
 create view spans as select * from stored.spans;
 
--- One row per model generation; `turn` counts from 0 inside its trajectory.
+-- One row per model generation; `turn` counts from 0 inside its trajectory. `response_start` is the
+-- place of the turn's first token in the trajectory's response, which is all that follows the first
+-- prompt: what trainers count their per-token values by. Null where prompt lengths are unknown.
 create view turns as
 select
     -- All keys are the same within a trace; naming them lets a filter skip files.
     row_number() over (
         partition by project, experiment, step, trace_id order by seq
     ) - 1 as turn,
+    if(turn = 0, 0, prompt_tokens - first_value(prompt_tokens) over (
+        partition by project, experiment, step, trace_id order by seq
+    )) as response_start,
     project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
     span_id, parent_id, seq, op, status, error, start_ns, end_ns, started_at,
     prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
@@ -157,15 +162,41 @@ from (
     from (select *, from_json(messages, '["JSON"]') as list from turns)
 );
 
--- One row per generated token; `position` counts from 0 inside its turn.
+-- One row per generated token; `position` counts from 0 inside its turn, `response_position` inside
+-- the trajectory's response. Values of the trainer are the newest per-token outcomes old_log_probs,
+-- ref_log_prob and advantages, for the trajectories that have them; where the engine gave no
+-- logprob, rollout_log_probs. `generated` is false where the turn's own response mask is 0.
 create view tokens as
 select
-    project, experiment, run_id, trace_id, step, span_id, turn,
-    generate_subscripts(output_ids, 1) - 1 as position,
-    unnest(output_ids) as id,
-    unnest(output_logprobs[:len(output_ids)]) as logprob
-from turns
-where len(output_ids) > 0;
+    * exclude (response_start, sent_logprob) replace (coalesce(logprob, sent_logprob) as logprob),
+    response_start + position as response_position,
+    trainer_logprob - coalesce(logprob, sent_logprob) as logprob_diff
+from (
+    select
+        project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
+        span_id, turn, response_start,
+        generate_subscripts(output_ids, 1) - 1 as position,
+        unnest(output_ids) as id,
+        unnest(list_transform(response_mask[:n], lambda one: one <> 0)) as generated,
+        unnest(output_logprobs[:n]) as logprob,
+        unnest(sent[a + 1:a + n]) as sent_logprob,
+        unnest(trainer[a + 1:a + n]) as trainer_logprob,
+        unnest(ref[a + 1:a + n]) as ref_logprob,
+        unnest(advantages[a + 1:a + n]) as advantage,
+        weight_version
+    from (select *, len(output_ids) as n, response_start as a from turns where len(output_ids) > 0)
+    left join (
+        select
+            trace_id as of_trace,
+            any_value("values") filter (name = 'rollout_log_probs') as sent,
+            any_value("values") filter (name = 'old_log_probs') as trainer,
+            any_value("values") filter (name = 'ref_log_prob') as ref,
+            any_value("values") filter (name = 'advantages') as advantages
+        from outcomes
+        where name in ('rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages')
+        group by trace_id
+    ) on of_trace = trace_id
+);
 
 create view metrics as select * from stored.metrics;
 

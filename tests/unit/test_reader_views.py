@@ -170,6 +170,38 @@ def test_tokens_have_one_row_each_and_lacking_logprobs_are_null() -> None:
     ]
 
 
+def test_the_trainers_values_stand_beside_the_tokens_of_every_turn() -> None:
+    key = {"trace_id": "t", "step": 1, "is_turn": True}
+    spans: list[Row] = [
+        # The response is 7 8 | 1 1 (a tool's) | 9: the second prompt holds 3 + 2 + 2 ids.
+        {**key, "span_id": "1", "seq": 0, "prompt_tokens": 3, "output_ids": [7, 8],
+         "output_logprobs": [-0.5, -0.25]},
+        {**key, "span_id": "2", "seq": 1, "prompt_tokens": 7, "output_ids": [9]},
+        {**key, "span_id": "3", "seq": 2, "output_ids": [5]},
+    ]  # fmt: skip
+    outcomes: list[Row] = [
+        {"trace_id": "t", "name": name, "values": values, "time_ns": time_ns}
+        for name, values, time_ns in (
+            ("old_log_probs", [9.0] * 5, 1),
+            ("old_log_probs", [-0.75, -0.25, 0.0, 0.0, -1.0], 2),
+            ("rollout_log_probs", [0.0, 0.0, 0.0, 0.0, -2.0], 1),
+            ("advantages", [1.5, 1.5, 0.0, 0.0, 1.25], 1),
+        )
+    ]
+    rows = rows_of(
+        "select turn, response_position, id, logprob, trainer_logprob, logprob_diff, advantage "
+        "from tokens order by turn, position",
+        spans=spans,
+        outcomes=outcomes,
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        (0, 0, 7, -0.5, -0.75, -0.25, 1.5),
+        (0, 1, 8, -0.25, -0.25, 0.0, 1.5),
+        (1, 4, 9, -2.0, -1.0, 1.0, 1.25),
+        (2, None, 5, None, None, None, None),
+    ]
+
+
 def test_messages_have_one_row_each_at_their_place_in_the_whole_list() -> None:
     rows = rows_of("from messages order by turn, position", spans=SPANS)
     told = [(row["turn"], row["position"], row["role"], row["content"]) for row in rows]
