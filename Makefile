@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-verl test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,9 @@ test: $(VENV)/test-installed  ## Run the tests
 
 test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests against real MLflow and Weave servers
 	$(BIN)/python -m pytest tests/servers
+
+test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
+	$(BIN)/python -m pytest tests/trl
 
 test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
 	$(BIN)/python -m pytest tests/verl

@@ -1,0 +1,134 @@
+"""A rollout loop and a trainer written by hand, recorded with localtrace.
+
+An agent learns to find a number from 0 to 9 by asking: each guess is one generation, each hint one
+call of a tool. Its policy is a table of logits, so that this needs no model and no GPU.
+
+    python examples/rollout_loop.py [STORE]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import mean, pstdev
+from typing import Any
+
+import localtrace
+
+HIGHER, LOWER, RIGHT, START = 10, 11, 12, 13
+"""Tokens; those below 10 are guesses."""
+STEPS, ROLLOUTS_PER_SECRET, TURNS_MAX, LEARNING_RATE = 40, 8, 4, 0.3
+
+
+class Policy:
+    """A softmax over guesses for every prompt: all guesses so far, each with its hint."""
+
+    def __init__(self) -> None:
+        self.logits: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0] * 10)
+
+    def probabilities(self, prompt_ids: list[int]) -> list[float]:
+        weights = [math.exp(logit) for logit in self.logits[tuple(prompt_ids)]]
+        return [weight / sum(weights) for weight in weights]
+
+    # An op with an argument `prompt_ids` and a result with `output_ids` is recorded as a turn.
+    @localtrace.op
+    async def generate(self, prompt_ids: list[int]) -> dict[str, Any]:
+        probabilities = self.probabilities(prompt_ids)
+        (guess,) = random.choices(range(10), probabilities)
+        return {
+            "output_ids": [guess],
+            "output_logprobs": [math.log(probabilities[guess])],
+            "finish_reason": "stop",
+        }
+
+    def learn(self, rollout: Rollout, advantage: float) -> None:
+        """Raise the log-probability of each guess by the advantage (REINFORCE)."""
+        for end in range(1, len(rollout.ids), 2):
+            prompt_ids, guess = rollout.ids[:end], rollout.ids[end]
+            logits = self.logits[tuple(prompt_ids)]
+            for token, probability in enumerate(self.probabilities(prompt_ids)):
+                gradient = (token == guess) - probability
+                logits[token] += LEARNING_RATE * advantage * gradient
+
+
+# Any other op is a plain span.
+@localtrace.op
+async def hint(secret: int, guess: int) -> int:
+    return RIGHT if guess == secret else HIGHER if guess < secret else LOWER
+
+
+@dataclass
+class Rollout:
+    trace_id: str
+    ids: list[int]
+    reward: float
+
+
+async def play(policy: Policy, step: int, secret: int, rollout_n: int) -> Rollout:
+    """One trajectory: every op called inside the with block belongs to it."""
+    with localtrace.trajectory(
+        step=step, sample_index=secret, rollout_n=rollout_n, group_id=f"{step}-{secret}"
+    ) as trajectory:
+        ids = [START]
+        for _ in range(TURNS_MAX):
+            output = await policy.generate(ids)
+            ids += output["output_ids"]
+            ids.append(await hint(secret, ids[-1]))
+            if ids[-1] == RIGHT:
+                break
+        reward = 2 / (len(ids) - 1) if ids[-1] == RIGHT else 0.0
+        trajectory.set(reward=reward)
+    return Rollout(trajectory.trace_id, ids, reward)
+
+
+async def train_step(policy: Policy, step: int) -> None:
+    """All rollouts of a step at once, then an update with advantages relative to each group."""
+    rollouts = await asyncio.gather(
+        *(play(policy, step, secret, n) for secret in range(10) for n in range(ROLLOUTS_PER_SECRET))
+    )
+    advantages: list[float] = []
+    for start in range(0, len(rollouts), ROLLOUTS_PER_SECRET):
+        rewards = [one.reward for one in rollouts[start : start + ROLLOUTS_PER_SECRET]]
+        advantages += [(reward - mean(rewards)) / (pstdev(rewards) + 1e-4) for reward in rewards]
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        policy.learn(rollout, advantage)
+
+    # What becomes known after a rollout is recorded when it is known, here or in another process.
+    localtrace.outcome(
+        [rollout.trace_id for rollout in rollouts],
+        step=step,
+        advantage=advantages,
+        trained_step=[step] * len(rollouts),
+        fate=["trained" if advantage else "filtered" for advantage in advantages],
+    )
+    localtrace.log_metrics({"reward/mean": mean(one.reward for one in rollouts)}, step=step)
+
+
+def show(store_path: str) -> None:
+    """Read what was recorded: a named query, SQL, and one trajectory with all its calls."""
+    with localtrace.open_store(store_path) as store:
+        for row in store.query("reward_by_step").to_dicts()[:: STEPS // 5]:
+            print(f"step {row['step']:2}: mean reward {row['mean_reward']:.2f}")
+        longest = store.sql(
+            "select trace_id from trajectories order by turn_count desc, step limit 1"
+        )
+        for span in store.trajectory(longest.to_dicts()[0]["trace_id"]).spans:
+            print(f"  {span.op:16} {span.inputs} -> {span.outputs}")
+
+
+def main(store_path: str = "localtrace-example") -> None:
+    random.seed(0)
+    localtrace.init(store_path, project="examples", experiment="guess a number")
+    policy = Policy()
+    for step in range(STEPS):
+        asyncio.run(train_step(policy, step))
+    localtrace.close()
+    show(store_path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+"""A tiny model, and a store that a trainer records into."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace import testing
+from tests.environment import unavailable
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+try:
+    import trl  # noqa: F401
+except ImportError:
+    unavailable("trl is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
+        monkeypatch.delenv(name)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    yield
+    localtrace.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model."""
+    from tests.trl.training import make_model
+
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Stored:
+    """What is in a store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sql(self, text: str) -> list[dict[str, Any]]:
+        """The rows that a query finds in what was recorded so far."""
+        localtrace.flush()
+        with localtrace.open_store(self.path) as store:
+            return store.sql(text).to_dicts()
+
+    def rollouts(self) -> list[Any]:
+        """All trajectories with their spans and newest outcomes, in the order in which they ended.
+
+        That is the order of the batches, and within a batch that of its rows.
+        """
+        localtrace.flush()
+        with localtrace.open_store(self.path) as store:
+            rows = store.sql("select trace_id from all_trajectories order by writer_seq")
+            return list(store.read([row["trace_id"] for row in rows.to_dicts()]))
+
+
+@pytest.fixture
+def stored(tmp_path: Path, _fresh_process: None) -> Iterator[Stored]:
+    """What is recorded during a test."""
+    with testing.recording(tmp_path / "store") as path:
+        yield Stored(path)

@@ -1,0 +1,203 @@
+"""The hook changes nothing that is computed, whatever becomes of the recording."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import localtrace
+from localtrace import recorder as process
+from localtrace import testing
+from localtrace.errors import ConfigError
+from localtrace.trainer_hooks.trl import outcomes, record, rollouts
+from tests.trl.conftest import Stored
+from tests.trl.training import long, make_trainer, small, weights
+
+_SETTINGS = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+}
+
+
+def _train(model: Path, folder: Path, recorded: bool, **more: Any) -> dict[str, Any]:
+    trainer = make_trainer(model, folder, **_SETTINGS, **more)
+    if recorded:
+        record(trainer)
+    trainer.train()
+    batches = [update["batch"] for update in trainer.updates]
+    timeless = [
+        {name: value for name, value in logs.items() if "time" not in name and "per_s" not in name}
+        for _, logs in trainer.logged
+    ]
+    return {
+        "weights": weights(trainer),
+        "names": [sorted(batch) for batch in batches],
+        "ids": [batch["completion_ids"].tolist() for batch in batches],
+        "logged": timeless,
+        "random": (random.random(), np.random.random(), torch.rand(1).item()),
+    }
+
+
+@pytest.fixture(scope="module")
+def bare(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a training gives without the hook."""
+    return _train(model, tmp_path_factory.mktemp("bare"), recorded=False)
+
+
+def _assert_same(found: dict[str, Any], bare: dict[str, Any]) -> None:
+    assert torch.equal(found.pop("weights"), bare["weights"])
+    assert found == {name: value for name, value in bare.items() if name != "weights"}
+
+
+def test_a_recorded_training_gives_the_same_weights_batches_metrics_and_random_numbers(
+    model: Path, tmp_path: Path, stored: Stored, bare: dict[str, Any]
+) -> None:
+    _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
+    assert len(stored.rollouts()) > 8
+
+
+def test_without_a_store_one_line_says_so_and_the_trainer_is_left_alone(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(model, tmp_path)
+    before = set(vars(trainer))
+    record(trainer)
+    assert set(vars(trainer)) == before
+    lines = [line for line in capfd.readouterr().err.splitlines() if "localtrace" in line]
+    assert len(lines) == 1
+    assert "localtrace.init" in lines[0]
+
+
+def test_a_store_in_the_environment_is_enough(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("LOCALTRACE_SEAL", "0")
+    monkeypatch.setenv("LOCALTRACE_MIN_FREE_BYTES", "0")
+    trainer = make_trainer(model, tmp_path / "out", max_steps=1)
+    record(trainer)
+    trainer.train()
+    found = Stored(tmp_path / "store")
+    assert len(found.rollouts()) == 4
+    assert found.sql("select worker from stored.runs")[0]["worker"] == "rank0"
+
+
+def test_a_store_that_cannot_be_written_stops_nothing(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    bare: dict[str, Any],
+) -> None:
+    (tmp_path / "store").write_text("in the way")
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr("localtrace.trainer_hooks.process._tried_in", None)
+    _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "localtrace" in line]
+    assert len(lines) == 1
+
+
+def test_a_queue_that_is_full_stops_nothing(
+    model: Path, tmp_path: Path, bare: dict[str, Any]
+) -> None:
+    with testing.recording(tmp_path / "store", queue_max_bytes=1500):
+        _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
+        assert localtrace.losses()["trajectories"]
+
+
+def test_a_recording_that_is_closed_meanwhile_stops_nothing(
+    model: Path, tmp_path: Path, stored: Stored, bare: dict[str, Any]
+) -> None:
+    @functools.wraps(long)
+    def closing(**given: Any) -> list[float]:
+        localtrace.close()
+        return long(**given)
+
+    found = _train(model, tmp_path / "out", recorded=True, reward_funcs=[closing, small])
+    _assert_same(found, bare)
+    assert [rollout.status for rollout in stored.rollouts()] == ["interrupted"] * 4
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (rollouts.Launch, "__init__"),
+        (rollouts.Launch, "record_turns"),
+        (rollouts.Launch, "score"),
+        (rollouts.Launch, "end"),
+        (outcomes, "outcome"),
+    ],
+)
+def test_a_hook_that_fails_inside_changes_nothing(
+    model: Path,
+    tmp_path: Path,
+    stored: Stored,
+    bare: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    name: str,
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(where, name, broken)
+    _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
+    assert process.active is not None
+    assert process.active.losses.as_dict()
+
+
+def test_a_reward_function_that_fails_reaches_the_caller_and_is_recorded(
+    model: Path, tmp_path: Path, stored: Stored
+) -> None:
+    def broken(**_: Any) -> None:
+        raise ZeroDivisionError("no reward today")
+
+    trainer = make_trainer(model, tmp_path / "out", reward_funcs=[broken])
+    record(trainer)
+    with pytest.raises(ZeroDivisionError, match="no reward today"):
+        trainer.train()
+    for rollout in stored.rollouts():
+        assert rollout.status == "error"
+        assert rollout.error == "ZeroDivisionError: no reward today"
+        assert [turn.status for turn in rollout.spans] == ["ok"]
+
+
+def test_a_generation_that_fails_reaches_the_caller_and_is_recorded(
+    model: Path, tmp_path: Path, stored: Stored
+) -> None:
+    trainer = make_trainer(model, tmp_path / "out")
+    trainer.generation_config.max_new_tokens = -1
+    record(trainer)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        trainer.train()
+    rollouts = stored.rollouts()
+    assert len(rollouts) == 4
+    for rollout in rollouts:
+        (turn,) = rollout.spans
+        assert (rollout.status, turn.status) == ("error", "error")
+        assert turn.prompt_ids
+        assert turn.output_ids is None
+
+
+def test_a_trainer_is_recorded_once_however_often_it_is_asked_for(
+    model: Path, tmp_path: Path, stored: Stored
+) -> None:
+    trainer = make_trainer(model, tmp_path / "out", max_steps=1)
+    record(trainer)
+    record(trainer)
+    trainer.train()
+    assert len(stored.rollouts()) == 4
+
+
+def test_what_is_no_grpo_trainer_is_refused(stored: Stored) -> None:
+    with pytest.raises(ConfigError, match="GRPOTrainer of trl"):
+        record(object())

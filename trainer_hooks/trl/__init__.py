@@ -1,0 +1,7 @@
+"""Recording of TRL's GRPO trainer: `record(trainer)` before `trainer.train()`."""
+
+from __future__ import annotations
+
+from localtrace.trainer_hooks.trl.hook import record
+
+__all__ = ["record"]

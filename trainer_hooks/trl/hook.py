@@ -1,0 +1,172 @@
+"""Where the hook enters a GRPO trainer: methods of the one trainer that it was given.
+
+No callback of TRL sees completions, so seven methods are replaced on the instance; TRL's classes
+and modules stay as they are. What is added looks at arguments and results, never raises into the
+trainer, draws no random numbers and changes no tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from localtrace.errors import ConfigError
+from localtrace.recording import log_metrics
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.trl.job import start_recording
+from localtrace.trainer_hooks.trl.outcomes import (
+    Trained,
+    record_batch,
+    record_trained,
+    rollouts_of,
+)
+from localtrace.trainer_hooks.trl.rollouts import Finished, Launch, record_within
+
+_METHODS = (
+    "_prepare_inputs", "_generate_and_score_completions", "_generate", "_generate_single_turn",
+    "_tool_call_loop", "_calculate_rewards", "log",
+)  # fmt: skip
+_ROLLOUTS_KEY = "localtrace_rollouts"
+"""Names the rollout of each row while TRL shuffles a batch and splits it."""
+_recorded: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def record(trainer: Any) -> None:
+    """Record what a `trl.GRPOTrainer` generates, scores and trains on.
+
+    Call it in every process of the job, between the making of the trainer and `train()` or
+    `evaluate()`. The first process records already (`localtrace.init`), or begins to, as
+    LOCALTRACE_STORE says; the others follow it. Else one line says that nothing is recorded.
+
+    Raises:
+        ConfigError: the trainer lacks methods that TRL's GRPO trainer has.
+    """
+    missing = [name for name in _METHODS if not callable(getattr(trainer, name, None))]
+    if missing:
+        raise ConfigError(
+            f"cannot record a {type(trainer).__name__} that has no {missing[0]}: use the "
+            "GRPOTrainer of trl 1.16"
+        )
+    if trainer not in _recorded and start_recording(trainer):
+        _recorded.add(trainer)
+        Hook(trainer).enter()
+
+
+class Hook:
+    """What is known between the methods of one trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._launches = 0
+        self._launch: Launch | None = None
+        """The generation batch under way."""
+        self._messages: Sequence[Any] = ()
+        """What the batch was prompted with, tool results included as they come."""
+        self._slices: list[list[Trained]] = []
+        """The rollouts in each part of TRL's buffer."""
+        self._step: int | None = None
+        """At which the rollouts in the buffer were launched."""
+
+    def enter(self) -> None:
+        """Put this hook's methods around those of the trainer."""
+        self._around("_prepare_inputs", after=self._use)
+        self._around("_generate_and_score_completions", self._begin, self._end)
+        self._around("_generate", self._prompt, self._custom_rollout)
+        self._around("_generate_single_turn", after=self._turn)
+        self._around("_tool_call_loop", self._tools)
+        self._around("_calculate_rewards", after=self._score)
+        self._around("log", after=self._log)
+
+    def _around(
+        self,
+        name: str,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        original = getattr(self._trainer, name)
+        begin, end = harmless(before or _nothing), harmless(after or _nothing)
+
+        @functools.wraps(original)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            begin(*args, **kwargs)
+            start_ns, begun_ns = time.time_ns(), time.perf_counter_ns()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                duration_ns = time.perf_counter_ns() - begun_ns
+                end(Finished(start_ns, duration_ns, error=error), *args, **kwargs)
+                raise
+            end(Finished(start_ns, time.perf_counter_ns() - begun_ns, result), *args, **kwargs)
+            return result
+
+        setattr(self._trainer, name, entered)
+
+    # -- one generation batch, from the dataset's rows to what is trained on -----------------
+
+    def _begin(self, inputs: Sequence[dict[str, Any]]) -> None:
+        self._launch = None
+        if self._trainer.model.training:
+            self._slices = []
+        self._launches += 1
+        self._launch = Launch(self._trainer, inputs, self._launches)
+
+    def _end(self, call: Finished, inputs: Sequence[dict[str, Any]]) -> None:
+        launch, self._launch = self._launch, None
+        if launch is None:
+            return
+        launch.end(call.error)
+        if call.error is None:
+            record_batch(launch, self._trainer.reward_func_names, call.result)
+            if not launch.validate:
+                self._step = launch.step
+                call.result[_ROLLOUTS_KEY] = rollouts_of(launch, call.result)
+
+    def _prompt(self, prompts: Sequence[Any]) -> None:
+        self._messages = prompts
+
+    def _turn(self, call: Finished, prompt_ids: Sequence[Any], *_: Any, **__: Any) -> None:
+        if self._launch is not None and self._trainer.rollout_func is None:
+            completion_ids, logprobs = call.result or (None, None)
+            self._launch.record_turns(call, self._messages, prompt_ids, completion_ids, logprobs)
+
+    def _custom_rollout(self, call: Finished, prompts: Sequence[Any]) -> None:
+        """A `rollout_func` generates by itself; what it returns counts as one turn."""
+        if self._launch is None or self._trainer.rollout_func is None or call.error is not None:
+            return
+        prompt_ids, completion_ids, _, _, logprobs, *_ = call.result
+        self._launch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
+
+    def _tools(self, prompts: Sequence[Any], *_: Any, **__: Any) -> None:
+        self._messages = prompts
+        if self._launch is not None:
+            for tools in (self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts):
+                for row, by_name in zip(self._launch.rows, tools, strict=True):
+                    by_name.update({n: record_within(row, tool) for n, tool in by_name.items()})
+
+    def _score(
+        self, call: Finished, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
+    ) -> None:
+        if self._launch is not None and call.error is None:
+            self._launch.score(call.result, completion_ids)
+
+    def _use(self, call: Finished, batch: Any) -> None:
+        """TRL is about to train on a part of its buffer, or has evaluated a batch."""
+        buffer = self._trainer._buffered_inputs or ()
+        if any(_ROLLOUTS_KEY in part for part in buffer):
+            self._slices = [part.pop(_ROLLOUTS_KEY) for part in buffer]
+        for part, rollouts in zip(buffer, self._slices, strict=False):
+            if part is call.result:
+                trained_step = self._trainer.state.global_step
+                record_trained(rollouts, step=self._step, trained_step=trained_step)
+
+    def _log(self, call: Finished, logs: dict[str, Any], *_: Any, **__: Any) -> None:
+        if self._trainer.accelerator.is_main_process:
+            numbers = {n: v for n, v in logs.items() if isinstance(v, int | float)}
+            log_metrics(numbers, step=self._trainer.state.global_step)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Where there is nothing to do before a call, or after it."""

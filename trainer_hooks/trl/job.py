@@ -1,0 +1,82 @@
+"""The start of recording in every process of a job that TRL trains in."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import record_this_process, say
+
+
+def start_recording(trainer: Any) -> bool:
+    """Record in this process, as a part of the same run as in the others; True when it does.
+
+    Raises:
+        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+    """
+    accelerator = trainer.accelerator
+    worker = f"rank{accelerator.process_index}"
+    if accelerator.is_main_process:
+        record_this_process(worker)
+    if accelerator.num_processes > 1:
+        _follow_main_process(worker)
+    if process.active is None and accelerator.is_main_process and not _is_asked_for():
+        say(
+            "the trainer is not recorded: call localtrace.init(...) before record(trainer), or set "
+            "LOCALTRACE_STORE"
+        )
+    _keep_tokenizer(trainer)
+    return process.active is not None
+
+
+def _is_asked_for() -> bool:
+    """Whether `record_this_process` has said already why it does not record."""
+    return bool(os.environ.get("LOCALTRACE_STORE") or os.environ.get("LOCALTRACE_RUN_ID"))
+
+
+def _follow_main_process(worker: str) -> None:
+    """Record the run of the first process, which tells where and as what; a collective call."""
+    from torch import distributed
+
+    told = [_variables()]
+    distributed.broadcast_object_list(told, src=0)
+    (variables,) = told
+    if variables is None:
+        return
+    if process.active is None:
+        os.environ.update(variables)
+        record_this_process(worker)
+    elif process.active.context.run_id != variables["LOCALTRACE_RUN_ID"]:
+        say(
+            f"{worker} records a run of its own: call localtrace.init(...) in the main process "
+            "only, or with the same run_id everywhere"
+        )
+
+
+def _variables() -> dict[str, str] | None:
+    recorder = process.active
+    if recorder is None:
+        return None
+    context = recorder.context
+    return {
+        "LOCALTRACE_STORE": str(recorder.layout.root),
+        "LOCALTRACE_PROJECT": context.project,
+        "LOCALTRACE_EXPERIMENT": context.experiment,
+        "LOCALTRACE_RUN_ID": context.run_id,
+        "LOCALTRACE_ATTEMPT": str(context.attempt),
+    }
+
+
+@harmless
+def _keep_tokenizer(trainer: Any) -> None:
+    recorder = process.active
+    given = trainer.processing_class
+    backend = getattr(getattr(given, "tokenizer", given), "backend_tokenizer", None)
+    if recorder is None or backend is None:
+        return
+    layout, run_id = recorder.layout, recorder.context.run_id
+    if not has_tokenizer(layout, run_id):
+        store_tokenizer(layout, backend.to_str().encode(), run_id)

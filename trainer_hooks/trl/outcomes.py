@@ -1,0 +1,73 @@
+"""What TRL computed for each rollout of a batch, and what it trained on, joined by trace id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localtrace.recording import outcome
+from localtrace.trainer_hooks.trl.rollouts import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+_SOURCE = "trl"
+_TOKEN_NAMES = {
+    "old_per_token_logps": "old_log_probs",
+    "ref_per_token_logps": "ref_log_prob",
+    "importance_sampling_ratio": "importance_ratio",
+    "tool_mask": "response_mask",
+}
+"""Tensors of a batch with one value per token of the completion, and their names as outcomes."""
+_TAKEN_NAMES = {"reward", "advantage", "trained_step", "fate", *_TOKEN_NAMES.values()}
+Trained = tuple[str, bool]
+"""The trace id of a rollout, and whether a token of it counts for the loss."""
+
+
+def record_batch(
+    launch: Launch, reward_names: Sequence[str], batch: Mapping[str, torch.Tensor]
+) -> None:
+    """Record rewards, advantages and per-token values.
+
+    Args:
+        reward_names: of the reward functions.
+        batch: what TRL made of the launch, in its order, completions padded on the right.
+    """
+    rows = launch.rows
+    values: dict[str, list[Any]] = {
+        name: [row.rewards[place] for row in rows]
+        for place, name in enumerate(distinct(reward_names))
+    }
+    values["advantage"] = batch["advantages"].tolist()
+    for key, name in _TOKEN_NAMES.items():
+        if key in batch:
+            padded = batch[key].tolist()
+            values[name] = [one[: row.length] for row, one in zip(rows, padded, strict=True)]
+    ids = [row.trajectory.trace_id for row in rows]
+    outcome(ids, step=launch.step, source=_SOURCE, **values)
+
+
+def distinct(reward_names: Sequence[str]) -> list[str]:
+    """The names of reward functions as names of outcomes, where two must not be the same."""
+    names: list[str] = []
+    for place, name in enumerate(reward_names):
+        known = name in names or name in _TAKEN_NAMES
+        names.append(f"{name}_{place}" if known else name)
+    return names
+
+
+def rollouts_of(launch: Launch, batch: Mapping[str, torch.Tensor]) -> list[Trained]:
+    """What a batch is made of, row by row."""
+    mask = batch["completion_mask"]
+    counted = (mask * batch.get("tool_mask", mask)).any(dim=1).tolist()
+    return [
+        (row.trajectory.trace_id, counts) for row, counts in zip(launch.rows, counted, strict=True)
+    ]
+
+
+def record_trained(rollouts: Sequence[Trained], *, step: int | None, trained_step: int) -> None:
+    """Record what an update is made with; a rollout that is used again gets the values again."""
+    ids = [trace_id for trace_id, _ in rollouts]
+    fates = ["trained" if counts else "filtered" for _, counts in rollouts]
+    steps = [trained_step if counts else None for _, counts in rollouts]
+    outcome(ids, step=step, source=_SOURCE, fate=fates, trained_step=steps)
