@@ -28,7 +28,7 @@ _CORE = (
     "localtrace.capture:end_trajectory",
     "localtrace.capture:encode_inputs",
     "localtrace.capture:verdict",
-    "localtrace.capture:OpenCall._put",
+    "localtrace.capture:OpenCall.put",
     "localtrace.capture:trajectory.__enter__",
     "localtrace.capture:trajectory.__exit__",
     "localtrace.capture:trajectory.set",

@@ -1,0 +1,314 @@
+"""What is understood of an engine's answer, in whatever pieces its bytes come."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from localtrace.trainer_hooks.http.bodies import AnswerBody
+from localtrace.trainer_hooks.http.events import EventReader
+from localtrace.trainer_hooks.http.prompts import Prompts
+
+EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
+MIB = 2**20
+
+
+def read(
+    pieces: list[bytes], headers: dict[str, str], max_bytes: int = MIB
+) -> tuple[dict[int, Any], dict[str, Any], str]:
+    """Generations, facts and failure of an answer."""
+    body = AnswerBody(200, headers, max_bytes)
+    for piece in pieces:
+        body.receive(piece)
+    body.finish()
+    generations = {
+        index: (generation.outputs, generation.prompt_ids)
+        for index, generation in body.generations().items()
+    }
+    return generations, body.facts(), repr(body.failure(None))
+
+
+def events(*values: Any, line_end: str = "\n") -> bytes:
+    """A stream of server-sent events."""
+    return "".join(
+        f"data: {json.dumps(value, ensure_ascii=False)}{line_end * 2}" for value in values
+    ).encode()
+
+
+def outputs(*values: Any) -> dict[str, Any]:
+    """Outputs of the only generation of a stream."""
+    generations, _, _ = read([events(*values)], EVENTS)
+    ((found, _),) = generations.values()
+    return found
+
+
+def chunk(**choice: Any) -> Any:
+    return {"choices": [{"index": 0, **choice}]}
+
+
+def sglang(ids: list[int], total: int | None, text: str = "", **meta_info: Any) -> Any:
+    if total is not None:
+        meta_info["completion_tokens"] = total
+    return {"text": text, "output_ids": ids, "meta_info": {"id": "r", **meta_info}}
+
+
+STREAMS = [
+    b"\xef\xbb\xbf: a comment\r\n\r\n"
+    + events(chunk(text="2 × 3 = 六"), chunk(text=" 🙂", finish_reason="stop"), line_end="\r\n")
+    + b"data: [DONE]\r\n\r\n",
+    b": keep-alive\n\n"
+    + events(chunk(delta={"content": "naïve"}))
+    + b"data: {broken\n\ndata: 3\n\n",
+    b"event: message\rid: 4\rretry: 10\rdata: {\rdata: " + events(chunk(text="a"))[7:-2] + b"\r\r",
+    events(sglang([1], 1), sglang([1, 1], 2), sglang([1, 1, 5], 3)) + b"data: [DONE]",
+    events(chunk(text="no end"))[:-2],
+    events({"error": {"message": "out of memory"}}),
+    b"data:\n\n" + events(chunk(text="\ufffd")) + b"\xff\xfe\n\n",
+]
+
+
+def split(data: bytes, places: list[int]) -> list[bytes]:
+    """The data cut at these places."""
+    cuts = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:end] for start, end in pairwise(cuts)]
+
+
+@hypothesis.given(
+    st.sampled_from(STREAMS), st.lists(st.integers(0, 10_000), max_size=20), st.booleans()
+)
+def test_any_split_of_a_stream_gives_the_same_record(
+    data: bytes, places: list[int], compress: bool
+) -> None:
+    headers = EVENTS | ({"content-encoding": "gzip"} if compress else {})
+    data_sent = gzip.compress(data) if compress else data
+    assert read(split(data_sent, places), headers) == read([data], EVENTS)
+
+
+@hypothesis.given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(10, 200))
+def test_any_split_of_a_stream_stops_at_the_same_event(places: list[int], max_bytes: int) -> None:
+    data = events(chunk(text="x" * 30), chunk(text="y" * 60), chunk(text="z"))
+    assert read(split(data, places), EVENTS, max_bytes)[0] == read([data], EVENTS, max_bytes)[0]
+
+
+@hypothesis.given(st.binary(max_size=300), st.booleans())
+def test_no_bytes_are_too_strange(data: bytes, as_events: bool) -> None:
+    for headers in (EVENTS if as_events else {}, {"content-encoding": "gzip"}):
+        read([data, b"\n\n" + data], headers)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "index", "delta", "message", "text", "meta_info", "output_ids",
+             "completion_tokens", "output_token_logprobs", "logprobs", "content", "token_ids",
+             "finish_reason", "tool_calls", "sglext", "metadata", "error", "top_logprobs"]
+        ),
+        inner,
+    ),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@hypothesis.given(st.lists(JSON, max_size=5), JSON)
+def test_no_json_is_too_strange(pieces: list[Any], payload: Any) -> None:
+    read([events(*pieces)], EVENTS)
+    for piece in pieces:
+        read([json.dumps(piece).encode()], {})
+    if isinstance(payload, dict):
+        prompts = Prompts(payload, {})
+        prompts.all_inputs()
+        for index in range(min(prompts.count, 3)):
+            prompts.inputs(index)
+
+
+def test_deep_and_wide_json_does_no_harm() -> None:
+    for data in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 900 + b"]" * 900):
+        _, facts, _ = read([data], {})
+        assert facts["body"].startswith(data[:100].decode())
+    nested: Any = {}
+    for _ in range(400):
+        nested = {"delta": nested}
+    read([events(*[{"choices": [nested]}] * 2)], EVENTS)
+
+
+def test_numbers_that_are_no_json_are_read() -> None:
+    (found,) = read([b'{"text": "\\ud800", "meta_info": {"loss": NaN}}'], {})[0].values()
+    assert found[0]["text"] == "\ud800"
+
+
+def test_the_data_of_an_event_may_have_several_lines() -> None:
+    reader = EventReader(1000)
+    assert list(reader.feed(b"data: a\ndata:  b\ndata\n\ndata: c\n\n")) == [b"a\n b", b"c"]
+
+
+# -- SGLang's own streams ------------------------------------------------------------------
+
+
+def test_a_cumulative_stream_ends_with_all_of_it() -> None:
+    found = outputs(sglang([5], 1, "a"), sglang([5, 5], 2, "aa"), sglang([5, 5, 6], 3, "aab"))
+    assert (found["output_ids"], found["text"]) == ([5, 5, 6], "aab")
+
+
+def test_an_incremental_stream_is_added_up() -> None:
+    entries = [[[-0.5, 5, None]], [[-0.5, 5, None]], []]
+    found = outputs(
+        sglang([5], 1, "a", output_token_logprobs=entries[0]),
+        sglang([5], 2, "a", output_token_logprobs=entries[1]),
+        sglang([], 2, "", output_token_logprobs=[], finish_reason={"type": "length"}),
+    )
+    assert (found["output_ids"], found["output_logprobs"]) == ([5, 5], [-0.5, -0.5])
+    assert (found["text"], found["finish_reason"]) == ("aa", "length")
+
+
+def test_the_last_piece_of_an_aborted_incremental_stream_repeats_nothing() -> None:
+    logprobs = [[-0.5, 5, None], [-0.25, 6, None], [-0.125, 7, None]]
+    abort = {"type": "abort", "message": "aborted"}
+    found = outputs(
+        sglang([5, 6], 2, "ab", output_token_logprobs=logprobs[:2]),
+        sglang([7], 3, "c", output_token_logprobs=logprobs[2:]),
+        sglang([7], 3, "abc", output_token_logprobs=logprobs, finish_reason=abort),
+    )
+    assert (found["output_ids"], found["text"]) == ([5, 6, 7], "abc")
+    assert found["output_logprobs"] == [-0.5, -0.25, -0.125]
+    assert found["finish_reason"] == "abort"
+
+
+def test_a_stream_without_counts_is_told_by_its_tokens() -> None:
+    assert outputs(sglang([1, 2], None), sglang([1, 2, 3], None))["output_ids"] == [1, 2, 3]
+    assert outputs(sglang([1, 2], None), sglang([4], None))["output_ids"] == [1, 2, 4]
+
+
+def test_a_stream_of_text_alone_is_told_by_its_text() -> None:
+    def texts(*parts: str) -> Any:
+        return outputs(*({"text": part, "meta_info": {}} for part in parts))["text"]
+
+    assert texts("a", "ab", "abc") == "abc"
+    assert texts("ab", "cd") == "abcd"
+
+
+def test_generations_of_one_stream_are_told_apart() -> None:
+    pieces = [
+        sglang([1], 1) | {"index": 1},
+        sglang([2], 1) | {"index": 0},
+        sglang([1, 3], 2) | {"index": 1},
+    ]
+    generations, _, _ = read([events(*pieces)], EVENTS)
+    assert {index: found[0]["output_ids"] for index, found in generations.items()} == {
+        0: [2],
+        1: [1, 3],
+    }
+
+
+# -- where servers put ids and logprobs ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "rest"),
+    [
+        ({"token_ids": [1, 2], "prompt_token_ids": [9]}, {}),
+        ({"token_ids": [1, 2]}, {"prompt_token_ids": [9]}),
+        ({"response_token_ids": [1, 2], "prompt_token_ids": [9]}, {}),
+        ({}, {"sglext": {"input_ids": [9], "output_ids": [[1, 2]]}}),
+        (
+            {
+                "prompt_token_ids": [9],
+                "meta_info": {"output_token_logprobs": [[-0.5, 1, "a"], [-0.25, 2, "b"]]},
+            },
+            {},
+        ),
+        (
+            {
+                "logprobs": {
+                    "tokens": ["token_id:1", "token_id:2"],
+                    "token_logprobs": [-0.5, -0.25],
+                    "top_logprobs": None,
+                }
+            },
+            {"prompt_token_ids": [9]},
+        ),
+    ],
+)
+def test_ids_are_found_wherever_a_server_puts_them(choice: Any, rest: Any) -> None:
+    whole = json.dumps({"choices": [{"index": 0, "text": "ab", **choice}], **rest}).encode()
+    ((found, prompt_ids),) = read([whole], {})[0].values()
+    assert (found["output_ids"], prompt_ids) == ([1, 2], [9])
+    assert "token_ids" not in found
+    assert found.get("output_logprobs") in (None, [-0.5, -0.25])
+
+
+def test_ids_that_the_logprobs_are_not_of_are_said() -> None:
+    entries = [[-0.5, 5, None], [-0.25, 6, None]]
+    found = outputs(sglang([5], 1, output_token_logprobs=entries))
+    assert (found["output_ids"], found["logprob_ids"]) == ([5], [5, 6])
+    assert found["output_logprobs"] == [-0.5, -0.25]
+
+
+def test_logprobs_of_the_prompt_stand_on_top() -> None:
+    found = outputs(sglang([5], 1, input_token_logprobs=[[None, 1, None], [-0.5, 2, None]]))
+    assert found["prompt_logprobs"] == [None, -0.5]
+    assert "input_token_logprobs" not in found["meta_info"]
+
+
+def test_alternatives_to_the_tokens_stay() -> None:
+    entry = {"token": "a", "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1.0}]}
+    found = outputs(chunk(logprobs={"content": [entry]}), chunk(logprobs={"content": [entry]}))
+    assert found["output_logprobs"] == [-0.5, -0.5]
+    assert found["logprobs"]["content"] == [entry, entry]
+
+
+def test_routed_experts_stand_where_records_leave_them_out() -> None:
+    found = outputs(sglang([1], 1, routed_experts="AAAA"))
+    assert found["routed_experts"] == "AAAA"
+    assert "routed_experts" not in found["meta_info"]
+
+
+def test_tool_calls_are_told_apart_by_their_index() -> None:
+    def calls(*parts: tuple[int, str]) -> Any:
+        return chunk(
+            delta={
+                "tool_calls": [
+                    {"index": index, "function": {"arguments": text}} for index, text in parts
+                ]
+            }
+        )
+
+    found = outputs(calls((0, "a")), calls((1, "x")), calls((0, "b"), (1, "y")), calls((3, "z")))
+    made = [call["function"]["arguments"] for call in found["message"]["tool_calls"]]
+    assert made == ["ab", "xy", "z"]
+
+
+# -- requests ------------------------------------------------------------------------------
+
+
+def test_prompts_of_a_batch_are_told_apart() -> None:
+    prompts = Prompts(
+        {"text": ["a", "b"], "sampling_params": [{"n": 2, "top_p": 1}, {"n": 2, "top_p": 2}]},
+        {"url": "u"},
+    )
+    assert prompts.count == 4
+    assert [prompts.inputs(index)["prompt"] for index in range(4)] == ["a", "a", "b", "b"]
+    assert prompts.inputs(3)["sampling_params"] == {"n": 2, "top_p": 2}
+    assert prompts.inputs(9)["url"] == "u"
+
+
+def test_a_prompt_of_ids_is_one_prompt() -> None:
+    prompts = Prompts({"prompt": [1, 2], "model": "m", "temperature": 0.5}, {})
+    assert prompts.count == 1
+    assert prompts.inputs(0) == {
+        "model": "m",
+        "prompt_ids": [1, 2],
+        "sampling_params": {"temperature": 0.5},
+    }
+
+
+def test_an_absurd_number_of_samples_is_one() -> None:
+    assert Prompts({"prompt": "a", "n": 10**9}, {}).count == 1
+    assert Prompts({"prompt": ["a"] * 60_000, "n": 60_000}, {}).count == 1

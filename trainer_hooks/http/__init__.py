@@ -1,0 +1,7 @@
+"""Recording at the HTTP client, for engines one cannot enter: `record(client)`."""
+
+from __future__ import annotations
+
+from localtrace.trainer_hooks.http.hook import record
+
+__all__ = ["record"]

@@ -1,0 +1,138 @@
+"""aiohttp: a `TraceConfig` of the session, and a reader around each answer's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import wrapt
+
+from localtrace import recorder as process
+from localtrace.carried import HEADER
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.http.exchange import Exchange, begin_exchange
+
+
+def record_session(session: aiohttp.ClientSession) -> None:
+    """Add the recording to what traces a session, once."""
+    if not any(isinstance(config, Recording) for config in session.trace_configs):
+        session.trace_configs.append(Recording())
+
+
+class Recording(aiohttp.TraceConfig):
+    """Tells an exchange, kept in the request's context, what aiohttp does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_request_start.append(_begin)
+        self.on_request_headers_sent.append(_sending)
+        self.on_request_chunk_sent.append(_send)
+        self.on_request_end.append(_watch)
+        self.on_request_exception.append(_fail)
+        self.freeze()
+
+
+async def _begin(session: Any, context: SimpleNamespace, params: Any) -> None:
+    context.exchange = None
+    if process.active is not None:
+        context.exchange = _begun(params)
+
+
+@harmless
+def _begun(params: Any) -> Exchange | None:
+    exchange = begin_exchange(params.method, str(params.url))
+    if exchange is not None and exchange.place is not None:
+        params.headers.setdefault(HEADER, exchange.place)
+    return exchange
+
+
+async def _sending(session: Any, context: SimpleNamespace, params: Any) -> None:
+    if context.exchange is not None:
+        context.exchange.sending()
+
+
+async def _send(session: Any, context: SimpleNamespace, params: Any) -> None:
+    if context.exchange is not None:
+        context.exchange.send(params.chunk)
+
+
+async def _fail(session: Any, context: SimpleNamespace, params: Any) -> None:
+    if context.exchange is not None:
+        context.exchange.end(params.exception)
+
+
+async def _watch(session: Any, context: SimpleNamespace, params: Any) -> None:
+    if context.exchange is not None:
+        _watched(params.response, context.exchange)
+
+
+@harmless
+def _watched(response: Any, exchange: Exchange) -> None:
+    exchange.answered(response.status, response.headers)
+    if response.content.at_eof():
+        exchange.end()
+    else:
+        response.content = _Reader(response.content, exchange)
+
+
+def _told(name: str) -> Any:
+    """A method of a reader whose result the exchange is told."""
+
+    async def method(self: Any, *args: Any, **options: Any) -> Any:
+        return await self._self_seen(getattr(self.__wrapped__, name)(*args, **options))
+
+    return method
+
+
+class _Reader(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """Tells an exchange what is read from an `aiohttp.StreamReader`, and is like it otherwise."""
+
+    def __init__(self, reader: aiohttp.StreamReader, exchange: Exchange) -> None:
+        super().__init__(reader)
+        self._self_exchange = exchange
+        self._self_error: BaseException | None = None
+
+    read, readany, readchunk = _told("read"), _told("readany"), _told("readchunk")
+    readline, readuntil = _told("readline"), _told("readuntil")
+    readexactly = _told("readexactly")
+    # These read by the methods above.
+    __aiter__ = aiohttp.StreamReader.__aiter__
+    iter_any = aiohttp.StreamReader.iter_any
+    iter_chunked = aiohttp.StreamReader.iter_chunked
+    iter_chunks = aiohttp.StreamReader.iter_chunks
+
+    def read_nowait(self, n: int = -1) -> Any:
+        """What has come already."""
+        data = self.__wrapped__.read_nowait(n)
+        self._self_take(data)
+        return data
+
+    def set_exception(self, *args: Any) -> None:
+        """The answer is released or closed: nothing more will be read."""
+        self.__wrapped__.set_exception(*args)
+        closed = GeneratorExit("the answer was closed before its end")
+        self._self_exchange.end(self._self_error or closed)
+
+    async def _self_seen(self, reading: Awaitable[Any]) -> Any:
+        try:
+            data = await reading
+        except asyncio.IncompleteReadError as error:
+            self._self_take(error.partial)
+            raise
+        except BaseException as error:
+            # A caller whose patience ends may read on; only what closes the reader is final.
+            self._self_error = error
+            if self.__wrapped__.exception() is not None:
+                self._self_exchange.end(error)
+            raise
+        self._self_take(data[0] if isinstance(data, tuple) else data)
+        return data
+
+    def _self_take(self, data: bytes) -> None:
+        self._self_error = None
+        self._self_exchange.receive(data)
+        if self.__wrapped__.at_eof():
+            self._self_exchange.end()

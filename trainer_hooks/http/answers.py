@@ -1,0 +1,99 @@
+"""What an engine answered: whole, or put together from the pieces of a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from localtrace.trainer_hooks.http.choices import Generation, of_openai, of_sglang
+from localtrace.trainer_hooks.http.pieces import merge, merge_sglang
+from localtrace.trainer_hooks.http.prompts import GENERATIONS_MAX
+
+_decode = msgspec.json.Decoder().decode
+
+
+def decode_json(data: bytes) -> Any:
+    """Read JSON, also the one with NaN or lone surrogates that Python writes.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    try:
+        return _decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)
+
+
+class Answer:
+    """The generations of one answer, and what it says besides."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        """Of the JSON text of what is kept."""
+        self.unreadable = 0
+        """Pieces that are not an engine's."""
+        self.is_done = False
+        """The server said that nothing follows."""
+        self.rest: dict[str, Any] = {}
+        """Everything but the generations."""
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._is_openai = False
+
+    def add(self, text: bytes) -> None:
+        """One event of a stream, or a whole body."""
+        if text.strip() == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            piece = decode_json(text)
+            items = piece if isinstance(piece, list) else [piece]
+            for position, item in enumerate(items):
+                self._add(item, position, len(text) // len(items))
+        except (ValueError, TypeError, RecursionError):
+            self.unreadable += 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was said that could be read."""
+        return not self.rest and not self._choices and not self.is_done
+
+    def generations(self) -> dict[int, Generation]:
+        """By their place in the answer."""
+        found = sorted(self._choices.items())
+        if not self._is_openai:
+            return {index: of_sglang(choice) for index, choice in found}
+        return {
+            index: of_openai(choice, self.rest, index, is_first=choice is found[0][1])
+            for index, choice in found
+        }
+
+    def _add(self, piece: Any, position: int, size_bytes: int) -> None:
+        if not isinstance(piece, dict):
+            raise TypeError("no answer of an engine")
+        choices = piece.pop("choices", None)
+        if isinstance(choices, list):
+            self._is_openai = True
+            for number, choice in enumerate(choices):
+                if isinstance(choice, dict):
+                    index = _index(choice, number)
+                    self._choices[index] = merge(self._choices.get(index, {}), choice)
+        elif not piece.keys().isdisjoint(("meta_info", "output_ids", "text")):
+            index = _index(piece, position)
+            before = self._sizes.get(index, 0)
+            self._choices[index], is_whole = merge_sglang(self._choices.get(index), piece)
+            self._sizes[index] = size_bytes if is_whole else before + size_bytes
+            self.size_bytes += self._sizes[index] - before
+            return
+        merge(self.rest, piece)
+        self.size_bytes += size_bytes
+
+
+def _index(fields: dict[str, Any], position: int) -> int:
+    index = fields.pop("index", position)
+    index = index if type(index) is int else position
+    if not 0 <= index < GENERATIONS_MAX:
+        raise ValueError("no engine answers so much at once")
+    return index

@@ -1,0 +1,137 @@
+"""The bytes of an answer, read while they pass by: what they say, and why they say no more."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from localtrace.placeholder import left_out
+from localtrace.trainer_hooks.http.answers import Answer
+from localtrace.trainer_hooks.http.choices import Generation
+from localtrace.trainer_hooks.http.events import EventReader
+
+_EVENT_STREAM = "text/event-stream"
+_TEXT_MAX_BYTES = 10_000
+_ZLIB_ENCODINGS = ("gzip", "x-gzip", "deflate")
+_COMPRESSED = (b"\x1f", b"\x78")
+"""How such a body begins, and no JSON text or event does; some clients decode it before."""
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+
+
+class ServerError(Exception):
+    """What a server said instead of a generation. It is recorded, never raised."""
+
+
+class AnswerBody:
+    """Takes the bytes of one answer.
+
+    Args:
+        status: of the answer; None while there is none.
+        headers: by lower-case names, or by any.
+        max_bytes: how much is kept, of the text of the answer and of what is not whole yet.
+    """
+
+    def __init__(self, status: int | None, headers: Mapping[str, str], max_bytes: int) -> None:
+        self.answer = Answer()
+        self._status = status
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._is_first = True
+        self._parts: list[bytes] = []
+        is_stream = headers.get("content-type", "").lower().startswith(_EVENT_STREAM)
+        self._events = EventReader(max_bytes) if is_stream else None
+        self._encoding = headers.get("content-encoding", "identity").lower()
+        self._inflate: Any = None
+        self._unread: str | None = None
+        """Why the rest is not looked at."""
+
+    def receive(self, data: bytes) -> None:
+        """A part of the body."""
+        if not data:
+            return
+        if self._is_first:
+            self._is_first = False
+            if self._encoding in _ZLIB_ENCODINGS and data[:1] in _COMPRESSED:
+                self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+        if self._unread is None and self._inflate is not None:
+            data = self._inflated(data)
+        self._size_bytes += len(data)
+        if self._unread is not None:
+            return
+        if self._events is not None:
+            self._take(self._events, data)
+        elif self._size_bytes > self._max_bytes:
+            self._unread = "too_large"
+            self._parts.clear()
+        else:
+            self._parts.append(data)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if self._events is not None:
+            self._take(self._events, None)
+        elif self._parts:
+            self.answer.add(b"".join(self._parts))
+        unknown = self._encoding not in ("identity", *_ZLIB_ENCODINGS)
+        if unknown and self._size_bytes and self.answer.is_empty:
+            self._unread = "unsupported"
+
+    def facts(self) -> dict[str, Any]:
+        """What is to be said of the answer besides its generations."""
+        facts: dict[str, Any] = {}
+        if self._status is not None and self._status != 200:
+            facts["status_code"] = self._status
+        if self._unread is not None:
+            facts["body"] = left_out(self._unread, b"", self._size_bytes)
+        elif self.answer.unreadable and self._events is None:
+            text = b"".join(self._parts)[:_TEXT_MAX_BYTES]
+            facts["body"] = text.decode("utf-8", "replace")
+        elif self.answer.unreadable:
+            facts["unreadable_events"] = self.answer.unreadable
+        return facts
+
+    def failure(self, error: BaseException | None) -> BaseException | None:
+        """Why a generation that is not finished will not be.
+
+        Args:
+            error: what ended the answer, on the caller's side.
+        """
+        said = self.answer.rest.get("error")
+        if self._is_refused:
+            return ServerError(f"HTTP {self._status}")
+        if said is not None:
+            return ServerError(said.get("message") if isinstance(said, dict) else said)
+        if self.answer.is_done and isinstance(error, GeneratorExit):
+            return None
+        ended = self._events is not None and self._unread is None
+        if error is None and ended and not self.answer.is_done:
+            return ServerError("the stream ended before the generation did")
+        return error
+
+    def generations(self) -> dict[int, Generation]:
+        """By their place in the answer."""
+        return {} if self._is_refused else self.answer.generations()
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._status is not None and self._status >= 400
+
+    def _inflated(self, data: bytes) -> bytes:
+        try:
+            data = self._inflate.decompress(data, self._max_bytes + 1)
+        except zlib.error:
+            self._unread = "damaged"
+        if self._inflate.unconsumed_tail:
+            self._unread = "too_large"
+        return data
+
+    def _take(self, events: EventReader, data: bytes | None) -> None:
+        """Add the events that these bytes complete; None: what is left at the end."""
+        for event in events.finish() if data is None else events.feed(data):
+            if self._unread is None:
+                self.answer.add(event)
+            if self.answer.size_bytes > self._max_bytes:
+                self._unread = "too_large"
+        if events.too_large:
+            self._unread = "too_large"

@@ -1,0 +1,167 @@
+"""One generation of an answer as the outputs of a span, by the names of the columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_ID_FIELDS = ("token_ids", "response_token_ids")
+"""vLLM and SGLang completions; SGLang chat."""
+_TOKEN_ID = re.compile(r"token_id:([0-9]{1,18})")
+"""What vLLM writes for a token where it was asked for `return_tokens_as_token_ids`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one generation came to."""
+
+    outputs: dict[str, Any]
+    prompt_ids: list[int] | None
+    """As the server says, where it does."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the engine said why it stopped."""
+        return self.outputs.get("finish_reason") is not None
+
+
+def of_sglang(answer: dict[str, Any]) -> Generation:
+    """From one answer of SGLang's `/generate`."""
+    fields = dict(answer)
+    outputs = _from_meta_info(_dict(fields.pop("meta_info", None)))
+    prompt_ids = _list(fields.pop("prompt_token_ids", None))
+    outputs = _with_ids(outputs, _list(fields.pop("output_ids", None)))
+    return Generation({**outputs, **fields}, prompt_ids)
+
+
+def of_openai(
+    choice: dict[str, Any], rest: Mapping[str, Any], index: int, *, is_first: bool
+) -> Generation:
+    """From one choice of an OpenAI-compatible answer.
+
+    Args:
+        rest: the answer without its choices.
+        index: the choice's place in it.
+        is_first: whether to keep all of the rest, which is said once for all choices.
+    """
+    fields = dict(choice)
+    outputs = {name: rest[name] for name in ("id", "model") if name in rest}
+    outputs |= _said_once(rest) if is_first else {}
+    version = _dict(rest.get("metadata")).get("weight_version")
+    outputs |= {} if version is None else {"weight_version": version}
+    outputs |= _from_meta_info(_dict(fields.pop("meta_info", None)))
+    sglext = _dict(rest.get("sglext"))
+    ids, logprobs = _tokens(fields, sglext, index)
+    outputs = _with_ids(outputs, ids)
+    outputs |= {} if logprobs is None else {"output_logprobs": logprobs}
+    prompt_ids = (
+        _list(fields.pop("prompt_token_ids", None))
+        or _list(rest.get("prompt_token_ids"))
+        or _list(sglext.get("input_ids"))
+    )
+    return Generation({**outputs, **fields}, prompt_ids)
+
+
+def _from_meta_info(meta_info: dict[str, Any]) -> dict[str, Any]:
+    """SGLang's `meta_info`, with what has a place of its own taken out of it."""
+    if not meta_info:
+        return {}
+    left = dict(meta_info)
+    outputs: dict[str, Any] = {"meta_info": left}
+    entries = _entries(left, "output_token_logprobs")
+    if entries is not None:
+        outputs["output_ids"] = [entry[1] for entry in entries]
+        outputs["output_logprobs"] = [entry[0] for entry in entries]
+    entries = _entries(left, "input_token_logprobs")
+    if entries:
+        outputs["prompt_logprobs"] = [entry[0] for entry in entries]
+    reason = left.get("finish_reason")
+    outputs["finish_reason"] = reason.get("type") if isinstance(reason, dict) else reason
+    # Records leave out routed experts by their name, where it stands on top.
+    for name in ("weight_version", "weight_versions", "routed_experts"):
+        if name in left:
+            outputs[name] = left.pop(name)
+    return outputs
+
+
+def _with_ids(outputs: dict[str, Any], ids: list[Any] | None) -> dict[str, Any]:
+    """With the ids that the server names; those that its logprobs are of where they differ."""
+    if ids is None:
+        return outputs
+    known = outputs.get("output_ids", ids)
+    return {**outputs, "output_ids": ids, **({} if known == ids else {"logprob_ids": known})}
+
+
+def _entries(meta_info: dict[str, Any], name: str) -> list[Any] | None:
+    """Takes a list of (logprob, token id, text) out of `meta_info`."""
+    entries = meta_info.get(name)
+    if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
+        return None
+    del meta_info[name]
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) >= 2
+
+
+def _tokens(
+    fields: dict[str, Any], sglext: dict[str, Any], index: int
+) -> tuple[list[Any] | None, list[Any] | None]:
+    """Takes the ids and the logprobs out of a choice, wherever this server puts them."""
+    logprobs = _dict(fields.get("logprobs"))
+    tokens, values = _logprobs(logprobs)
+    if values is not None and not _has_more(logprobs):
+        del fields["logprobs"]
+    of_all = _list(sglext.get("output_ids")) or []
+    ids = _list(of_all[index]) if index < len(of_all) else None
+    for name in _ID_FIELDS:
+        if isinstance(fields.get(name), list):
+            ids = fields.pop(name)
+    if ids is None and tokens and all(_is_token_id(token) for token in tokens):
+        ids = [int(token.partition(":")[2]) for token in tokens]
+    return ids, values
+
+
+def _logprobs(logprobs: dict[str, Any]) -> tuple[list[Any], list[Any] | None]:
+    """Tokens and their logprobs, of chats or of completions."""
+    content = logprobs.get("content")
+    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+        return [entry.get("token") for entry in content], [e.get("logprob") for e in content]
+    values = logprobs.get("token_logprobs")
+    return _list(logprobs.get("tokens")) or [], _list(values)
+
+
+def _has_more(logprobs: dict[str, Any]) -> bool:
+    """Whether there are alternatives to the tokens."""
+    content = _list(logprobs.get("content")) or []
+    return any(_list(logprobs.get("top_logprobs")) or []) or any(
+        entry.get("top_logprobs") for entry in content if isinstance(entry, dict)
+    )
+
+
+def _is_token_id(token: Any) -> bool:
+    return isinstance(token, str) and _TOKEN_ID.fullmatch(token) is not None
+
+
+def _said_once(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What an answer says for all its choices, without the ids."""
+    kept = {name: value for name, value in rest.items() if name not in ("object", "created")}
+    kept.pop("prompt_token_ids", None)
+    sglext = {
+        name: value
+        for name, value in _dict(kept.pop("sglext", None)).items()
+        if name not in ("input_ids", "output_ids")
+    }
+    routed = {"routed_experts": sglext.pop("routed_experts")} if "routed_experts" in sglext else {}
+    return {**kept, **routed, **({"sglext": sglext} if sglext else {})}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any] | None:
+    return value if isinstance(value, list) else None

@@ -1,0 +1,204 @@
+"""One request to an engine and its answer, recorded when the answer ends.
+
+Each generation of the answer is a span of its own under the caller's. The first is the one that
+the request's header names, so that what the engine records itself becomes a detail of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from localtrace import recorder as process
+from localtrace.capture import OpenCall, begin_call, encode_inputs, new_span_id, verdict
+from localtrace.carried import is_generation, parent
+from localtrace.placeholder import left_out
+from localtrace.recorder import Recorder
+from localtrace.scope import current
+from localtrace.signature import Signature
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.http.answers import decode_json
+from localtrace.trainer_hooks.http.bodies import AnswerBody, ServerError
+from localtrace.trainer_hooks.http.choices import Generation
+from localtrace.trainer_hooks.http.prompts import Prompts
+
+_Recorded = tuple[dict[str, Any], dict[str, Any] | None, BaseException | None]
+_NOTHING = Generation({}, None)
+_TEXT_MAX_BYTES = 10_000
+_METHODS = ("POST", "PUT")
+_URL = re.compile(r"""(https?://)(?:[^/\s?#'"]*@)?([^\s?#'"]*)(?:[?#][^\s'"]*)?""")
+
+
+def _generation(prompt_ids: Any, messages: Any) -> None:
+    """What the signatures are made of: a call that takes a prompt."""
+
+
+_ROUTES = {
+    path: Signature(_generation, op)
+    for path, op in (
+        ("/chat/completions", "http.chat"),
+        ("/completions", "http.completions"),
+        ("/generate", "http.generate"),
+    )
+}
+"""By how the path of a URL ends."""
+
+
+def begin_exchange(method: str, url: str) -> Exchange | None:
+    """What to tell of a request that is about to be sent; None when it is not recorded."""
+    recorder = process.active
+    return None if recorder is None else _begin(recorder, method, url)
+
+
+@harmless
+def _begin(recorder: Recorder, method: str, url: str) -> Exchange | None:
+    url = _without_secrets(url)
+    route = next((path for path in _ROUTES if url.endswith(path)), None)
+    if route is None or method not in _METHODS:
+        return None
+    is_detail = is_generation(current.get())
+    call = begin_call(recorder, _ROUTES[route], (), {})
+    if call is None:
+        return None
+    try:
+        return Exchange(call, parent(), url, is_detail)
+    finally:
+        current.set(call.outer)
+
+
+def _without_secrets(text: str) -> str:
+    """Without the user, the password and the query of any URL in it."""
+    return _URL.sub(r"\1\2", text)
+
+
+class Exchange:
+    """One request, and what has come of its answer. No method raises.
+
+    Args:
+        call: has just begun.
+        place: inside the call, for the header `localtrace-parent`.
+        is_detail: the enclosing call is recorded as the same generation.
+    """
+
+    def __init__(self, call: OpenCall, place: str | None, url: str, is_detail: bool) -> None:
+        self.place = place
+        self._call = call
+        self._url = url
+        self._is_detail = is_detail
+        self._max_bytes = call.recorder.settings.record_max_bytes
+        self._request: list[bytes] = []
+        self._request_bytes = 0
+        self._body = AnswerBody(None, {}, self._max_bytes)
+        self._ended = False
+
+    def __del__(self) -> None:
+        self.end(GeneratorExit("the answer was not read to its end"))
+
+    @harmless
+    def sending(self) -> None:
+        """The body of the request is sent from its beginning, perhaps again."""
+        self._request.clear()
+        self._request_bytes = 0
+
+    @harmless
+    def send(self, data: bytes) -> None:
+        """A part of the request's body."""
+        self._request_bytes += len(data)
+        if self._request_bytes <= self._max_bytes:
+            self._request.append(bytes(data))
+        else:
+            self._request.clear()
+
+    @harmless
+    def answered(self, status: int, headers: Mapping[str, str]) -> None:
+        """The answer begins."""
+        self._body = AnswerBody(status, headers, self._max_bytes)
+
+    @harmless
+    def receive(self, data: bytes) -> None:
+        """A part of the answer's body."""
+        if not self._ended:
+            self._body.receive(data)
+
+    @harmless
+    def end(self, error: BaseException | None = None) -> None:
+        """The answer is over: whole, by an error, or because the caller wants no more of it.
+
+        Only the first of several calls counts.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        duration_ns = time.perf_counter_ns() - self._call.mono_ns
+        found = current.get()
+        try:
+            self._body.finish()
+            self._record(duration_ns, None if error is None else _printable(error))
+        finally:
+            current.set(found)
+
+    # -- the spans -------------------------------------------------------------------------
+
+    def _record(self, duration_ns: int, error: BaseException | None) -> None:
+        failed = None
+        for number, (inputs, outputs, failure) in enumerate(self._generations(error)):
+            failed = failed or failure
+            call = _sibling(self._call) if number else self._call
+            call.inputs = encode_inputs(call.recorder, inputs)
+            if call.trajectory.dropped is None:
+                call.put(call.recorder, duration_ns, *verdict(failure), outputs, self._is_detail)
+        if self._call.own is not None:
+            self._call.own.__exit__(None if failed is None else type(failed), failed, None)
+
+    def _generations(self, error: BaseException | None) -> Iterator[_Recorded]:
+        """Inputs, outputs and error of each generation; of the request, if there was none."""
+        body, prompts = self._body, self._prompts()
+        failure, facts = body.failure(error), body.facts()
+        generations = body.generations()
+        if not generations:
+            yield prompts.all_inputs(), {**body.answer.rest, **facts} or None, failure
+            return
+        for index in sorted({*generations, *range(prompts.count)}):
+            inputs, generation = prompts.inputs(index), generations.get(index, _NOTHING)
+            outputs = {**generation.outputs, **facts}
+            if generation.prompt_ids not in (None, inputs.get("prompt_ids")):
+                place = outputs if "prompt_ids" in inputs else inputs
+                place["prompt_ids"] = generation.prompt_ids
+            yield inputs, outputs, None if generation.is_finished else failure
+            facts = {}
+
+    def _prompts(self) -> Prompts:
+        body = b"".join(self._request)
+        unread: Any = None
+        if self._request_bytes > self._max_bytes:
+            unread = left_out("too_large", body, self._request_bytes)
+        elif body:
+            try:
+                payload = decode_json(body)
+                if isinstance(payload, dict):
+                    return Prompts(payload, {"url": self._url})
+            except (ValueError, RecursionError):
+                pass
+            unread = body[:_TEXT_MAX_BYTES].decode("utf-8", "replace")
+        return Prompts({}, {"url": self._url} | ({} if unread is None else {"body": unread}))
+
+
+def _sibling(call: OpenCall) -> OpenCall:
+    """Another call of the same place and time."""
+    state = call.trajectory
+    sibling = OpenCall(state, new_span_id())
+    sibling.recorder, sibling.signature = call.recorder, call.signature
+    sibling.outer, sibling.own = call.outer, None
+    sibling.start_ns, sibling.mono_ns = call.start_ns, call.mono_ns
+    sibling.seq = state.next_seq
+    state.next_seq += 1
+    return sibling
+
+
+def _printable(error: BaseException) -> BaseException:
+    """An error whose text holds no secret of a URL."""
+    text = str(error)
+    clean = _without_secrets(text)
+    return error if clean == text else ServerError(f"{type(error).__qualname__}: {clean}")

@@ -1,0 +1,39 @@
+"""`record`: which library a client is of, and what is recorded there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TypeVar
+
+from localtrace.errors import ConfigError
+
+Client = TypeVar("Client")
+
+
+def record(client: Client) -> Client:
+    """Record every generation that a client asks an engine for, as a turn of the caller.
+
+    Args:
+        client: a `httpx.Client`, `httpx.AsyncClient` or `aiohttp.ClientSession`.
+
+    Returns:
+        The same client. It behaves as before, and costs next to nothing while nothing records.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    httpx, aiohttp = sys.modules.get("httpx"), sys.modules.get("aiohttp")
+    if httpx is not None and isinstance(client, httpx.Client | httpx.AsyncClient):
+        from localtrace.trainer_hooks.http.httpx_clients import record_client
+
+        record_client(client)
+    elif aiohttp is not None and isinstance(client, aiohttp.ClientSession):
+        from localtrace.trainer_hooks.http.aiohttp_sessions import record_session
+
+        record_session(client)
+    else:
+        raise ConfigError(
+            f"a {type(client).__qualname__} cannot be recorded: give a httpx.Client, "
+            "a httpx.AsyncClient or an aiohttp.ClientSession"
+        )
+    return client

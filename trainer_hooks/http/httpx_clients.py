@@ -1,0 +1,151 @@
+"""httpx: a transport around the client's own, and a stream around each answer's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import wrapt
+
+from localtrace import recorder as process
+from localtrace.carried import HEADER
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.http.exchange import Exchange, begin_exchange
+
+
+def record_client(client: Any) -> None:
+    """Put a recording transport around each transport of a client, once."""
+    kind = Transport if isinstance(client, httpx.Client) else AsyncTransport
+    client._transport = _recording(kind, client._transport)
+    client._mounts = {url: _recording(kind, mounted) for url, mounted in client._mounts.items()}
+
+
+def _recording(kind: type[Any], transport: Any) -> Any:
+    return transport if transport is None or type(transport) is kind else kind(transport)
+
+
+class Transport(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """Records what passes through a `httpx.BaseTransport`, and is like it in everything else."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        exchange = None if process.active is None else _begin(request)
+        if exchange is None:
+            return self.__wrapped__.handle_request(request)  # type: ignore[no-any-return]
+        marked = _mark(request, exchange)
+        try:
+            response: httpx.Response = self.__wrapped__.handle_request(request)
+        except BaseException as error:
+            exchange.end(error)
+            raise
+        finally:
+            _unmark(request, marked)
+        _watch(response, exchange, _Body)
+        return response
+
+
+class AsyncTransport(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """Records what passes through a `httpx.AsyncBaseTransport`, and is like it otherwise."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        exchange = None if process.active is None else _begin(request)
+        if exchange is None:
+            return await self.__wrapped__.handle_async_request(request)  # type: ignore[no-any-return]
+        marked = _mark(request, exchange)
+        try:
+            response: httpx.Response = await self.__wrapped__.handle_async_request(request)
+        except BaseException as error:
+            exchange.end(error)
+            raise
+        finally:
+            _unmark(request, marked)
+        _watch(response, exchange, _AsyncBody)
+        return response
+
+
+class _Body(httpx.SyncByteStream):
+    """A stream that tells an exchange what comes through it."""
+
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
+        self._stream = stream
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for data in self._stream:
+                self._exchange.receive(data)
+                yield data
+        except BaseException as error:
+            self._exchange.end(error)
+            raise
+        self._exchange.end()
+
+    def close(self) -> None:
+        """Close the stream, read or not."""
+        try:
+            self._stream.close()
+        finally:
+            self._exchange.end(GeneratorExit("the answer was closed before its end"))
+
+
+class _AsyncBody(httpx.AsyncByteStream):
+    """A stream that tells an exchange what comes through it."""
+
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
+        self._stream = stream
+        self._exchange = exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in self._stream:
+                self._exchange.receive(data)
+                yield data
+        except BaseException as error:
+            self._exchange.end(error)
+            raise
+        self._exchange.end()
+
+    async def aclose(self) -> None:
+        """Close the stream, read or not."""
+        try:
+            await self._stream.aclose()
+        finally:
+            self._exchange.end(GeneratorExit("the answer was closed before its end"))
+
+
+@harmless
+def _begin(request: httpx.Request) -> Exchange | None:
+    exchange = begin_exchange(request.method, str(request.url))
+    if exchange is not None:
+        with contextlib.suppress(httpx.RequestNotRead):  # a body that is made while it is sent
+            exchange.send(request.content)
+    return exchange
+
+
+@harmless
+def _mark(request: httpx.Request, exchange: Exchange) -> bool:
+    """Say in the request where it belongs, unless the caller has."""
+    if exchange.place is None or HEADER in request.headers:
+        return False
+    request.headers[HEADER] = exchange.place
+    return True
+
+
+@harmless
+def _unmark(request: httpx.Request, marked: bool | None) -> None:
+    # The caller may send the request again, which then belongs elsewhere.
+    if marked:
+        del request.headers[HEADER]
+
+
+@harmless
+def _watch(response: httpx.Response, exchange: Exchange, kind: type[Any]) -> None:
+    exchange.answered(response.status_code, response.headers)
+    if response.is_closed:  # read by the transport itself
+        exchange.receive(response.content)
+        exchange.end()
+    else:
+        response.stream = kind(response.stream, exchange)

@@ -1,0 +1,118 @@
+"""The pieces of a stream put together, as the engines mean them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_APPENDED_TEXTS = frozenset(
+    {"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"}
+)
+"""Texts that come in parts; any other text is sent whole."""
+_WHOLE_LISTS = frozenset({"prompt_token_ids", "input_ids"})
+"""Lists that are sent whole, perhaps several times; any other comes in parts."""
+_SGLANG_TOKEN_LISTS = (
+    "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs",
+    "output_token_sampling_mask", "output_token_sampling_logprobs",
+)  # fmt: skip
+"""Fields of `meta_info` with one item per generated token."""
+
+
+def merge(known: dict[str, Any], piece: dict[str, Any]) -> dict[str, Any]:
+    """Add a piece of an OpenAI-compatible stream to what came before, in place."""
+    for name, value in piece.items():
+        name = "message" if name == "delta" else name
+        known[name] = _merged(name, known.get(name), value)
+    return known
+
+
+def _merged(name: str, known: Any, new: Any) -> Any:
+    if known is None or new is None:
+        return known if new is None else new
+    if isinstance(known, dict) and isinstance(new, dict):
+        return merge(known, new)
+    if isinstance(known, list) and isinstance(new, list) and name not in _WHOLE_LISTS:
+        return _merge_list(known, new)
+    if isinstance(known, str) and isinstance(new, str) and name in _APPENDED_TEXTS:
+        return known + new
+    return new
+
+
+def _merge_list(known: list[Any], new: list[Any]) -> list[Any]:
+    """Add items; those with an index, such as tool calls, are merged with the same one before."""
+    for item in new:
+        index = item.get("index") if isinstance(item, dict) else None
+        same = None if index is None else _indexed(known, index)
+        if same is None:
+            known.append(item)
+        else:
+            merge(same, item)
+    return known
+
+
+def _indexed(items: list[Any], index: Any) -> dict[str, Any] | None:
+    places = (index, -1) if type(index) is int and 0 <= index < len(items) else (-1,)
+    for place in places if items else ():
+        item = items[place]
+        if isinstance(item, dict) and item.get("index") == index:
+            return item
+    return None
+
+
+def merge_sglang(
+    known: dict[str, Any] | None, piece: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """Add a piece of SGLang's own stream to what came before; says whether it is all of it.
+
+    By default every piece holds everything so far. With `--incremental-streaming-output` it holds
+    what is new, but an aborted generation ends with a piece that repeats tokens, or all of them.
+    """
+    meta_info = piece.get("meta_info")
+    known_meta = None if known is None else known.get("meta_info")
+    if known is None or not isinstance(meta_info, dict) or not isinstance(known_meta, dict):
+        return piece, True
+    total = meta_info.get("completion_tokens")
+    total = total if type(total) is int else None
+    before, ids = known.get("output_ids"), piece.get("output_ids")
+    if isinstance(before, list) and isinstance(ids, list):
+        is_whole = _goes_on(before, ids, total)
+    else:
+        is_whole = _is_longer(known.get("text"), piece.get("text"))
+    if is_whole:
+        return piece, True
+    for name in _SGLANG_TOKEN_LISTS:
+        _extend(known_meta, meta_info, name, total)
+    _extend(known, piece, "output_ids", total)
+    piece["text"] = _joined_text(known.get("text"), piece.get("text"), meta_info)
+    known_meta.update(meta_info)
+    known.update({**piece, "meta_info": known_meta})
+    return known, False
+
+
+def _extend(known: dict[str, Any], piece: dict[str, Any], name: str, total: int | None) -> None:
+    """Put a whole list of tokens into the piece, whatever part of it the piece has."""
+    before, new = known.get(name), piece.get(name)
+    if not isinstance(before, list) or not isinstance(new, list):
+        return
+    if not _goes_on(before, new, total):
+        room = len(new) if total is None else max(total - len(before), 0)
+        before.extend(new[:room])
+        piece[name] = before
+
+
+def _goes_on(before: list[Any], new: list[Any], total: int | None) -> bool:
+    """Whether `new` holds all of `before`, and not what comes after it."""
+    if len(new) != total and len(before) + len(new) == total:
+        return False
+    return len(new) >= len(before) and new[: len(before)] == before
+
+
+def _is_longer(before: Any, new: Any) -> bool:
+    return isinstance(before, str) and isinstance(new, str) and new.startswith(before)
+
+
+def _joined_text(before: Any, new: Any, meta_info: dict[str, Any]) -> Any:
+    reason = meta_info.get("finish_reason")
+    aborted = isinstance(reason, dict) and reason.get("type") == "abort"
+    if not isinstance(before, str) or not isinstance(new, str):
+        return before if new is None else new
+    return new if aborted and _is_longer(before, new) else before + new
