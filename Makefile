@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-vllm test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,14 @@ test: $(VENV)/test-installed  ## Run the tests
 
 test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests against real MLflow and Weave servers
 	$(BIN)/python -m pytest tests/servers
+
+.venv-vllm/installed: tests/vllm/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< -e .
+	touch $@
+
+test-vllm: .venv-vllm/installed  ## Run the vLLM hook's tests with the real vLLM on a CPU (3 GB)
+	.venv-vllm/bin/python -m pytest tests/vllm
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
 	$(BIN)/python -m pytest tests/trl
@@ -83,4 +91,4 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
 clean:  ## Remove the environments and what the targets made
-	rm -rf $(VENV) .venv-verl-* .venv-weave build wheelhouse localtrace-demo
+	rm -rf $(VENV) .venv-verl-* .venv-weave .venv-vllm build wheelhouse localtrace-demo

@@ -19,6 +19,8 @@ REMEDIES = {
     "unencodable": "a value could not be encoded and was replaced by a placeholder",
     "too_large": "a value was larger than LOCALTRACE_RECORD_MAX_BYTES and was replaced by a "
     "placeholder",
+    "same_request_id": "two requests of an engine had the same id at the same time; give each its "
+    "own",
     "cycle": "a value contains itself; the inner one was replaced by a placeholder",
     "too_deep": "a value is nested too deeply and was replaced by a placeholder",
     "unsupported": "a value has a type that is not recorded and was replaced by a placeholder",

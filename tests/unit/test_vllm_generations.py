@@ -1,0 +1,206 @@
+"""What the vLLM hook records, on engines that do what the real one cannot be made to do."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.trainer_hooks.vllm import ParentHeader, wrap
+from tests.recording import Recording
+from tests.vllm.fakes import (
+    AsyncLLM,
+    Completion,
+    LLMEngine,
+    Output,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    position,
+)
+
+DELTA = RequestOutputKind.DELTA
+IDS = {"prompt_token_ids": [1, 2]}
+
+
+async def read(engine: AsyncLLM, params: Any, prompt: Any = IDS, **more: Any) -> list[Any]:
+    return [item async for item in engine.generate(prompt, params, "request", **more)]
+
+
+def run(engine: AsyncLLM, params: Any = None, prompt: Any = IDS, **more: Any) -> list[Any]:
+    """All that the engine yields to a caller who listens to the end."""
+    return asyncio.run(read(wrap(engine), params or SamplingParams(), prompt, **more))
+
+
+def final(*ids: int, index: int = 0, finished: bool = True, **more: Any) -> Output:
+    return Output([Completion(index, list(ids), "stop", **more)], finished)
+
+
+def test_lists_that_go_on_growing_are_cut_at_what_the_caller_has_seen(store: Recording) -> None:
+    ids, logprobs = [5], [position(5)]
+    engine = wrap(AsyncLLM(Output([Completion(0, ids, logprobs=logprobs)]), final(5, 6)))
+
+    async def leave() -> None:
+        generator = engine.generate(IDS, SamplingParams(logprobs=0), "request")
+        await anext(generator)
+        ids.append(6)
+        logprobs.append(position(6))
+        await generator.aclose()
+
+    asyncio.run(leave())
+    row = store.span("vllm.generate")
+    assert (row["status"], row["output_ids"]) == ("cancelled", [5])
+    assert row["output_logprobs"] == [-5 / 8]
+    assert engine.closed
+
+
+def test_pieces_that_the_caller_changes_are_recorded_as_they_came(store: Recording) -> None:
+    pieces = [Output([Completion(0, [5], text="a")]), final(6, text="b")]
+
+    async def change() -> None:
+        engine = wrap(AsyncLLM(*pieces))
+        async for item in engine.generate(IDS, SamplingParams(output_kind=DELTA), "request"):
+            item.outputs[0].token_ids.clear()
+
+    asyncio.run(change())
+    row = store.span("vllm.generate")
+    assert row["output_ids"] == [5, 6]
+    assert row["outputs"]["text"] == "ab"
+
+
+def test_of_several_outputs_those_that_ended_keep_their_end(store: Recording) -> None:
+    items = [
+        final(5, index=1, finished=False),
+        Output([Completion(0, [7])]),
+        RuntimeError("engine died"),
+    ]
+    with pytest.raises(RuntimeError, match="engine died"):
+        run(AsyncLLM(*items), SamplingParams(n=3, output_kind=DELTA))
+    found = {
+        (row["outputs"] or {}).get("index"): (row["status"], row["output_ids"])
+        for row in store.spans()
+    }
+    assert found == {1: ("ok", [5]), 0: ("error", [7]), None: ("error", None)}
+
+
+def test_a_refused_request_for_several_outputs_is_one_record(store: Recording) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        run(AsyncLLM(ValueError("too long")), SamplingParams(n=3))
+    row = store.span("vllm.generate")
+    assert (row["status"], row["error"]) == ("error", "ValueError: too long")
+    assert row["prompt_ids"] == [1, 2]
+
+
+def test_a_request_that_ends_without_a_reason_is_recorded_as_cancelled(store: Recording) -> None:
+    run(AsyncLLM(Output([], finished=True)))
+    row = store.span("vllm.generate")
+    assert (row["status"], row["prompt_ids"]) == ("cancelled", [1, 2])
+
+
+def test_a_token_without_a_logprob_has_none(store: Recording) -> None:
+    run(AsyncLLM(final(5, 6, logprobs=[position(5), position(7)])), SamplingParams(logprobs=0))
+    assert store.span("vllm.generate")["outputs"]["output_logprobs"] == [-5 / 8, None]
+
+
+def test_logprobs_of_the_whole_vocabulary_are_left_out(store: Recording) -> None:
+    output = final(5, logprobs=[position(5, 6, 7)])
+    run(AsyncLLM(output), SamplingParams(logprobs=-1))
+    row = store.span("vllm.generate")
+    assert row["output_logprobs"] == [-5 / 8]
+    assert "top_logprobs" not in row["outputs"]
+
+
+def test_text_and_adapter_of_a_request_are_recorded(store: Recording) -> None:
+    lora = SimpleNamespace(lora_name="math", lora_int_id=3, lora_path="/adapters/math")
+    params = SamplingParams(temperature=0.5, stop=["\n"])
+    run(AsyncLLM(final(5)), params, "two and two", lora_request=lora)
+    assert store.span("vllm.generate")["inputs"] == {
+        "request_id": "request",
+        "text": "two and two",
+        "sampling_params": {"temperature": 0.5, "max_tokens": 16, "stop": ["\n"]},
+        "lora": {"name": "math", "id": 3, "path": "/adapters/math"},
+        "model": "tiny",
+        "engine_version": None,
+    }
+
+
+def test_zeros_in_place_of_embeddings_are_not_taken_for_a_prompt(store: Recording) -> None:
+    run(AsyncLLM(Output([Completion(0, [5], "stop")], True, prompt_token_ids=[0, 0])),
+        prompt={"prompt_embeds": object()})  # fmt: skip
+    row = store.span("vllm.generate")
+    assert (row["prompt_ids"], row["output_ids"]) == (None, [5])
+
+
+def test_pooling_and_streamed_input_are_left_out(store: Recording) -> None:
+    async def chunks() -> Any:
+        yield IDS
+
+    run(AsyncLLM(final(5)), PoolingParams())
+    run(AsyncLLM(final(5)), prompt=chunks())
+    assert store.spans() == []
+
+
+def test_a_step_that_fails_is_the_end_of_every_request(store: Recording) -> None:
+    engine = wrap(LLMEngine(RuntimeError("out of memory"), [final(5)]))
+    for name in ("request", "other"):
+        engine.add_request(name, IDS, SamplingParams())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    engine.step()
+    assert [row["status"] for row in store.spans()] == ["error", "error"]
+
+
+def test_a_request_can_be_aborted_by_the_id_that_the_engine_gave(store: Recording) -> None:
+    engine = wrap(LLMEngine([final(5)]))
+    inside = engine.add_request("request", IDS, SamplingParams())
+    engine.abort_request([inside], internal=True)
+    engine.step()
+    row = store.span("vllm.generate")
+    assert (row["status"], row["output_ids"]) == ("cancelled", None)
+
+
+def test_outputs_come_to_the_trajectory_that_asked_for_them(store: Recording) -> None:
+    engine = wrap(LLMEngine([final(5)]))
+    with localtrace.trajectory() as opened:
+        engine.add_request("request", IDS, SamplingParams())
+    with localtrace.trajectory():
+        engine.step()
+    assert store.span("vllm.generate")["trace_id"] == opened.trace_id
+
+
+class Hostile(Exception):
+    pass
+
+
+class Trap:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Hostile(name)
+
+
+def test_what_cannot_be_read_reaches_the_caller_unchanged(store: Recording) -> None:
+    trap = Trap()
+    assert run(AsyncLLM(trap)) == [trap]
+    params = SamplingParams(logit_bias=trap)
+    output = final(5)
+    assert run(AsyncLLM(output), params) == [output]
+    assert localtrace.losses()["records"]["internal"] > 0
+
+
+def test_a_request_names_its_call_in_a_header(store: Recording) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(wrap(AsyncLLM(final(5))), SamplingParams())
+
+    async def ask(headers: list[tuple[bytes, bytes]]) -> None:
+        await ParentHeader(app)({"type": "http", "headers": headers}, None, None)
+
+    place = f"lt1-{'ab' * 16}-{'cd' * 8}-x-t".encode()
+    asyncio.run(ask([(b"localtrace-parent", place)]))
+    asyncio.run(ask([(b"localtrace-parent", b"\xff nonsense")]))
+    asyncio.run(ask([]))
+    parents = [(row["parent_id"], row["is_turn"]) for row in store.spans()]
+    assert parents == [("cd" * 8, False), (None, True), (None, True)]

@@ -1,0 +1,133 @@
+"""Where the vLLM hook enters, in versions that have its places and in versions that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.trainer_hooks import process
+from localtrace.trainer_hooks.vllm import wrap
+from tests.recording import Recording
+from tests.vllm.fakes import AsyncLLM, Completion, LLMEngine, Output, SamplingParams
+
+DONE = Output([Completion(0, [5], "stop")], finished=True)
+IDS = {"prompt_token_ids": [1, 2]}
+_VLLM = {
+    "vllm/__init__.py": "__version__ = '9.9'",
+    "vllm/v1/__init__.py": "",
+    "vllm/v1/engine/__init__.py": "",
+    "vllm/v1/engine/async_llm.py": "from tests.vllm.fakes import AsyncLLM",
+    "vllm/v1/engine/llm_engine.py": "from tests.vllm.fakes import LLMEngine",
+}
+_LOAD = """
+import sys, vllm
+from localtrace.trainer_hooks.vllm import register
+register(); register()
+assert not {"torch", "duckdb", "vllm.v1"} & sys.modules.keys()
+"""
+_IMPORT = """
+import vllm.v1.engine.async_llm as a, vllm.v1.engine.llm_engine as b
+print([hasattr(f, "_localtrace_records") for f in (a.AsyncLLM.generate, b.LLMEngine.step)])
+"""
+
+
+def in_process(folder: Path, code: str, **files: str | None) -> subprocess.CompletedProcess[str]:
+    """Run code where a package `vllm` has these files."""
+    for name, text in {**_VLLM, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            path.write_text(text)
+    environment = {"PYTHONPATH": f"{folder}:{Path.cwd()}", "PATH": ""}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
+    )
+
+
+def listen(engine: Any) -> None:
+    async def read() -> None:
+        async for _ in engine.generate(IDS, SamplingParams(), "request"):
+            pass
+
+    asyncio.run(read())
+
+
+def test_the_plugin_waits_for_the_engines_to_be_imported_and_loads_nothing(tmp_path) -> None:
+    done = in_process(tmp_path, _LOAD + _IMPORT)
+    assert (done.stdout, done.stderr) == ("[True, True]\n", "")
+
+
+def test_a_version_without_a_module_is_told_in_one_line(tmp_path) -> None:
+    done = in_process(tmp_path, _LOAD, **{"vllm/v1/engine/llm_engine.py": None})
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("localtrace: vLLM 9.9 has no LLMEngine in vllm.v1.engine.llm_engine")
+
+
+@pytest.mark.parametrize(
+    "generate",
+    [
+        "async def generate(self, inputs, sampling_params, request_id): yield",
+        "async def generate(self, prompt, sampling_params, request_id): pass",
+        "stream = None",
+    ],
+)
+def test_a_version_with_another_generate_is_told_in_one_line_and_left_alone(
+    tmp_path, generate
+) -> None:
+    code = _LOAD + "import vllm.v1.engine.async_llm as a; print(vars(a.AsyncLLM).keys())"
+    text = f"class AsyncLLM:\n    {generate}"
+    done = in_process(tmp_path, code, **{"vllm/v1/engine/async_llm.py": text})
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("localtrace: vLLM 9.9 has no AsyncLLM.generate in")
+
+
+def test_an_engine_wrapped_twice_records_once(store: Recording) -> None:
+    listen(wrap(wrap(AsyncLLM(DONE))))
+    assert len(store.spans()) == 1
+
+
+def test_the_engine_below_an_llm_is_wrapped(store: Recording) -> None:
+    llm = ModuleType("llm")
+    llm.llm_engine = LLMEngine([DONE])  # type: ignore[attr-defined]
+    assert wrap(llm) is llm
+    llm.llm_engine.add_request("request", IDS, SamplingParams())
+    llm.llm_engine.step()
+    assert len(store.spans()) == 1
+
+
+def test_what_is_no_engine_of_vllm_cannot_be_wrapped() -> None:
+    with pytest.raises(ConfigError, match="cannot record module: it has no generate"):
+        wrap(ModuleType("nothing"))
+
+
+def test_a_process_begins_to_record_with_its_first_generation(tmp_path, monkeypatch) -> None:
+    import localtrace
+
+    monkeypatch.setattr(process, "_tried_in", None)
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("LOCALTRACE_SEAL", "0")
+    engine = wrap(AsyncLLM(DONE))
+    assert not (tmp_path / "store").exists()
+    try:
+        listen(engine)
+        assert len(Recording(tmp_path / "store").spans()) == 1
+    finally:
+        localtrace.close()
+
+
+def test_a_process_that_must_record_and_cannot_refuses_the_generation(
+    tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "store").write_text("in the way")
+    monkeypatch.setattr(process, "_tried_in", None)
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(LocalTraceError):
+        listen(wrap(AsyncLLM(DONE)))

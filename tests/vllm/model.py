@@ -1,0 +1,37 @@
+"""A model and a tokenizer of a few hundred kilobytes, made where they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_TEXT = "the quick brown fox jumps over the lazy dog and counts one two three four five"
+_CHAT = "{% for message in messages %}<user>{{ message.content }}{% endfor %}<assistant>"
+_SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+VOCABULARY = 512
+
+
+def make_model(folder: Path) -> None:
+    """Save a Qwen2 with two layers and random weights, the same ones each time."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=_SPECIAL, initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator([_TEXT] * 10, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", chat_template=_CHAT
+    ).save_pretrained(folder)
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)

@@ -1,0 +1,230 @@
+"""`AsyncLLM`, whose generators callers read to the end, drop, or are cancelled in."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.carried import HEADER, trace_id_of
+from tests.recording import recording
+from tests.vllm.mix import Received, assert_same, params, prompt, recorded
+
+KINDS = ("CUMULATIVE", "DELTA", "FINAL_ONLY")
+COUNT = 72
+LETTERS = {"prompt_token_ids": list(range(20, 40))}
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner, engine: Any) -> Run:
+    """Runs a coroutine in the event loop of the engine."""
+    return runner.run
+
+
+def streamed(kind: str, number: int = 1, **more: Any) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return params(number, output_kind=RequestOutputKind[kind], **more)
+
+
+def endless(kind: str) -> Any:
+    return streamed(kind, max_tokens=100, ignore_eos=True, logprobs=0)
+
+
+async def read(engine: Any, number: int) -> Received:
+    """Everything of one request of the mix."""
+    kind = KINDS[number % 3]
+    taken = Received(kind == "DELTA")
+    generator = engine.generate(prompt(number), streamed(kind, number // 3), f"mixed-{number}")
+    async for output in generator:
+        taken.add(output)
+    return taken
+
+
+def test_every_id_and_logprob_is_what_the_caller_received(engine, run, store) -> None:
+    async def read_all() -> list[Received]:
+        return await asyncio.gather(*(read(engine, number) for number in range(COUNT)))
+
+    taken = run(read_all())
+    found = recorded(store.path)
+    assert len(found) == COUNT
+    for number, one in enumerate(taken):
+        assert_same(one, found[f"mixed-{number}"])
+    assert not any(localtrace.losses()[kind] for kind in ("trajectories", "records", "values"))
+
+
+def test_outputs_are_the_same_with_and_without_a_recording(engine, run, tmp_path) -> None:
+    async def read_in_turn() -> list[dict[str, Any]]:
+        await engine.reset_prefix_cache()
+        # One at a time, since the numerics depend on what else is in the batch.
+        return [vars(await read(engine, number)) for number in range(12)]
+
+    plain = run(read_in_turn())
+    with recording(tmp_path / "store") as made:
+        traced = run(read_in_turn())
+        assert len(recorded(made.path)) == 12
+    assert traced == plain
+
+
+def test_a_caller_that_leaves_with_the_last_item_has_its_record(engine, run, store) -> None:
+    async def take_one() -> Any:
+        generator = engine.generate(LETTERS, streamed("FINAL_ONLY"), "one-item")
+        return await anext(generator)
+
+    output = run(take_one())
+    taken = Received()
+    taken.add(output)
+    assert_same(taken, recorded(store.path)["one-item"])
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
+def test_a_dropped_generator_keeps_what_its_caller_received(engine, run, store, kind) -> None:
+    taken = Received(kind == "DELTA")
+
+    async def drop() -> None:
+        async for output in engine.generate(LETTERS, endless(kind), "dropped"):
+            taken.add(output)
+            if len(taken.outputs[0]["ids"]) >= 3:
+                break
+        gc.collect()
+        while engine.get_num_unfinished_requests():
+            await asyncio.sleep(0.01)
+
+    run(drop())
+    (span,) = recorded(store.path)["dropped"]
+    assert (span.status, span.error) == ("cancelled", "GeneratorExit: ")
+    assert span.prompt_ids == LETTERS["prompt_token_ids"]
+    assert span.output_ids == taken.outputs[0]["ids"]
+    assert span.output_logprobs == taken.outputs[0]["logprobs"]
+    assert span.finish_reason is None
+
+
+def test_a_cancelled_caller_leaves_a_cancelled_record(engine, run, store) -> None:
+    taken = Received(is_delta=True)
+
+    async def cancel() -> None:
+        async def listen() -> None:
+            async for output in engine.generate(LETTERS, endless("DELTA"), "cancelled"):
+                taken.add(output)
+
+        task = asyncio.create_task(listen())
+        while not taken.outputs:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.get_num_unfinished_requests() == 0
+
+    run(cancel())
+    (span,) = recorded(store.path)["cancelled"]
+    assert span.status == "cancelled"
+    assert span.output_ids == taken.outputs[0]["ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_aborted_request_ends_with_what_vllm_gave_out(engine, run, store, kind) -> None:
+    async def abort() -> Received:
+        taken = Received(kind == "DELTA")
+
+        async def abort_soon() -> None:
+            await asyncio.sleep(0.2)
+            await engine.abort("aborted")
+
+        task = asyncio.create_task(abort_soon())
+        async for output in engine.generate(LETTERS, endless(kind), "aborted"):
+            taken.add(output)
+        await task
+        return taken
+
+    taken = run(abort())
+    (span,) = recorded(store.path)["aborted"]
+    assert taken.outputs[0]["finish"] == span.finish_reason == "abort"
+    assert_same(taken, [span])
+
+
+def test_a_prompt_that_is_too_long_is_recorded_with_the_error(engine, run, store) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    async def ask() -> None:
+        async for _ in engine.generate({"prompt_token_ids": [5] * 400}, params(8), "too-long"):
+            pass
+
+    with pytest.raises(VLLMValidationError):
+        run(ask())
+    (span,) = recorded(store.path)["too-long"]
+    assert span.status == "error"
+    assert "maximum context length" in (span.error or "")
+    assert span.prompt_ids == [5] * 400
+
+
+def test_weights_that_change_midway_are_told_token_by_token(engine, run, store) -> None:
+    spans: list[Any] = []
+
+    async def update() -> None:
+        async for output in engine.generate(LETTERS, endless("DELTA"), "updated"):
+            spans.extend(output.outputs[0].weight_versions or ())
+            if output.outputs[0].finish_reason is None and not spans:
+                await engine.pause_generation(mode="keep", clear_cache=False)
+                await engine.update_weight_version("v1")
+                await engine.resume_generation()
+
+    run(update())
+    run(engine.update_weight_version("default"))
+    (span,) = recorded(store.path)["updated"]
+    assert span.outputs["weight_versions"] == [vars(one) for one in spans]
+    assert [one["version"] for one in span.outputs["weight_versions"]] == ["default", "v1"]
+    assert store.span("vllm.generate")["weight_version"] == "v1"
+
+
+def test_a_generation_hangs_below_the_call_that_its_request_names(engine, run, store) -> None:
+    @localtrace.op
+    async def turn(way: str) -> None:
+        place = localtrace.parent()
+        asked = {
+            "header": ("by-header", {"trace_headers": {HEADER.title(): place}}),
+            "rid": (f"chatcmpl-{localtrace.rid()}", {}),
+            "context": ("by-context", {}),
+        }
+        name, more = asked[way]
+
+        async def ask() -> None:
+            async for _ in engine.generate(LETTERS, streamed("DELTA"), name, **more):
+                pass
+
+        if way == "context":
+            await ask()
+        else:  # as in another process
+            import contextvars
+
+            await asyncio.create_task(ask(), context=contextvars.Context())
+
+    async def all_ways() -> str:
+        with localtrace.trajectory(step=2) as opened:
+            for way in ("header", "rid", "context"):
+                await turn(way)
+        return opened.trace_id
+
+    trace_id = run(all_ways())
+    rows = store.spans()
+    turns = [row["span_id"] for row in rows if row["op"].endswith("turn")]
+    generations = [row for row in rows if row["op"] == "vllm.generate"]
+    assert [row["parent_id"] for row in generations] == turns
+    assert {(row["trace_id"], row["step"]) for row in generations} == {(trace_id, 2)}
+
+
+def test_a_request_on_its_own_is_found_by_its_id(engine, run, store) -> None:
+    async def ask() -> None:
+        async for _ in engine.generate(LETTERS, streamed("DELTA"), "on-its-own"):
+            pass
+
+    run(ask())
+    localtrace.outcome("on-its-own", reward=0.5)
+    row = store.trajectory(trace_id_of("on-its-own"))
+    assert (row["status"], row["span_count"], row["turn_count"]) == ("ok", 1, 1)
+    (outcome,) = store.rows("outcomes")
+    assert (outcome["trace_id"], outcome["number"]) == (row["trace_id"], 0.5)

@@ -1,0 +1,195 @@
+"""`LLM` and `LLMEngine`, in the process of their caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.carried import trace_id_of
+from tests.recording import recording
+from tests.vllm.mix import Received, assert_same, params, prompt, recorded
+
+COUNT = 64
+LETTERS = {"prompt_token_ids": list(range(20, 40))}
+
+
+def received(output: Any) -> Received:
+    taken = Received()
+    taken.add(output)
+    return taken
+
+
+def generate(llm: Any) -> list[Any]:
+    llm.reset_prefix_cache()
+    numbers = range(COUNT)
+    return list(
+        llm.generate([prompt(n) for n in numbers], [params(n) for n in numbers], use_tqdm=False)
+    )
+
+
+def run(engine: Any) -> dict[str, Received]:
+    """Step until everything has ended; what the caller received by request id."""
+    taken: dict[str, Received] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            taken.setdefault(output.request_id, Received()).add(output)
+    return taken
+
+
+def streamed(kind: str, **more: Any) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return params(1, output_kind=RequestOutputKind[kind], **{"n": 1, "logprobs": 0, **more})
+
+
+def test_every_id_and_logprob_of_a_batch_is_what_the_caller_received(llm, store) -> None:
+    outputs = generate(llm)
+    found = recorded(store.path)
+    assert found.keys() == {output.request_id for output in outputs}
+    for output in outputs:
+        assert_same(received(output), found[output.request_id])
+    assert not any(localtrace.losses()[kind] for kind in ("trajectories", "records", "values"))
+
+
+def test_a_batch_is_the_same_with_and_without_a_recording(llm, tmp_path) -> None:
+    plain = [received(output) for output in generate(llm)]
+    with recording(tmp_path / "store") as made:
+        traced = [received(output) for output in generate(llm)]
+        assert len(recorded(made.path)) == COUNT
+    assert [vars(one) for one in traced] == [vars(one) for one in plain]
+
+
+def test_a_record_says_what_vllm_says_of_the_request(llm, store, model) -> None:
+    import vllm
+
+    (output,) = llm.generate(
+        [LETTERS], params(1, logprobs=2, prompt_logprobs=1, temperature=0.5), use_tqdm=False
+    )
+    (span,) = recorded(store.path)[output.request_id]
+    assert span.inputs["model"] == str(model)
+    assert span.inputs["engine_version"] == vllm.__version__
+    assert span.inputs["sampling_params"] == {
+        "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "max_tokens": 2,
+        "logprobs": 2, "prompt_logprobs": 1, "output_kind": "FINAL_ONLY",
+    }  # fmt: skip
+    assert span.outputs["cached_tokens"] == output.num_cached_tokens
+    assert span.outputs["metrics"] == vars(output.metrics)
+    completion = output.outputs[0]
+    assert span.outputs["top_logprobs"] == [
+        [[token, one.logprob] for token, one in at.items()] for at in completion.logprobs
+    ]
+    assert span.outputs["prompt_top_logprobs"] == [
+        None if at is None else [[token, one.logprob] for token, one in at.items()]
+        for at in output.prompt_logprobs
+    ]
+
+
+def test_tokens_from_the_prefix_cache_are_told(llm, store) -> None:
+    long = {"prompt_token_ids": list(range(10, 210))}
+    outputs = [llm.generate([long], params(1), use_tqdm=False)[0] for _ in range(2)]
+    assert outputs[1].num_cached_tokens > 0
+    found = recorded(store.path)
+    for output in outputs:
+        (span,) = found[output.request_id]
+        assert span.outputs["cached_tokens"] == output.num_cached_tokens
+
+
+def test_a_chat_inside_of_a_trajectory_is_one_of_its_turns(llm, store) -> None:
+    with localtrace.trajectory(step=4) as opened:
+        messages = [{"role": "user", "content": "the quick"}]
+        (output,) = llm.chat(messages, params(1), use_tqdm=False)
+    row = store.span("vllm.generate")
+    assert (row["trace_id"], row["step"], row["is_turn"]) == (opened.trace_id, 4, True)
+    assert row["prompt_ids"] == output.prompt_token_ids
+
+
+def test_below_a_call_that_is_a_generation_itself_it_is_a_detail(llm, store) -> None:
+    @localtrace.op
+    def sample(prompt_ids: list[int]) -> dict[str, Any]:
+        (output,) = llm.generate([{"prompt_token_ids": prompt_ids}], params(1), use_tqdm=False)
+        return {"output_ids": list(output.outputs[0].token_ids), "finish_reason": "stop"}
+
+    with localtrace.trajectory():
+        sample([5, 6, 7])
+    outer, inner = store.span("sample"), store.span("vllm.generate")
+    assert inner["parent_id"] == outer["span_id"]
+    assert (outer["is_turn"], inner["is_turn"]) == (True, False)
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+def test_steps_by_hand_are_recorded_in_every_kind_of_output(llm, store, kind) -> None:
+    engine = llm.llm_engine
+    for number in range(4):
+        engine.add_request(f"by-hand-{number}", prompt(1), streamed(kind, temperature=1.0, n=2))
+    taken: dict[str, Received] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            taken.setdefault(output.request_id, Received(kind == "DELTA")).add(output)
+    found = recorded(store.path)
+    assert found.keys() == taken.keys()
+    for name, one in taken.items():
+        assert_same(one, found[name])
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
+def test_an_aborted_request_keeps_what_came_until_then(llm, store, kind) -> None:
+    engine = llm.llm_engine
+    engine.add_request("given-up", LETTERS, streamed(kind, max_tokens=100, ignore_eos=True))
+    taken = Received(kind == "DELTA")
+    for _ in range(5):
+        for output in engine.step():
+            taken.add(output)
+    engine.abort_request(["given-up"])
+    run(engine)
+    (span,) = recorded(store.path)["given-up"]
+    assert span.status == "cancelled"
+    assert span.output_ids == taken.outputs[0]["ids"] != []
+    assert span.output_logprobs == taken.outputs[0]["logprobs"]
+
+
+def test_a_request_that_is_refused_is_recorded_with_the_error(llm, store) -> None:
+    long = {"prompt_token_ids": [5] * 400}
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="maximum context length"):
+        llm.llm_engine.add_request("too-long", long, params(1))
+    (span,) = recorded(store.path)["too-long"]
+    assert span.status == "error"
+    assert "maximum context length" in (span.error or "")
+    assert span.prompt_ids == [5] * 400
+
+
+def test_two_requests_of_one_id_at_a_time_are_left_out_and_counted(llm, store) -> None:
+    engine = llm.llm_engine
+    for name in ("same", "same", "other"):
+        engine.add_request(name, LETTERS, params(1))
+    run(engine)
+    assert list(recorded(store.path)) == ["other"]
+    assert localtrace.losses()["records"] == {"same_request_id": 1}
+    engine.add_request("same", LETTERS, params(1))
+    run(engine)
+    assert len(recorded(store.path)["same"]) == 1
+
+
+def test_a_request_id_that_carries_a_place_makes_it_a_child_of_that_call(llm, store) -> None:
+    place = f"lt1-{'ab' * 16}-{'cd' * 8}-7-s"
+    llm.llm_engine.add_request(f"{place}-0123abcd", LETTERS, params(1))
+    run(llm.llm_engine)
+    row = store.span("vllm.generate")
+    assert (row["trace_id"], row["parent_id"], row["step"]) == ("ab" * 16, "cd" * 8, 7)
+
+
+def test_nothing_is_written_where_nobody_asked_for_a_recording(llm, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    llm.generate([LETTERS], params(1), use_tqdm=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_requests_that_are_only_counted_get_trajectories_of_their_own(llm, store) -> None:
+    llm.generate([LETTERS, LETTERS], params(1), use_tqdm=False)
+    found = recorded(store.path)
+    assert all(name.isdecimal() for name in found)
+    assert len({row["trace_id"] for row in store.spans()}) == 2
+    assert not {trace_id_of(name) for name in found} & {row["trace_id"] for row in store.spans()}

@@ -1,0 +1,14 @@
+"""Recording inside vLLM: a general plugin for every process, or `wrap(engine)` for one engine.
+
+    vllm serve MODEL                  # with LOCALTRACE_STORE set: the plugin records
+    llm = localtrace.trainer_hooks.vllm.wrap(LLM(model=MODEL))
+
+`README.md` says what is recorded.
+"""
+
+from __future__ import annotations
+
+from localtrace.trainer_hooks.vllm.parent_header import ParentHeader
+from localtrace.trainer_hooks.vllm.seams import register, wrap
+
+__all__ = ["ParentHeader", "register", "wrap"]
