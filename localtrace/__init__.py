@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from localtrace.batches import record_tensors
 from localtrace.capture import trajectory
 from localtrace.carried import attach, parent, rid, trace_id_of
 from localtrace.decorate import op
@@ -29,6 +30,7 @@ __all__ = [
     "open_store",
     "outcome",
     "parent",
+    "record_tensors",
     "rid",
     "run_id",
     "trace_id_of",

@@ -8,6 +8,7 @@ in; its payload is a MessagePack list `[kind, …]`. In the tables the same valu
 Containers come back as JSON's own: tuples, sets and named tuples as lists (as tuples where they
 are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their values, half
 floats as float32, arrays without dimensions as their one value, naive datetimes and dates as text.
+For a tensor on a device a marker is encoded, where `splice` later puts what it would have been.
 
 This module knows nothing of trajectories, files or threads.
 """
@@ -21,11 +22,12 @@ from typing import Any
 
 import msgspec
 
+from localtrace.arrays import EXT, extension, in_memory, is_tensor
+from localtrace.device import DeviceCopies
 from localtrace.placeholder import Placeholder, left_out
 from localtrace.schema import DROPPED_NAMES
 from localtrace.tagged import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 
-_EXT = 1
 _INT_MAX_BITS = 14_000
 """Python refuses to write or read decimal integers of more than 4,300 digits."""
 
@@ -53,15 +55,18 @@ class ValueEncoder:
     Args:
         keep: names that are not dropped although `schema.DROPPED_NAMES` holds them.
         on_placeholder: told the reason of every placeholder that was not asked for.
+        copies: what brings tensors on a device into memory; without it they become placeholders.
     """
 
     def __init__(
         self,
         keep: frozenset[str] = frozenset(),
         on_placeholder: Callable[[str], None] = lambda reason: None,
+        copies: DeviceCopies | None = None,
     ) -> None:
         self.dropped = DROPPED_NAMES - keep
         self._on_placeholder = on_placeholder
+        self._copies = copies
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_refuse)
         self.try_encode: Callable[[Any], bytes] = self._encoder.encode
         """Encode, or raise where MessagePack refuses a part of the value."""
@@ -99,7 +104,7 @@ class ValueEncoder:
             return plain
         if plain.reason != "dropped":
             self._on_placeholder(plain.reason)
-        return _ext("omitted", *plain.parts().values())
+        return extension("omitted", *plain.parts().values())
 
     def _convert(self, kind: type, value: Any, above: frozenset[int], depth: int) -> Any:
         # Asks the type, never the value: `__class__` can be anything.
@@ -118,7 +123,7 @@ class ValueEncoder:
         if fields is not None:
             value = self.without_dropped(fields)
         elif not issubclass(kind, Mapping | list | tuple | AbstractSet):
-            plain = _foreign(value)
+            plain = self._tensor(value) if is_tensor(value) else _foreign(value)
             final = type(plain) in (msgspec.msgpack.Ext, Placeholder)
             return plain if final else self._encoded(plain, above, depth)
         # The lists are copies, which no other thread can change.
@@ -131,16 +136,20 @@ class ValueEncoder:
             }
         return [self._encoded(item, above, depth) for item in list(value)]
 
+    def _tensor(self, value: Any) -> Any:
+        if in_memory(value):
+            return _memory_tensor(value)
+        marker = None if self._copies is None else self._copies.start(value)
+        if marker is not None:
+            return marker
+        return left_out("device_tensor", value, int(value.numel() * value.element_size()))
+
 
 def _is_empty(value: Any) -> bool:
     try:
         return value is None or len(value) == 0
     except Exception:
         return False
-
-
-def _ext(kind: str, *parts: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_EXT, msgspec.msgpack.encode((kind, *parts)))
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
@@ -157,8 +166,6 @@ def _foreign(value: Any) -> Any:
     """What to encode instead of a value whose type MessagePack does not know."""
     kind = type(value)
     module = kind.__module__.partition(".")[0]
-    if module == "torch" and hasattr(value, "detach"):
-        return _tensor(value)
     if module == "numpy":
         return _numpy(value)
     if module == "PIL":
@@ -166,7 +173,7 @@ def _foreign(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, complex):
-        return _ext("complex", value.real, value.imag)
+        return extension("complex", value.real, value.imag)
     if isinstance(value, BaseException):
         return f"{kind.__qualname__}: {value}"
     if hasattr(value, "__fspath__"):
@@ -174,10 +181,7 @@ def _foreign(value: Any) -> Any:
     return left_out("unsupported", value)
 
 
-def _tensor(value: Any) -> Any:
-    if value.device.type != "cpu" or str(value.layout) != "torch.strided":
-        size_bytes = int(value.numel() * value.element_size())
-        return left_out("device_tensor", value, size_bytes)
+def _memory_tensor(value: Any) -> Any:
     value = value.detach()
     if str(value.dtype) in ("torch.bfloat16", "torch.float16"):
         value = value.float()
@@ -193,7 +197,7 @@ def _numpy(value: Any) -> Any:
         plain = str(value) if value.dtype.kind in "mM" else value.item()
         return left_out("unsupported", value) if type(plain) is type(value) else plain
     little = value.astype(value.dtype.newbyteorder("<"), copy=False)
-    return _ext("ndarray", little.dtype.str, list(little.shape), little.tobytes())
+    return extension("ndarray", little.dtype.str, list(little.shape), little.tobytes())
 
 
 def _masked(value: Any) -> bool:
@@ -205,7 +209,7 @@ def _plain_text(value: str) -> Any:
         value.encode()
         return str.__str__(value)
     except UnicodeEncodeError:
-        return _ext("str", value.encode("utf-8", "surrogatepass"))
+        return extension("str", value.encode("utf-8", "surrogatepass"))
 
 
 def _plain_int(value: int) -> Any:
@@ -213,7 +217,7 @@ def _plain_int(value: int) -> Any:
         return int(value)
     if value.bit_length() > _INT_MAX_BITS:
         return left_out("too_large", value, value.bit_length() // 8)
-    return _ext("int", hex(value))
+    return extension("int", hex(value))
 
 
 _DEFAULT = ValueEncoder()
@@ -227,7 +231,7 @@ def decode(data: bytes | msgspec.Raw) -> Any:
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
-    if code != _EXT:
+    if code != EXT:
         return Placeholder("unsupported", f"msgpack extension {code}", len(data))
     kind, *parts = msgspec.msgpack.decode(data)
     return Tag(kind, tuple(parts))

@@ -55,6 +55,9 @@ class Settings:
     """Recording pauses above this size of the store; default: no limit."""
     record_max_bytes: int = 64 * MIB
     """Inputs or outputs that encode to more are replaced by a placeholder."""
+    pinned_max_bytes: int = 256 * MIB
+    """Pinned memory for tensors on their way from a GPU, taken at the first one; their copies on
+    the GPU take at most as much; 0: no tensor on a GPU is kept."""
     keep: tuple[str, ...] = ()
     """Names kept although they are dropped by default, such as routed_experts."""
     seal: bool = True

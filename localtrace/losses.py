@@ -19,13 +19,13 @@ REMEDIES = {
     "unencodable": "a value could not be encoded and was replaced by a placeholder",
     "too_large": "a value was larger than LOCALTRACE_RECORD_MAX_BYTES and was replaced by a "
     "placeholder",
+    "device_tensor": "a tensor on a device was replaced by a placeholder; see "
+    "trainer_hooks/torch.md, raise LOCALTRACE_PINNED_MAX_BYTES, or pass it on the CPU",
     "same_request_id": "two requests of an engine had the same id at the same time; give each its "
     "own",
     "cycle": "a value contains itself; the inner one was replaced by a placeholder",
     "too_deep": "a value is nested too deeply and was replaced by a placeholder",
     "unsupported": "a value has a type that is not recorded and was replaced by a placeholder",
-    "device_tensor": "a tensor on a device was replaced by a placeholder; pass it on the CPU to "
-    "keep it",
     "bad_argument": "a value given to localtrace could not be used; see the debug log",
     "internal": "localtrace failed inside; see the debug log, and please report it",
     "after_close": "a call ended after localtrace.close()",

@@ -23,9 +23,11 @@ import msgspec
 
 from localtrace import codec
 from localtrace.config import Settings
+from localtrace.device import DeviceCopies
 from localtrace.losses import Losses, logger
 from localtrace.placeholder import left_out
 from localtrace.scope import TrajectoryState
+from localtrace.splice import Splicer
 from localtrace.store.disk import DiskWatch
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
 from localtrace.store.records import STATUSES, Context, Kind
@@ -55,6 +57,8 @@ class Recorder:
         self._watch = DiskWatch(
             folder, layout.root, settings.min_free_bytes, settings.max_store_bytes
         )
+        self.copies = DeviceCopies(settings.pinned_max_bytes)
+        """Tensors on their way from a device."""
         self._begin_process()
         recorder = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _after_fork(recorder()))
@@ -65,13 +69,18 @@ class Recorder:
         self.losses = Losses()
         self.recorded_trajectories = 0
         """That ended and were handed over whole."""
-        self.values = codec.ValueEncoder(frozenset(self.settings.keep), self.losses.value)
+        self.values = codec.ValueEncoder(
+            frozenset(self.settings.keep), self.losses.value, self.copies
+        )
+        self._splicer = Splicer(self.copies, self.settings.record_max_bytes, self.losses)
         self.paused: str | None = None
         self.closed = False
         self._stop = threading.Event()
         self._lock = threading.RLock()  # a signal handler may come back in while it is held
         self._queue: deque[Item] = deque()
         self._marks: deque[Item] = deque()
+        self._ready: list[Item] = []
+        """Taken from the queue, their tensors in place."""
         self._queued_bytes = 0
         """Of all that was handed over and is not in a journal yet."""
         self._wake = threading.Event()
@@ -94,7 +103,8 @@ class Recorder:
         """Hand a record over; when there is no room, drop its whole trajectory and count it."""
         size_bytes = len(item.record) + _ITEM_OVERHEAD_BYTES
         reason = self.paused
-        if reason is None and self._queued_bytes + size_bytes > self.settings.queue_max_bytes:
+        queued_bytes = self._queued_bytes + self._splicer.waiting_bytes
+        if reason is None and queued_bytes + size_bytes > self.settings.queue_max_bytes:
             reason = "queue_full"
         with self._lock:
             if self.closed:
@@ -108,6 +118,7 @@ class Recorder:
             self._start_threads()
 
     def _refuse(self, reason: str, item: Item, trajectory: TrajectoryState | None) -> None:
+        self.copies.claim(item.record)
         # A call that outlives its trajectory must not give it a second end.
         if trajectory is None or (trajectory.ended and item.kind is not Kind.END):
             self.losses.record(reason)
@@ -205,7 +216,7 @@ class Recorder:
             # Late in the interpreter's shutdown no thread can be started.
             self._guarded(self._drain)
             self._guarded(self._series.close)
-        left = len(self._queue) + len(self._series.pending)
+        left = self._left()
         if left:
             self.losses.record(self.paused or "queue_full", left)
         if self.losses:
@@ -218,10 +229,14 @@ class Recorder:
             "recorded": self.recorded_trajectories,
             **self.losses.as_dict(),
             "paused": self.paused,
-            "queued_records": len(self._queue) + len(self._series.pending),
-            "queued_bytes": self._queued_bytes,
+            "queued_records": self._left(),
+            "queued_bytes": self._queued_bytes + self._splicer.waiting_bytes,
             "unsynced_bytes": self._series.unsynced_bytes,
         }
+
+    def _left(self) -> int:
+        waiting = len(self._splicer) + len(self._ready) + len(self._series.pending)
+        return len(self._queue) + waiting
 
     # -- the threads -----------------------------------------------------------------------
 
@@ -234,13 +249,15 @@ class Recorder:
         self._guarded(self._series.close)
 
     def _drain(self) -> None:
+        # Also while the disk takes nothing: copies on a device must not pile up.
+        self._take(self._queue)
         if self._series.blocked():
             return
         self.paused = self._watch.refusal()
         if self.paused is not None:
             return
-        batch = [self._queue.popleft() for _ in range(len(self._queue))]
-        batch += [self._marks.popleft() for _ in range(len(self._marks))]
+        self._take(self._marks)
+        batch, self._ready = self._ready, []
         taken = self._series.pending + batch
         try:
             self._release(self._series.write(batch))
@@ -252,8 +269,18 @@ class Recorder:
         if self._series.pending:
             self.paused = "disk_full"
 
-    def _release(self, items: Sequence[Item]) -> None:
-        size_bytes = sum(len(item.record) + _ITEM_OVERHEAD_BYTES for item in items)
+    def _take(self, queue: deque[Item]) -> None:
+        if self._stop.is_set():
+            self.copies.advance()
+            self.copies.give_up()
+        items = [queue.popleft() for _ in range(len(queue))]
+        taken, become = self._splicer.take(items)
+        self._ready += become
+        if taken is not become:
+            self._release(taken, become)
+
+    def _release(self, items: Sequence[Item], instead: Sequence[Item] = ()) -> None:
+        size_bytes = _size_bytes(items) - _size_bytes(instead)
         with self._lock:
             self._queued_bytes -= size_bytes
 
@@ -282,6 +309,10 @@ active: Recorder | None = None
 """The recorder of this process; None before `init` and after `close`."""
 
 
+def _size_bytes(items: Sequence[Item]) -> int:
+    return sum(len(item.record) + _ITEM_OVERHEAD_BYTES for item in items)
+
+
 def _drop_mark(trajectory: TrajectoryState, reason: str) -> bytes:
     return _encode(
         (
@@ -295,6 +326,7 @@ def _after_fork(recorder: Recorder | None) -> None:
     """In a forked child: the parent keeps its files and its queue; the child starts its own."""
     if recorder is not None:
         recorder._series.abandon()
+        recorder.copies.abandon()
         closed = recorder.closed
         recorder._begin_process()
         recorder.closed = closed

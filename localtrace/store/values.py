@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from localtrace import codec
+from localtrace.arrays import read_array
 from localtrace.schema import DETAIL_NAMES
 from localtrace.store.deltas import first_named, raw_map
 from localtrace.store.records import OutcomeRecord
@@ -42,10 +43,32 @@ def named_value(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> Any:
 
 
 def outcome_items(record: OutcomeRecord, name: str) -> Iterator[tuple[str, Any]]:
-    """The outcome `name` of each trajectory that has one, as (trace id, value)."""
-    value = as_list(codec.decode(record.values[name]))
-    in_batch = record.batch and isinstance(value, list)
-    items = value if in_batch else [value] * len(record.trace_ids)
+    """The outcome `name` of each trajectory that has one, as (trace id, value).
+
+    Values of a batch that is nothing but float32 arrays are given as memoryviews of floats.
+    """
+    items: Any = _float_rows(record.values[name]) if record.batch else None
+    if items is None:
+        value = as_list(codec.decode(record.values[name]))
+        in_batch = record.batch and isinstance(value, list)
+        items = value if in_batch else [value] * len(record.trace_ids)
     for trace_id, item in zip(record.trace_ids, items, strict=False):
         if item is not None:
             yield trace_id, item
+
+
+def _float_rows(data: msgspec.Raw) -> list[memoryview] | None:
+    try:
+        items = _LIST_DECODER.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    rows = []
+    for item in items:
+        array = read_array(item)
+        if array is None or array.dtype != "<f4" or len(array.shape) != 1:
+            return None
+        rows.append(array.values())
+    return rows
+
+
+_LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])

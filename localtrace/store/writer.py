@@ -38,6 +38,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     record: bytes
     counted: bool = False
     """Whether a refused write has already counted this turn."""
+    is_batch: bool = False
+    """Whether it is a `TokenBatch`, which becomes outcome records before it is written."""
 
 
 class JournalSeries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localtrace.batches import record_tensors
 from localtrace.recording import outcome
 from localtrace.trainer_hooks.trl.rollouts import Launch
 
@@ -39,12 +40,11 @@ def record_batch(
         for place, name in enumerate(distinct(reward_names))
     }
     values["advantage"] = batch["advantages"].tolist()
-    for key, name in _TOKEN_NAMES.items():
-        if key in batch:
-            padded = batch[key].tolist()
-            values[name] = [one[: row.length] for row, one in zip(rows, padded, strict=True)]
     ids = [row.trajectory.trace_id for row in rows]
     outcome(ids, step=launch.step, source=_SOURCE, **values)
+    per_token = {name: batch[key] for key, name in _TOKEN_NAMES.items() if key in batch}
+    lengths = [row.length for row in rows]
+    record_tensors(ids, step=launch.step, source=_SOURCE, lengths=lengths, **per_token)
 
 
 def distinct(reward_names: Sequence[str]) -> list[str]:

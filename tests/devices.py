@@ -1,0 +1,91 @@
+"""A device that a machine without one can have: its copies arrive when a test says so."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from localtrace import recorder as process
+from localtrace.arrays import Snapshot, snapshot
+from localtrace.placeholder import Placeholder
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a device, and that nobody may wait for."""
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return types.SimpleNamespace(type="cuda", index=0)
+
+    def _synchronise(self, *_: object, **__: object) -> Any:
+        raise AssertionError("somebody waited for the device")
+
+    item = tolist = cpu = numpy = __float__ = __int__ = __bool__ = __index__ = _synchronise  # type: ignore[assignment]
+    data_ptr = _synchronise
+
+
+OnDevice.__module__ = "torch.tests"
+
+
+def on_device(tensor: torch.Tensor) -> OnDevice:
+    return tensor.detach().as_subclass(OnDevice).requires_grad_(tensor.requires_grad)
+
+
+class SlowDevice:
+    """Moves a batch when `arrive` is true; its other switches are its faults."""
+
+    def __init__(self, arrive: bool = True) -> None:
+        self.arrive = arrive
+        self.refuses = False
+        """To copy, as while a CUDA graph is captured."""
+        self.fails: set[str] = set()
+        """Methods that raise."""
+        self.loses = False
+        """What it moves."""
+        self.batches: list[int] = []
+        """Tensors in each batch."""
+        self._batch: list[Snapshot] | None = None
+
+    def take(self, tensor: Any, dtype: str | None) -> Snapshot | None:
+        self._may("take")
+        return None if self.refuses else snapshot(tensor, dtype)
+
+    def begin(self, batch: list[Snapshot]) -> None:
+        self._may("begin")
+        assert self._batch is None, "the memory is in use"
+        self._batch = batch
+        self.batches.append(len(batch))
+
+    def done(self) -> bool:
+        self._may("done")
+        assert self._batch is not None
+        return self.arrive
+
+    def read(self) -> list[bytes | None]:
+        self._may("read")
+        assert self._batch is not None
+        assert self.arrive
+        batch, self._batch = self._batch, None
+        return [None if self.loses else bytes_of(taken.content) for taken in batch]
+
+    def _may(self, method: str) -> None:
+        if method in self.fails:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def use(device: SlowDevice) -> SlowDevice:
+    """Make it the device of the process that records."""
+    assert process.active is not None
+    process.active.copies.device = device
+    return device
+
+
+def is_left_out(value: Any) -> bool:
+    """Whether a placeholder stands for a tensor on a device."""
+    return isinstance(value, Placeholder) and value.reason == "device_tensor"
+
+
+def bytes_of(content: torch.Tensor) -> bytes:
+    return bytes(content.as_subclass(torch.Tensor).numpy())

@@ -1,0 +1,155 @@
+"""Records that wait for a device: others go on, order stays, memory is bounded."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import localtrace
+from localtrace.codec import decode, encode, from_json
+from localtrace.device import DeviceCopies
+from localtrace.store.layout import open_layout
+from localtrace.store.snapshot import take_snapshot
+from tests.devices import SlowDevice, on_device, use
+from tests.recording import Recording, recording
+
+IDS = [f"{n:032x}" for n in range(3)]
+
+
+@pytest.fixture
+def device(store: Recording) -> SlowDevice:
+    """The device of the process that records."""
+    return use(SlowDevice())
+
+
+@localtrace.op
+def identity(value: Any) -> Any:
+    return value
+
+
+def losses(kind: str) -> Any:
+    return localtrace.losses()[kind]
+
+
+def test_a_record_waits_for_its_tensors_and_others_do_not(store: Recording) -> None:
+    device = use(SlowDevice(arrive=False))
+    identity(on_device(torch.ones(1000)))
+    identity("plain")
+    localtrace.outcome(IDS[0], reward=1.0)
+    assert not localtrace.flush(0.1)
+    exposed = localtrace.losses()
+    assert exposed["queued_records"] == 2  # the call and the end of its own trajectory
+    assert exposed["queued_bytes"] > 4000
+    assert [span["outputs"] for span in store_without_flush(store, "spans")] == ["plain"]
+    device.arrive = True
+    assert localtrace.flush()
+    assert losses("queued_records") == losses("queued_bytes") == 0
+    assert len(store.spans()) == 2
+
+
+def store_without_flush(store: Recording, table: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = take_snapshot(open_layout(store.path)).pending[table].to_pylist()
+    return [{**row, "outputs": from_json(row["outputs"])} for row in rows]
+
+
+def test_the_records_of_a_trajectory_keep_their_order(store: Recording) -> None:
+    device = use(SlowDevice(arrive=False))
+    with localtrace.trajectory() as t:
+        identity(on_device(torch.ones(2)))
+        identity("after")
+    localtrace.flush(0.05)
+    device.arrive = True
+    rows = [*store.spans(), store.trajectory(t.trace_id)]
+    numbers = [row["writer_seq"] for row in rows]
+    assert numbers == sorted(numbers)
+    assert rows[-1]["status"] == "ok"
+
+
+def test_a_copy_on_the_device_is_held_until_it_arrived(store: Recording) -> None:
+    device = use(SlowDevice(arrive=False))
+    contents: list[weakref.ref[Any]] = []
+    take = device.take
+
+    def watched(tensor: Any, dtype: str | None) -> Any:
+        taken = take(tensor, dtype)
+        assert taken is not None
+        contents.append(weakref.ref(taken.content))
+        return taken
+
+    device.take = watched  # type: ignore[method-assign]
+    identity(on_device(torch.ones(2)))
+    localtrace.flush(0.05)
+    assert all(content() is not None for content in contents)
+    device.arrive = True
+    localtrace.flush()
+    assert [content() for content in contents] == [None, None]
+
+
+def test_a_copy_that_arrived_before_its_record_holds_no_memory_of_the_device() -> None:
+    copies = DeviceCopies(10_000)
+    copies.device = device = SlowDevice()
+    take, contents = device.take, []
+
+    def watched(tensor: Any, dtype: str | None) -> Any:
+        taken = take(tensor, dtype)
+        assert taken is not None
+        contents.append(weakref.ref(taken.content))
+        return taken
+
+    device.take = watched  # type: ignore[method-assign]
+    assert copies.start(on_device(torch.ones(2))) is not None
+    copies.advance()
+    assert contents[0]() is None
+
+
+def test_the_mark_of_a_dropped_trajectory_comes_after_what_waits(tmp_path: Path) -> None:
+    with recording(tmp_path / "store", queue_max_bytes=5000) as store:
+        device = use(SlowDevice(arrive=False))
+        with localtrace.trajectory() as t:
+            identity(on_device(torch.ones(2)))
+            localtrace.flush(0.05)
+            identity("x" * 10_000)
+            localtrace.flush(0.05)
+        device.arrive = True
+        (span,) = store.spans()
+        end = store.trajectory(t.trace_id)
+        assert end["status"] == "dropped"
+        assert span["writer_seq"] < end["writer_seq"]
+
+
+def test_the_argument_of_a_call_that_runs_for_long_holds_nothing_up(
+    store: Recording, device: SlowDevice
+) -> None:
+    @localtrace.op
+    def long(tensor: Any) -> str:
+        for n in range(50):
+            identity(on_device(torch.full((2_000,), n)))
+        localtrace.flush()
+        return "done"
+
+    long(on_device(torch.ones(3)))
+    assert store.span("long")["inputs"]["tensor"].tolist() == [1, 1, 1]
+    assert losses("values") == {}
+
+
+def test_many_tensors_move_in_few_batches_of_bounded_size(tmp_path: Path) -> None:
+    with recording(tmp_path / "store", pinned_max_bytes=4000, flush_interval_s=1000) as store:
+        device = use(SlowDevice())
+        for n in range(5):
+            identity(on_device(torch.full((100,), float(n))))
+        spans = store.spans()
+        assert [span["outputs"][0] for span in spans] == [0, 1, 2, 3, 4]
+        assert sum(device.batches) == 10
+        assert len(device.batches) < 10
+
+
+def test_the_bytes_of_a_marker_survive_encoding() -> None:
+    copies = DeviceCopies(1000)
+    copies.device = SlowDevice()
+    marker = copies.start(on_device(torch.ones(1)))
+    assert encode([1, marker, "x"])[2:12] == b"\xd7\x02" + marker.data  # type: ignore[union-attr]
+    assert decode(encode([marker]))[0].reason == "unsupported"

@@ -1,0 +1,233 @@
+"""Tensors on a device, in every place of a record: what is read back is what was there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+import torch
+
+import localtrace
+from localtrace import recorder as process
+from localtrace.arrays import Array, read_array
+from localtrace.codec import encode
+from tests.devices import OnDevice, SlowDevice, is_left_out, on_device, use
+from tests.recording import Recording
+
+IDS = [f"{n:032x}" for n in range(3)]
+
+
+@pytest.fixture
+def device(store: Recording) -> SlowDevice:
+    """The device of the process that records."""
+    return use(SlowDevice())
+
+
+@localtrace.op
+def identity(value: Any) -> Any:
+    return value
+
+
+KINDS = [
+    torch.tensor([1.5, -2.5], dtype=torch.bfloat16),
+    torch.tensor([0.5], dtype=torch.float16),
+    torch.tensor([0.1, float("nan"), -0.0]),
+    torch.tensor([0.1], dtype=torch.float64),
+    torch.tensor([True, False]),
+    torch.arange(6, dtype=torch.uint8).reshape(2, 3),
+    torch.tensor([-(2**15)], dtype=torch.int16),
+    torch.tensor([2**31 - 1], dtype=torch.int32),
+    torch.tensor([-(2**63)]),
+    torch.tensor([1 + 2j], dtype=torch.complex64),
+    torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2)[::2],
+    torch.ones(3, 1).expand(3, 4),
+    torch.zeros(0, 3),
+    torch.ones(2, requires_grad=True),
+    torch.nn.Parameter(torch.ones(2)),
+    torch.tensor(3),
+    torch.tensor(True),
+    torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True),
+    torch.tensor(0.1, dtype=torch.float64),
+    torch.tensor(2j),
+    torch.randn(300, 300),
+]
+
+
+@pytest.mark.parametrize("tensor", KINDS, ids=lambda t: f"{str(t.dtype)[6:]}-{list(t.shape)}")
+def test_a_tensor_on_a_device_is_recorded_as_the_same_one_in_memory(
+    store: Recording, device: SlowDevice, tensor: torch.Tensor
+) -> None:
+    identity({"there": on_device(tensor), "here": tensor})
+    outputs = store.span("identity")["outputs"]
+    np.testing.assert_equal(outputs["there"], outputs["here"])
+    assert type(outputs["there"]) is type(outputs["here"])
+    assert getattr(outputs["there"], "dtype", None) == getattr(outputs["here"], "dtype", None)
+    assert localtrace.losses()["values"] == {}
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor([1j, 2]).conj(), torch.tensor([1j]).conj().imag])
+def test_a_view_that_negates_is_recorded_as_what_it_stands_for(
+    store: Recording, device: SlowDevice, tensor: torch.Tensor
+) -> None:
+    identity(on_device(tensor))
+    expected = tensor.resolve_conj().resolve_neg().numpy()
+    np.testing.assert_equal(store.span("identity")["outputs"], expected)
+
+
+@pytest.mark.parametrize("shape", [[3], [0], [2, 0], [300, 300], [1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("dtype", ["<f4", "|b1", "<i8", "<c16"])
+def test_an_array_is_encoded_as_the_codec_encodes_it(shape: list[int], dtype: str) -> None:
+    numbers = np.ones(shape, dtype)
+    array = Array(dtype, shape, numbers.tobytes())
+    assert array.encoded() == encode(numbers)
+    assert read_array(encode(numbers)) == (dtype, shape, numbers.tobytes())
+
+
+@pytest.mark.parametrize("value", [1, [1.0], "text", b"bytes", None, 2j, 2**70, {}])
+def test_what_is_no_array_is_not_read_as_one(value: Any) -> None:
+    assert read_array(encode(value)) is None
+
+
+@dataclasses.dataclass
+class Result:
+    logprobs: Any
+
+
+class Model(pydantic.BaseModel):
+    logprobs: Any
+
+
+def test_tensors_are_recorded_wherever_they_are(store: Recording, device: SlowDevice) -> None:
+    def here() -> OnDevice:
+        return on_device(torch.tensor([1.5, 2.5]))
+
+    nested = [{"a": (here(), "text")}, Result(here()), Model(logprobs=here()), here()]
+    identity(nested)
+    span = store.span("identity")
+    for place in ("inputs", "outputs"):
+        value = span[place]["value"] if place == "inputs" else span[place]
+        found = [value[0]["a"][0], value[1]["logprobs"], value[2]["logprobs"], value[3]]
+        assert [array.tolist() for array in found] == [[1.5, 2.5]] * 4
+        assert value[0]["a"][1] == "text"
+
+
+def test_what_a_call_changes_in_place_is_recorded_as_it_was(
+    store: Recording, device: SlowDevice
+) -> None:
+    device.arrive = False
+
+    @localtrace.op
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.zero_()
+
+    tensor = on_device(torch.ones(3))
+    result = change(tensor)
+    result += 5
+    device.arrive = True
+    span = store.span("change")
+    assert span["inputs"]["tensor"].tolist() == [1, 1, 1]
+    assert span["outputs"].tolist() == [0, 0, 0]
+
+
+def test_ids_on_a_device_are_those_of_a_turn(store: Recording, device: SlowDevice) -> None:
+    @localtrace.op
+    def generate(prompt_ids: Any) -> Any:
+        return {
+            "output_ids": on_device(torch.tensor([7, 8])),
+            "output_logprobs": on_device(torch.tensor([-0.5, -1.5]).bfloat16()),
+        }
+
+    with localtrace.trajectory() as t:
+        generate([1, 2, 3])
+    (span,) = store.spans()
+    assert (span["output_ids"], span["output_logprobs"]) == ([7, 8], [-0.5, -1.5])
+    row = store.trajectory(t.trace_id)
+    assert (row["turn_count"], row["output_tokens"]) == (1, 2)
+
+
+def test_a_generator_and_a_coroutine_may_give_tensors(store: Recording, device: SlowDevice) -> None:
+    @localtrace.op
+    def stream() -> Iterator[Any]:
+        yield on_device(torch.tensor([1]))
+        yield on_device(torch.tensor([2]))
+
+    @localtrace.op
+    async def later(value: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return on_device(torch.tensor([3]))
+
+    async def several() -> None:
+        await asyncio.gather(*(later(on_device(torch.tensor([n]))) for n in range(20)))
+
+    list(stream())
+    asyncio.run(several())
+    assert [item.tolist() for item in store.span("stream")["outputs"]] == [[1], [2]]
+    calls = [span for span in store.spans() if span["op"].endswith("later")]
+    assert [call["inputs"]["value"].tolist() for call in calls] == [[n] for n in range(20)]
+    assert {call["outputs"].item() for call in calls} == {3}
+
+
+def test_outcomes_and_what_is_set_may_be_tensors(store: Recording, device: SlowDevice) -> None:
+    with localtrace.trajectory() as t:
+        t.set(reward=on_device(torch.tensor(0.5)), hidden=on_device(torch.ones(2)))
+    localtrace.outcome(IDS, reward=on_device(torch.tensor([0.0, 1.0, 2.0])))
+    localtrace.outcome(IDS[0], old_log_probs=on_device(torch.tensor([-1.0, -2.0])))
+    localtrace.outcome(IDS, rows=[on_device(torch.ones(n)) for n in range(3)])
+    row = store.trajectory(t.trace_id)
+    assert row["reward"] == 0.5
+    assert row["attributes"]["hidden"].tolist() == [1, 1]
+    rows = store.rows("outcomes")
+    assert [row["number"] for row in rows if row["name"] == "reward"] == [0.0, 1.0, 2.0]
+    assert [row["values"] for row in rows if row["name"] == "rows"] == [[], [1], [1, 1]]
+    assert [row["values"] for row in rows if row["name"] == "old_log_probs"] == [[-1, -2]]
+
+
+def test_no_journal_ever_holds_a_marker(store: Recording, device: SlowDevice) -> None:
+    prefix = process.active.copies._prefix  # type: ignore[union-attr]
+    for _ in range(20):
+        identity(on_device(torch.ones(5)))
+    localtrace.flush()
+    (journal,) = (store.path / "journals").glob("*.journal")
+    assert prefix not in journal.read_bytes()
+    assert len(store.spans()) == 20
+
+
+# -- without a device ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(2, device="meta"), torch.eye(2).to_sparse()],
+    ids=["meta", "sparse"],
+)
+def test_a_tensor_without_numbers_in_memory_is_left_out(
+    store: Recording, tensor: torch.Tensor
+) -> None:
+    identity(tensor)
+    localtrace.outcome(IDS[0], value=tensor)
+    assert is_left_out(store.span("identity")["outputs"])
+    assert localtrace.losses()["values"] == {"device_tensor": 3}
+    assert len(store.rows("outcomes")) == 1
+
+
+def test_tensors_in_memory_are_recorded_as_they_were_at_the_call(store: Recording) -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    views = [tensor[:, 1], tensor.T, tensor.to(torch.bfloat16), tensor[0, 1]]
+    identity(views)
+    localtrace.outcome(IDS[0], per_token=tensor[:, 1], one=tensor[0, 1])
+    localtrace.outcome(IDS[:2], rows=tensor)
+    tensor.zero_()
+    outputs = store.span("identity")["outputs"]
+    assert outputs[0].tolist() == [1, 4]
+    assert outputs[1].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert outputs[2].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert outputs[3] == 1
+    kept = {(row["name"], row["trace_id"]): row for row in store.rows("outcomes")}
+    assert kept["per_token", IDS[0]]["values"] == [1, 4]
+    assert kept["one", IDS[0]]["number"] == 1
+    assert kept["rows", IDS[1]]["values"] == [3, 4, 5]
