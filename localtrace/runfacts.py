@@ -32,6 +32,7 @@ def describe_process(worker: str | None, config: Any, tokenizer: str | None) -> 
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "worker": worker,
+        **ray_ids(),
         "command": command_line(sys.orig_argv),
         "config": without_secrets(codec.decode(codec.encode(config))),
         "versions": _versions(),
@@ -83,6 +84,22 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def ray_ids() -> dict[str, str | None]:
+    """Ray's ids of the node, actor and job of this process, hex; none where Ray is not at work."""
+    ray = sys.modules.get("ray")  # loading it takes long, and a process of Ray has it
+    try:
+        if ray is None or not ray.is_initialized():
+            return {}
+        context = ray.get_runtime_context()
+        return {
+            "node_id": context.get_node_id(),
+            "actor_id": context.get_actor_id(),
+            "job_id": context.get_job_id(),
+        }
+    except Exception:  # Ray is being loaded or shut down in another thread
+        return {}
 
 
 def _git_commit() -> str | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION = 1
-"""Version of journals and tables; a reader refuses a higher one."""
+FORMAT_VERSION = 2
+"""Version of journals and tables; a reader refuses a higher one, and reads every lower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Column:
     type: str
     """string, int32, int64, double, bool, timestamp, list<int32>, list<int8> or list<float>."""
     about: str
+    since: int = 1
+    """The format version that brought it; null in what an older one wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,17 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
     @cache  # noqa: B019  (five module-level instances, alive as long as the process)
-    def arrow(self) -> pa.Schema:
-        """The Arrow schema of the whole table, partition columns included."""
+    def arrow(self, version: int = FORMAT_VERSION) -> pa.Schema:
+        """The Arrow schema of the whole table in a format version, partition columns included."""
         import pyarrow as pa
 
-        return pa.schema([(column.name, _arrow_type(column.type)) for column in self.columns])
+        return pa.schema(
+            [
+                (column.name, _arrow_type(column.type))
+                for column in self.columns
+                if column.since <= version
+            ]
+        )
 
     @cache  # noqa: B019
     def file_arrow(self) -> pa.Schema:
@@ -94,6 +102,9 @@ RUNS = TableSchema(
         Column("host", "string", "host name"),
         Column("pid", "int64", "process id"),
         Column("worker", "string", "name of the worker, when it was given"),
+        Column("node_id", "string", "Ray's id of the node, hex; null outside of Ray", since=2),
+        Column("actor_id", "string", "Ray's id of the actor, hex; null where it is none", since=2),
+        Column("job_id", "string", "Ray's id of the job, hex; null outside of Ray", since=2),
         Column("command", "string", "command line of the process"),
         Column("config", "string", "the run's configuration as tagged JSON, secrets left out"),
         Column("versions", "string", "versions of Python and of known packages, JSON object"),
@@ -116,6 +127,7 @@ TRAJECTORIES = TableSchema(
         Column("name", "string", "name given to the trajectory"),
         Column("agent", "string", "name of the agent loop"),
         Column("data_source", "string", "name of the dataset"),
+        Column("prompt_hash", "string", "identity of the first prompt; null: unknown", since=2),
         Column("status", "string", "ok, error, cancelled, interrupted or dropped"),
         Column("error", "string", "exception type and message, or the reason of a drop"),
         Column("start_ns", "int64", "start, ns since the Unix epoch"),

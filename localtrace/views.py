@@ -6,6 +6,8 @@ settings locked. This module knows nothing of filters, named queries or records.
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from localtrace.store.snapshot import Snapshot
 
 _PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
+_VERSION = re.compile(r"v\d+-")
+_SPILL_MAX_BYTES = 16 * 2**30
+"""The disk may be one that training needs."""
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -28,8 +33,12 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def connect(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
+def connect(snapshot: Snapshot, memory_max_bytes: int) -> duckdb.DuckDBPyConnection:
     """Open an in-memory database with the views over a snapshot, and lock it.
+
+    Args:
+        snapshot: what to show.
+        memory_max_bytes: what queries may hold in memory; more goes to a temporary folder.
 
     Raises:
         StoreError: a folder above the store is named like a partition, which DuckDB would take
@@ -50,16 +59,26 @@ def connect(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
     uploads = _union(UPLOADS, snapshot.receipts)
     connection.execute(f"create view stored.uploads as {uploads}")
     connection.execute(Path(__file__).with_name("views.sql").read_text("utf-8"))
-    _lock(connection, snapshot)
+    _lock(connection, snapshot, memory_max_bytes)
     return connection
 
 
 def _union(table: TableSchema, files: Sequence[str], partitioned: bool = True) -> str:
+    """Sealed and unsealed rows; columns that files of an older format version lack are null."""
     columns = ", ".join(f'"{name}"' for name in table.column_names)
-    unsealed = f"select {columns} from unsealed_{table.name}"
-    if not files:
-        return unsealed
-    return f"select {columns} from {_sealed(table, files, partitioned)} union all {unsealed}"
+    parts = [f"select {columns} from unsealed_{table.name}"]
+    # DuckDB takes the columns of the first file for those of all, so each version is read apart.
+    parts += [f"select * from {_sealed(table, same, partitioned)}" for same in _by_version(files)]
+    return f"select {columns} from ({' union all by name '.join(parts)})"
+
+
+def _by_version(files: Sequence[str]) -> list[list[str]]:
+    """Files by the format version that their names begin with, if they do."""
+    versions: dict[str | None, list[str]] = {}
+    for path in files:
+        version = _VERSION.match(os.path.basename(path))
+        versions.setdefault(version and version[0], []).append(path)
+    return list(versions.values())
 
 
 def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:
@@ -90,11 +109,17 @@ def _refuse_misleading_path(table: TableSchema, files: list[str]) -> None:
             )
 
 
-def _lock(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+def _lock(
+    connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, memory_max_bytes: int
+) -> None:
     # What does not fit in memory goes to a folder that DuckDB makes only then, and removes.
     spill = Path(tempfile.gettempdir()) / f"localtrace-{uuid.uuid4().hex}"
     files = [path for paths in (*snapshot.files.values(), snapshot.receipts) for path in paths]
     connection.execute(f"set temp_directory = {_text(str(spill))}")
+    connection.execute(f"set max_temp_directory_size = '{_SPILL_MAX_BYTES}B'")
+    connection.execute(f"set memory_limit = '{memory_max_bytes}B'")
+    connection.execute("set enable_progress_bar = true")  # for query_progress()
+    connection.execute("set enable_progress_bar_print = false")
     connection.execute("set TimeZone = 'UTC'")
     connection.execute(f"set allowed_paths = {_texts(files)}")
     connection.execute("set enable_external_access = false")

@@ -31,6 +31,24 @@ select
 from stored.runs
 group by run_id, attempt;
 
+-- One row per recording process. A table, made once when a store is opened, because every
+-- trajectory and call is joined with it. A forked child that did not call init has no row.
+create table processes as
+select
+    writer_id,
+    any_value(run_id) as run_id,
+    any_value(attempt) as attempt,
+    any_value(host) as host,
+    any_value(pid) as pid,
+    any_value(worker) as worker,
+    any_value(node_id) as node_id,
+    any_value(actor_id) as actor_id,
+    any_value(job_id) as job_id,
+    make_timestamptz(min(time_ns) // 1000) as started_at,
+    bool_or(event = 'end') as ended
+from stored.runs
+group by writer_id;
+
 -- The newest value of each (trace_id, name).
 create view outcomes as
 select * from stored.outcomes
@@ -72,8 +90,10 @@ select
     newest.advantage,
     newest.fate,
     try_cast(newest.trained_step as bigint) as trained_step,
+    p.node_id, p.actor_id, p.job_id,
     t.superseded
 from stored.flagged as t
+left join processes as p on p.writer_id = t.writer_id
 left join lateral (
     select
         arg_max_null(number, place) filter (name = 'reward') as reward,
@@ -84,11 +104,15 @@ left join lateral (
     where o.trace_id = t.trace_id
 ) as newest on true;
 
+-- Every trajectory that is not superseded, with its newest outcomes.
 create view trajectories as
 select * exclude (superseded) from all_trajectories where not superseded;
 
 -- One row per call; prompts and messages as each turn adds them (whole_prompts, whole_messages).
-create view spans as select * from stored.spans;
+create view spans as
+select s.*, p.node_id, p.actor_id, p.job_id
+from stored.spans as s
+left join processes as p on p.writer_id = s.writer_id;
 
 -- One row per model generation; `turn` counts from 0 inside its trajectory. `response_start` is the
 -- place of the turn's first token in the trajectory's response, which is all that follows the first
@@ -198,7 +222,71 @@ from (
     ) on of_trace = trace_id
 );
 
+-- One row per scalar of a training step.
 create view metrics as select * from stored.metrics;
+
+-- What a call is, by its name: generation, tool, reward or other.
+create macro kind_of(op, is_turn) as case
+    when is_turn then 'generation'
+    when regexp_matches(op, '(?i)reward|score|grade|judge|verif') then 'reward'
+    when regexp_matches(op, '(?i)tool|\.execute$') then 'tool'
+    else 'other'
+end;
+
+-- The kind of a finish reason: engines give text, or a JSON object with a type.
+create macro finish_type(reason) as
+    lower(coalesce(nullif(regexp_extract(reason, '"type"\s*:\s*"([^"]*)"', 1), ''), reason));
+
+-- Whether a finish reason says that a limit cut the generation off.
+create macro is_cut_off(reason) as
+    finish_type(reason) in ('length', 'max_tokens', 'max_new_tokens', 'max_length');
+
+-- Share of the n-grams of a list that occurred in it before, 0 to 1.
+create macro repetition_of(list, n) as if(
+    len(list) <= n, 0.0,
+    1 - list_unique(list_transform(range(1, len(list) - n + 2), lambda i: list[i:i + n - 1]))
+        / (len(list) - n + 1)
+);
+
+-- One row per trajectory with a generation: its last one, which is the answer.
+create view answers as
+select
+    t.project, t.experiment, t.run_id, t.attempt, t.trace_id, t.step, t.sample_index, t.rollout_n,
+    t.group_id, t.validate, t.reward, t.status, t.attributes, last.span_id, last.turn,
+    last.output_ids, last.output_text, finish_type(last.finish_reason) as finish_reason,
+    coalesce(is_cut_off(last.finish_reason), false) as cut_off,
+    md5(coalesce(last.output_ids::varchar, last.output_text)) as output_hash
+from trajectories as t
+join (
+    select * from turns
+    qualify row_number() over (partition by project, experiment, step, trace_id order by seq desc) = 1
+) as last on last.trace_id = t.trace_id and last.step is not distinct from t.step;
+
+-- One row per trajectory with a generation, and what looks wrong with it: truncated by a limit;
+-- empty, no tokens or only white space; duplicate, the same answer as another rollout of its group;
+-- tool_errors, failed calls of tools; repetition, the largest share of repeated 4-grams of a turn.
+create view detectors as
+select
+    a.trace_id, a.run_id, a.step, a.sample_index, a.rollout_n, a.group_id, a.validate,
+    a.cut_off or coalesce(a.attributes ->> '$.truncated' = 'true', false) as truncated,
+    coalesce(regexp_full_match(a.output_text, '[\s\p{Z}]*'), len(a.output_ids) = 0, false) as empty,
+    a.output_hash is not null and (a.group_id is not null or a.sample_index is not null)
+        and count(*) over (
+            partition by a.project, a.experiment, a.run_id, a.step, a.validate, a.group_id,
+                if(a.group_id is null, a.sample_index, null), a.output_hash
+        ) > 1 as duplicate,
+    s.tool_errors,
+    s.repetition
+from answers as a
+join (
+    select
+        trace_id,
+        step,
+        count(*) filter (status = 'error' and kind_of(op, is_turn) = 'tool') as tool_errors,
+        max(repetition_of(output_ids, 4)) filter (is_turn) as repetition
+    from stored.spans
+    group by project, experiment, step, trace_id
+) as s on s.trace_id = a.trace_id and s.step is not distinct from a.step;
 
 -- One row per group: all rollouts of one sample at one step. zero_variance is true where several
 -- rewards are all the same, so that the group teaches nothing under GRPO.

@@ -164,6 +164,7 @@ def create_layout(path: Path) -> StoreLayout:
             _write_meta(layout)
         layout = open_layout(path)
         layout.refuse_bundle()
+        raise_version(layout)
         layout.journals.mkdir(exist_ok=True)
         _probe_write(layout.journals)
     except FileExistsError:
@@ -176,6 +177,21 @@ def create_layout(path: Path) -> StoreLayout:
             "user can write"
         ) from error
     return layout
+
+
+def raise_version(layout: StoreLayout) -> None:
+    """Have localtrace.json name this format version before anything of it is written."""
+    with contextlib.suppress(FileNotFoundError):  # it is being made, or was deleted
+        meta = read_meta(layout)
+        if meta.format_version < FORMAT_VERSION:
+            put_file(
+                layout.meta, meta_text(msgspec.structs.replace(meta, format_version=FORMAT_VERSION))
+            )
+
+
+def meta_text(meta: StoreMeta) -> bytes:
+    """The content of localtrace.json."""
+    return msgspec.json.format(msgspec.json.encode(meta)) + b"\n"
 
 
 def _write_meta(layout: StoreLayout) -> None:
@@ -192,7 +208,7 @@ def _write_meta(layout: StoreLayout) -> None:
         )
     meta = StoreMeta(FORMAT_VERSION, uuid.uuid4().hex, f"localtrace {__version__}")
     draft = layout.root / f".{META_NAME}.{uuid.uuid4().hex}"
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
+    draft.write_bytes(meta_text(meta))
     try:
         with contextlib.suppress(FileExistsError):
             os.link(draft, layout.meta)

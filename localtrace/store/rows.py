@@ -189,6 +189,9 @@ def _outcomes(record: OutcomeRecord) -> list[dict[str, Any]]:
 
 
 def _outcome_value(value: Any) -> dict[str, Any]:
+    if isinstance(value, memoryview):
+        data = pa.py_buffer(value.tobytes())
+        return {"values": pa.Array.from_buffers(pa.float32(), len(value), [None, data])}
     value = as_list(value)
     if isinstance(value, str):
         return {"text": valid_text(value)}

@@ -52,9 +52,13 @@ class Snapshot:
 
     def rows(self, table: str, columns: list[str]) -> list[dict[str, Any]]:
         """All rows of a small table without partitions."""
-        tables = [pq.read_table(path, columns=columns) for path in self.files[table]]
-        tables.append(self.pending[table].select(columns))
-        return [row for part in tables for row in part.to_pylist()]
+        tables = [self.pending[table].select(columns)]
+        for path in self.files[table]:
+            with pq.ParquetFile(path) as file:
+                tables.append(file.read(columns))  # those that its format version knew
+        return [
+            {name: row.get(name) for name in columns} for part in tables for row in part.to_pylist()
+        ]
 
 
 @dataclass(frozen=True, slots=True)

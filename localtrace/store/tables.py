@@ -29,7 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from localtrace.errors import StoreError
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import StoreLayout, raise_version
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GROUP_TRAJECTORIES = 128
@@ -109,6 +109,7 @@ class WrittenFile:
 
 def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> list[WrittenFile]:
     """Write sorted rows as one file per partition, and sync files and folders."""
+    raise_version(layout)
     root = layout.table(schema.name)
     written = []
     for values, part in _partitions(rows, schema.partitions):
@@ -219,7 +220,7 @@ def commit(
         files: already in their place and on the disk.
         numbers: by writer, the number of the last journal that the files cover.
     """
-    table = open_table(layout, schema) or _create_table(layout, schema)
+    table = _with_all_columns(layout, schema, open_table(layout, schema))
     now_ms = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [
         AddAction(
@@ -249,19 +250,38 @@ def commit(
     sync_log(layout, schema)
 
 
-def _create_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable:
-    # The sealer of another node may be making it too. Tried again, this would be its second
-    # version, which changes the table's identity under everybody's commits.
-    with contextlib.suppress(DeltaError):
-        DeltaTable.create(
-            layout.table(schema.name),
-            schema=deltalake.Schema.from_arrow(schema.arrow()),
-            partition_by=list(schema.partitions),
-            commit_properties=_counted(2, tries=0),
-        )
-    # Healing looks at the newest entry only, so every older one must be on the disk.
-    sync_log(layout, schema)
-    return DeltaTable(layout.table(schema.name))
+def _with_all_columns(
+    layout: StoreLayout, schema: TableSchema, table: DeltaTable | None
+) -> DeltaTable:
+    """Make the table, or give one of an older format version the columns that it lacks."""
+    columns = deltalake.Schema.from_arrow(schema.arrow())
+    problem: DeltaError | None = None
+    for _ in range(_COMMIT_TRIES_MAX):
+        known = () if table is None else {field.name for field in table.schema().fields}
+        missing = [field for field in columns.fields if field.name not in known]
+        if table is not None and not missing:
+            return table
+        # The sealer of another node may be doing the same. Tried again by delta-rs, creating it
+        # would change the table's identity under everybody's commits.
+        try:
+            if table is None:
+                DeltaTable.create(
+                    layout.table(schema.name),
+                    schema=columns,
+                    partition_by=list(schema.partitions),
+                    commit_properties=_counted(2, tries=0),
+                )
+            else:
+                table.alter.add_columns(missing, commit_properties=_counted(1, tries=0))
+        except DeltaError as error:
+            problem = error
+        # Healing looks at the newest entry only, so every older one must be on the disk.
+        sync_log(layout, schema)
+        table = open_table(layout, schema)
+    raise StoreError(
+        f"cannot give table {schema.name} its columns ({problem}): journals stay and nothing is "
+        "lost; run localtrace seal again"
+    )
 
 
 def _counted(

@@ -26,6 +26,7 @@ from tests.crash.found import contents, sealed_contents
 from tests.crash.processes import run_child
 from tests.crash.rollouts import record_one, roll_out
 
+OLD_STORE = Path(__file__).parents[1] / "data" / "format-1" / "store"
 STEPS = {
     "before healing a log": ("localtrace.store.seal", "heal_log"),
     "before writing files": ("localtrace.store.seal", "write_files"),
@@ -42,13 +43,9 @@ def seal_until_killed(module: str, name: str, prepared: str, folder: str) -> Non
 
     Prints how many copies there are; the last one is sealed to the end.
     """
-    import importlib
+    import pkgutil
 
-    import deltalake  # before the forks, which are cheap then
-
-    owner: Any = deltalake.DeltaTable
-    if not module.startswith("deltalake"):
-        owner = importlib.import_module(module)
+    owner: Any = pkgutil.resolve_name(module)  # before the forks, which are cheap then
     number, killed = 0, True
     while killed:
         copy = Path(folder) / str(number)
@@ -112,6 +109,32 @@ def test_a_sealer_killed_at_any_step_loses_and_doubles_nothing(
     for number in range(copies):
         assert contents(tmp_path / str(number)) == wanted, f"{step}, call {number}: a reader"
         assert sealed_contents(tmp_path / str(number)) == wanted, f"{step}, call {number}"
+
+
+@pytest.mark.parametrize("step", [*STEPS, "before adding columns"])
+def test_a_sealer_killed_while_it_goes_on_with_an_older_store_loses_and_doubles_nothing(
+    step: str, tmp_path: Path
+) -> None:
+    where = STEPS.get(step, ("deltalake.table.TableAlterer", "add_columns"))
+    wanted = contents(OLD_STORE)
+    copies = int(run_child(seal_until_killed, *where, OLD_STORE, tmp_path))
+    assert copies > 1, "the step was never reached"
+    for number in range(copies):
+        assert contents(tmp_path / str(number)) == wanted, f"{step}, call {number}: a reader"
+        assert sealed_contents(tmp_path / str(number)) == wanted, f"{step}, call {number}"
+
+
+def test_columns_that_were_added_by_a_torn_log_entry_are_added_again(tmp_path: Path) -> None:
+    wanted = contents(OLD_STORE)
+    step = STEPS["before adding files to a table"]
+    run_child(seal_until_killed, *step, OLD_STORE, tmp_path / "copies")
+    changed = tmp_path / "copies" / "0"
+    (entry,) = changed.glob("tables/runs/_delta_log/*2.json")
+    for name, torn in _cuts(entry.read_bytes()).items():
+        entry.write_bytes(torn)
+        copy = simulate_crash(changed, tmp_path / name)
+        assert sealed_contents(copy) == wanted, name
+        assert len(list(copy.glob("quarantine/runs-*"))) == 1, name
 
 
 def test_files_of_an_unfinished_commit_are_put_aside_by_recover(

@@ -32,7 +32,7 @@ from localtrace.errors import (
 )
 from localtrace.filters import Filters
 from localtrace.reader import open_store
-from localtrace.schema import RUNS, TABLES
+from localtrace.schema import FORMAT_VERSION, RUNS, TABLES
 from localtrace.store.layout import open_layout
 from localtrace.store.seal import seal
 from localtrace.store.tables import parquet_writer
@@ -559,7 +559,7 @@ REFUSED_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a link that leads nowhere": (_link("bagit.txt", "nowhere"), "bagit.txt: is a link"),
     "a pipe": (_fifo, "trace_ids.txt"),
     "a cut table": (_cut("data/tables/spans/*"), "one was cut or changed"),
-    "a missing table": (_remove("data/tables/spans/*"), r"spans/v1-.*is missing"),
+    "a missing table": (_remove("data/tables/spans/*"), r"spans/v\d+-.*is missing"),
     "a missing manifest": (_remove("manifest-sha256.txt"), "manifest-sha256.txt: is missing"),
     "a missing tag manifest": (_remove("tagmanifest-sha256.txt"), "tagmanifest.*is missing"),
     "a missing bagit.txt": (_remove("bagit.txt"), "bagit.txt: is missing"),
@@ -600,7 +600,7 @@ def _put_table(root: Path, data: pa.Table | bytes) -> None:
         with parquet_writer(draft, data.schema) as writer:
             writer.write_table(data, row_group_size=2**30)
     digest = hashlib.sha256(draft.read_bytes()).hexdigest()[:32]
-    draft.rename(path.with_name(f"v1-{digest}.parquet"))
+    draft.rename(path.with_name(f"v{FORMAT_VERSION}-{digest}.parquet"))
     _true_id(root)
 
 
@@ -636,7 +636,7 @@ def _other_name(root: Path) -> None:
 
 def _newer_table(root: Path) -> None:
     (path,) = root.glob("data/tables/runs/*")
-    path.rename(path.with_name(path.name.replace("v1-", "v2-")))
+    path.rename(path.with_name(path.name.replace(f"v{FORMAT_VERSION}-", f"v{FORMAT_VERSION + 1}-")))
     _true_id(root)
 
 
@@ -653,7 +653,7 @@ def _swapped_tokenizer(root: Path) -> None:
 
 
 FOUND_BY_VERIFY: dict[str, tuple[Callable[[Path], None], str]] = {
-    "other bytes in a table": (_other_bytes, r"spans/v1-.*checksum is wrong"),
+    "other bytes in a table": (_other_bytes, r"spans/v\d+-.*checksum is wrong"),
     "other bytes in bag-info.txt": (
         lambda root: (root / "bag-info.txt").write_text(
             (root / "bag-info.txt").read_text() + "Contact-Name: x\n") and None,
@@ -664,12 +664,12 @@ FOUND_BY_VERIFY: dict[str, tuple[Callable[[Path], None], str]] = {
     "an id that is not the content's": (_edit_info(bundle_id="0" * 64), "bundle.json: its id"),
     "another store": (_edit_info(store_id="x"), "localtrace.json: is of another store"),
     "other counts": (_edit_info(counts={"runs": 7}), "bundle.json: counts other rows"),
-    "a table that unpacks to more than memory holds": (_bomb, r"runs/v1-.*row group would take"),
-    "a table of other columns": (_foreign_columns, r"runs/v1-.*has other columns"),
+    "a table that unpacks to more than memory holds": (_bomb, r"runs/v\d+-.*row group would take"),
+    "a table of other columns": (_foreign_columns, r"runs/v\d+-.*has other columns"),
     "a table that is no Parquet": (
-        lambda root: _put_table(root, b"PAR1 no PAR1"), r"runs/v1-.*not a readable Parquet"),
+        lambda root: _put_table(root, b"PAR1 no PAR1"), r"runs/v\d+-.*not a readable Parquet"),
     "a table of another name": (_other_name, r"v1-0+\.parquet: its name"),
-    "a table of a newer format": (_newer_table, r"runs/v2-.*upgrade localtrace"),
+    "a table of a newer format": (_newer_table, r"runs/v\d+-.*upgrade localtrace"),
     "a tokenizer from elsewhere": (_lost_tokenizer, r"tokenizers/runs/.*is not in the bundle"),
     "a tokenizer of other content": (_swapped_tokenizer, r"tokenizer\.json: its folder"),
 }  # fmt: skip

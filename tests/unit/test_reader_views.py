@@ -209,10 +209,32 @@ def test_messages_have_one_row_each_at_their_place_in_the_whole_list() -> None:
     assert json.loads(rows[2]["message"]) == "odd"
 
 
+def test_a_process_has_one_row_and_its_trajectories_and_calls_have_its_node_actor_and_job() -> None:
+    ray = {"node_id": "n1", "actor_id": "a1", "job_id": "01"}
+    runs = [
+        {"writer_id": "1" * 16, "worker": "w", "host": "h", "pid": 7, **ray},
+        {"writer_id": "1" * 16, "event": "end", "time_ns": 5_000, "host": "h", "pid": 7},
+        {"writer_id": "2" * 16, "time_ns": 2_000},
+    ]
+    written = [
+        {"trace_id": "a", "writer_id": "1" * 16},
+        {"trace_id": "b", "writer_id": "2" * 16},
+        {"trace_id": "c", "writer_id": "3" * 16},  # its process did not say that it started
+    ]
+    with store_of(runs=runs, trajectories=written, spans=written) as store:
+        first, second = store.sql("from processes order by started_at").to_dicts()
+        assert first.items() >= {"run_id": "run", "attempt": 0, "host": "h", "pid": 7}.items()
+        assert first.items() >= {"worker": "w", "ended": True, **ray}.items()
+        assert second.items() >= {"worker": None, "ended": False, "node_id": None}.items()
+        for view in ("trajectories", "all_trajectories", "spans"):
+            rows = store.sql(f"select node_id, actor_id, job_id from {view} order by trace_id")
+            assert rows.to_dicts() == [ray, *[dict.fromkeys(ray)] * 2]
+
+
 @pytest.mark.parametrize(
     "view",
-    ["runs", "trajectories", "all_trajectories", "spans", "turns", "messages", "tokens",
-     "outcomes", "all_outcomes", "metrics", "groups", "uploads", "superseded",
+    ["runs", "processes", "trajectories", "all_trajectories", "spans", "turns", "messages",
+     "tokens", "outcomes", "all_outcomes", "metrics", "groups", "uploads", "superseded",
      "whole_prompts('t')", "whole_messages('t')"],
 )  # fmt: skip
 def test_every_view_of_an_empty_store_is_empty(view: str) -> None:

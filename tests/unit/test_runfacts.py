@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,18 @@ def test_a_run_has_a_row_for_its_start_and_one_for_its_end_with_its_losses(
     assert (start["event"], end["event"]) == ("start", "end")
     assert start["config"] == {"lr": 0.1}
     assert json.loads(end["losses"])["values"] == {"unsupported": 1}
+
+
+@pytest.mark.parametrize("state", ["not loaded", "half loaded", "not initialised"])
+def test_a_process_outside_of_ray_has_no_ids_of_it(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("ray")
+    if state == "not initialised":
+        module.is_initialized = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", module)
+    if state == "not loaded":
+        monkeypatch.delitem(sys.modules, "ray")
+    facts = describe_process(None, None, None)
+    assert not facts.keys() & {"node_id", "actor_id", "job_id"}
+    assert ("ray" in sys.modules) == (state != "not loaded")

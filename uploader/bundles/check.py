@@ -201,9 +201,9 @@ def _content_problems(bag: Bag) -> list[str]:
 
 def _rows_of(bag: Bag, name: str, match: re.Match[str]) -> int:
     """Rows of a Parquet file whose footer is as it should be."""
-    path = bag.root / name
-    if int(match[2]) > FORMAT_VERSION:
-        raise BundleError(f"{path}: has format {match[2]}: upgrade localtrace")
+    path, version = bag.root / name, int(match[2])
+    if version > FORMAT_VERSION:
+        raise BundleError(f"{path}: has format {version}: upgrade localtrace")
     if not bag.files[name].startswith(match[3]):
         raise BundleError(f"{path}: its name does not tell its content")
     try:
@@ -211,7 +211,7 @@ def _rows_of(bag: Bag, name: str, match: re.Match[str]) -> int:
             schema, metadata = file.schema_arrow, file.metadata
     except (OSError, pa.ArrowException) as error:
         raise BundleError(f"{path}: is not a readable Parquet file ({error})") from None
-    if not schema.equals(TABLES[match[1]].arrow()):
+    if not schema.equals(TABLES[match[1]].arrow(version)):
         raise BundleError(f"{path}: has other columns than the table {match[1]}")
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from localtrace.schema import FORMAT_VERSION, TABLES, TableSchema
 from localtrace.store.bundle import TEXTS_FILE, TRACE_IDS_FILE
 from localtrace.store.disk import size_of
-from localtrace.store.layout import META_NAME, StoreLayout, read_meta
+from localtrace.store.layout import META_NAME, StoreLayout, meta_text, read_meta
 from localtrace.store.tables import parquet_writer, row_groups, sync
 from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
 from localtrace.uploader.bundles.manifest import sha256_of
@@ -136,8 +136,9 @@ class _TableFiles:
 
 def copy_origin(layout: StoreLayout, run_ids: Iterable[str], folder: Path) -> None:
     """Copy what identifies a store, and the tokenizers of some of its runs."""
-    meta = msgspec.json.encode(read_meta(layout))
-    (folder / META_NAME).write_bytes(msgspec.json.format(meta) + b"\n")
+    # The store may be of an older version; what is written here is not.
+    meta = msgspec.structs.replace(read_meta(layout), format_version=FORMAT_VERSION)
+    (folder / META_NAME).write_bytes(meta_text(meta))
     for run_id in run_ids:
         source = tokenizer_file(layout, run_id)
         if source is None or not source.is_file():
