@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-vllm test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-vllm test-gpu test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,6 +49,9 @@ test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests aga
 
 test-vllm: .venv-vllm/installed  ## Run the vLLM hook's tests with the real vLLM on a CPU (3 GB)
 	.venv-vllm/bin/python -m pytest tests/vllm
+
+test-gpu: $(VENV)/test-installed  ## Run the tests that need a CUDA GPU, with a torch for CUDA in .venv
+	$(BIN)/python -m pytest tests/gpu -s
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
 	$(BIN)/python -m pytest tests/trl

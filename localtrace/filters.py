@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from localtrace.errors import QueryError
+from localtrace.sqltext import WHERE_MARK, one_line
 
 KEYS = (
     "run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n", "group",
@@ -23,13 +24,15 @@ KEYS = (
 )  # fmt: skip
 """Every filter, in the order in which help lists them."""
 
-_COLUMNS = {key: key for key in KEYS} | {"run": "run_id", "group": "group_id"}
-_NUMERIC: dict[str, Callable[[str], int | float]] = {
+COLUMNS = {key: key for key in KEYS} | {"run": "run_id", "group": "group_id"}
+"""The column that a filter is about; op is one of spans."""
+NUMERIC: dict[str, Callable[[str], int | float]] = {
     "attempt": int,
     "step": int,
     "rollout_n": int,
     "reward": float,
 }
+"""Filters on numbers, and how each is read."""
 _SPAN_KEYS = frozenset(
     {"run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n"}
 )
@@ -40,6 +43,8 @@ _DIRECT = {
     "runs": frozenset({"run", "project", "experiment", "attempt", "where"}),
 }
 """Per view the filters that its own columns answer; the others ask `trajectories`."""
+_LATE_KEYS = frozenset({"reward", "fate", "where"})
+"""Filters that may ask for values that arrive later than the trajectory."""
 _LINKS = {"spans": "trace_id", "outcomes": "trace_id", "runs": "run_id, attempt"}
 
 _TERM = re.compile(r"\s*(\w+)\s*(<=|>=|=|<|>)(.*)", re.DOTALL)
@@ -55,6 +60,11 @@ class Term:
     key: str
     operator: str
     value: str | int | float | bool
+
+    def __str__(self) -> str:
+        """The condition as it is written on the command line."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.key}{self.operator}{value}"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -92,6 +102,22 @@ class Filters:
         filters._set(term for text in texts for term in _parse(text))
         return filters
 
+    def __str__(self) -> str:
+        """The filters as they are written on the command line."""
+        return " ".join(map(str, self.terms))
+
+    @property
+    def knows_table(self) -> bool:
+        """Whether columns of the table `trajectories` answer all of them, without outcomes."""
+        return not any(term.key in _LATE_KEYS for term in self.terms)
+
+    def by_key(self) -> dict[str, Filters]:
+        """The filters of each key on their own."""
+        alone = {term.key: Filters() for term in self.terms}
+        for key, filters in alone.items():
+            filters._set(term for term in self.terms if term.key == key)
+        return alone
+
     def where_clause(self, view: str = "trajectories") -> tuple[str, dict[str, Any]]:
         """The condition for a query on a view, and its parameters by name.
 
@@ -104,6 +130,11 @@ class Filters:
         for name, term in named:
             params |= _params(name, term)
         return _clause(view, named), params
+
+
+def is_filter(text: str) -> bool:
+    """Whether a text is written like a filter: a word, a comparison sign, a value."""
+    return _TERM.fullmatch(text) is not None
 
 
 def _clause(view: str, named: list[tuple[str, Term]]) -> str:
@@ -129,12 +160,12 @@ def _on_some_span(name: str, term: Term, named: list[tuple[str, Term]]) -> str:
 
 def _condition(name: str, term: Term) -> str:
     if term.key == "where":
-        return f"({term.value}\n)"  # the line ends a trailing comment
+        return f"({WHERE_MARK}{term.value}\n)"  # the line ends a trailing comment
     if term.key == "contains":
         texts = [f"contains({column}, ${name})" for column in _TEXT_COLUMNS]
         texts += [f"contains({column}, ${name}_json)" for column in _JSON_COLUMNS]
         return f"({' or '.join(texts)})"
-    return f"{_COLUMNS[term.key]} {term.operator} ${name}"
+    return f"{COLUMNS[term.key]} {term.operator} ${name}"
 
 
 def _params(name: str, term: Term) -> dict[str, Any]:
@@ -156,7 +187,7 @@ def _parse(text: str) -> list[Term]:
     key, operator, value = match.groups()
     if operator == "=":
         return _terms(key, value)
-    if key in KEYS and key not in _NUMERIC:
+    if key in KEYS and key not in NUMERIC:
         raise QueryError(f"{text!r}: {key} can only be compared with =")
     return _terms(key, operator + value)
 
@@ -167,7 +198,7 @@ def _terms(key: str, value: Any) -> list[Term]:
         hint = f"did you mean {close[0]}? " if close else ""
         raise QueryError(f"no filter is called {key!r}: {hint}({_known()})")
     text = str(value)
-    if key in _NUMERIC:
+    if key in NUMERIC:
         return _number_terms(key, text)
     if key == "validate":
         if text.lower() not in ("true", "false"):
@@ -190,9 +221,9 @@ def _number_terms(key: str, text: str) -> list[Term]:
 
 def _number(key: str, text: str) -> int | float:
     try:
-        return _NUMERIC[key](text)
+        return NUMERIC[key](text)
     except ValueError:
-        kind = "a whole number" if _NUMERIC[key] is int else "a number"
+        kind = "a whole number" if NUMERIC[key] is int else "a number"
         raise QueryError(
             f"{key}: {text!r} is not {kind}: write {key}=3, {key}=3..10 or '{key}<3'"
         ) from None
@@ -213,8 +244,20 @@ def _check_expression(text: str) -> None:
     try:
         duckdb.SQLExpression(text)
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
-        raise QueryError(f"where: {text!r} is not one SQL condition ({reason})") from None
+        raise QueryError(
+            f"where: {text!r} is not one SQL condition: {_reason(error, text)}"
+        ) from None
+
+
+def _reason(error: Exception, text: str) -> str:
+    import duckdb
+
+    sql = f"select {WHERE_MARK}{text}"
+    try:
+        duckdb.extract_statements(sql)
+    except duckdb.Error as located:
+        return one_line(located, sql)
+    return one_line(error)
 
 
 def _known() -> str:

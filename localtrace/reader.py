@@ -19,8 +19,10 @@ import duckdb
 
 from localtrace.errors import MissingDependency, QueryError, StoreError
 from localtrace.filters import Filters
+from localtrace.limits import BATCH_ROWS, Limits, OnProgress
 from localtrace.schema import TABLES
-from localtrace.sql import check_read_only, find_query, one_line
+from localtrace.sql import check_read_only, find_query
+from localtrace.sqltext import explaining, one_line
 from localtrace.store.layout import StoreLayout, open_layout, read_meta
 from localtrace.store.snapshot import Snapshot, take_snapshot
 from localtrace.store.tokenizers import text_decoder
@@ -72,8 +74,16 @@ class Result:
 class Store:
     """A store opened for reading; see `open_store`."""
 
-    def __init__(self, layout: StoreLayout, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        snapshot: Callable[[], Snapshot],
+        limits: Limits | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
         self._layout = layout
+        self._limits = limits or Limits()
+        self._on_progress = on_progress
         self._take_snapshot = snapshot
         self._snapshot, self._connection = self._connect()
         self._decode = text_decoder(layout)
@@ -127,7 +137,7 @@ class Store:
             params: values for `$name` (a mapping) or `?` (a sequence).
 
         Raises:
-            QueryError: the text is not one SELECT, or cannot be run.
+            QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
         check_read_only(sql)
         return Result(self._run(sql, params))
@@ -206,7 +216,7 @@ class Store:
     def _connect(self, again: bool = True) -> tuple[Snapshot, duckdb.DuckDBPyConnection]:
         snapshot = self._take_snapshot()
         try:
-            return snapshot, connect(snapshot)
+            return snapshot, connect(snapshot, self._limits.memory_max_bytes)
         except duckdb.Error as error:
             if again and not _has_all_files(snapshot):
                 return self._connect(again=False)  # a compaction removed files since
@@ -219,31 +229,62 @@ class Store:
     ) -> pa.Table:
         try:
             return self._execute(sql, params)
-        except duckdb.Error as error:
+        except QueryError:
+            raise
+        except (duckdb.Error, OSError) as error:  # OSError: while the rows were handed over
             if again and not _has_all_files(self._snapshot):
                 self.refresh()  # a compaction removed files since
                 return self._run(sql, params, again=False)
-            raise QueryError(one_line(error)) from None
+            raise QueryError(self._explained(error, sql, params)) from None
 
     def _execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None) -> pa.Table:
         # Rolled back whatever happens: a SELECT may hold a statement that writes.
         self._connection.execute("begin transaction read only")
         try:
-            return self._connection.sql(sql, params=params).to_arrow_table()
+            with self._limits.watch(self._connection, self._on_progress):
+                # Streamed: a result that is too large is noticed before it fills the memory.
+                found = self._connection.sql(sql, params=params)
+                with found.to_arrow_reader(BATCH_ROWS) as rows:
+                    return self._limits.collect(rows)
         finally:
             self._connection.execute("rollback")
+
+    def _explained(
+        self, error: Exception, sql: str, params: Mapping[str, Any] | Sequence[Any] | None
+    ) -> str:
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return (
+                "the query needs more memory than there is for it: narrow it down, to a step or a "
+                "run for example, or select fewer columns"
+            )
+        if isinstance(error, duckdb.BinderException | duckdb.CatalogException):
+            # Only when it executes does DuckDB also say where in the text the mistake is.
+            try:
+                self._connection.execute(explaining(sql), params)
+            except duckdb.Error as located:
+                return one_line(located, explaining(sql))
+        return one_line(error, sql)
 
 
 def _has_all_files(snapshot: Snapshot) -> bool:
     return all(map(os.path.exists, chain(*snapshot.files.values())))
 
 
-def open_store(path: str | Path) -> Store:
+def open_store(
+    path: str | Path, *, timeout_s: float | None = None, on_progress: OnProgress | None = None
+) -> Store:
     """Open a store for reading.
+
+    Args:
+        path: its folder.
+        timeout_s: seconds that one query may run, 300 when not given.
+        on_progress: called during queries from another thread with the share that is done, 0 to 1,
+            or None where that is unknown.
 
     Raises:
         StoreNotFound: nothing is there.
         StoreFormatError: it is something else, or a store of a newer format.
     """
     layout = open_layout(path)
-    return Store(layout, partial(take_snapshot, layout))
+    limits = Limits() if timeout_s is None else Limits(timeout_s)
+    return Store(layout, partial(take_snapshot, layout), limits, on_progress)

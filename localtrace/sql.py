@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from localtrace.errors import QueryError
+from localtrace.sqltext import one_line, without_explain
 
 OWN_QUERIES = Path(__file__).parent / "queries"
 """The folder of the queries that come with localtrace."""
 
 _PARAMETER = re.compile(r"\s*(\w+)\s*(\(optional\))?\s*")
-_EXPLAIN = re.compile(r"\A\s*explain\s+(?:analyze\s+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,11 @@ def check_read_only(sql: str) -> None:
 
     # EXPLAIN ANALYZE runs what it explains, so that has to be a SELECT too.
     try:
-        statements = duckdb.extract_statements(_EXPLAIN.sub("", sql, count=1))
+        statements = duckdb.extract_statements(without_explain(sql))
     except duckdb.Error as error:
-        raise QueryError(one_line(error)) from None
+        raise QueryError(one_line(error, sql)) from None
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise QueryError("only one SELECT can be run on a store: write one, such as FROM runs")
-
-
-def one_line(error: Exception) -> str:
-    """What DuckDB says, without the lines that point into the SQL text."""
-    return " ".join(str(error).partition("\nLINE ")[0].split())
 
 
 def _read(path: Path) -> NamedQuery:

@@ -7,7 +7,8 @@ items failed, 2 wrong usage.
 from __future__ import annotations
 
 import importlib
-from typing import IO, Any
+import os
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +16,17 @@ from localtrace import __version__
 from localtrace.errors import ConfigError, LocalTraceError, QueryError, StoreNotFound
 from localtrace.terminal import escape
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMMANDS = {
     "demo": "Train a tiny agent, record it, query it, upload it.",
     "doctor": "Check whether verl would be recorded, and where.",
     "runs": "List the runs.",
     "ls": "List trajectories.",
     "show": "Show one trajectory as a readable conversation.",
+    "group": "Compare the rollouts of one group.",
+    "diff": "Compare trajectories turn by turn, word by word.",
     "tail": "Print trajectories as they are recorded.",
     "sql": "Run one read-only SELECT.",
     "query": "Run a named query, or list them.",
@@ -29,11 +35,20 @@ COMMANDS = {
     "upload": "Send a selection to a tracker.",
     "uploads": "List what was uploaded, and bring receipts back.",
     "bundle": "Write a selection as a bundle to carry away.",
+    "import": "Bring in rollouts, engine logs and metrics of other tools.",
+    "export": "Write a selection as JSON, Parquet, SFT rows or a timeline.",
     "seal": "Turn journals into table files.",
     "verify": "Check that everything in a store, or in bundles, can be read.",
     "recover": "Put right what a crash left behind.",
+    "completion": "Print a script that completes commands on the TAB key.",
 }
 """One line of help per command, so that listing them imports none."""
+
+_MODULES = {"import": "import_"}
+"""Where a command's name is a word of Python."""
+
+COMPLETE_VARIABLE = "_LOCALTRACE_COMPLETE"
+"""Set by a shell that asks what may follow."""
 
 _USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
 
@@ -56,9 +71,22 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"localtrace.cli.{cmd_name}")
+        module = importlib.import_module(f"localtrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = module.command
         return command
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        if COMPLETE_VARIABLE in os.environ:
+            importlib.import_module("localtrace.cli.completion")  # adds what click lacks for bash
+        return super().main(*args, **options)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # click would import every command to complete their names.
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name]) for name in names]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -18,6 +18,9 @@ _COLUMNS = (
     "advantage", "fate", "turn_count", "output_tokens", "started_at",
 )  # fmt: skip
 
+_LATE_COLUMNS = frozenset({"reward", "advantage", "fate"})
+"""Columns that the table `trajectories` lacks, or holds as they were at the rollout's end."""
+
 
 @click.command(epilog=FILTERS_HELP)
 @filters_argument
@@ -27,6 +30,7 @@ _COLUMNS = (
 @format_option
 def command(filters: Filters, limit: int, sort: str, store_path: Path, form: str) -> None:
     """List trajectories, the newest first."""
+    from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store
 
@@ -34,15 +38,27 @@ def command(filters: Filters, limit: int, sort: str, store_path: Path, form: str
     if column not in _COLUMNS:
         raise QueryError(f"cannot sort by {column!r}: sort by one of {', '.join(_COLUMNS)}")
     direction = "desc" if sort.startswith("-") else "asc"
+    order = f"order by {column} {direction} nulls last, trace_id limit {limit or 'all'}"
     condition, params = filters.where_clause()
+    chosen = f"from trajectories where {condition}"
+    if filters.knows_table and column not in _LATE_COLUMNS:
+        # The view looks up the outcomes of every trajectory before it sorts.
+        chosen = f"from stored.flagged where not superseded and {condition}"
     with open_store(store_path) as store:
+        if limit:
+            listed = store.sql(f"select trace_id {chosen} {order}", params).to_arrow()
+            ids = {"ids": listed["trace_id"].to_pylist()}
+            chosen_rows, bound = "trace_id in (select unnest($ids))", ids
+        else:
+            chosen_rows, bound = condition, params
         rows = store.sql(
-            f"select {', '.join(_COLUMNS)} from trajectories where {condition} "
-            f"order by {column} {direction} nulls last, trace_id limit {limit or 'all'}",
-            params,
+            f"select {', '.join(_COLUMNS)} from trajectories where {chosen_rows} {order}", bound
         ).to_arrow()
         print_table(rows, form)
-        total = store.sql(f"select count(*) as n from trajectories where {condition}", params)
-    count = total.to_dicts()[0]["n"]
-    if count > len(rows):
-        click.echo(f"{len(rows)} of {count} trajectories; see more with --limit", err=True)
+        if not len(rows):
+            say_nothing_matches(store, filters)
+        elif len(rows) == limit:
+            (total,) = store.sql(f"select count(*) as n {chosen}", params).to_dicts()
+            if total["n"] > limit:
+                said = f"{limit} of {total['n']} trajectories; see more with --limit"
+                click.echo(said, err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localtrace.cli.completing import complete_filter
 from localtrace.errors import QueryError
 
 if TYPE_CHECKING:
@@ -41,7 +42,13 @@ def _parsed(context: click.Context, parameter: click.Parameter, texts: tuple[str
     return Filters.parse(texts)
 
 
-filters_argument = click.argument("filters", nargs=-1, metavar="[FILTER]...", callback=_parsed)
+filters_argument = click.argument(
+    "filters",
+    nargs=-1,
+    metavar="[FILTER]...",
+    callback=_parsed,
+    shell_complete=complete_filter,
+)
 """Passes `Filters`; a command that uses it appends FILTERS_HELP to its help."""
 
 

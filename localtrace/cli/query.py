@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from localtrace.cli.completing import complete_parameter, complete_query
 from localtrace.cli.options import format_option, parse_params, store_option
+from localtrace.cli.scanning import scanned, timeout_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from localtrace.reader import Store
+
+_TERMINAL = "terminal"
+_FILTERS = ("run", "experiment", "step")
+"""Parameters of queries that mean what the filters of these names mean."""
+
 
 @click.command()
-@click.argument("name", required=False)
-@click.argument("values", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("name", required=False, shell_complete=complete_query)
+@click.argument("values", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_parameter)
 @click.option(
     "--queries",
     "folders",
@@ -23,25 +34,81 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="One more folder of .sql files; may be repeated.",
 )
+@click.option(
+    "--plot",
+    is_flag=False,
+    flag_value=_TERMINAL,
+    metavar="[FILE]",
+    help="Draw the numbers by step on the terminal, or into a .png or .svg FILE.",
+)
 @store_option
 @format_option
+@timeout_option
 def command(
     name: str | None,
     values: tuple[str, ...],
     folders: tuple[Path, ...],
+    plot: str | None,
     store_path: Path,
     form: str,
+    timeout_s: float,
 ) -> None:
     """Run a named query, or list them when no NAME is given."""
     from localtrace.cli.output import print_table
 
+    if plot is not None:
+        if form != "table":
+            raise click.UsageError("--plot and --format exclude each other: choose one")
+        plot, name, values = _told_apart(plot, name, values)
     if name is None:
         print_table(_listing(folders), form)
         return
-    from localtrace.reader import open_store
+    params = parse_params(values)
+    with scanned(store_path, timeout_s) as store:
+        rows = store.query(name, folders=folders, **params).to_arrow()
+        if not len(rows):
+            click.echo(f"no rows: {_why_none(store, params)}", err=True)
+    if plot is None:
+        print_table(rows, form)
+    elif len(rows):
+        _plot(rows, plot)
 
-    with open_store(store_path) as store:
-        print_table(store.query(name, folders=folders, **parse_params(values)).to_arrow(), form)
+
+def _told_apart(
+    plot: str, name: str | None, values: tuple[str, ...]
+) -> tuple[str, str | None, tuple[str, ...]]:
+    """What follows --plot is a file only when it ends like one; else it is a word of the query."""
+    from localtrace.plot import PICTURES
+
+    if plot == _TERMINAL or plot.endswith(PICTURES):
+        return plot, name, values
+    if "=" not in plot and name is not None and "=" not in name:
+        raise click.UsageError(f"--plot {plot}: name a file that ends with .png or .svg")
+    words = sorted([plot, *([] if name is None else [name]), *values], key=lambda word: "=" in word)
+    return _TERMINAL, words[0], tuple(words[1:])
+
+
+def _why_none(store: Store, params: dict[str, Any]) -> str:
+    from localtrace.cli.matching import why_nothing
+    from localtrace.filters import Filters
+
+    given = {key: params[key] for key in _FILTERS if key in params}
+    return why_nothing(store, Filters(**given))
+
+
+def _plot(rows: pa.Table, plot: str) -> None:
+    from localtrace.plot import charts, drawn, save
+
+    shown = charts(rows)
+    if plot != _TERMINAL:
+        save(shown, Path(plot))
+        click.echo(f"wrote {plot}", err=True)
+        return
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for chart in shown:
+        click.echo(drawn(chart, shutil.get_terminal_size().columns, coloured))
+        if chart.left_out:
+            click.echo(f"{chart.left_out} more lines are not shown: narrow it down", err=True)
 
 
 def _listing(folders: tuple[Path, ...]) -> pa.Table:

@@ -34,9 +34,13 @@ order by started_at, r.run_id, attempt
 @format_option
 def command(store_path: Path, filters: Filters, form: str) -> None:
     """List the runs, one line per attempt."""
+    from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store
 
     condition, params = filters.where_clause("runs")
     with open_store(store_path) as store:
-        print_table(store.sql(_SQL.format(condition=condition), params).to_arrow(), form)
+        rows = store.sql(_SQL.format(condition=condition), params).to_arrow()
+        print_table(rows, form)
+        if not len(rows):
+            say_nothing_matches(store, filters)

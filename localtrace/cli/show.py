@@ -5,53 +5,76 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.options import store_option
-from localtrace.codec import to_json
-from localtrace.errors import QueryError
-from localtrace.schema import FINISH_NAMES, SAMPLED_OUT
+from localtrace.cli.options import format_option, store_option
+from localtrace.cli.picking import PICK_HELP
+from localtrace.conversation import Conversation, shortened
+from localtrace.schema import SAMPLED_OUT
 from localtrace.terminal import escape
-from localtrace.tokens import shared_prefix
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
     from localtrace.types import Outcome, Span, Trajectory
 
-_VALUE_MAX = 300
-"""Characters of an argument or a result; texts and messages are printed whole."""
 
-
-@click.command()
-@click.argument("trace_id")
+@click.command(epilog=PICK_HELP)
+@click.argument("trace_id", metavar="TRAJECTORY")
+@click.option("--tree", "view", flag_value="tree", help="Only the calls, with their durations.")
+@click.option("--messages", "view", flag_value="messages", help="Only what was said.")
+@click.option("--tokens", "view", flag_value="tokens",
+              help="A table of the generated tokens: ids, pieces, logprobs, masks.")  # fmt: skip
+@click.option("--text/--no-text", default=True, help="Print texts, arguments and results (or not).")
 @click.option("--ids", is_flag=True, help="Print token ids too.")
 @click.option("--logprobs", is_flag=True, help="Print each generated id's log-probability too.")
 @store_option
-def command(trace_id: str, ids: bool, logprobs: bool, store_path: Path) -> None:
+@format_option
+def command(
+    trace_id: str,
+    view: str | None,
+    text: bool,
+    ids: bool,
+    logprobs: bool,
+    store_path: Path,
+    form: str,
+) -> None:
     """Show one trajectory: its calls in order, with messages, texts and outcomes.
 
-    TRACE_ID may be cut short, as long as it means one trajectory.
+    Other formats than table are for --tokens.
     """
+    if form != "table" and view != "tokens":
+        raise click.UsageError(f"--format {form} is for rows: add --tokens, or leave it out")
+    from localtrace.cli.picking import find_trajectory
     from localtrace.reader import open_store
 
     with open_store(store_path) as store:
-        trajectory = store.trajectory(_full_id(store, trace_id))
-        for line in (*_head(trajectory), *_calls(store, trajectory, ids, logprobs)):
+        trajectory = store.trajectory(find_trajectory(store, trace_id))
+        if view == "tokens":
+            _print_tokens(store, trajectory, form)
+            return
+        if view == "tree":
+            body = _tree(trajectory)
+        else:
+            told = _Telling(store, trajectory, text, ids, logprobs)
+            body = told.messages() if view == "messages" else told.calls()
+        for line in (*_head(trajectory), *body):
             click.echo(escape(line))
 
 
-def _full_id(store: Store, prefix: str) -> str:
-    found = store.sql(
-        "select trace_id from all_trajectories where starts_with(trace_id, $prefix) limit 2",
-        {"prefix": prefix.lower()},
-    ).to_dicts()
-    if len(found) == 1:
-        return str(found[0]["trace_id"])
-    if found:
-        raise QueryError(f"several trajectories begin with {prefix!r}: give more of the id")
-    raise QueryError(f"no trajectory begins with {prefix!r}: list them with localtrace ls")
+def conversation_of(store: Store, trajectory: Trajectory) -> Conversation:
+    """The conversation, with stored prompt texts where ids cannot be decoded."""
+
+    def stored_texts() -> dict[str, str | None]:
+        rows = store.sql(
+            "select span_id, prompt_text from stored.spans "
+            "where trace_id = $trace and step is not distinct from $step",
+            {"trace": trajectory.trace_id, "step": trajectory.step},
+        ).to_dicts()
+        return {row["span_id"]: row["prompt_text"] for row in rows}
+
+    return Conversation(trajectory, store.decode, stored_texts)
 
 
 def _head(trajectory: Trajectory) -> Iterator[str]:
@@ -76,7 +99,7 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
     for outcome in trajectory.outcomes:
         yield f"  outcome {outcome.name}: {_outcome_value(outcome)}"
     for name, value in trajectory.attributes.items():
-        yield f"  {name}: {_short(value)}"
+        yield f"  {name}: {shortened(value)}"
     if SAMPLED_OUT in trajectory.attributes:
         yield "  its calls were left out: the run's rules for sampling did not choose its group"
 
@@ -84,114 +107,103 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
 def _outcome_value(outcome: Outcome) -> str:
     if outcome.number is not None:
         return f"{outcome.number:.6g}"
-    return _short(outcome.values if outcome.text is None else outcome.text)
+    return shortened(outcome.values if outcome.text is None else outcome.text)
 
 
-def _calls(store: Store, trajectory: Trajectory, ids: bool, logprobs: bool) -> Iterator[str]:
-    """Every call below its caller's indentation, in the order in which they began."""
-    turns = _Turns(store, trajectory)
+class _Telling:
+    """The calls or the turns of a trajectory as lines."""
+
+    def __init__(
+        self, store: Store, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool
+    ) -> None:
+        self._spans = trajectory.spans
+        self._turns = conversation_of(store, trajectory).turns if text else {}
+        self._text, self._ids, self._logprobs = text, ids, logprobs
+
+    def calls(self) -> Iterator[str]:
+        """Every call below its caller's indentation, in the order in which they began."""
+        for depth, span in _with_depth(self._spans):
+            indent = "  " * depth
+            yield ""
+            yield f"{indent}{_call(span)}"
+            for text in self._body(span):
+                yield from (f"{indent}  {line}" for line in text.splitlines())
+
+    def messages(self) -> Iterator[str]:
+        """What the turns were given and generated, each once."""
+        for span in self._spans:
+            if span.is_turn:
+                yield ""
+                yield from self._body(span)
+
+    def _body(self, span: Span) -> Iterator[str]:
+        if span.span_id in self._turns:
+            turn = self._turns[span.span_id]
+            stop = f"  [{span.finish_reason}]" if span.finish_reason else ""
+            yield from turn.given
+            said = shortened(turn.said) if turn.text is None else turn.text
+            yield f"assistant: {said}{stop}"
+        elif self._text:
+            result = "" if span.outputs is None else f" -> {shortened(span.outputs)}"
+            yield f"{shortened(span.inputs)}{result}"
+        if self._ids and span.output_ids is not None:
+            yield f"output_ids: {span.output_ids}"
+        if self._logprobs and span.output_logprobs is not None:
+            yield f"logprobs: {[round(value, 4) for value in span.output_logprobs]}"
+        if span.error:
+            yield f"error: {span.error}"
+
+
+def _tree(trajectory: Trajectory) -> Iterator[str]:
+    """One line per call: what it is, how long it took, and what a turn read and wrote."""
+    number = 0
+    yield ""
+    for depth, span in _with_depth(trajectory.spans):
+        more = ""
+        if span.is_turn:
+            read = "?" if span.prompt_ids is None else len(span.prompt_ids)
+            more = f"  turn {number}: {read} -> {len(span.output_ids or [])} tokens"
+            more += f", {span.finish_reason}" if span.finish_reason else ""
+            number += 1
+        error = f"  {span.error.splitlines()[0]}" if span.error else ""
+        yield f"{'  ' * depth}{_call(span)}{more}{error}"
+
+
+def _with_depth(spans: list[Span]) -> Iterator[tuple[int, Span]]:
     depths: dict[str | None, int] = {None: 0}
-    for span in trajectory.spans:
+    for span in spans:
         depth = depths.get(span.parent_id, 0)
         depths[span.span_id] = depth + 1
-        indent = "  " * depth
-        status = "" if span.status == "ok" else f"  {span.status}"
-        yield ""
-        yield f"{indent}{span.op}  {_duration(span.duration_ns)}{status}"
-        body = turns.lines(span) if span.is_turn else _arguments(span)
-        if ids and span.output_ids is not None:
-            body = [*body, f"output_ids: {span.output_ids}"]
-        if logprobs and span.output_logprobs is not None:
-            body = [*body, f"logprobs: {[round(value, 4) for value in span.output_logprobs]}"]
-        if span.error:
-            body = [*body, f"error: {span.error}"]
-        for text in body:
-            yield from (f"{indent}  {line}" for line in text.splitlines())
+        yield depth, span
 
 
-def _arguments(span: Span) -> list[str]:
-    result = "" if span.outputs is None else f" -> {_short(span.outputs)}"
-    return [f"{_short(span.inputs)}{result}"]
+def _call(span: Span) -> str:
+    status = "" if span.status == "ok" else f"  {span.status}"
+    return f"{span.op}  {_duration(span.duration_ns)}{status}"
 
 
-class _Turns:
-    """Says of each turn only what no earlier turn of the trajectory has said."""
+def _print_tokens(store: Store, trajectory: Trajectory, form: str) -> None:
+    import pyarrow as pa
 
-    def __init__(self, store: Store, trajectory: Trajectory) -> None:
-        self._store = store
-        self._run_id = trajectory.run_id
-        self._messages: list[list[Any]] = []
-        self._prompts: list[list[int]] = []
-        self._said = ""
-        rows = store.sql(
-            "select span_id, prompt_text from turns where trace_id = $trace",
-            {"trace": trajectory.trace_id},
-        )
-        self._stored_texts = {row["span_id"]: row["prompt_text"] for row in rows.to_dicts()}
+    from localtrace.cli.output import print_table
 
-    def lines(self, span: Span) -> list[str]:
-        """The new messages or prompt text, then what the model generated."""
-        if span.messages is not None:
-            texts = self._new_messages(span.messages)
-            self._messages.append(span.messages)
-        elif span.prompt_ids is not None:
-            texts = [f"prompt: {self._new_prompt(span, span.prompt_ids)}"]
-            self._prompts.append(span.prompt_ids + (span.output_ids or []))
-        else:
-            texts = ["(the prompt cannot be rebuilt)"]
-        self._said = _generated(span)
-        stop = f"  [{span.finish_reason}]" if span.finish_reason else ""
-        return [*texts, f"assistant: {self._said}{stop}"]
-
-    def _new_messages(self, messages: list[Any]) -> list[str]:
-        known = max((shared_prefix(messages, earlier) for earlier in self._messages), default=0)
-        return [_message(message) for message in messages[known:] if not self._repeats(message)]
-
-    def _repeats(self, message: Any) -> bool:
-        """Whether a message is what the model generated last, put back into the conversation."""
-        if not isinstance(message, dict) or message.get("role") != "assistant":
-            return False
-        content = message.get("content")
-        return isinstance(content, str) and content.strip() in self._said
-
-    def _new_prompt(self, span: Span, ids: list[int]) -> str:
-        known = max((shared_prefix(ids, earlier) for earlier in self._prompts), default=0)
-        text = self._store.decode(self._run_id, ids[known:])
-        if text is None:
-            text = self._stored_texts.get(span.span_id)
-        return f"{len(ids) - known} token ids" if text is None else text
-
-
-def _generated(span: Span) -> str:
-    """What a turn generated, as text where there is text."""
-    if span.output_text is not None:
-        return span.output_text
-    if not isinstance(span.outputs, dict):
-        return _short(span.outputs)
-    rest = {
-        name: value
-        for name, value in span.outputs.items()
-        if name not in FINISH_NAMES and not isinstance(value, list)
-    }
-    count = [f"{len(span.output_ids)} token ids"] if span.output_ids else []
-    return " ".join([*count, *([_short(rest)] if rest else [])])
-
-
-def _message(message: Any) -> str:
-    if not isinstance(message, dict):
-        return f"message: {_text(message)}"
-    rest = {key: value for key, value in message.items() if key not in ("role", "content")}
-    more = f"  {_text(rest)}" if rest else ""
-    return f"{message.get('role', 'message')}: {_text(message.get('content', ''))}{more}"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else to_json(value)
-
-
-def _short(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}… ({len(text)} characters)"
+    rows = store.sql(
+        "select turn, position, id, null as piece, logprob, generated, trainer_logprob, "
+        "logprob_diff, ref_logprob, advantage, weight_version from tokens "
+        "where trace_id = $trace and step is not distinct from $step order by turn, position",
+        {"trace": trajectory.trace_id, "step": trajectory.step},
+    ).to_arrow()
+    if not len(rows):
+        click.echo("no token ids of what was generated were recorded", err=True)
+    ids = rows["id"].to_pylist()
+    pieces = {number: store.decode(trajectory.run_id, [number]) for number in set(ids)}
+    column = pa.array([pieces[number] for number in ids], pa.string())
+    rows = rows.set_column(rows.column_names.index("piece"), "piece", column)
+    always = {"turn", "position", "id", "piece", "logprob", "generated"}
+    kept = [
+        name for name in rows.column_names if name in always or rows[name].null_count < len(rows)
+    ]
+    print_table(rows.select(kept), form)
 
 
 def _duration(nanoseconds: int) -> str:

@@ -7,13 +7,15 @@ from pathlib import Path
 import click
 
 from localtrace.cli.options import format_option, store_option
+from localtrace.cli.scanning import scanned, timeout_option
 
 
 @click.command()
 @click.argument("sql")
 @store_option
 @format_option
-def command(sql: str, store_path: Path, form: str) -> None:
+@timeout_option
+def command(sql: str, store_path: Path, form: str, timeout_s: float) -> None:
     """Run one read-only SELECT in DuckDB's SQL.
 
     The views are runs, trajectories, spans, turns, messages, tokens, outcomes, metrics, groups and
@@ -21,7 +23,7 @@ def command(sql: str, store_path: Path, form: str) -> None:
     and whole_messages take a trace id: FROM whole_prompts('…').
     """
     from localtrace.cli.output import print_table
-    from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
-        print_table(store.sql(sql).to_arrow(), form)
+    with scanned(store_path, timeout_s) as store:
+        rows = store.sql(sql).to_arrow()
+    print_table(rows, form)

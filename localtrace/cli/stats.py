@@ -1,4 +1,4 @@
-"""`localtrace stats`: how much a store holds, and what was lost."""
+"""`localtrace stats`: what a store holds, how large it is, and what was lost."""
 
 from __future__ import annotations
 
@@ -13,31 +13,77 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localtrace.cli.options import format_option, store_option
+from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option, store_option
+from localtrace.cli.scanning import scanned
 
 if TYPE_CHECKING:
+    from localtrace.filters import Filters
     from localtrace.reader import Store
 
 
-@click.command()
+_GLANCE_SQL = """
+select
+    count(distinct run_id) as distinct_runs,
+    count(distinct step) as distinct_steps,
+    max(step) - min(step) + 1 - count(distinct step) as missing_steps,
+    sum(turn_count)::bigint as turns,
+    sum(output_tokens)::bigint as output_tokens,
+    make_timestamptz(min(start_ns) // 1000) as first_time,
+    make_timestamptz(max(coalesce(end_ns, start_ns)) // 1000) as last_time
+from {source}
+"""
+_STATUS_SQL = "select status, count(*) as n from {source} group by all order by n desc, status"
+_OPEN_SQL = "select coalesce(sum(processes - closed_processes), 0)::bigint as n from runs"
+
+
+@click.command(epilog=FILTERS_HELP)
+@filters_argument
 @store_option
 @format_option
-def command(store_path: Path, form: str) -> None:
-    """Count rows, files and bytes, and what recorders had to leave out."""
+def command(filters: Filters, store_path: Path, form: str) -> None:
+    """Say what a store holds, how large it is, and what recorders had to leave out.
+
+    Filters such as run=RUN narrow what is said of trajectories, not the sizes on disk.
+    """
     import pyarrow as pa
 
+    from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
-    from localtrace.reader import open_store
     from localtrace.store.layout import open_layout
 
     layout = open_layout(store_path)
-    with open_store(store_path) as store:
-        rows = [*_tables(store), *_unreadable(store), *_lost(store)]
+    with scanned(store_path) as store:
+        glance = _glance(store, filters)
+        rows = [*glance, *_tables(store), *_unreadable(store), *_lost(store)]
+        if filters.terms and not glance:
+            say_nothing_matches(store, filters)
     journals = chain(*(folder.glob("*.journal*") for folder in layout.journal_folders()))
     rows.append(_files("journals", journals))
     rows.append(_files("quarantine", layout.quarantine.glob("*")))
-    columns = ("what", "rows", "unsealed_rows", "files", "size_bytes")
+    columns = ("what", "rows", "unsealed_rows", "files", "size_bytes", "time")
     print_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), form)
+
+
+def _glance(store: Store, filters: Filters) -> list[dict[str, Any]]:
+    """Trajectories by status, what they are made of, and what the recording lacks."""
+    condition, params = filters.where_clause()
+    source = f"trajectories where {condition}"
+    if filters.knows_table:
+        source = f"stored.flagged where not superseded and {condition}"
+    statuses = store.sql(_STATUS_SQL.format(source=source), params).to_dicts()
+    if not statuses:
+        return []
+    (sums,) = store.sql(_GLANCE_SQL.format(source=source), params).to_dicts()
+    times = [
+        {"what": f"{end} record", "time": sums.pop(f"{end}_time")} for end in ("first", "last")
+    ]
+    unclosed = store.sql(_OPEN_SQL).to_dicts()[0]["n"]
+    return [
+        *({"what": f"status {row['status']}", "rows": row["n"]} for row in statuses),
+        *({"what": name.replace("_", " "), "rows": count} for name, count in sums.items()),
+        {"what": "processes that did not close", "rows": unclosed},
+        *times,
+    ]
 
 
 def _tables(store: Store) -> list[dict[str, Any]]:

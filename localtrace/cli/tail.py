@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,32 +33,50 @@ order by end_ns
               help="How many of the newest trajectories to begin with.")  # fmt: skip
 @click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True,
               help="Seconds between two looks.")  # fmt: skip
+@click.option("-f", "--follow/--no-follow", "follows", default=True, show_default=True,
+              help="Go on until Ctrl-C, or end with what there is.")  # fmt: skip
 @store_option
-def command(filters: Filters, lines: int, interval_s: float, store_path: Path) -> None:
+def command(
+    filters: Filters, lines: int, interval_s: float, follows: bool, store_path: Path
+) -> None:
     """Print trajectories as they end, until Ctrl-C."""
+    from localtrace.cli.matching import say_nothing_matches
     from localtrace.reader import open_store
 
     with open_store(store_path) as store:
+        nothing = partial(say_nothing_matches, store, filters)
         try:
-            for row in follow(store, filters, lines, interval_s):
+            rows = follow(store, filters, lines, interval_s if follows else None, nothing)
+            for row in rows:
                 click.echo(_line(row))
         except KeyboardInterrupt:
             click.echo(err=True)
 
 
 def follow(
-    store: Store, filters: Filters, lines: int, interval_s: float
+    store: Store,
+    filters: Filters,
+    lines: int,
+    interval_s: float | None,
+    on_nothing: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield trajectories that ended: the `lines` newest at first, then each new one, for ever."""
+    """Yield trajectories that ended: the `lines` newest at first, then each new one, for ever.
+
+    Args:
+        interval_s: seconds between two looks; None: end after the first.
+        on_nothing: called when the first look finds none.
+    """
     condition, params = filters.where_clause()
     sql = _SQL.format(condition=condition)
-    newest = store.sql("select max(end_ns) as end_ns from trajectories").to_dicts()[0]["end_ns"]
+    newest = store.sql("select max(end_ns) as end_ns from stored.trajectories").to_dicts()
     # Other hosts' clocks may lag behind, so what ends now can bear an earlier time.
-    params["since_ns"] = (newest or 0) - _CLOCK_SKEW_NS
+    params["since_ns"] = (newest[0]["end_ns"] or 0) - _CLOCK_SKEW_NS
     rows = store.sql(sql, params).to_dicts()
+    if not rows:
+        on_nothing()
     yield from rows[len(rows) - min(lines, len(rows)) :]
     seen = {row["trace_id"] for row in rows}
-    while True:
+    while interval_s is not None:
         time.sleep(interval_s)
         store.refresh()
         for row in store.sql(sql, params).to_dicts():

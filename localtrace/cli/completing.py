@@ -1,0 +1,84 @@
+"""What may follow on the command line: filters, runs, named queries and their parameters.
+
+A shell asks while somebody types: nothing here opens DuckDB, and whatever goes wrong completes
+nothing instead of printing into the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+import click
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+_RUN_FILES_MAX = 32
+"""The newest files of the table `runs` that are looked into."""
+
+
+def _quietly(complete: Complete) -> Complete:
+    @wraps(complete)
+    def quiet(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return [text for text in complete(context, parameter, incomplete) if _is_plain(text)]
+        except Exception:
+            return []
+
+    return quiet
+
+
+@_quietly
+def complete_filter(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """`key=`, or `run=` with the runs of the store."""
+    from localtrace.filters import KEYS
+
+    if incomplete.startswith("run="):
+        return _run_filters(context, incomplete)
+    return [f"{key}=" for key in KEYS if key.startswith(incomplete)]
+
+
+@_quietly
+def complete_query(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Named queries."""
+    from localtrace.sql import load_queries
+
+    folders = context.params.get("folders") or ()
+    return [name for name in load_queries(folders) if name.startswith(incomplete)]
+
+
+@_quietly
+def complete_parameter(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """The parameters of the named query."""
+    from localtrace.sql import find_query
+
+    if incomplete.startswith("run="):
+        return _run_filters(context, incomplete)
+    query = find_query(context.params["name"], context.params.get("folders") or ())
+    return [f"{name}=" for name in query.parameters if name.startswith(incomplete)]
+
+
+def _run_filters(context: click.Context, incomplete: str) -> list[str]:
+    runs = _runs(Path(context.params.get("store_path") or "localtrace"))
+    return [text for run in runs if (text := f"run={run}").startswith(incomplete)]
+
+
+def _runs(store_path: Path) -> list[str]:
+    """Ids of sealed runs, the newest files first."""
+    import pyarrow.parquet as pq
+
+    paths = sorted(store_path.glob("tables/runs/*.parquet"), reverse=True)[:_RUN_FILES_MAX]
+    columns = (pq.read_table(path, columns=["run_id"])["run_id"] for path in paths)
+    return list(dict.fromkeys(run for column in columns for run in column.to_pylist()))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a shell can take a text as it is: run ids are recorded text, which may be hostile."""
+    return text.isprintable() and not set(text) & set(" \t\"'`$\\;&|<>(){}[]*?!#~,")

@@ -1,0 +1,173 @@
+"""`localtrace export`: chosen trajectories as files that other tools read."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from localtrace.cli.options import FILTERS_HELP, store_option
+from localtrace.cli.selection import selection_options
+from localtrace.errors import QueryError
+from localtrace.terminal import escape_line
+
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+    from localtrace.uploader.selection import Selection
+
+_REASONS_SHOWN = 10
+
+
+@click.group()
+def command() -> None:
+    """Write a selection as JSON, Parquet, SFT rows or a timeline.
+
+    A selection is made as for upload. What an upload would redact is redacted here too: common
+    shapes of keys, and what --redact names.
+    """
+
+
+def _export(form: Callable[..., Any]) -> click.Command:
+    """Make a format's function a command: it gets the source, the open file and its options."""
+
+    @selection_options
+    @click.option(
+        "-o", "--out", type=click.Path(path_type=Path), required=True,
+        help="File to write; - for standard output.",
+    )  # fmt: skip
+    @click.option("--force", is_flag=True, help="Replace the file if it is there.")
+    @click.option(
+        "--redact", type=click.Path(path_type=Path), help="Rules (TOML) for what must not leave."
+    )
+    @store_option
+    @click.pass_context
+    def run(
+        context: click.Context,
+        /,
+        selection: Selection,
+        out: Path,
+        force: bool,
+        redact: Path | None,
+        store_path: Path,
+        **options: Any,
+    ) -> None:
+        with _opened(store_path, selection, out, force, redact) as (source, file):
+            left_out = form(source, file, **options)
+        _print(source, out, left_out or Counter())
+        if source.failures:
+            context.exit(1)
+
+    made = command.command(form.__name__, help=form.__doc__, epilog=FILTERS_HELP)(run)
+    made.params += getattr(form, "__click_params__", [])
+    return made
+
+
+@contextmanager
+def _opened(
+    store_path: Path, selection: Selection, out: Path, force: bool, redact: Path | None
+) -> Iterator[tuple[Source, BinaryIO]]:
+    from localtrace.cli.matching import why_nothing
+    from localtrace.cli.progress import progress_bar
+    from localtrace.exporters.files import new_file, refuse_existing
+    from localtrace.exporters.source import Source
+    from localtrace.reader import open_store
+
+    refuse_existing(out, force=force)
+    with open_store(store_path) as store, progress_bar("exporting", " trajectories") as progress:
+        source = Source(store, selection, redact=redact, on_progress=progress)
+        if not source.choice.trace_ids:
+            raise QueryError(f"nothing to export: {why_nothing(store, selection.filters)}")
+        with new_file(out, force=force) as file:
+            yield source, file
+
+
+@_export
+def jsonl(source: Source, file: BinaryIO) -> None:
+    """One trajectory per line: its facts, calls, whole prompts and outcomes.
+
+    Where JSON has no word for a value (NaN, bytes, arrays, what recording left out) an object with
+    $type stands in.
+    """
+    from localtrace.exporters.jsonl import line
+
+    source.each(source.choice.trace_ids, lambda one: file.write(line(one, source.store.decode)))
+
+
+@_export
+@click.option(
+    "--rows", type=click.Choice(["trajectories", "turns", "spans", "outcomes"]), default="turns",
+    show_default=True, help="What a row is.",
+)  # fmt: skip
+def parquet(source: Source, file: BinaryIO, rows: str) -> None:
+    """One Parquet file, each row with its whole prompt and the facts of its trajectory."""
+    from localtrace.exporters.parquet import Rows
+
+    if file is sys.stdout.buffer:
+        raise click.UsageError("Parquet is binary: give a file as --out")
+    written = Rows(file, rows, source.store.decode)
+    source.each(source.choice.trace_ids, written.add)
+    written.close()
+
+
+@_export
+def sft(source: Source, file: BinaryIO) -> Counter[str]:
+    """Rows for supervised fine-tuning: chat messages, or prompt and completion.
+
+    With --best 1 only the best rollout of each group. A conversation is one row, with the messages
+    as the agent sent them; where turns have no messages, each is a row of prompt and completion.
+    """
+    from localtrace.exporters.sft import rows
+    from localtrace.exporters.shape import plain_decoder
+
+    left_out: Counter[str] = Counter()
+    decode, plain = source.store.decode, plain_decoder(source.store)
+    source.each(source.choice.trace_ids, lambda one: file.write(rows(one, decode, plain, left_out)))
+    return left_out
+
+
+@_export
+def chrome(source: Source, file: BinaryIO) -> None:
+    """A timeline for Perfetto or chrome://tracing, such as of one step over all workers.
+
+    Each recording process is a process there, with rows for the trajectories that ran at the same
+    time; turns, tools and rewards are slices below their trajectory.
+    """
+    from localtrace.exporters.chrome import Timeline, in_time
+
+    workers = in_time(source.store, source.choice.trace_ids)
+    timeline = Timeline(workers)
+    file.write(timeline.begin())
+    source.each(workers, lambda one: file.write(timeline.events(one)))
+    file.write(timeline.end())
+
+
+@_export
+@click.option("--service", help="The service's name.  [default: the run's project]")
+def otlp(source: Source, file: BinaryIO, service: str | None) -> None:
+    """OpenTelemetry's JSON, a request per line: the spans that upload --to otlp sends."""
+    from localtrace.exporters.otlp import writer
+
+    for part in source.runs:
+        source.each(part.trace_ids, writer(file, part.run, service, source.store.decode))
+
+
+def _print(source: Source, out: Path, left_out: Counter[str]) -> None:
+    # On stdout there may be the result itself.
+    def say(text: str) -> None:
+        click.echo(escape_line(text), err=True)
+
+    say(f"{source.done} of {source.done + len(source.failures)} trajectories written to {out}")
+    for name, count in sorted(source.redaction.counts.items()):
+        say(f"redacted    {count} x {name}")
+    for reason, count in sorted(left_out.items()):
+        if count:
+            say(f"left out    {count} {reason}")
+    for trace_id, reason in list(source.failures.items())[:_REASONS_SHOWN]:
+        say(f"failed {trace_id}: {reason}")
+    if len(source.failures) > _REASONS_SHOWN:
+        say(f"and {len(source.failures) - _REASONS_SHOWN} more")

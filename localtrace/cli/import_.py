@@ -1,0 +1,203 @@
+"""`localtrace import`: what other tools wrote, brought in once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from localtrace.cli.options import store_option
+from localtrace.terminal import escape_line
+
+if TYPE_CHECKING:
+    from localtrace.importers.intake import Intake, Report
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_paths_argument = click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path)
+)
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only tell what would be brought in, and skipped."
+)
+
+
+def _run_options(command: Command) -> Command:
+    wrapped: Any = command
+    for option in (
+        click.option("--experiment", help="Its experiment.  [default: default]"),
+        click.option("--project", help="Its project.  [default: default]"),
+        click.option("--run", "run_id", metavar="ID", help="The run that they belong to."),
+    ):
+        wrapped = option(wrapped)
+    chosen: Command = wrapped
+    return chosen
+
+
+@click.group()
+def command() -> None:
+    """Bring in rollouts, engine logs and metrics of other tools.
+
+    Importing again adds what is new, and nothing twice; an import that was cut off goes on. Lines
+    that cannot be read are named and skipped.
+    """
+
+
+@command.command("verl-jsonl")
+@_paths_argument
+@_run_options
+@click.option("--validate", is_flag=True, help="They are validation rollouts.")
+@_dry_run_option
+@store_option
+@click.pass_context
+def verl_jsonl(
+    context: click.Context,
+    paths: tuple[Path, ...],
+    run_id: str | None,
+    project: str | None,
+    experiment: str | None,
+    validate: bool,
+    dry_run: bool,
+    store_path: Path,
+) -> None:
+    """Rollouts that verl dumped (trainer.rollout_data_dir, trainer.validation_data_dir).
+
+    PATH is such a folder, or a STEP.jsonl of it. The dumps hold texts, scores and ground truth, but
+    no token ids and no times: a rollout's time is its file's. Without --run the run is named after
+    the folder; give the training and the validation dumps of one job the same.
+    """
+    from localtrace.importers import verl_jsonl as dumps
+    from localtrace.importers.lines import find_files, read_lines
+
+    files = find_files(paths, dumps.PATTERN)
+    run_id = run_id or dumps.default_run_id(paths)
+    with _intake(context, store_path, dry_run) as intake, _bytes_bar(files) as on_bytes:
+        intake.begin_run(run_id, project=project, experiment=experiment)
+        lines = read_lines(files, on_bytes)
+        report = intake.report
+        intake.add(dumps.read_rollouts(lines, run_id, validate=validate, report=report))
+
+
+@command.command("sglang-metrics")
+@_paths_argument
+@_run_options
+@_dry_run_option
+@store_option
+@click.pass_context
+def sglang_metrics(
+    context: click.Context,
+    paths: tuple[Path, ...],
+    run_id: str | None,
+    project: str | None,
+    experiment: str | None,
+    dry_run: bool,
+    store_path: Path,
+) -> None:
+    """Generations that SGLang logged (--export-metrics-to-file).
+
+    PATH is the log folder, or a file of it. Generated ids are there only where requests asked for
+    return_logprob. Each generation is what localtrace's hook would have recorded, below the call
+    whose place its request id carries, else a trajectory of its own, in the run `sglang` without
+    --run. With the --run of a training, the view engine_calls matches them to its calls.
+    """
+    from localtrace.importers import sglang_metrics as logs
+    from localtrace.importers.lines import find_files, read_lines
+
+    files = find_files(paths, logs.PATTERN)
+    with _intake(context, store_path, dry_run) as intake, _bytes_bar(files) as on_bytes:
+        intake.begin_run(run_id or logs.DEFAULT_RUN_ID, project=project, experiment=experiment)
+        intake.add(logs.read_rollouts(read_lines(files, on_bytes), intake.report))
+
+
+@command.command("trackio")
+@click.option("--project", "projects", multiple=True, help="Only these projects.  [default: all]")
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path),
+    help="Trackio's folder.  [default: TRACKIO_DIR, else below HF_HOME]",
+)  # fmt: skip
+@_dry_run_option
+@store_option
+@click.pass_context
+def trackio(
+    context: click.Context,
+    projects: tuple[str, ...],
+    folder: Path | None,
+    dry_run: bool,
+    store_path: Path,
+) -> None:
+    """Metrics and traces that Trackio keeps on this machine.
+
+    Runs keep their ids; a run's name becomes its experiment. Numbers come in with their times, and
+    traces as trajectories; tables, images and text stay in Trackio.
+    """
+    from localtrace.cli.progress import progress_bar
+    from localtrace.importers import trackio as files
+
+    found = files.find_projects(folder or files.default_folder(), projects)
+    with _intake(context, store_path, dry_run) as intake:
+        for file in found:
+            with closing(files.Project(file)) as project, progress_bar(file.stem, " rows") as show:
+                on_row = _counting(project.count(), show)
+                for run in project.runs():
+                    intake.begin_run(
+                        run.run_id, project=project.name, experiment=run.name, config=run.config
+                    )
+                    intake.add_metrics(project.logged(run.run_id, intake.report, on_row))
+                    intake.add(project.rollouts(run.run_id, intake.report, on_row))
+
+
+@contextmanager
+def _intake(context: click.Context, store: Path, dry_run: bool) -> Iterator[Intake]:
+    """Opens the store for an import; seals it, and says what happened, when all was read."""
+    from localtrace.cli.progress import print_problems, progress_bar
+    from localtrace.importers.intake import Intake
+
+    with Intake(store, dry_run=dry_run) as intake:
+        yield intake
+        with progress_bar("sealing", " journals") as progress:
+            intake.finish(progress)
+    _print(intake.report, store, "would be imported" if dry_run else "imported")
+    print_problems(context, intake.report.problems)
+
+
+def _print(report: Report, store: Path, what: str) -> None:
+    parts = [f"{report.trajectories} trajectories", f"{report.calls} calls"]
+    if report.metric_values:
+        parts.append(f"{report.metric_values} metric values")
+    click.echo(escape_line(f"{', '.join(parts)} {what} into {store}"))
+    if report.known:
+        click.echo(f"skipped     {report.known} that are in the store already")
+    for reason, count in sorted(report.left_out.items()):
+        click.echo(f"left out    {count} {reason}")
+    if report.bad:
+        click.echo(f"skipped     {report.bad} that cannot be read:")
+
+
+@contextmanager
+def _bytes_bar(files: list[Path]) -> Iterator[Callable[[int], None]]:
+    from localtrace.cli.progress import progress_bar
+
+    total = sum(file.stat().st_size for file in files)
+    with progress_bar("importing", " bytes") as show:
+        done = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, total)
+
+        yield on_bytes
+
+
+def _counting(total: int, show: Callable[[int, int], None]) -> Callable[[], None]:
+    done = 0
+
+    def on_row() -> None:
+        nonlocal done
+        done += 1
+        show(done, total)
+
+    return on_row

@@ -1,0 +1,131 @@
+"""A trajectory as a conversation: what each turn was given anew, and what it generated.
+
+This module prints nothing; what it gives is not escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from localtrace.codec import to_json
+from localtrace.schema import FINISH_NAMES
+from localtrace.tokens import shared_prefix
+from localtrace.types import Span, Trajectory
+
+VALUE_MAX = 300
+"""Characters of an argument or a result where it is shortened."""
+
+TEXT_NAMES = ("text", "content", "response_text", "output_text")
+"""Fields of a result that hold what was generated as text."""
+
+StoredTexts = Callable[[], dict[str, str | None]]
+"""Prompt texts as the store holds them, by span id; asked for only where ids cannot be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation, without what earlier turns of the trajectory have shown."""
+
+    span: Span
+    given: tuple[str, ...]
+    """The new messages, each after its role, or the new part of the prompt."""
+    text: str | None
+    """What was generated; None where no text was recorded and the ids cannot be decoded."""
+
+    @property
+    def said(self) -> str:
+        """What was generated, as text where there is text, else as what was recorded of it."""
+        return _recorded(self.span) if self.text is None else self.text
+
+
+class Conversation:
+    """The turns of a trajectory by span id.
+
+    Args:
+        decode: turns a run's ids into text, as `Store.decode`.
+    """
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        decode: Callable[[str, list[int]], str | None],
+        stored_texts: StoredTexts = dict,
+    ) -> None:
+        self._run_id = trajectory.run_id
+        self._decode = decode
+        self._stored_texts = stored_texts
+        self._messages: list[list[Any]] = []
+        self._prompts: list[list[int]] = []
+        self._said = ""
+        self.turns = {span.span_id: self._turn(span) for span in trajectory.spans if span.is_turn}
+
+    def _turn(self, span: Span) -> Turn:
+        if span.messages is not None:
+            given = self._new_messages(span.messages)
+            self._messages.append(span.messages)
+        elif span.prompt_ids is not None:
+            given = [f"prompt: {self._new_prompt(span, span.prompt_ids)}"]
+            self._prompts.append(span.prompt_ids + (span.output_ids or []))
+        else:
+            given = ["(the prompt cannot be rebuilt)"]
+        turn = Turn(span, tuple(given), _text(span))
+        self._said = turn.said
+        return turn
+
+    def _new_messages(self, messages: list[Any]) -> list[str]:
+        known = max((shared_prefix(messages, earlier) for earlier in self._messages), default=0)
+        return [_message(message) for message in messages[known:] if not self._repeats(message)]
+
+    def _repeats(self, message: Any) -> bool:
+        """Whether a message is what the model generated last, put back into the conversation."""
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            return False
+        content = message.get("content")
+        return isinstance(content, str) and content.strip() in self._said
+
+    def _new_prompt(self, span: Span, ids: list[int]) -> str:
+        known = max((shared_prefix(ids, earlier) for earlier in self._prompts), default=0)
+        text = self._decode(self._run_id, ids[known:])
+        if text is None:
+            text = self._stored_texts().get(span.span_id)
+        return f"{len(ids) - known} token ids" if text is None else text
+
+
+def shortened(value: Any) -> str:
+    """A value as text, cut where it is long."""
+    text = as_text(value)
+    return text if len(text) <= VALUE_MAX else f"{text[:VALUE_MAX]}… ({len(text)} characters)"
+
+
+def as_text(value: Any) -> str:
+    """A value as text: itself, or as JSON."""
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _text(span: Span) -> str | None:
+    if span.output_text is not None or not isinstance(span.outputs, dict):
+        return span.output_text
+    texts = (span.outputs.get(name) for name in TEXT_NAMES)
+    return next((text for text in texts if isinstance(text, str)), None)
+
+
+def _recorded(span: Span) -> str:
+    if not isinstance(span.outputs, dict):
+        return as_text(span.outputs)
+    rest = {
+        name: value
+        for name, value in span.outputs.items()
+        if name not in FINISH_NAMES and not isinstance(value, list)
+    }
+    count = [f"{len(span.output_ids)} token ids"] if span.output_ids else []
+    return " ".join([*count, *([as_text(rest)] if rest else [])])
+
+
+def _message(message: Any) -> str:
+    if not isinstance(message, dict):
+        return f"message: {as_text(message)}"
+    rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+    more = f"  {as_text(rest)}" if rest else ""
+    return f"{message.get('role', 'message')}: {as_text(message.get('content', ''))}{more}"

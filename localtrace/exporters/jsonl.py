@@ -1,0 +1,57 @@
+"""One trajectory per line, as JSON, with its calls, whole prompts and outcomes.
+
+    {"trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
+     "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
+     "end_ns", "reward", "attributes": {…},
+     "outcomes": [{"name", "value", "step", "time_ns", "source"}, …],
+     "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns",
+                "is_turn", "inputs", "outputs", "messages", "prompt_ids", "prompt_text",
+                "output_ids", "output_text", "output_logprobs", "finish_reason"}, …]}
+
+Fields mean what the columns of the same names do; what is unknown is null. Lists that have a field
+of their own are left out of `inputs` and `outputs`. Where JSON has no word for a value (NaN, bytes,
+arrays, what recording left out) an object with `$type` stands in, as `localtrace.tagged` tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localtrace.codec import to_json
+from localtrace.exporters.shape import Decode, named_lists, outcome_value, prompt_text
+from localtrace.types import Outcome, Span, Trajectory
+
+_HEAD = (
+    "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
+    "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
+    "end_ns", "reward", "attributes",
+)  # fmt: skip
+_CALL = (
+    "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
+    "messages", "prompt_ids", "output_ids", "output_text", "output_logprobs", "finish_reason",
+)  # fmt: skip
+
+
+def line(trajectory: Trajectory, decode: Decode) -> bytes:
+    """The line of a trajectory, its line end included."""
+    fields = {name: getattr(trajectory, name) for name in _HEAD}
+    fields["outcomes"] = [_outcome(outcome) for outcome in trajectory.outcomes]
+    fields["spans"] = [_call(span, trajectory.run_id, decode) for span in trajectory.spans]
+    return to_json(fields).encode() + b"\n"
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "value": outcome_value(outcome),
+        "step": outcome.step,
+        "time_ns": outcome.time_ns,
+        "source": outcome.source,
+    }
+
+
+def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
+    inputs, outputs = named_lists(span)
+    fields = {name: getattr(span, name) for name in _CALL}
+    text = prompt_text(span, run_id, decode)
+    return {**fields, "prompt_text": text, "inputs": inputs, "outputs": outputs}

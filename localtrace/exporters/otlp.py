@@ -1,0 +1,67 @@
+"""OpenTelemetry's JSON: one request per line, as a collector's file exporter writes and reads.
+
+The spans are those that an upload to an OpenTelemetry endpoint sends. Their ids follow from the
+trajectories alone, so that exporting again gives the same ones.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgspec
+
+from localtrace.errors import MissingDependency
+from localtrace.exporters.shape import Decode
+from localtrace.types import Run, Trajectory
+from localtrace.uploader.content import wants_text, with_text
+from localtrace.uploader.targets import Place
+
+_DESTINATION = "otlp file"
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+def writer(
+    file: BinaryIO, run: Run, service: str | None, decode: Decode
+) -> Callable[[Trajectory], None]:
+    """A function that writes the line of a trajectory of a run.
+
+    Args:
+        service: the service's name; the run's project where it is None.
+
+    Raises:
+        MissingDependency: OpenTelemetry's Protocol Buffers are not installed.
+    """
+    try:
+        from google.protobuf import json_format
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
+        from localtrace.uploader.targets.otlp_spans import encode
+    except ImportError:
+        raise MissingDependency.for_extra("opentelemetry-proto", "otlp") from None
+    place = Place(_DESTINATION, service or run.project, run.run_id)
+    as_text = wants_text(run.config)
+
+    def write(trajectory: Trajectory) -> None:
+        if as_text:
+            trajectory = with_text(trajectory, decode)
+        (body,) = encode(trajectory, place).parts
+        request = ExportTraceServiceRequest.FromString(body)
+        found = json_format.MessageToDict(request, use_integers_for_enums=True)
+        for block in found["resourceSpans"]:
+            for scope in block["scopeSpans"]:
+                for span in scope["spans"]:
+                    _hex_ids(span)
+        file.write(msgspec.json.encode(found) + b"\n")
+
+    return write
+
+
+def _hex_ids(span: dict[str, Any]) -> None:
+    """OpenTelemetry's JSON has ids in hex, where that of Protocol Buffers has base64."""
+    for name in _IDS:
+        if name in span:
+            span[name] = base64.b64decode(span[name]).hex()

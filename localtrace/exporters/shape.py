@@ -1,0 +1,106 @@
+"""What several formats say of a call in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from localtrace.schema import (
+    LOGPROB_NAMES,
+    MESSAGE_NAMES,
+    OUTPUT_NAMES,
+    PROMPT_NAMES,
+)
+from localtrace.store.layout import open_layout
+from localtrace.store.tokenizers import tokenizer_of
+from localtrace.types import Outcome, Span
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+Decode = Callable[[str, list[int]], str | None]
+"""Turns a run's ids into text."""
+_TEXTS = ("text", "content", "response_text")
+"""Result fields that hold what was generated as text."""
+_PROMPT_TEXTS = ("prompt", "text", "prompt_text")
+"""Arguments that hold a prompt as text."""
+
+
+def outcome_value(outcome: Outcome) -> float | str | list[float] | None:
+    """The value, of whichever kind it is."""
+    values = (outcome.number, outcome.text, outcome.values)
+    return next((value for value in values if value is not None), None)
+
+
+def named_lists(span: Span) -> tuple[Any, Any]:
+    """Inputs and outputs without the lists that a span has as fields of their own."""
+    inputs = _without(
+        span.inputs, {**dict.fromkeys(PROMPT_NAMES, span.prompt_ids),
+                      **dict.fromkeys(MESSAGE_NAMES, span.messages)},
+    )  # fmt: skip
+    outputs = _without(
+        span.outputs, {**dict.fromkeys(OUTPUT_NAMES, span.output_ids),
+                       **dict.fromkeys(LOGPROB_NAMES, span.output_logprobs)},
+    )  # fmt: skip
+    return inputs, outputs
+
+
+def _without(value: Any, known: Mapping[str, list[Any] | None]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: item
+        for name, item in value.items()
+        if not (isinstance(item, list) and name in known and item == known[name])
+    }
+
+
+def prompt_text(span: Span, run_id: str, decode: Decode) -> str | None:
+    """The whole prompt of a call as text, from its ids or as it was given; None: unknown."""
+    if span.prompt_ids is not None:
+        return decode(run_id, span.prompt_ids)
+    return _text(span.inputs, _PROMPT_TEXTS)
+
+
+def given_text(span: Span) -> str | None:
+    """What a call generated, where its result says it as text: usually without special tokens."""
+    if isinstance(span.outputs, str):
+        return span.outputs
+    return _text(span.outputs, _TEXTS)
+
+
+def plain_decoder(store: Store) -> Decode:
+    """A function from run id and token ids to text without special tokens."""
+    layout = open_layout(store.path)
+    of_run = cache(lambda run_id: tokenizer_of(layout, run_id))
+
+    def decode(run_id: str, ids: list[int]) -> str | None:
+        tokenizer = of_run(run_id)
+        try:
+            return None if tokenizer is None else str(tokenizer.decode(ids))
+        except (OverflowError, TypeError, ValueError):
+            return None  # ids that no vocabulary has
+
+    return decode
+
+
+def generations(spans: Sequence[Span]) -> list[Span]:
+    """The turns; where there is none, the outermost calls that went from text to text.
+
+    Rollouts whose ids nobody wrote down, such as imported dumps, have only those.
+    """
+    turns = [span for span in spans if span.is_turn]
+    outermost = (span for span in spans if span.parent_id is None)
+    return turns or [
+        span
+        for span in outermost
+        if given_text(span) is not None
+        and (span.messages is not None or _text(span.inputs, _PROMPT_TEXTS) is not None)
+    ]
+
+
+def _text(value: Any, names: tuple[str, ...]) -> str | None:
+    fields = value if isinstance(value, Mapping) else {}
+    texts = (fields.get(name) for name in names)
+    return next((text for text in texts if isinstance(text, str)), None)

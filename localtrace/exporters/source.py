@@ -1,0 +1,103 @@
+"""Chosen trajectories, whole, one after the other, with what must not leave taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localtrace.types import Trajectory
+from localtrace.uploader.redaction import Redaction
+from localtrace.uploader.selection import Chosen, ChosenRun, choose
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+_BATCH_MIN, _BATCH_MAX = 16, 256
+_BATCH_MAX_TOKENS = 2**20
+"""Read at a time: one trajectory may hold many."""
+
+
+class Source:
+    """What a selection stands for in a store.
+
+    Args:
+        chosen: a `Selection`, `Filters`, an SQL query with a column `trace_id`, or trace ids.
+        redact: a file of rules for what must not leave; common shapes of keys never do.
+        on_progress: called with trajectories done and trajectories chosen.
+
+    Raises:
+        QueryError: the selection cannot be read.
+        ConfigError: the rules cannot be used.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        chosen: Chosen,
+        *,
+        redact: Path | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.store = store
+        self.redaction = Redaction.load(redact)
+        self.failures: dict[str, str] = {}
+        """By trace id why it is not in the result."""
+        self.done = 0
+        """How many are in the result."""
+        self._on_progress = on_progress
+        self.choice = choose(store, chosen)
+        self._total = len(self.choice.trace_ids)
+        self.failures |= dict.fromkeys(self.choice.unknown, "not in the store")
+
+    @property
+    def runs(self) -> list[ChosenRun]:
+        """The runs of the selection, and which of their trajectories are chosen."""
+        return self.choice.runs
+
+    def each(self, trace_ids: Iterable[str], write: Callable[[Trajectory], object]) -> None:
+        """Hand trajectories over in this order; one that cannot be read or written is noted."""
+        for trajectory in self._read(trace_ids):
+            try:
+                write(self.redaction.trajectory(trajectory, self.store.decode))
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:
+                # Recorded values are hostile input: what they do stays with their trajectory.
+                self.failures[trajectory.trace_id] = f"{type(error).__name__}: {error}"
+            else:
+                self.done += 1
+            self._on_progress(self.done + len(self.failures), self._total)
+
+    def _read(self, trace_ids: Iterable[str]) -> Iterator[Trajectory]:
+        remaining = iter(trace_ids)
+        batch_size = _BATCH_MIN
+        while batch := list(islice(remaining, batch_size)):
+            tokens = 0
+            for trajectory in self._batch(batch):
+                tokens += _tokens(trajectory)
+                yield trajectory
+            fitting = _BATCH_MAX_TOKENS * len(batch) // max(1, tokens)
+            batch_size = max(1, min(fitting, 2 * batch_size, _BATCH_MAX))
+
+    def _batch(self, trace_ids: list[str]) -> Iterator[Trajectory]:
+        waiting = dict.fromkeys(trace_ids)
+        with suppress(Exception):
+            for trajectory in self.store.read(trace_ids, batch_size=len(trace_ids)):
+                del waiting[trajectory.trace_id]
+                yield trajectory
+        # Usually none is left. After a failure each is asked for alone, so that only one is lost.
+        for trace_id in waiting:
+            try:
+                trajectory = self.store.trajectory(trace_id)
+            except Exception as error:
+                self.failures[trace_id] = f"cannot be read: {error}"
+            else:
+                yield trajectory
+
+
+def _tokens(trajectory: Trajectory) -> int:
+    lists = (ids for span in trajectory.spans for ids in (span.prompt_ids, span.output_ids) if ids)
+    return 100 * len(trajectory.spans) + sum(map(len, lists))

@@ -1,0 +1,234 @@
+"""Writes what is brought in, once: what the store holds already is left out and counted.
+
+It writes through the recorder of this process, but waits for the disk where a rollout would not,
+and seals what it wrote. A repeated or resumed import finds what the earlier one wrote by its ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from localtrace import recorder as process
+from localtrace import recording
+from localtrace.errors import ConfigError, StoreError, StoreNotFound
+from localtrace.importers.known import Known
+from localtrace.importers.rollouts import Logged, Rollout, call_item, end_item, metrics_item
+from localtrace.losses import REMEDIES
+from localtrace.recorder import Recorder
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+
+_BATCH_MAX = 1024
+_BATCH_MAX_BYTES = 16 * 2**20
+"""Of what was read, between two waits for the disk."""
+_REMEMBERED_MAX = 65_536
+"""Calls and trajectories remembered until the store is looked at again."""
+_UNSEALED_MAX_BYTES = 96 * 2**20
+"""Of what was read until it is sealed: sealing takes several times as much memory."""
+_PROBLEMS_MAX = 100
+_STALL_MAX_S = 60.0
+_SEALER_WAIT_S = 60.0
+
+Progress = Callable[[int, int], None]
+"""Called with journals done and journals ready."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What an import did, or would do."""
+
+    trajectories: int = 0
+    calls: int = 0
+    metric_values: int = 0
+    known: int = 0
+    """Trajectories, or times of metrics, that were left out because the store holds them."""
+    bad: int = 0
+    """Lines that could not be brought in."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """What is none of ours, by what it is."""
+    problems: list[str] = field(default_factory=list)
+    """The first bad lines, and what sealing found."""
+
+    def refuse(self, place: str, reason: str) -> None:
+        """Count a bad line, and name it."""
+        self.bad += 1
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(f"{place}: {reason}")
+
+
+class Intake:
+    """One import into a store, one run after the other.
+
+    Args:
+        store: its folder; made when there is something to write.
+        dry_run: only count.
+    """
+
+    def __init__(self, store: Path, *, dry_run: bool = False) -> None:
+        if process.active is not None:
+            raise ConfigError("this process records already: import in another one")
+        self.report = Report()
+        self._path = store
+        self._dry_run = dry_run
+        if not dry_run:
+            self._seal()  # so that of what an import left behind little has to be kept in memory
+        self._known = Known(store)
+        self._recent: set[tuple[str, ...]] = set()
+        """Trace ids, and pairs of trace id and span id, since the last look."""
+        self._unsealed_bytes = 0
+        self._run: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._known.close()
+        if not recording.close(_STALL_MAX_S) and error is None:
+            raise StoreError(f"not everything is in {self._path}: repeat the import")
+
+    def begin_run(
+        self, run_id: str, *, project: str | None, experiment: str | None, config: Any = None
+    ) -> None:
+        """Say to which run the following belongs; it is written with its first record."""
+        self._close_run()
+        self._run = {
+            "run_id": run_id, "project": project, "experiment": experiment, "config": config,
+        }  # fmt: skip
+
+    def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Write the trajectories that the store does not hold.
+
+        Raises:
+            StoreError: the disk does not take them.
+        """
+        for batch in _batches(rollouts):
+            self._add_batch(batch)
+
+    def add_metrics(self, logged: Iterable[Logged]) -> None:
+        """Write the scalars that the store does not hold.
+
+        Raises:
+            StoreError: the disk does not take them.
+        """
+        remaining = iter(logged)
+        while batch := list(islice(remaining, _BATCH_MAX)):
+            known = self._known.metric_times(self._run["run_id"], [one.time_ns for one in batch])
+            new = [one for one in batch if one.time_ns not in known]
+            self.report.known += len(batch) - len(new)
+            self.report.metric_values += sum(len(one.values) for one in new)
+            if new and not self._dry_run:
+                recorder = self._recorder()
+                for one in new:
+                    recorder.put(metrics_item(one))
+                self._wait(recorder)
+
+    def finish(self, progress: Progress) -> None:
+        """Seal what was written."""
+        self._close_run()
+        if not self._dry_run:
+            self._seal(progress)
+
+    def _add_batch(self, batch: list[Rollout]) -> None:
+        if len(self._recent) > _REMEMBERED_MAX or self._unsealed_bytes > _UNSEALED_MAX_BYTES:
+            self._look_again()
+        self._unsealed_bytes += sum(one.size_bytes for one in batch)
+        runs = self._known.trajectories({one.trace_id for one in batch})
+        # A trajectory that another run recorded is known whole; of one of this run, or of none,
+        # an import that was cut off, or a request id used twice, may have left some calls.
+        open_ids = {
+            one.trace_id
+            for one in batch
+            if runs.get(one.trace_id, self._run["run_id"]) == self._run["run_id"]
+        }
+        steps = {one.step for one in batch if one.step is not None}
+        spans = self._known.spans(open_ids, steps)
+        for one in batch:
+            if one.trace_id in open_ids:
+                self._add_one(one, one.trace_id in runs, spans)
+            else:
+                self.report.known += 1
+        if process.active is not None:
+            self._wait(process.active)
+
+    def _add_one(self, one: Rollout, is_known: bool, spans: set[tuple[str, str]]) -> None:
+        has_row = is_known or one.is_carried or (one.trace_id,) in self._recent
+        calls = []
+        for call in one.calls:
+            key = (one.trace_id, f"{call.span_id:016x}")
+            if key not in spans and key not in self._recent:
+                calls.append(call)
+                self._recent.add(key)
+        self._recent.add((one.trace_id,))
+        if has_row and not calls:
+            self.report.known += 1
+            return
+        self.report.trajectories += not has_row
+        self.report.calls += len(calls)
+        if self._dry_run:
+            return
+        recorder = self._recorder()
+        for call in calls:
+            recorder.put(call_item(recorder, one, call))
+        if not has_row:
+            recorder.put(end_item(recorder, one))
+
+    def _recorder(self) -> Recorder:
+        if process.active is None:
+            recording.init(self._path, **self._run, attempt=0, seal=False)
+        assert process.active is not None
+        return process.active
+
+    def _wait(self, recorder: Recorder) -> None:
+        """Until everything is in the journal; a rollout would rather lose it."""
+        deadline_s = time.monotonic() + _STALL_MAX_S
+        while not recorder.flush(1.0) and recorder.paused is None:
+            if time.monotonic() > deadline_s:
+                raise StoreError(f"the disk of {self._path} does not answer: repeat the import")
+        reason = recorder.paused or next(iter(recorder.losses.records), None)
+        if reason is not None:
+            remedy = REMEDIES.get(reason, reason)
+            raise StoreError(f"cannot write to {self._path}: {remedy}; then repeat the import")
+
+    def _look_again(self) -> None:
+        if not self._dry_run:
+            self._seal()
+            self._known.look()
+        self._recent.clear()
+        self._unsealed_bytes = 0
+
+    def _close_run(self) -> None:
+        if process.active is not None and not recording.close(_STALL_MAX_S):
+            raise StoreError(f"not everything is in {self._path}: repeat the import")
+
+    def _seal(self, progress: Progress | None = None) -> None:
+        try:
+            layout = open_layout(self._path)
+        except StoreNotFound:
+            return
+        report = seal(layout, wait_s=_SEALER_WAIT_S, progress=progress)
+        self.report.problems += report.problems
+
+
+def _batches(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
+    batch: list[Rollout] = []
+    size_bytes = 0
+    for one in rollouts:
+        batch.append(one)
+        size_bytes += one.size_bytes
+        if len(batch) >= _BATCH_MAX or size_bytes >= _BATCH_MAX_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,71 @@
+"""What a store holds already, asked for a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localtrace.errors import StoreNotFound
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+_LISTED = "trace_id in (select unnest($ids))"
+_TRAJECTORIES = f"select trace_id, run_id from stored.trajectories where {_LISTED}"
+_SPANS = f"select trace_id, span_id from stored.spans where {_LISTED}"
+_TIMES = "select distinct time_ns from metrics where run_id = $run_id and time_ns between $a and $z"
+
+
+class Known:
+    """The ids in a store as it was at the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is known where there is no store yet."""
+        self._path = path
+        self._store: Store | None = None
+        self.look()
+
+    def look(self) -> None:
+        """See what was written since."""
+        from localtrace.reader import open_store
+
+        if self._store is not None:
+            self._store.refresh()
+            return
+        try:
+            self._store = open_store(self._path)
+        except StoreNotFound:
+            self._store = None
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def trajectories(self, trace_ids: Collection[str]) -> dict[str, str]:
+        """Of these trace ids those that have a row, and the run of each."""
+        if self._store is None or not trace_ids:
+            return {}
+        found = self._store.sql(_TRAJECTORIES, {"ids": list(trace_ids)}).to_dicts()
+        return {row["trace_id"]: row["run_id"] for row in found}
+
+    def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[str, str]]:
+        """The calls of these trajectories, as trace id and span id.
+
+        Args:
+            steps: of the trajectories, so that the files of others need not be read.
+        """
+        if self._store is None or not trace_ids:
+            return set()
+        possible = ", ".join(str(step) for step in steps if -(2**63) <= step < 2**63)
+        query = f"{_SPANS} and (step is null or step in ({possible or 'null'}))"
+        found = self._store.sql(query, {"ids": list(trace_ids)}).to_dicts()
+        return {(row["trace_id"], row["span_id"]) for row in found}
+
+    def metric_times(self, run_id: str, times_ns: Collection[int]) -> set[int]:
+        """The times, of these or between them, at which a run has metrics."""
+        if self._store is None or not times_ns:
+            return set()
+        between = {"run_id": run_id, "a": min(times_ns), "z": max(times_ns)}
+        return {row["time_ns"] for row in self._store.sql(_TIMES, between).to_dicts()}

@@ -1,0 +1,149 @@
+"""Generations from the files that SGLang writes with `--export-metrics-to-file`.
+
+Each line holds `request_parameters`, a JSON text with the prompt (text or ids) and the sampling
+parameters, and beside it all of the answer's `meta_info`. The generated ids are there only where
+the request asked for `return_logprob`; the generated text never is.
+
+A line becomes what a hook in the engine would have recorded: a call `sglang.generate`, below the
+call whose place the request id carries, else in a trajectory of its own. Its trace id follows from
+the request id, so a request that a hook recorded is known, and outcomes find it by its request id.
+Times are the engine's where it wrote them (`--enable-metrics`), else the file's. A request below a
+call that a hook in the engine recorded too would be there twice: import the logs of engines that
+had none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from localtrace.carried import find_parent, trace_id_of
+from localtrace.importers.intake import Report
+from localtrace.importers.lines import BadLine, Line, read_json
+from localtrace.importers.rollouts import CallIn, Rollout, digest_id
+from localtrace.trainer_hooks.generations import LONE_VARIABLE
+
+PATTERN = "sglang-request-metrics-*.log"
+OP = "sglang.generate"
+DEFAULT_RUN_ID = "sglang"
+_LOGPROBS = (
+    ("output_token_logprobs", "output_ids", "output_logprobs"),
+    ("input_token_logprobs", None, "prompt_logprobs"),
+)
+"""In `meta_info`, and what it is called in a record."""
+_BESIDE = ("weight_version", "weight_versions", "routed_experts")
+
+
+def read_rollouts(lines: Iterable[Line], report: Report) -> Iterator[Rollout]:
+    """Yield the generation of each line; lines that hold none are counted in the report."""
+    for line in lines:
+        try:
+            fields = line.fields()
+            parameters = read_json(_text(fields.pop("request_parameters", None)))
+            if not isinstance(parameters, dict):
+                raise BadLine("request_parameters holds no JSON object")
+        except BadLine as error:
+            report.refuse(line.place, str(error))
+            continue
+        rid = fields.get("id", parameters.get("rid"))
+        if not _is_generation(parameters, fields) or "HEALTH_CHECK" in str(rid):
+            report.left_out["requests that generate nothing"] += 1
+        else:
+            yield _rollout(line, str(rid) if rid else None, parameters, fields)
+
+
+def _is_generation(parameters: dict[str, Any], meta_info: dict[str, Any]) -> bool:
+    """Embeddings are none; before several samples of a prompt SGLang runs the prompt alone."""
+    if "completion_tokens" not in meta_info:
+        return False
+    sampling = parameters.get("sampling_params")
+    samples = sampling.get("n", 1) if isinstance(sampling, dict) else 1
+    return bool(meta_info["completion_tokens"]) or samples == 1
+
+
+def _text(parameters: Any) -> str:
+    if not isinstance(parameters, str):
+        raise BadLine("no request_parameters, which every line of SGLang's has")
+    return parameters
+
+
+def _rollout(
+    line: Line, rid: str | None, parameters: dict[str, Any], meta_info: dict[str, Any]
+) -> Rollout:
+    start_ns, duration_ns = _times(meta_info, line.modified_ns)
+    parent = find_parent(rid)
+    trace_id = digest_id(16, line.data).hex() if rid is None else trace_id_of(rid)
+    call = CallIn(
+        span_id=int.from_bytes(digest_id(8, "span", line.data), "big"),
+        op=OP,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        inputs=_inputs(parameters),
+        outputs=_outputs(meta_info),
+        parent_id=None if parent is None else parent.span_id,
+        # Like calls that a hook attaches: after those of the process that asked.
+        seq=0 if parent is None else start_ns,
+        is_detail=parent is not None and parent.is_generation,
+    )
+    return Rollout(
+        trace_id=trace_id,
+        calls=(call,),
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        step=None if parent is None else parent.trajectory.step,
+        name=OP,
+        is_carried=parent is not None or os.environ.get(LONE_VARIABLE) == "0",
+        size_bytes=len(line.data),
+    )
+
+
+def _inputs(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that say something, ids under the name that turns have them by."""
+    inputs = {name: value for name, value in parameters.items() if value not in (None, False)}
+    ids = inputs.pop("input_ids", None)
+    return inputs if ids is None else {**inputs, "prompt_ids": ids}
+
+
+def _outputs(meta_info: dict[str, Any]) -> dict[str, Any]:
+    """`meta_info`, with what has a column of its own beside it."""
+    rest = dict(meta_info)
+    outputs: dict[str, Any] = {}
+    for source, ids, logprobs in _LOGPROBS:
+        entries = rest.get(source)
+        if isinstance(entries, list) and all(_is_entry(entry) for entry in entries):
+            del rest[source]
+            outputs[logprobs] = [entry[0] for entry in entries]
+            if ids is not None:
+                outputs[ids] = [entry[1] for entry in entries]
+    reason = rest.get("finish_reason")
+    outputs["finish_reason"] = reason.get("type") if isinstance(reason, dict) else reason
+    for name in _BESIDE:
+        if name in rest:
+            outputs[name] = rest.pop(name)
+    return {**outputs, "meta_info": rest}
+
+
+def _is_entry(entry: Any) -> bool:
+    """(logprob, token id, text); the first of a prompt has no logprob."""
+    if not isinstance(entry, list) or len(entry) < 2:
+        return False
+    return type(entry[1]) is int and (entry[0] is None or type(entry[0]) is float)
+
+
+def _times(meta_info: dict[str, Any], modified_ns: int) -> tuple[int, int]:
+    """Start and duration in ns."""
+    duration_ns = _ns(meta_info.get("e2e_latency")) or 0
+    begun_ns = _ns(meta_info.get("request_received_ts"))
+    ended_ns = _ns(meta_info.get("request_finished_ts"))
+    if begun_ns is None:
+        return (ended_ns or modified_ns) - duration_ns, duration_ns
+    if not duration_ns and ended_ns is not None:
+        duration_ns = max(0, ended_ns - begun_ns)
+    return begun_ns, duration_ns
+
+
+def _ns(seconds: Any) -> int | None:
+    """Seconds in ns; None for what is no time between 1970 and 2262."""
+    is_time = type(seconds) in (int, float) and 0 < seconds < 2**63 / 1e9
+    return int(seconds) * 10**9 + round(seconds % 1 * 1e9) if is_time else None

@@ -1,0 +1,97 @@
+"""What one query may take: how long it may run, and how large its result may be.
+
+The result is counted here because DuckDB's own memory limit leaves out the rows that it hands over.
+This module knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from localtrace.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+OnProgress = Callable[[float | None], None]
+"""Told now and then what share of a query is done, 0 to 1; None where that is unknown."""
+
+BATCH_ROWS = 100_000
+"""Rows of a result that are handed over at a time."""
+_LOOK_INTERVAL_S = 0.2
+
+
+def half_of_memory() -> int:
+    """Half of this machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one query may take."""
+
+    timeout_s: float = 300.0
+    memory_max_bytes: int = field(default_factory=half_of_memory)
+    """What a query may hold in memory, and its result take."""
+
+    @contextmanager
+    def watch(
+        self, connection: duckdb.DuckDBPyConnection, on_progress: OnProgress | None
+    ) -> Iterator[None]:
+        """Interrupt what the connection runs inside the with block when its time is over.
+
+        Raises:
+            QueryError: it was.
+        """
+        done, stopped = threading.Event(), threading.Event()
+
+        def look() -> None:
+            deadline = time.monotonic() + self.timeout_s
+            while not done.wait(min(_LOOK_INTERVAL_S, max(0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    stopped.set()
+                    connection.interrupt()
+                elif on_progress is not None:
+                    share = connection.query_progress()
+                    on_progress(share / 100 if share >= 0 else None)
+
+        watcher = threading.Thread(target=look, name="localtrace-query-limit", daemon=True)
+        watcher.start()
+        try:
+            yield
+        except Exception:
+            if stopped.is_set():
+                raise QueryError(
+                    f"the query was stopped after {self.timeout_s:g} s: narrow it down, to a step "
+                    "or a run for example, or give it more time (--timeout-s, timeout_s=)"
+                ) from None
+            raise
+        finally:
+            done.set()
+            watcher.join()  # no interrupt comes later and meets the next query
+
+    def collect(self, batches: pa.RecordBatchReader) -> pa.Table:
+        """Gather the rows of a result.
+
+        Raises:
+            QueryError: they are too large.
+        """
+        import pyarrow as pa
+
+        kept, size_bytes = [], 0
+        for batch in batches:
+            size_bytes += batch.nbytes
+            if size_bytes > self.memory_max_bytes:
+                raise QueryError(
+                    f"the result is larger than {self.memory_max_bytes / 1e9:.3g} GB: select fewer "
+                    "rows or columns, or add a LIMIT"
+                )
+            kept.append(batch)
+        return pa.Table.from_batches(kept, batches.schema)

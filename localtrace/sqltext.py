@@ -1,0 +1,63 @@
+"""What DuckDB says of a mistake in SQL text, as one line with the place of the mistake."""
+
+from __future__ import annotations
+
+import re
+
+WHERE_MARK = "/* where= */ "
+"""Stands before a free condition inside of SQL that localtrace wrote around it."""
+
+_EXPLAIN = re.compile(r"\A\s*explain\s+(?:analyze\s+)?", re.IGNORECASE)
+_EXPLAINING = "explain\n"
+_POINTER = re.compile(r"\n\nLINE (\d+): ([^\n]*)\n( *)\^", re.DOTALL)
+_EXCERPT_MAX = 40
+
+
+def without_explain(sql: str) -> str:
+    """What is explained, at the same place in the text; all of it where nothing is."""
+    return _EXPLAIN.sub(lambda match: re.sub(r"\S", " ", match[0]), sql, count=1)
+
+
+def explaining(sql: str) -> str:
+    """The text that explains a SELECT instead of running it."""
+    return _EXPLAINING + without_explain(sql)
+
+
+def one_line(error: Exception, sql: str = "") -> str:
+    """What DuckDB says, in one line that ends with the place of the mistake where it is known.
+
+    Args:
+        sql: the text that was given to DuckDB.
+    """
+    said = str(error)
+    pointer = _POINTER.search(said)
+    message = " ".join((said[: pointer.start()] if pointer else said).split())
+    place = _place(pointer, sql) if pointer else None
+    return f"{message} ({place})" if place else message
+
+
+def _place(pointer: re.Match[str], sql: str) -> str | None:
+    number, shown, indent = int(pointer[1]), pointer[2], pointer[3]
+    at = len(indent) - len(f"LINE {number}: ")
+    if shown.startswith("..."):  # of a long line DuckDB shows a part
+        shown, at = shown[3:], at - 3
+    shown = shown.removesuffix("...")
+    lines = sql.split("\n")
+    # DuckDB does not count comments before the statement, so the line may come later.
+    found = (row for row in range(number - 1, len(lines)) if shown in lines[row])
+    row = next(found, None)
+    if row is None or at < 0:
+        return None
+    column = lines[row].find(shown) + at
+    before = "\n".join([*lines[:row], lines[row][:column]])
+    excerpt = lines[row][column:][:_EXCERPT_MAX].strip()
+    _, mark, condition = before.rpartition(WHERE_MARK)
+    if mark:
+        return f"in where=, {_line_and_column(condition)}: {excerpt}"
+    return f"{_line_and_column(before.removeprefix(_EXPLAINING))}: {excerpt}"
+
+
+def _line_and_column(before: str) -> str:
+    lines = before.split("\n")
+    column = f"column {len(lines[-1]) + 1}"
+    return column if len(lines) == 1 else f"line {len(lines)}, {column}"

@@ -1,0 +1,186 @@
+"""JSON, Parquet and OpenTelemetry's JSON, and how a file comes into its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+
+from localtrace.codec import from_json
+from localtrace.reader import open_store
+from tests.unit.exchange.rollouts import KEY
+
+Command = Callable[..., Result]
+Recorded = tuple[Path, dict[str, str]]
+
+
+def test_a_line_holds_all_of_a_trajectory(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    store, ids = recorded
+    out = tmp_path / "out.jsonl"
+    result = command("export", "jsonl", "--all", "-s", store, "-o", out)
+    assert result.exit_code == 0, result.output
+    lines = {found["trace_id"]: found for found in map(from_json, out.read_bytes().splitlines())}
+    assert set(lines) == set(ids.values())
+    with open_store(store) as opened:
+        for trace_id, line in lines.items():
+            whole = opened.trajectory(trace_id)
+            assert (line["step"], line["reward"]) == (whole.step, whole.reward)
+            assert line["outcomes"] == [
+                {"name": "advantage", "value": one.number, "step": one.step,
+                 "time_ns": one.time_ns, "source": None}
+                for one in whole.outcomes
+            ]  # fmt: skip
+            for call, span in zip(line["spans"], whole.spans, strict=True):
+                for name in ("op", "seq", "start_ns", "prompt_ids", "output_ids", "messages"):
+                    assert call[name] == getattr(span, name)
+
+
+def test_prompts_are_whole_in_every_row_of_a_parquet_file(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    store, ids = recorded
+    out = tmp_path / "turns.parquet"
+    assert command("export", "parquet", "step=3", "-s", store, "-o", out).exit_code == 0
+    found = pq.read_table(out).to_pylist()
+    assert [row["turn"] for row in found] == [0, 1]
+    assert [row["prompt_ids"] for row in found] == [[10, 11, 12], [10, 11, 12, 12, 13, 20]]
+    assert {row["trace_id"] for row in found} == {ids["ids"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"), [("trajectories", 5), ("turns", 10), ("spans", 14), ("outcomes", 4)]
+)
+def test_a_parquet_file_can_have_rows_of_each_kind(
+    recorded: Recorded, tmp_path: Path, command: Command, rows: str, count: int
+) -> None:
+    out = tmp_path / "rows.parquet"
+    command("export", "parquet", "--all", "--rows", rows, "-s", recorded[0], "-o", out)
+    assert pq.read_table(out).num_rows == count
+
+
+def test_otlp_lines_hold_the_spans_that_an_upload_sends(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    pytest.importorskip("opentelemetry.proto")
+    from google.protobuf import json_format
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    store, _ = recorded
+    out = tmp_path / "traces.json"
+    assert command("export", "otlp", "step=1", "-s", store, "-o", out).exit_code == 0
+    lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    for line in lines:
+        json_format.ParseDict(line, TracesData())  # knows every field
+        (block,) = line["resourceSpans"]
+        root, *calls = block["scopeSpans"][0]["spans"]
+        assert [call["name"] for call in calls] == ["chat", "call_tool", "chat"]
+        assert {call["parentSpanId"] for call in calls} == {root["spanId"]}
+        assert len(bytes.fromhex(root["traceId"])) == 16
+        assert isinstance(root["startTimeUnixNano"], str)
+    again = tmp_path / "again.json"
+    command("export", "otlp", "step=1", "-s", store, "-o", again)
+    assert again.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "sft", "chrome", "otlp"])
+def test_what_an_upload_redacts_is_redacted_and_said(
+    recorded: Recorded, tmp_path: Path, command: Command, form: str
+) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[pattern]]\nname = "questions"\nregex = "question"\n')
+    out = tmp_path / "out"
+    result = command("export", form, "--all", "--redact", rules, "-s", recorded[0], "-o", out)
+    assert result.exit_code == 0, result.output
+    data = out.read_bytes()
+    assert KEY.encode() not in data
+    assert b"question 1" not in data
+    assert "x questions" in result.stderr
+
+
+@pytest.mark.parametrize("form", ["jsonl", "sft", "chrome", "otlp"])
+def test_text_goes_to_standard_output_and_messages_do_not(
+    recorded: Recorded, tmp_path: Path, command: Command, form: str
+) -> None:
+    out = tmp_path / "out"
+    command("export", form, "--all", "-s", recorded[0], "-o", out)
+    result = command("export", form, "--all", "-s", recorded[0], "-o", "-")
+    assert result.stdout_bytes == out.read_bytes()
+    assert "5 of 5 trajectories" in result.stderr
+
+
+def test_parquet_does_not_go_to_standard_output(recorded: Recorded, command: Command) -> None:
+    result = command("export", "parquet", "--all", "-s", recorded[0], "-o", "-")
+    assert result.exit_code == 2
+    assert result.stdout_bytes == b""
+
+
+def test_a_file_is_replaced_only_by_force(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "out"
+    out.write_text("mine")
+    refused = command("export", "jsonl", "--all", "-s", recorded[0], "-o", out)
+    assert (refused.exit_code, out.read_text()) == (2, "mine")
+    assert "--force" in refused.stderr
+    command("export", "jsonl", "--all", "-s", recorded[0], "-o", out, "--force")
+    assert out.read_text() != "mine"
+
+
+def test_a_failed_export_leaves_nothing_behind(
+    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localtrace.exporters import source
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(source.Source, "each", full)
+    (tmp_path / "into").mkdir()
+    result = command("export", "jsonl", "--all", "-s", recorded[0], "-o", tmp_path / "into" / "o")
+    assert result.exit_code == 1
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_a_trajectory_that_cannot_be_written_is_named_and_all_others_are_there(
+    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localtrace.exporters import jsonl
+
+    store, ids = recorded
+    line = jsonl.line
+
+    def refusing(trajectory: object, decode: object) -> bytes:
+        if trajectory.trace_id == ids["1.0"]:  # type: ignore[attr-defined]
+            raise ValueError("hostile")
+        return line(trajectory, decode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(jsonl, "line", refusing)
+    result = command("export", "jsonl", "--all", "-s", store, "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"failed {ids['1.0']}: ValueError: hostile" in result.stderr
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 4
+
+
+def test_no_match_says_what_there_is(recorded: Recorded, tmp_path: Path, command: Command) -> None:
+    result = command("export", "jsonl", "step=77", "-s", recorded[0], "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "nothing to export: nothing has step=77" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_ids_that_the_store_does_not_hold_are_named(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    store, ids = recorded
+    (tmp_path / "ids").write_text(f"{ids['ids']}\n{'0' * 32}\n")
+    result = command(
+        "export", "jsonl", "--ids", tmp_path / "ids", "-s", store, "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 1
+    assert f"failed {'0' * 32}: not in the store" in result.stderr

@@ -1,0 +1,159 @@
+"""Generations from the files that SGLang logs; the lines are as SGLang 0.5.23 wrote them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import localtrace
+from localtrace.carried import trace_id_of
+
+Command = Callable[..., Result]
+Rows = Callable[[Path, str], list[dict[str, Any]]]
+SPANS = "select * from spans order by trace_id"
+LOGPROBS = [[-0.5, 7, None], [-0.25, 8, None], [-1.0, 9, None]]
+
+
+def line(rid: str, parameters: dict[str, Any], **meta: Any) -> str:
+    fields = {
+        "request_parameters": json.dumps({"rid": rid, **parameters}),
+        "id": rid,
+        "finish_reason": {"type": "length", "length": 3},
+        "prompt_tokens": 2,
+        "weight_version": "v1",
+        "completion_tokens": 3,
+        "cached_tokens": 1,
+        "e2e_latency": 0.5,
+        **meta,
+    }
+    return json.dumps(fields)
+
+
+def log(folder: Path, *lines: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "sglang-request-metrics-20261121_11.log"
+    file.write_text("".join(f"{one}\n" for one in lines))
+    return folder
+
+
+IDS = line(
+    "a" * 32,
+    {"input_ids": [1, 2], "sampling_params": {"temperature": 1.0}, "return_logprob": True,
+     "stream": False},
+    output_token_logprobs=LOGPROBS, request_received_ts=1763722800.25,
+)  # fmt: skip
+TEXT = line("mine-1", {"text": "2 + 2?", "sampling_params": {"max_new_tokens": 3}})
+
+
+def test_ids_logprobs_and_times_are_the_engines(
+    tmp_path: Path, command: Command, rows: Rows
+) -> None:
+    result = command("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
+    assert result.exit_code == 0, result.output
+    (span,) = rows(tmp_path / "s", SPANS)
+    assert (span["op"], span["is_turn"], span["trace_id"]) == ("sglang.generate", True, "a" * 32)
+    assert (span["prompt_ids"], span["output_ids"]) == ([1, 2], [7, 8, 9])
+    assert span["output_logprobs"] == [-0.5, -0.25, -1.0]
+    assert (span["finish_reason"], span["weight_version"]) == ("length", "v1")
+    assert (span["start_ns"], span["end_ns"]) == (1763722800_250000000, 1763722800_750000000)
+    inputs = {"rid": "a" * 32, "sampling_params": {"temperature": 1.0}, "return_logprob": True}
+    assert json.loads(span["inputs"]) == inputs
+    assert json.loads(span["outputs"])["meta_info"]["cached_tokens"] == 1
+    (trajectory,) = rows(tmp_path / "s", "select * from trajectories")
+    assert (trajectory["name"], trajectory["turn_count"], trajectory["output_tokens"]) == (
+        "sglang.generate", 1, 3,
+    )  # fmt: skip
+
+
+def test_a_request_of_text_alone_has_its_text_and_the_time_of_the_file(
+    tmp_path: Path, command: Command, rows: Rows
+) -> None:
+    logs = log(tmp_path / "logs", TEXT)
+    os.utime(next(logs.iterdir()), ns=(10**18, 10**18))
+    command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    (span,) = rows(tmp_path / "s", SPANS)
+    assert json.loads(span["inputs"])["text"] == "2 + 2?"
+    assert (span["end_ns"], span["end_ns"] - span["start_ns"]) == (10**18, 500_000_000)
+    assert span["trace_id"] == trace_id_of("mine-1")
+
+
+def test_a_request_id_that_carries_a_place_hangs_below_the_call_there(
+    tmp_path: Path, command: Command, rows: Rows
+) -> None:
+    store = tmp_path / "s"
+
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        rids.append(localtrace.rid())
+        return {"output_ids": [7, 8, 9]}
+
+    rids: list[str | None] = []
+    localtrace.init(store, run_id="job", seal=False, min_free_bytes=0)
+    with localtrace.trajectory(step=4):
+        generate([1, 2])
+    localtrace.close()
+    logs = log(tmp_path / "logs", line(str(rids[0]), {"input_ids": [1, 2]}))
+    command("import", "sglang-metrics", logs, "--run", "job", "-s", store)
+    (joined,) = rows(store, "select * from engine_calls")
+    assert (joined["joined"], joined["step"]) == ("carried", 4)
+    (count,) = rows(store, "select count(*) as n, sum(turn_count) as turns from trajectories")
+    assert count == {"n": 1, "turns": 1}
+
+
+def test_importing_again_and_what_a_hook_recorded_add_nothing(
+    tmp_path: Path, command: Command, rows: Rows
+) -> None:
+    from localtrace.trainer_hooks.generations import record_generation
+
+    store = tmp_path / "s"
+    localtrace.init(store, run_id="live", seal=False, min_free_bytes=0)
+    record_generation(
+        "sglang.generate", rid="mine-1", start_ns=1, duration_ns=1, inputs={}, outputs={}
+    )
+    localtrace.close()
+    logs = log(tmp_path / "logs", IDS, TEXT)
+    for known in (1, 2):
+        result = command("import", "sglang-metrics", logs, "-s", store)
+        assert f"{known} that are in the store already" in result.stdout
+    assert len(rows(store, SPANS)) == 2
+
+
+def test_a_request_id_used_twice_is_one_trajectory_with_both_calls(
+    tmp_path: Path, command: Command, rows: Rows
+) -> None:
+    again = line("mine-1", {"text": "3 + 3?"})
+    logs = log(tmp_path / "logs", TEXT, again)
+    for _ in range(2):
+        command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    assert len(rows(tmp_path / "s", SPANS)) == 2
+    assert len(rows(tmp_path / "s", "select * from trajectories")) == 1
+
+
+def test_where_a_trainers_hook_records_the_trajectories_none_is_made(
+    tmp_path: Path, command: Command, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_LONE_GENERATIONS", "0")
+    for _ in range(2):
+        command("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
+    assert len(rows(tmp_path / "s", SPANS)) == 1
+    assert rows(tmp_path / "s", "select * from trajectories") == []
+
+
+def test_what_generates_nothing_is_left_out_and_bad_lines_are_named(
+    tmp_path: Path, command: Command
+) -> None:
+    embedding = json.dumps({"request_parameters": "{}", "id": "e", "prompt_tokens": 3})
+    prompt_alone = line("b" * 32, {"sampling_params": {"n": 2}}, completion_tokens=0)
+    logs = log(tmp_path / "logs", embedding, "{torn", '{"id": "x"}', IDS, prompt_alone)
+    result = command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    assert result.exit_code == 1
+    assert "2 requests that generate nothing" in result.stdout
+    assert "_11.log:2: no JSON" in result.stdout
+    assert "_11.log:3: no request_parameters" in result.stdout
+    assert result.stdout.startswith("1 trajectories")

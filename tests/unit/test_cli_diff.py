@@ -1,0 +1,129 @@
+"""`localtrace diff`: where trajectories part."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from localtrace.terminal import escape
+from tests.commands import answer, record, run
+
+
+def diff(store: Path, *words: object) -> list[str]:
+    result = run("diff", "-s", store, *words)
+    assert result.exit_code == 0, result.output
+    return [line.strip() for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_the_first_difference_is_named_by_turn_token_and_word(path: Path) -> None:
+    same = answer("look it up", [5, 6])
+    a, b = record(
+        path,
+        [
+            {"answers": [same, answer("the sum is 4 now", [7, 8, 9])]},
+            {"answers": [same, answer("the sum is 5 now", [7, 1, 9])]},
+        ],
+    )
+    said = diff(path, a, b)
+    assert "A and B first differ in turn 1, output at token 1, word 3 (counted from 0)" in said
+    assert "turn 0  the same" in said
+    assert "turn 1  <- first difference" in said
+    assert "output: the sum is [-4-]{+5+} now" in said
+
+
+def test_trajectories_are_named_by_prefix_or_by_place(path: Path) -> None:
+    (a, _) = record(path, [{"answers": [answer("x", [1])]}, {"answers": [answer("y", [2])]}])
+    by_place = diff(path, "3/17/0", "3/17/1")
+    assert by_place == diff(path, a[:6], "3/17/1")
+    assert by_place[0].startswith(f"A  {a}  step 3, sample_index 17, rollout_n 0")
+
+
+def test_identical_trajectories_are_called_so(path: Path) -> None:
+    record(path, [{"answers": [answer("x", [1])]}] * 2)
+    assert diff(path, "3/17/0", "3/17/1")[-1] == "A and B are identical: 1 turns"
+    assert diff(path, "3/17/0", "3/17/0")[-1] == "A and B are the same trajectory"
+
+
+def test_more_turns_in_one_are_shown_as_such(path: Path) -> None:
+    first = answer("x", [1])
+    record(path, [{"answers": [first]}, {"answers": [first, answer("y", [2])]}])
+    said = diff(path, "3/17/0", "3/17/1")
+    assert "A and B first differ at turn 1, which only one has" in said
+    assert said[-1] == "turn 1  only in B  <- first difference"
+
+
+def test_calls_of_tools_are_compared(path: Path) -> None:
+    answers = [answer("x", [1]), answer("y", [2])]
+    record(path, [{"answers": answers, "tools": ["cat"]}, {"answers": answers, "tools": ["dog"]}])
+    said = diff(path, "3/17/0", "3/17/1")
+    assert any(line.startswith("A and B first differ in turn 1, calls at word") for line in said)
+    assert any("[-cat-]{+dog+}" in line for line in said)
+
+
+def test_three_are_compared_with_the_first(path: Path) -> None:
+    record(path, [{"answers": [answer(text, [n])]} for n, text in enumerate(("x", "y", "x z"))])
+    said = diff(path, "3/17/0", "3/17/1", "3/17/2")
+    assert "output: [-x-]{+y+}" in said
+    assert "output: x{+ z+}" in said
+    assert any(line.startswith("A and C first differ") for line in said)
+
+
+def test_ids_and_logprobs_are_compared_when_asked_for(path: Path) -> None:
+    record(
+        path,
+        [
+            {"answers": [answer("a b", [1, 2], [-0.5, -0.25])]},
+            {"answers": [answer("a c", [1, 3], [-0.75, -1.0])]},
+        ],
+    )
+    said = diff(path, "3/17/0", "3/17/1", "--no-text", "--ids", "--logprobs")
+    assert "output ids: 1 [-2 -]{+3 +}" in said
+    assert any("1 tokens before any difference: mean distance 0.25" in line for line in said)
+    assert "logprobs at token 1: A 2 (-0.25), other 3 (-1)" in said
+    assert not any(line.startswith("output: a") for line in said)
+
+
+def test_ids_without_text_are_compared_as_ids(path: Path) -> None:
+    record(path, [{"answers": [{"output_ids": [1, n], "finish_reason": "stop"}]} for n in (2, 3)])
+    said = diff(path, "3/17/0", "3/17/1")
+    assert "A and B first differ in turn 0, output at token 1 (counted from 0)" in said
+    assert "output: the token ids differ, the text does not (see --ids)" in said
+    assert "output ids: 1 [-2 -]{+3 +}" in diff(path, "3/17/0", "3/17/1", "--ids")
+
+
+def test_colours_replace_brackets_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localtrace.cli.diff import _painter
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[31m" in _painter()("gone", "new")
+    assert "[-" not in _painter()("gone", "new")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _painter()("gone", "new") == "[-gone-]{+new+}"
+
+
+def test_terminal_commands_in_outputs_are_escaped(path: Path) -> None:
+    record(path, [{"answers": [answer(f"\x1b]0;{n}\x07", [1])]} for n in "ab"])
+    printed = run("diff", "-s", path, "3/17/0", "3/17/1").stdout
+    assert "\x1b" not in printed
+    assert escape("\x1b") in printed
+
+
+def test_very_long_outputs_are_compared_in_part_and_it_is_said(path: Path) -> None:
+    texts = (" ".join(str(n * k) for n in range(32_000)) for k in (7, 11))
+    record(path, [{"answers": [answer(text, [k])]} for k, text in enumerate(texts)])
+    assert any("not compared, it is too long" in line for line in diff(path, "3/17/0", "3/17/1"))
+
+
+def test_one_trajectory_alone_is_refused(path: Path) -> None:
+    record(path, [{}])
+    result = run("diff", "-s", path, "3/17/0")
+    assert result.exit_code == 2
+    assert "name two trajectories or more" in result.stderr

@@ -1,0 +1,121 @@
+"""Wrong input gets one helpful line; what asks for too much is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localtrace.errors import QueryError
+from localtrace.limits import Limits
+from localtrace.reader import open_store
+from tests.commands import record, run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    record(tmp_path / "store", [{"reward": 0.5, "agent": "solver"}, {"step": 9}], run_id="first")
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sql", "select 1 +"], "(column 10: +)"),
+        (["sql", "select rewards\nfrom trajectories"], "(column 8: rewards)"),
+        (["sql", "select 1\nfrom nothing"], "(line 2, column 6: nothing)"),
+        (["sql", "explain analyze select zz from runs"], "(column 24: zz from runs)"),
+        (["sql", "select $a"], "a"),
+        (["ls", "where=rewrd > 1"], '"reward"'),
+        (["ls", "where=rewrd > 1"], "(in where=, column 1: rewrd > 1)"),
+        (["ls", "where=reward >"], "(in where=, column 8: >)"),
+        (["ls", "step=many"], "'many' is not a whole number"),
+        (["tail", "stepp=1"], "did you mean step?"),
+        (["stats", "validate=maybe"], "say true or false"),
+        (["query", "prompts_changed"], "needs from_step=…"),
+        (["query", "prompts_changed", "from_step=x", "to_step=3"], "'x' to INT64 (line "),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(store: Path, arguments: list[str], said: str) -> None:
+    result = run(*arguments, "-s", store)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_the_place_is_found_in_a_long_line_and_below_comments(store: Path) -> None:
+    sql = f"/* about */ select '{'a' * 100}', zz, '{'b' * 100}' from runs"
+    assert f"(column {sql.index('zz') + 1}: zz," in run("sql", "-s", store, sql).stderr
+    assert "(line 2, column 8: zz)" in run("sql", "-s", store, "/* x */\nselect zz").stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "runs", "tail", "stats"])
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    [
+        (["run=frist"], "nothing has run=frist: did you mean first? it is first"),
+        (["agent=x", "step=3"], "nothing has agent=x: it is solver"),
+        (["reward>3"], "nothing has reward>3.0: it is 0.5"),
+        (["fate=trained"], "nothing has fate=trained: it is null everywhere"),
+        (["reward=0.5", "step=9"], "each filter matches some, but none all; there are run first "
+         "with steps 3..9"),
+    ],
+)  # fmt: skip
+def test_where_nothing_matches_it_is_said_why_and_what_there_is(
+    store: Path, command: str, filters: list[str], said: str
+) -> None:
+    more = ["--no-follow"] if command == "tail" else []
+    result = run(command, "-s", store, *more, *filters)
+    assert result.exit_code == 0
+    assert f"no trajectory matches: {said}" in result.stderr
+
+
+def test_a_query_without_rows_says_what_there_is(store: Path) -> None:
+    result = run("query", "-s", store, "reward_by_step", "run=frist")
+    assert result.exit_code == 0
+    assert "no rows: nothing has run=frist: did you mean first?" in result.stderr
+
+
+def test_an_empty_store_is_called_empty(tmp_path: Path) -> None:
+    record(tmp_path / "store", [])
+    assert "holds no trajectory yet" in run("ls", "-s", tmp_path / "store", "step=1").stderr
+
+
+ENDLESS = (
+    "select count(*) from range(10000000) a, range(10000000) b where (a.range ^ b.range) % 7 = 8"
+)
+
+
+def test_a_query_that_would_run_for_ever_is_stopped(store: Path) -> None:
+    result = run("sql", "-s", store, "--timeout-s", "0.5", ENDLESS)
+    assert result.exit_code == 2
+    assert "stopped after 0.5 s: narrow it down" in result.stderr
+
+
+def test_rows_without_end_are_stopped_too_and_the_store_stays_usable(store: Path) -> None:
+    with open_store(store, timeout_s=0.5) as opened:
+        # Large rows, so that the memory they take and not their number would be the trouble.
+        opened._limits = replace(opened._limits, memory_max_bytes=2**60)
+        with pytest.raises(QueryError, match=r"stopped after 0\.5 s"):
+            opened.sql(ENDLESS.replace("count(*)", "a.range"))
+        assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]
+
+
+def test_a_result_that_would_fill_the_memory_is_refused(store: Path) -> None:
+    with open_store(store) as opened:
+        opened._limits = Limits(memory_max_bytes=10**7)
+        with pytest.raises(QueryError, match=r"larger than 0\.01 GB: select fewer rows"):
+            opened.sql("from range(1000000000000)")
+        assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]
+
+
+def test_progress_is_told_while_a_query_runs(store: Path) -> None:
+    told: list[float | None] = []
+    with (
+        open_store(store, timeout_s=1, on_progress=told.append) as opened,
+        pytest.raises(QueryError),
+    ):
+        opened.sql(ENDLESS)
+    assert told
