@@ -15,4 +15,4 @@ where ($run is null or run_id = $run) and ($experiment is null or experiment = $
     and ($step is null or step = $step::bigint)
     and trace_id not in (select trace_id from superseded)
 group by op
-order by total_s desc
+order by total_s desc, op

@@ -16,8 +16,10 @@ from typing import Any
 
 from localtrace import config
 from localtrace.cli import COMMANDS
-from localtrace.schema import TABLES, UPLOADS, TableSchema
+from localtrace.schema import TABLES, UPLOADS, Column, TableSchema
+from localtrace.sql import load_queries
 from localtrace.trainer_hooks.verl.settings import HookSettings
+from tests.contracts.view_docs import views
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,8 +41,15 @@ def uploads() -> str:
 
 
 def _columns_of(table: TableSchema) -> str:
-    rows = [f"| `{column.name}` | {column.type} | {column.about} |" for column in table.columns]
+    rows = [
+        f"| `{column.name}` | {column.type} | {column.about}{_since(column)} |"
+        for column in table.columns
+    ]
     return "\n".join(["| column | type | what it holds |\n|---|---|---|", *rows])
+
+
+def _since(column: Column) -> str:
+    return f" (since version {column.since})" if column.since > 1 else ""
 
 
 def settings() -> str:
@@ -98,7 +107,19 @@ def commands() -> str:
     )
 
 
+def named_queries() -> str:
+    """The named queries, what each shows, and its parameters."""
+    rows = ["| query | what it shows | parameters |", "|---|---|---|"]
+    for query in load_queries().values():
+        names = ", ".join(
+            f"**`{name}`**" if needed else f"`{name}`" for name, needed in query.parameters.items()
+        )
+        rows.append(f"| `{query.name}` | {query.description} | {names} |")
+    return "\n".join(rows)
+
+
 GENERATED = {
+    "queries/README.md": {"queries": named_queries, "views": views},
     "localtrace/store/README.md": {"columns": columns, "uploads": uploads},
     "README.md": {"settings": settings, "commands": commands},
     "trainer_hooks/verl/README.md": {"settings": verl_settings},

@@ -1,0 +1,33 @@
+-- How far the trainer's logprobs are from the engine's, per step, with verl's thresholds.
+-- params: run (optional), experiment (optional)
+-- From the outcomes logprob_diff_mean and logprob_diff_max, which hooks record for every rollout:
+-- absolute differences over generated tokens. Below 0.005 is normal, from 0.01 on suspect. Superseded
+-- attempts are left out.
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    avg(mean_difference) as mean_difference,
+    quantile_cont(mean_difference, 0.95) as p95_difference,
+    max(max_difference) as max_difference,
+    case
+        when avg(mean_difference) < 0.005 then 'normal'
+        when avg(mean_difference) < 0.01 then 'raised'
+        else 'suspect'
+    end as verdict,
+    arg_max(t.trace_id, mean_difference) as worst_trace_id
+from trajectories as t
+join (
+    select
+        trace_id,
+        any_value(number) filter (name = 'logprob_diff_mean') as mean_difference,
+        any_value(number) filter (name = 'logprob_diff_max') as max_difference
+    from outcomes
+    where name in ('logprob_diff_mean', 'logprob_diff_max')
+    group by trace_id
+) as o on o.trace_id = t.trace_id
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and mean_difference is not null
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

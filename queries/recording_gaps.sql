@@ -1,0 +1,46 @@
+-- What the recording itself lacks, per step: dropped and interrupted rollouts, small groups, gaps.
+-- params: run (optional), experiment (optional)
+-- missing_steps_before counts steps without any rollout since the step before. Small groups have
+-- fewer rollouts than the most common size of the run. Superseded attempts are left out.
+with usual as (
+    -- The larger one of two sizes that are equally common.
+    select run_id, validate, arg_max(n, row(times, n)) as size
+    from (select run_id, validate, n, count(*) as times from groups group by all)
+    group by run_id, validate
+)
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    t.trajectories,
+    t.dropped,
+    t.interrupted,
+    t.running,
+    coalesce(g.small_groups, 0) as small_groups,
+    t.step - lag(t.step) over (partition by t.experiment, t.run_id order by t.step) - 1
+        as missing_steps_before,
+    t.reasons
+from (
+    select
+        experiment,
+        run_id,
+        step,
+        count(*) as trajectories,
+        count(*) filter (status = 'dropped') as dropped,
+        count(*) filter (status = 'interrupted') as interrupted,
+        count(*) filter (status = 'running') as running,
+        list_sort(list(distinct error) filter (status in ('dropped', 'interrupted') and error is not null))
+            as reasons
+    from trajectories
+    where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+    group by experiment, run_id, step
+) as t
+left join (
+    select experiment, run_id, step, count(*) as small_groups
+    from groups
+    join usual using (run_id, validate)
+    where n < size
+    group by experiment, run_id, step
+) as g on g.experiment = t.experiment and g.run_id = t.run_id
+    and g.step is not distinct from t.step
+order by t.experiment, t.run_id, t.step

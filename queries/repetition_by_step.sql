@@ -1,0 +1,19 @@
+-- When it started to repeat itself: share of repeated 4-grams per step.
+-- params: run (optional), experiment (optional)
+-- `repeating` counts rollouts with a turn of which more than half is repeated. Validation and
+-- superseded attempts are left out.
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    avg(d.repetition) as mean_repetition,
+    quantile_cont(d.repetition, 0.95) as p95_repetition,
+    count(*) filter (d.repetition > 0.5) as repeating,
+    avg(t.reward) filter (d.repetition > 0.5) as mean_reward_repeating
+from trajectories as t
+join detectors as d on d.trace_id = t.trace_id and d.step is not distinct from t.step
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and not t.validate
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

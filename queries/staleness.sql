@@ -1,0 +1,29 @@
+-- How far the weights that generated are behind the step, and rollouts of mixed weights.
+-- params: run (optional), experiment (optional)
+-- From the turns' weight_version where it is a number, such as verl's global_steps: behind is
+-- step - the oldest version of the rollout, mixed counts rollouts of several versions, and
+-- trained_behind is trained_step - step. Validation and superseded attempts are left out.
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    count(versions) filter (versions > 0) as with_version,
+    avg(t.step - oldest) as mean_behind,
+    max(t.step - oldest) as max_behind,
+    count(*) filter (versions > 1) as mixed,
+    avg(t.trained_step - t.step) as mean_trained_behind
+from trajectories as t
+left join (
+    select
+        trace_id,
+        step,
+        count(distinct weight_version) as versions,
+        min(try_cast(weight_version as bigint)) as oldest
+    from turns
+    group by trace_id, step
+) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and not t.validate
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

@@ -1,0 +1,30 @@
+-- How often outputs contain a text, or match a regular expression, per step: to see an exploit grow.
+-- params: text (optional), regex (optional), run (optional), experiment (optional)
+-- A rollout hits when one of its turns does. Rollouts without a generation, validation and superseded
+-- attempts are left out.
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    count(*) filter (hit) as hits,
+    avg(hit::int) as hit_rate,
+    avg(t.reward) filter (hit) as mean_reward_hits,
+    avg(t.reward) filter (not hit) as mean_reward_others,
+    arg_max(t.trace_id, row(t.reward, t.trace_id)) filter (hit and t.reward is not null) as best_hit
+from trajectories as t
+join (
+    select
+        trace_id,
+        step,
+        bool_or(
+            coalesce(contains(output_text, $text::varchar), false)
+            or coalesce(regexp_matches(output_text, $regex::varchar), false)
+        ) as hit
+    from turns
+    group by trace_id, step
+) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and not t.validate and ($text is not null or $regex is not null)
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

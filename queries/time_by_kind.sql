@@ -1,0 +1,58 @@
+-- Where a rollout's time goes, per step: generation, tools, reward, waiting and everything else.
+-- params: run (optional), experiment (optional)
+-- Means in seconds per rollout. A call below one of these kinds counts with the outer one; waiting is
+-- what is left of the rollout's duration, and 0 where calls ran at the same time. Validation and
+-- superseded attempts are left out.
+with recursive kinds as (
+    select
+        trace_id, step, span_id, parent_id, kind_of(op, is_turn) as kind,
+        (end_ns - start_ns) / 1e9 as call_s
+    from spans
+    where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+),
+-- The callers of each call, up to the first of a kind.
+callers as (
+    select trace_id, span_id, parent_id, 'other' as kind
+    from kinds
+    where kind <> 'other' and parent_id is not null
+    union
+    select c.trace_id, c.span_id, k.parent_id, k.kind
+    from callers as c
+    join kinds as k on k.trace_id = c.trace_id and k.span_id = c.parent_id
+    where c.kind = 'other'
+),
+calls as (
+    select *
+    from kinds
+    where kind <> 'other'
+        and (trace_id, span_id) not in (
+            select (trace_id, span_id) from callers where kind <> 'other'
+        )
+),
+rollouts as (
+    select
+        trace_id,
+        step,
+        sum(call_s) filter (kind = 'generation') as generation_s,
+        sum(call_s) filter (kind = 'tool') as tool_s,
+        sum(call_s) filter (kind = 'reward') as reward_s,
+        sum(call_s) as all_s
+    from calls
+    group by trace_id, step
+)
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    avg((t.end_ns - t.start_ns) / 1e9) as duration_s,
+    avg(coalesce(generation_s, 0)) as generation_s,
+    avg(coalesce(tool_s, 0)) as tool_s,
+    avg(coalesce(reward_s, 0)) as reward_s,
+    avg(greatest((t.end_ns - t.start_ns) / 1e9 - coalesce(all_s, 0), 0)) as waiting_s
+from trajectories as t
+left join rollouts as r on r.trace_id = t.trace_id and r.step is not distinct from t.step
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and not t.validate and t.end_ns is not null
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

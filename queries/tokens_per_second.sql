@@ -1,0 +1,25 @@
+-- Generated tokens per second and step: of a single generation, and of all rollouts together.
+-- params: run (optional), experiment (optional)
+-- The whole is tokens by the time from the first rollout's start to the last one's end. Validation,
+-- superseded attempts and generations without token ids are left out.
+select
+    t.experiment,
+    t.run_id,
+    t.step,
+    count(*) as trajectories,
+    sum(tokens)::bigint as tokens,
+    (max(t.end_ns) - min(t.start_ns)) / 1e9 as duration_s,
+    sum(tokens) / nullif((max(t.end_ns) - min(t.start_ns)) / 1e9, 0) as tokens_per_s,
+    sum(tokens) / nullif(sum(generating_s), 0) as tokens_per_s_of_one
+from trajectories as t
+join (
+    select
+        trace_id, step, sum(len(output_ids)) as tokens, sum((end_ns - start_ns) / 1e9) as generating_s
+    from turns
+    where output_ids is not null
+    group by trace_id, step
+) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
+where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
+    and not t.validate and t.end_ns is not null
+group by t.experiment, t.run_id, t.step
+order by t.experiment, t.run_id, t.step

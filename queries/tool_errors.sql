@@ -1,0 +1,19 @@
+-- Failed calls of tools, by tool and message.
+-- params: step (optional), run (optional), experiment (optional)
+-- Numbers in messages are shown as N, so that equal mistakes count together. Superseded attempts are
+-- left out; validation counts.
+select
+    op,
+    regexp_replace(error, '\d+', 'N', 'g') as message,
+    count(*) as calls,
+    count(distinct trace_id) as trajectories,
+    min(step) as first_step,
+    max(step) as last_step,
+    arg_max(trace_id, start_ns) as newest_trace_id
+from spans
+where status = 'error' and kind_of(op, is_turn) = 'tool'
+    and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+    and ($step is null or step = $step::bigint)
+    and trace_id not in (select trace_id from superseded)
+group by op, message
+order by calls desc, op, message
