@@ -109,9 +109,7 @@ def _refuse_misleading_path(table: TableSchema, files: list[str]) -> None:
             )
 
 
-def _lock(
-    connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, memory_max_bytes: int
-) -> None:
+def _lock(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, memory_max_bytes: int) -> None:
     # What does not fit in memory goes to a folder that DuckDB makes only then, and removes.
     spill = Path(tempfile.gettempdir()) / f"localtrace-{uuid.uuid4().hex}"
     files = [path for paths in (*snapshot.files.values(), snapshot.receipts) for path in paths]
