@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-vllm test-gpu test-trl test-verl test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-vllm test-gpu test-trl test-ray test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -55,6 +55,9 @@ test-gpu: $(VENV)/test-installed  ## Run the tests that need a CUDA GPU, with a 
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
 	$(BIN)/python -m pytest tests/trl
+
+test-ray: $(VENV)/test-installed  ## Run the Ray hook's tests on real clusters
+	$(BIN)/python -m pytest tests/ray
 
 test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
 	$(BIN)/python -m pytest tests/verl

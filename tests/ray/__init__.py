@@ -1,0 +1,1 @@
+"""The Ray hook on real clusters."""

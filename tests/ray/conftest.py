@@ -1,0 +1,76 @@
+"""A cluster of one node whose processes record, and what they recorded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.reader import open_store
+from localtrace.trainer_hooks.ray import runtime_env
+from tests.environment import unavailable
+
+ROOT = Path(__file__).parents[2]
+_TRAJECTORY = """
+select t.*, p.worker, p.ended,
+    (select list(op order by seq) from spans s where s.trace_id = t.trace_id) as ops
+from trajectories t left join processes p using (writer_id)
+where trace_id = $trace_id and status <> 'running'
+"""
+
+
+class Job:
+    """A job of Ray, seen from its driver."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+
+    def sql(self, text: str, **params: Any) -> list[dict[str, Any]]:
+        """Ask the store as it is now."""
+        with open_store(self.store) as opened:
+            return opened.sql(text, params).to_dicts()
+
+    def trajectory(self, trace_id: str) -> dict[str, Any]:
+        """A trajectory that ended, with its process, and the ops of its calls in order."""
+        (row,) = self.sql_until_there(_TRAJECTORY, trace_id=trace_id)
+        return row
+
+    def sql_until_there(self, text: str, **params: Any) -> list[dict[str, Any]]:
+        """Ask again until there are rows: what a process has recorded, it writes a moment later."""
+        deadline = time.monotonic() + 30
+        while not (rows := self.sql(text, **params)):
+            assert time.monotonic() < deadline, f"no row for {params}: {text}"
+            time.sleep(0.05)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    try:
+        import ray
+    except ImportError as error:
+        unavailable(str(error))
+    store = tmp_path_factory.mktemp("job") / "store"
+    environment = runtime_env(
+        {"env_vars": {"PYTHONPATH": str(ROOT)}},
+        store=store, project="ray", min_free_bytes=0, seal=False, worker="driver",
+    )  # fmt: skip
+    ray.init("local", num_cpus=2, include_dashboard=False, runtime_env=environment)
+    try:
+        yield Job(store)
+    finally:
+        ray.shutdown()
+        localtrace.close()
+
+
+def wait_until_gone(pid: int, timeout_s: float = 30.0) -> None:
+    """Wait for a process of Ray to end."""
+    deadline = time.monotonic() + timeout_s
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}"), f"process {pid} still lives"

@@ -1,0 +1,23 @@
+"""A job of Ray that does not know of localtrace, but for its actor: `python -m tests.ray.driver`.
+
+Prints what its actor gave, then leaves as its argument says: shutdown, exit or killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import ray
+
+from tests.ray.actors import Worker
+
+if __name__ == "__main__":
+    ray.init("local", num_cpus=2, include_dashboard=False)
+    actor = ray.remote(Worker).remote()
+    print(*(ray.get(actor.roll_out.remote(f"rollout {n}")) for n in range(3)), flush=True)
+    if sys.argv[1] == "shutdown":
+        ray.shutdown()
+    elif sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,144 @@
+"""The driver's side: a runtime environment that tells every process of the job to record."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import localtrace
+from localtrace import recorder as process
+from localtrace.config import Settings
+from localtrace.errors import ConfigError
+from localtrace.losses import logger
+from localtrace.recorder import Recorder
+from localtrace.trainer_hooks.process import say
+from localtrace.trainer_hooks.ray.worker import record_at_import
+
+SETUP_HOOK = "worker_process_setup_hook"
+_SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
+"""Ray's copy of a job's working directory; it goes away with the job."""
+_PREFIX = "LOCALTRACE_"
+_OF_THE_JOB = ("store", "project", "experiment", "run_id", "attempt")
+_OF_ONE_PROCESS = ("worker", "resume")
+
+
+def runtime_env(
+    existing: Mapping[str, Any] | None = None, *, store: str | Path | None = None, **settings: Any
+) -> dict[str, Any]:
+    """What `ray.init(runtime_env=…)` needs so that every process of the job records.
+
+    Args:
+        existing: a runtime environment to keep; its variables win, and so does its
+            `worker_process_setup_hook`, which is said in one line.
+        store, settings: arguments of `localtrace.init`, which this process has called before, or
+            which is called here.
+
+    Raises:
+        ConfigError: the store is in Ray's copy of the working directory, a setting cannot be used,
+            or this process records already and arguments are given.
+        StoreError: the store cannot be made, read or written.
+    """
+    recorder = process.active
+    if recorder is None or store is not None or settings:
+        _refuse_session_folder(Path(store or os.environ.get("LOCALTRACE_STORE") or "localtrace"))
+        localtrace.init(store, **settings)
+        recorder = process.active
+        assert recorder is not None
+    _refuse_session_folder(recorder.layout.root)
+    environment, submitted = dict(existing or {}), _submitted_environment()
+    theirs = environment.get(SETUP_HOOK) or submitted.get(SETUP_HOOK)
+    if theirs in (None, record_at_import):
+        environment[SETUP_HOOK] = record_at_import
+    else:
+        _report_setup_hook(theirs)
+    set_already = submitted.get("env_vars") or {}
+    variables = {
+        name: text
+        for name, text in job_variables(recorder, os.environ).items()
+        if name not in set_already
+    }
+    environment["env_vars"] = variables | (environment.get("env_vars") or {})
+    return environment
+
+
+def _submitted_environment() -> dict[str, Any]:
+    """The runtime environment of `ray job submit`; `ray.init` refuses what it has set already."""
+    text = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return (json.loads(text).get("runtime_env") or {}) if text else {}
+
+
+def runtime_env_hook(existing: Mapping[str, Any] | None = None) -> Any:
+    """`runtime_env` for RAY_RUNTIME_ENV_HOOK: Ray calls it when the driver calls `ray.init`.
+
+    Where the job cannot be recorded, that is said in one line, and it runs as it would without.
+
+    Raises:
+        LocalTraceError: the job cannot be recorded, and LOCALTRACE_REQUIRED=1.
+    """
+    try:
+        return runtime_env(existing)
+    except Exception as error:
+        logger.debug("localtrace: this job is not recorded", exc_info=error)
+        say(f"this job is not recorded: {error or type(error).__name__}")
+        if _is_required():
+            raise
+        return existing
+
+
+def job_variables(recorder: Recorder, environ: Mapping[str, str]) -> dict[str, str]:
+    """LOCALTRACE_* for the other processes of the job: the driver's settings, and what else it has.
+
+    Args:
+        environ: the driver's environment.
+    """
+    chosen = {_PREFIX + field.name.upper() for field in fields(Settings)}
+    others = {
+        name: text
+        for name, text in environ.items()
+        if name.startswith(_PREFIX) and name not in chosen
+    }
+    settings = {
+        _PREFIX + field.name.upper(): _text(getattr(recorder.settings, field.name))
+        for field in fields(Settings)
+        if field.name in _OF_THE_JOB
+        or (
+            field.name not in _OF_ONE_PROCESS
+            and getattr(recorder.settings, field.name) != field.default
+        )
+    }
+    return others | settings
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _refuse_session_folder(path: Path) -> None:
+    path = path.expanduser().absolute()
+    if _SESSION_FOLDER.search(f"{path}/"):
+        raise ConfigError(
+            f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE to "
+            "an absolute path"
+        )
+
+
+def _report_setup_hook(theirs: Any) -> None:
+    text = (
+        f"the runtime environment has a {SETUP_HOOK} of its own "
+        f"({getattr(theirs, '__name__', theirs)}), which stays, so actors and tasks do not record "
+        "by themselves: call localtrace.trainer_hooks.ray.record_worker() in them, or in that hook"
+    )
+    if _is_required():
+        raise ConfigError(text)
+    say(text)
+
+
+def _is_required() -> bool:
+    return os.environ.get("LOCALTRACE_REQUIRED") == "1"
