@@ -9,7 +9,7 @@ PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 
-.PHONY: help demo test test-servers test-vllm test-gpu test-trl test-ray test-verl test-verl-matrix lint docs bench wheelhouse clean
+.PHONY: help demo test test-servers test-sglang test-vllm test-gpu test-trl test-ray test-verl test-verl-matrix lint docs bench wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,16 @@ test: $(VENV)/test-installed  ## Run the tests
 
 test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests against real MLflow and Weave servers
 	$(BIN)/python -m pytest tests/servers
+
+.venv-sglang/installed: tests/sglang/requirements.txt tests/sglang/requirements-0.5.12.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< -e .
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --target $(@D)/sglang-0.5.12 -r tests/sglang/requirements-0.5.12.txt
+	touch $@
+
+test-sglang: .venv-sglang/installed  ## Run the SGLang and HTTP hooks' tests with the real SGLang on a CPU (4 GB)
+	.venv-sglang/bin/python -m pytest tests/sglang
 
 .venv-vllm/installed: tests/vllm/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)
@@ -97,4 +107,4 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
 clean:  ## Remove the environments and what the targets made
-	rm -rf $(VENV) .venv-verl-* .venv-weave .venv-vllm build wheelhouse localtrace-demo
+	rm -rf $(VENV) .venv-verl-* .venv-weave .venv-sglang .venv-vllm build wheelhouse localtrace-demo

@@ -1,0 +1,209 @@
+"""The real engine in this process: what is recorded is what the caller received."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.trainer_hooks.sglang import wrap
+from tests.recording import Recording
+from tests.sglang.answers import by_rid, check, newest, payloads, rid_of
+
+
+def arguments(payload: dict[str, Any]) -> dict[str, Any]:
+    """A payload of `/generate` as arguments of `Engine.generate`."""
+    names = {"text": "prompt"}
+    return {names.get(name, name): value for name, value in payload.items()}
+
+
+def generate(engine: Any, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every generation that a request gave."""
+    result = engine.generate(**arguments(payload))
+    if payload.get("stream"):
+        return newest(result)
+    return result if isinstance(result, list) else [result]
+
+
+async def generate_async(engine: Any, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same through `async_generate`."""
+    result = await engine.async_generate(**arguments(payload))
+    if payload.get("stream"):
+        return newest([item async for item in result])
+    return result if isinstance(result, list) else [result]
+
+
+def run(engine: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives, in the engine's own event loop."""
+    return engine.loop.run_until_complete(coroutine)
+
+
+@contextlib.contextmanager
+def without_plugin(engine: Any) -> Iterator[None]:
+    """The engine as it is where SGLANG_PLUGINS does not name the hook."""
+    kind = type(engine.tokenizer_manager)
+    hooked = kind.generate_request
+    kind.generate_request = hooked.__wrapped__
+    try:
+        yield
+    finally:
+        kind.generate_request = hooked
+
+
+def check_all(store: Recording, answers: list[dict[str, Any]]) -> None:
+    """Every answer was recorded, once, and nothing else was."""
+    spans = by_rid(store, [answer["meta_info"]["id"] for answer in answers])
+    for answer in answers:
+        check(spans[answer["meta_info"]["id"]], answer)
+    assert len(store.spans()) == len(answers)
+
+
+def test_mixed_calls_are_what_the_caller_received(store: Recording, engine: Any) -> None:
+    answers = [answer for payload in payloads(30) for answer in generate(engine, payload)]
+    check_all(store, answers)
+
+
+def test_mixed_concurrent_calls_are_what_the_caller_received(store: Recording, engine: Any) -> None:
+    async def everything() -> list[list[dict[str, Any]]]:
+        asked = [generate_async(engine, payload) for payload in payloads(70, 30)]
+        return await asyncio.gather(*asked)
+
+    check_all(store, [answer for answers in run(engine, everything()) for answer in answers])
+
+
+def test_prompt_ids_are_those_that_the_engine_used(store: Recording, engine: Any) -> None:
+    text = "the quick brown fox"
+    generate(engine, {"text": text, "sampling_params": {"max_new_tokens": 1}})
+    (span,) = store.spans()
+    assert span["prompt_ids"] == engine.tokenizer_manager.tokenizer.encode(text)
+
+
+def test_greedy_outputs_are_the_same_without_the_hook(store: Recording, engine: Any) -> None:
+    # One after the other: how requests meet in a batch changes the last bits of their logits.
+    asked = [
+        {**payload, "sampling_params": {**payload["sampling_params"], "temperature": 0, "n": 1}}
+        for payload in payloads(48)
+        if isinstance(payload.get("text", ""), str) and payload.get("input_ids", [0])[0] != [50, 51]
+    ]
+
+    def outputs() -> list[Any]:
+        engine.flush_cache()
+        seen = []
+        for payload in asked:
+            (answer,) = generate(engine, payload)
+            meta = answer["meta_info"]
+            logprobs = [meta.get(f"{side}_token_logprobs") for side in ("input", "output")]
+            seen.append((sorted(answer), sorted(meta), answer["output_ids"], logprobs))
+        return seen
+
+    with without_plugin(engine):
+        plain = outputs()
+    assert store.spans() == []
+    assert outputs() == plain
+    assert len(store.spans()) == len(plain) > 20
+
+
+def test_a_wrapped_engine_records_once_with_the_plugin_and_without(
+    store: Recording, engine: Any
+) -> None:
+    manager = engine.tokenizer_manager
+    with without_plugin(engine):
+        assert wrap(engine) is engine
+        try:
+            answers = [one for payload in payloads(6) for one in generate(engine, payload)]
+        finally:
+            del manager.generate_request
+    check_all(store, answers)
+    wrap(engine)
+    try:
+        answers += [one for payload in payloads(6) for one in generate(engine, payload)]
+    finally:
+        del manager.generate_request
+    check_all(store, answers)
+
+
+def test_a_prompt_that_is_too_long_is_an_error(store: Recording, engine: Any) -> None:
+    with pytest.raises(ValueError, match="longer than"):
+        generate(engine, {"input_ids": [40] * 5000, "rid": "too-long"})
+    (span,) = store.spans()
+    assert (span["status"], span["is_turn"]) == ("error", False)
+    assert span["prompt_ids"] == [40] * 5000
+    assert span["trace_id"] == localtrace.trace_id_of("too-long")
+
+
+_SHORT = {"max_new_tokens": 4}
+_LONG = {"input_ids": [40, 41], "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_abort_is_recorded_with_its_ids(store: Recording, engine: Any, stream: bool) -> None:
+    payload = {**_LONG, "rid": "aborted", "stream": stream, "return_logprob": True}
+
+    async def aborted() -> list[dict[str, Any]]:
+        states = engine.tokenizer_manager.rid_to_state
+        task = asyncio.create_task(generate_async(engine, payload))
+        while "aborted" not in states or not states["aborted"].output_ids:
+            await asyncio.sleep(0.05)
+        engine.tokenizer_manager.abort_request("aborted")
+        return await task
+
+    (answer,) = run(engine, aborted())
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    check_all(store, [answer])
+    assert 0 < len(answer["output_ids"]) < 1500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_that_is_cancelled_leaves_what_there_was(
+    store: Recording, engine: Any, stream: bool
+) -> None:
+    payload = {**_LONG, "stream": stream, "rid": "cancelled"}
+
+    async def cancelled() -> int:
+        states = engine.tokenizer_manager.rid_to_state
+        task = asyncio.create_task(generate_async(engine, payload))
+        while "cancelled" not in states or not states["cancelled"].output_ids:
+            await asyncio.sleep(0.05)
+        known = len(states["cancelled"].output_ids)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.5)
+        return known
+
+    known = run(engine, cancelled())
+    (span,) = store.spans()
+    assert (span["status"], span["finish_reason"]) == ("cancelled", None)
+    assert 0 < known <= len(span["output_ids"]) < 1500
+    assert span["trace_id"] == localtrace.trace_id_of("cancelled")
+
+
+def test_a_stream_that_is_left_is_cancelled(store: Recording, engine: Any) -> None:
+    items = engine.generate(**arguments({**_LONG, "stream": True, "rid": "left"}))
+    received = next(items)["output_ids"].copy()
+    items.close()
+    del items
+    run(engine, asyncio.sleep(0.5))
+    (span,) = store.spans()
+    assert span["status"] == "cancelled"
+    assert span["output_ids"][: len(received)] == received
+    assert rid_of(span) == "left"
+    engine.tokenizer_manager.abort_request("left")
+
+
+def test_a_generation_is_a_detail_of_the_call_that_asked(store: Recording, engine: Any) -> None:
+    @localtrace.op(name="agent")
+    def ask(prompt_ids: list[int]) -> dict[str, Any]:
+        (answer,) = generate(engine, {"input_ids": prompt_ids, "sampling_params": _SHORT})
+        return {"output_ids": answer["output_ids"]}
+
+    with localtrace.trajectory(step=2):
+        ask([40, 41])
+    child, parent = store.span("sglang.generate"), store.span("agent")
+    assert child["parent_id"] == parent["span_id"]
+    assert (child["is_turn"], child["step"]) == (False, 2)
+    assert child["output_ids"] == parent["output_ids"]

@@ -1,0 +1,103 @@
+"""An actor that asks the tokenizer manager directly, as verl's server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import localtrace
+from tests.recording import Recording
+from tests.sglang.answers import by_rid, check
+from tests.sglang.conftest import SETTINGS
+
+IDS = [40, 41, 42]
+
+
+@ray.remote
+class Server:
+    """The engine's processes, without an HTTP server."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.server_args import ServerArgs
+
+        self.manager, *_ = Engine._launch_subprocesses(
+            server_args=ServerArgs(**settings),
+            init_tokenizer_manager_func=Engine.init_tokenizer_manager_func,
+            run_scheduler_process_func=Engine.run_scheduler_process_func,
+            run_detokenizer_process_func=Engine.run_detokenizer_process_func,
+        )
+
+    async def generate(self, **fields: Any) -> dict[str, Any]:
+        """The first item, and no other."""
+        obj = self._request(fields)
+        answer: dict[str, Any] = await self.manager.generate_request(obj, None).__anext__()
+        return answer
+
+    async def stream(self, **fields: Any) -> list[dict[str, Any]]:
+        """Every item."""
+        obj = self._request({**fields, "stream": True})
+        return [item async for item in self.manager.generate_request(obj, None)]
+
+    def _request(self, fields: dict[str, Any]) -> Any:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        sampling = {"max_new_tokens": 24, "ignore_eos": True}
+        return GenerateReqInput(
+            input_ids=IDS, return_logprob=True, sampling_params=sampling, **fields
+        )
+
+
+@pytest.fixture
+def server(model: Path, store: Recording) -> Iterator[Any]:
+    """An actor of a job that records into the store."""
+    recording = {"LOCALTRACE_MIN_FREE_BYTES": "0", "LOCALTRACE_SEAL": "0"}
+    environment = {"LOCALTRACE_STORE": str(store.path), **recording}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": environment},
+    )
+    try:
+        settings = {"model_path": str(model), **SETTINGS, "incremental_streaming_output": True}
+        made = Server.remote(settings)
+        yield made
+    finally:
+        ray.shutdown()
+
+
+def test_what_the_actor_generates_is_recorded_below_the_call_that_asked(
+    store: Recording, server: Any
+) -> None:
+    @localtrace.op(name="agent")
+    def ask(prompt_ids: list[int]) -> dict[str, Any]:
+        answer = ray.get(server.generate.remote(rid=localtrace.rid(), lora_path=None))
+        return {"output_ids": answer["output_ids"], "answer": answer}
+
+    with localtrace.trajectory(step=5):
+        answer = ask(IDS)["answer"]
+    span = by_rid(store, [answer["meta_info"]["id"]])[answer["meta_info"]["id"]]
+    caller = store.span("agent")
+    assert (span["trace_id"], span["parent_id"]) == (caller["trace_id"], caller["span_id"])
+    assert (span["step"], span["is_turn"], caller["is_turn"]) == (5, False, True)
+    check({**span, "is_turn": True}, answer)
+    assert span["prompt_ids"] == IDS
+
+    # What each chunk of a stream holds is new here, and put together in the record.
+    chunks = ray.get(server.stream.remote(rid="streamed"))
+    span = by_rid(store, ["streamed"])["streamed"]
+    received = [token for chunk in chunks for token in chunk["output_ids"]]
+    entries = [entry for chunk in chunks for entry in chunk["meta_info"]["output_token_logprobs"]]
+    assert len(chunks) > 1
+    assert span["output_ids"] == received == [entry[1] for entry in entries]
+    assert span["output_logprobs"] == [entry[0] for entry in entries]
+    assert span["outputs"]["text"] == "".join(chunk["text"] for chunk in chunks)
+    assert len(received) == 24
+
+    # Two runs in one store: the driver, and the actor that joined it.
+    assert {row["run_id"] for row in store.rows("runs")} == {localtrace.run_id()}

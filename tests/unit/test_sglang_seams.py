@@ -1,0 +1,220 @@
+"""The SGLang hook around a manager that yields what SGLang yields: what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.trainer_hooks.sglang import hook, register, wrap
+from tests.recording import Recording
+from tests.sglang.fake_manager import CurrentGenerateReqInput, TokenizerManager
+
+
+def generate(manager: Any, http: Any = None, **fields: Any) -> list[Any]:
+    """Every item of a request."""
+
+    async def items() -> list[Any]:
+        obj = CurrentGenerateReqInput(**{"input_ids": [1, 2], **fields})
+        return [item async for item in manager.generate_request(obj, http)]
+
+    return asyncio.run(items())
+
+
+# -- what is no rollout --------------------------------------------------------------------
+
+
+@dataclass
+class EmbeddingReqInput:
+    """A request for no tokens."""
+
+    rid: str = "r"
+
+
+@pytest.mark.parametrize("fields", [{"rid": "HEALTH_CHECK_1.5"}, {"no_logs": True}])
+def test_health_checks_and_what_may_not_be_logged_are_left_out(
+    store: Recording, fields: dict[str, Any]
+) -> None:
+    assert len(generate(wrap(TokenizerManager()), **fields)) == 1
+    assert store.spans() == []
+
+
+def test_embeddings_are_left_out(store: Recording) -> None:
+    manager = TokenizerManager()
+    embedding = object()
+
+    async def generate_request(obj: Any, request: Any = None) -> Any:
+        yield embedding
+
+    manager.generate_request = generate_request  # type: ignore[method-assign]
+    wrap(manager)
+
+    async def first() -> Any:
+        return await anext(manager.generate_request(EmbeddingReqInput()))
+
+    assert asyncio.run(first()) is embedding
+    assert store.spans() == []
+
+
+def test_the_warm_up_of_a_server_that_starts_is_left_out_and_nothing_else(
+    store: Recording,
+) -> None:
+    manager = wrap(TokenizerManager())
+    http = SimpleNamespace(headers={})
+    warm_up = {"temperature": 0.0, "max_new_tokens": 8}
+    manager.server_status.name = "Starting"
+    generate(manager, http, sampling_params=warm_up)
+    assert store.spans() == []
+    generate(manager, None, sampling_params=warm_up)
+    generate(manager, http, sampling_params={"temperature": 0.0, "max_new_tokens": 64})
+    manager.server_status.name = "Up"
+    generate(manager, http, sampling_params=warm_up)
+    assert len(store.spans()) == 3
+
+
+# -- the caller sees what it would have seen -----------------------------------------------
+
+
+def test_items_are_the_engines_own(store: Recording) -> None:
+    plain = generate(TokenizerManager(), rid="r", return_logprob=True, stream=True)
+    recorded = generate(wrap(TokenizerManager()), rid="r", return_logprob=True, stream=True)
+    assert recorded == plain
+
+
+def test_items_that_nobody_expected_reach_the_caller(store: Recording) -> None:
+    manager = TokenizerManager()
+    odd = [None, {"meta_info": None}, {"output_ids": object()}, [1], "text"]
+
+    async def generate_request(obj: Any, request: Any = None) -> Any:
+        for item in odd:
+            yield item
+
+    manager.generate_request = generate_request  # type: ignore[method-assign]
+    assert generate(wrap(manager)) == odd
+
+
+def test_a_request_that_nobody_expected_reaches_the_engine(store: Recording) -> None:
+    manager = TokenizerManager()
+    asked = []
+
+    async def generate_request(obj: Any, request: Any = None) -> Any:
+        asked.append(obj)
+        yield 1
+
+    manager.generate_request = generate_request  # type: ignore[method-assign]
+
+    async def first() -> Any:
+        return await anext(wrap(manager).generate_request(None))
+
+    assert asyncio.run(first()) == 1
+    assert asked == [None]
+
+
+def test_without_a_recorder_the_engines_own_generator_is_given() -> None:
+    manager = wrap(TokenizerManager())
+    obj = CurrentGenerateReqInput(text="hello")
+    items = manager.generate_request(obj, None)
+    assert items.__qualname__ == "TokenizerManager.generate_request"
+    assert obj.return_prompt_token_ids is False
+
+
+def test_the_plugin_and_wrap_together_record_once(store: Recording) -> None:
+    manager = TokenizerManager()
+    original = type(manager).generate_request
+
+    def generate_request(obj: Any, request: Any = None) -> Any:
+        return hook.generate_request(original, manager, obj, request)
+
+    manager.generate_request = generate_request  # type: ignore[method-assign]
+    (item,) = generate(wrap(wrap(manager)), text="hello")
+    assert "prompt_token_ids" not in item
+    assert len(store.spans()) == 1
+    generate(manager)
+    assert len(store.spans()) == 2
+
+
+def test_an_engine_is_wrapped_at_its_manager(store: Recording) -> None:
+    engine = SimpleNamespace(tokenizer_manager=TokenizerManager())
+    assert wrap(engine) is engine
+    generate(engine.tokenizer_manager)
+    assert len(store.spans()) == 1
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without a tokenizer manager"):
+        wrap(SimpleNamespace(tokenizer_manager=None))
+
+
+# -- at start ------------------------------------------------------------------------------
+
+
+def test_the_process_begins_to_record_at_the_first_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr("localtrace.trainer_hooks.process._tried_in", None)
+    try:
+        hook._made(None, TokenizerManager())
+        assert localtrace.run_id() is not None
+    finally:
+        localtrace.close()
+
+
+def test_a_process_that_cannot_record_refuses_where_recording_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "file" / "store"))
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    for start in (lambda: hook._made(None, TokenizerManager()), lambda: wrap(TokenizerManager())):
+        monkeypatch.setattr("localtrace.trainer_hooks.process._tried_in", None)
+        with pytest.raises(LocalTraceError):
+            start()
+        assert capsys.readouterr().err.startswith("localtrace: this process does not record")
+
+
+def test_several_tokenizer_workers_are_told_of_at_start(
+    store: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hook._split(object())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--tokenizer-worker-num" in line
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(ConfigError, match="--tokenizer-worker-num"):
+        hook._split(object())
+
+
+def test_a_manager_that_was_not_entered_is_told_of_at_start(
+    store: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hook._made(None, TokenizerManager())
+    assert "no TokenizerManager.generate_request" in capsys.readouterr().err
+
+
+def test_a_version_without_plugins_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    register()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no plugins" in line
+    assert "wrap(engine)" in line
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(SystemExit, match="no plugins"):
+        register()
+
+
+def test_the_plugin_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, localtrace.trainer_hooks.sglang as hook; hook.register(); "
+        "assert not {'torch', 'pyarrow', 'duckdb', 'deltalake'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

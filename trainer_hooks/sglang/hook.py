@@ -1,0 +1,173 @@
+"""The way into SGLang: around `TokenizerManager.generate_request`, where all interfaces meet."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
+
+from localtrace.errors import ConfigError
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import record_this_process, say
+from localtrace.trainer_hooks.sglang.recording import Recording
+from localtrace.trainer_hooks.sglang.requests import is_rollout, keep_prompt
+
+E = TypeVar("E")
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_ROUTER = "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter"
+_MARK = "_localtrace_records"
+_in_flight: set[int] = set()
+"""Requests that are recorded now, by identity: the plugin and `wrap` may both be there."""
+
+
+def register() -> None:
+    """The plugin: have every tokenizer manager of this process record.
+
+    SGLang runs it in each of its processes; all but one never generate, so nothing is opened here.
+
+    Raises:
+        SystemExit: this SGLang has no plugins, and LOCALTRACE_REQUIRED=1.
+    """
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    except ImportError:
+        text = (
+            "this version of SGLang has no plugins, so its generations are not recorded: use 0.5.12"
+            " or later, or localtrace.trainer_hooks.sglang.wrap(engine)"
+        )
+        say(text)
+        if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+            raise SystemExit(f"localtrace: {text}") from None
+        return
+    HookRegistry.register(f"{_MANAGER}.generate_request", generate_request, HookType.AROUND)
+    HookRegistry.register(f"{_MANAGER}.__init__", _made, HookType.AFTER)
+    HookRegistry.register(f"{_ROUTER}.__init__", _split, HookType.BEFORE)
+
+
+def wrap(engine: E) -> E:
+    """Have one engine record, where the plugin does not: in versions without plugins, for example.
+
+    Args:
+        engine: a `sglang.Engine`, or its tokenizer manager.
+
+    Returns:
+        The same engine.
+
+    Raises:
+        ConfigError: it is none of these.
+        LocalTraceError: this process cannot record, and LOCALTRACE_REQUIRED=1.
+    """
+    manager: Any = getattr(engine, "tokenizer_manager", engine)
+    original = getattr(manager, "generate_request", None)
+    if not callable(original):
+        raise ConfigError(
+            f"a {type(engine).__qualname__} without a tokenizer manager cannot be recorded: give "
+            "the sglang.Engine, or its tokenizer_manager, in the process where it generates"
+        )
+    if not hasattr(original, _MARK):
+        record_this_process("sglang")
+        _keep_prompts(manager)
+        manager.generate_request = _around(original, manager)
+    return engine
+
+
+def _around(original: Callable[..., Any], manager: Any) -> Callable[..., Any]:
+    def unbound(manager: Any, *args: Any) -> Any:
+        return original(*args)
+
+    @functools.wraps(original)
+    def recorded(obj: Any, request: Any = None) -> Any:
+        return generate_request(unbound, manager, obj, request)
+
+    setattr(recorded, _MARK, True)
+    return recorded
+
+
+def generate_request(
+    original: Callable[..., Any], manager: Any, obj: Any, request: Any = None
+) -> Any:
+    """What `TokenizerManager.generate_request` gives, recorded on the way to the caller.
+
+    Args:
+        original: the method as a function.
+        manager, obj, request: its arguments.
+    """
+    recording = _begin(manager, obj, request)
+    if recording is None:
+        return original(manager, obj, request)
+    return _recorded(original, manager, obj, request, recording)
+
+
+@harmless
+def _begin(manager: Any, obj: Any, request: Any) -> Recording | None:
+    if not record_this_process("sglang") or id(obj) in _in_flight:
+        return None
+    return Recording(manager, obj, request) if is_rollout(manager, obj, request) else None
+
+
+async def _recorded(
+    original: Callable[..., Any], manager: Any, obj: Any, request: Any, recording: Recording
+) -> AsyncGenerator[Any, None]:
+    _in_flight.add(id(obj))
+    items = None
+    try:
+        items = original(manager, obj, request)
+        async for item in items:
+            recording.take(item)
+            yield item
+    except BaseException as error:  # also GeneratorExit: the caller has dropped it
+        recording.end(error)
+        raise
+    else:
+        recording.end(None)
+    finally:
+        _in_flight.discard(id(obj))
+        if items is not None:
+            await items.aclose()
+
+
+# -- at start ------------------------------------------------------------------------------
+
+
+def _made(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """A tokenizer manager is ready: what is wrong with recording is said now, not when it runs."""
+    if not record_this_process("sglang"):
+        return
+    _keep_prompts(manager)
+    if not hasattr(type(manager).generate_request, "__wrapped__"):
+        _refuse(
+            "this version of SGLang has no TokenizerManager.generate_request as known, so its "
+            "generations are not recorded: record them at the client"
+        )
+
+
+def _split(router: Any, *args: Any, **kwargs: Any) -> None:
+    """There are several tokenizer processes, and SGLang loads no plugins in them."""
+    if record_this_process("sglang"):
+        _refuse(
+            "with --tokenizer-worker-num above 1 SGLang loads no plugins in its tokenizer workers, "
+            "so what they generate is not recorded: use 1, or record it at the client"
+        )
+
+
+def _refuse(text: str) -> None:
+    say(text)
+    if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+        raise ConfigError(text)
+
+
+@harmless
+def _keep_prompts(manager: Any) -> None:
+    """Have the ids of prompts kept that this version of SGLang gives nobody."""
+    if "_create_tokenized_object" in vars(manager):
+        return
+    original = manager._create_tokenized_object
+
+    @functools.wraps(original)
+    def keeping(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        tokenized = original(obj, *args, **kwargs)
+        harmless(keep_prompt)(obj, tokenized)
+        return tokenized
+
+    manager._create_tokenized_object = keeping

@@ -1,0 +1,113 @@
+"""One call of `generate_request`, from its request until each of its generations is recorded.
+
+It sees what SGLang yields before the caller does: most callers drop the generator with its last
+item, so a generation is recorded as soon as it says why it ended.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from asyncio import CancelledError
+from typing import Any
+
+from localtrace.trainer_hooks.generations import record_generation
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.sglang.chunks import Generation, IncrementalGeneration
+from localtrace.trainer_hooks.sglang.requests import Request
+
+OP = "sglang.generate"
+_LEFT = "disconnected from the client"
+"""Says SGLang in the error that it raises when the client of an HTTP request has gone."""
+_INCREMENTAL = ("incremental_streaming_output", "stream_output")
+"""What versions of SGLang call the setting that makes chunks hold only what is new."""
+
+
+class Recording:
+    """Records one generation for each prompt and sample of a request.
+
+    Args:
+        manager: SGLang's tokenizer manager.
+        obj: its `GenerateReqInput`.
+        http: the HTTP request that it came with, or None.
+    """
+
+    def __init__(self, manager: Any, obj: Any, http: Any) -> None:
+        self._manager = manager
+        # A generator that was dropped is closed in another context.
+        self._context = contextvars.copy_context()
+        self._is_incremental = bool(obj.stream) and _is_incremental(manager)
+        self._open: dict[int, Generation] = {}
+        self._recorded: set[int] = set()
+        self._request = Request(manager, obj, http)
+
+    @harmless
+    def take(self, item: Any) -> None:
+        """See one item, and record what ends with it."""
+        if isinstance(item, list):  # a batch comes at once
+            for index, chunk in enumerate(item):
+                self._take(index, chunk)
+        else:
+            self._take(item.get("index", 0), item)
+
+    def _take(self, index: int, chunk: dict[str, Any]) -> None:
+        take = dict.pop if self._request.asks_for_prompt else dict.get
+        prompt_ids = take(chunk, "prompt_token_ids", None)
+        generation = self._open.get(index) or self._generation(index)
+        generation.add(chunk)
+        if generation.is_finished or not self._request.is_stream:
+            generation.prompt_ids = prompt_ids
+            self._record(index, None)
+
+    @harmless
+    def end(self, error: BaseException | None) -> None:
+        """Record what has not ended by itself.
+
+        Args:
+            error: why; GeneratorExit: the caller takes no more items.
+        """
+        self._request.end()
+        for index in range(self._request.count):
+            if index not in self._recorded:
+                generation = self._generation(index)
+                self._add_unseen(generation, generation.rid or self._request.rid(index))
+                self._record(index, error)
+
+    def _generation(self, index: int) -> Generation:
+        kind = IncrementalGeneration if self._is_incremental else Generation
+        return self._open.setdefault(index, kind())
+
+    @harmless
+    def _add_unseen(self, generation: Generation, rid: str | None) -> None:
+        state = self._manager.rid_to_state.get(rid)
+        if state is not None and state.output_ids:
+            generation.add_unseen(state)
+
+    def _record(self, index: int, error: BaseException | None) -> None:
+        request = self._request
+        generation = self._open.pop(index)
+        self._recorded.add(index)
+        is_cancelled = _is_cancellation(error)
+        self._context.run(
+            record_generation,
+            OP,
+            rid=generation.rid or request.rid(index),
+            header=request.place(index),
+            start_ns=request.start_ns,
+            duration_ns=time.perf_counter_ns() - request.mono_ns,
+            inputs=request.inputs(index, generation.prompt_ids),
+            outputs=generation.outputs(),
+            error=None if is_cancelled else error,
+            cancelled=is_cancelled,
+        )
+
+
+def _is_incremental(manager: Any) -> bool:
+    owners = (manager, getattr(manager, "server_args", None))
+    return any(getattr(owner, name, False) for owner in owners for name in _INCREMENTAL)
+
+
+def _is_cancellation(error: BaseException | None) -> bool:
+    return isinstance(error, CancelledError | GeneratorExit) or (
+        isinstance(error, ValueError) and _LEFT in str(error)
+    )
