@@ -76,6 +76,7 @@ class ReqState:
     output_ids: list[int] = field(default_factory=list)
     output_token_logprobs: list[Any] = field(default_factory=list)
     input_token_logprobs: list[Any] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
 
 
 class TokenizerManager:
@@ -147,6 +148,8 @@ class TokenizerManager:
         given = PROMPT_IDS if obj.input_ids is None else obj.input_ids
         prompt_ids = list(self._create_tokenized_object(obj, obj.text, given).input_ids)
         state = self.rid_to_state[rid] = ReqState()
+        if getattr(obj, "return_prompt_token_ids", False):
+            state.prompt_token_ids = prompt_ids
         for begin in range(0, len(ids), self.chunk_size):
             new = ids[begin : begin + self.chunk_size]
             state.output_ids += new

@@ -179,11 +179,11 @@ def test_a_client_that_goes_leaves_what_there_was(
     store: Recording, stream: bool, incremental: bool
 ) -> None:
     manager = wrap(TokenizerManager(hangs_after=2, incremental=incremental))
-    run(cancelled(manager, request(rid="r", stream=stream, return_logprob=True)))
+    run(cancelled(manager, request(text="hello", rid="r", stream=stream, return_logprob=True)))
     span = store.span("sglang.generate")
     assert (span["status"], span["finish_reason"]) == ("cancelled", None)
     assert (span["output_ids"], span["output_logprobs"]) == (IDS[:2], LOGPROBS[:2])
-    assert (span["prompt_ids"], span["outputs"]["text"]) == ([1, 2], "<11><12>")
+    assert (span["prompt_ids"], span["outputs"]["text"]) == (PROMPT_IDS, "<11><12>")
     assert span["trace_id"] == localtrace.trace_id_of("r")
 
 

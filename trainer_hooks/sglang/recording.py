@@ -54,9 +54,9 @@ class Recording:
         take = dict.pop if self._request.asks_for_prompt else dict.get
         prompt_ids = take(chunk, "prompt_token_ids", None)
         generation = self._open.get(index) or self._generation(index)
+        generation.prompt_ids = prompt_ids
         generation.add(chunk)
         if generation.is_finished or not self._request.is_stream:
-            generation.prompt_ids = prompt_ids
             self._record(index, None)
 
     @harmless
@@ -81,6 +81,7 @@ class Recording:
     def _add_unseen(self, generation: Generation, rid: str | None) -> None:
         state = self._manager.rid_to_state.get(rid)
         if state is not None and state.output_ids:
+            generation.prompt_ids = getattr(state, "prompt_token_ids", None)
             generation.add_unseen(state)
 
     def _record(self, index: int, error: BaseException | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from typing import Any
@@ -27,7 +26,8 @@ def is_rollout(manager: Any, obj: Any, request: Any) -> bool:
 
     Embeddings, health checks, the server's own warm-up and what may not be logged are none.
     """
-    if not _asks_for_tokens(type(obj)):
+    kind: Any = type(obj)
+    if not _asks_for_tokens(kind):
         return False
     if isinstance(obj.rid, str) and obj.rid.startswith(_HEALTH_CHECK):
         return False
@@ -37,7 +37,6 @@ def is_rollout(manager: Any, obj: Any, request: Any) -> bool:
     return not getattr(obj, "no_logs", False)
 
 
-@functools.cache
 def _asks_for_tokens(kind: type) -> bool:
     return any(base.__name__ == "GenerateReqInput" for base in kind.__mro__)
 

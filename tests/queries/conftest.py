@@ -1,0 +1,76 @@
+"""Stores that all tests of queries share, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from localtrace.reader import Store
+from tests.queries.facts import Facts
+from tests.synthetic import Size, write_store
+
+LARGE = Size(200_000)
+SMALL = Size(3_000, steps=12, steps_per_file=3, seed=1)
+
+
+@pytest.fixture(scope="session")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large") / "store"
+    write_store(folder, LARGE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "store"
+    write_store(folder, SMALL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from localtrace.demo.config import DemoConfig
+    from localtrace.demo.run import record
+    from localtrace.store.layout import open_layout
+    from localtrace.store.seal import seal
+
+    folder = tmp_path_factory.mktemp("demo")
+    record(folder, DemoConfig(workers=1, steps=3, warm_up_steps=40, validation_problems=4))
+    seal(open_layout(folder / "store"), wait_s=60)
+    return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def large(large_folder: Path) -> Iterator[Store]:
+    with localtrace.open_store(large_folder) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def small(small_folder: Path) -> Iterator[Store]:
+    with localtrace.open_store(small_folder) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def demo(demo_folder: Path) -> Iterator[Store]:
+    with localtrace.open_store(demo_folder) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def large_facts(large_folder: Path) -> Facts:
+    return Facts(large_folder)
+
+
+@pytest.fixture(scope="session")
+def small_facts(small_folder: Path) -> Facts:
+    return Facts(small_folder)
+
+
+@pytest.fixture(scope="session")
+def demo_facts(demo_folder: Path) -> Facts:
+    return Facts(demo_folder)

@@ -1,0 +1,230 @@
+"""What the model said: how long, how surprised, how often the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tests.queries.expected.rows import (
+    BY_STEP,
+    GROUP,
+    chosen,
+    p95,
+    training,
+    with_trajectory,
+)
+from tests.queries.facts import Facts, Frame, Groups
+
+
+def finish_type(reason: Any) -> str | None:
+    """The kind of a finish reason, as text or in an engine's JSON."""
+    if not isinstance(reason, str):
+        return None
+    return str(json.loads(reason)["type"] if reason.startswith("{") else reason).lower()
+
+
+def finish_reasons_by_step(facts: Facts, **keys: Any) -> Frame:
+    turns = with_trajectory(facts.turns, training(facts, **keys))
+    turns["finish_reason"] = [finish_type(one) or "unknown" for one in turns["finish_reason"]]
+    groups = Groups.of(turns, [*BY_STEP, "finish_reason"])
+    frame = groups.frame(turns=groups.count(), mean_tokens=groups.mean(turns["tokens"]))
+    whole = frame.groupby(BY_STEP, dropna=False)["turns"].transform("sum")
+    return frame.assign(share=frame["turns"] / whole)
+
+
+def entropy_by_step(facts: Facts, **keys: Any) -> Frame:
+    logprobs = facts.lists["output_logprobs"]
+    rows = facts.turns
+    rows = rows.assign(
+        surprise=-logprobs.sums()[rows["row"]], probabilities=logprobs.lengths[rows["row"]]
+    )
+    rows = with_trajectory(rows[rows["probabilities"] > 0], training(facts, **keys))
+    groups = Groups.of(rows, BY_STEP)
+    mean = rows["surprise"] / rows["probabilities"]
+    tokens = groups.sum(rows["probabilities"])
+    return groups.frame(
+        turns=groups.count(),
+        tokens=tokens,
+        mean_surprise=groups.sum(rows["surprise"]) / tokens,
+        lowest_turn=groups.apply(mean, np.min),
+        highest_turn=groups.apply(mean, np.max),
+    )
+
+
+def length_outliers(facts: Facts, deviations: Any = 5, **keys: Any) -> Frame:
+    rows = training(facts, **keys)
+    rows = rows[rows["output_tokens"].notna()].reset_index(drop=True)
+    groups = Groups.of(rows, BY_STEP)
+    tokens = rows["output_tokens"].astype(float)
+    rows["median_tokens"] = groups.apply(tokens, np.median)[groups.codes]
+    off = (tokens - rows["median_tokens"]).abs()
+    mad = groups.apply(off, np.median)[groups.codes]
+    far = (mad > 0) & (off > float(deviations) * mad)
+    rows["deviations"] = (tokens - rows["median_tokens"]) / np.where(mad > 0, mad, np.nan)
+    return rows[far][
+        [*BY_STEP, "trace_id", "sample_index", "rollout_n", "output_tokens", "median_tokens",
+         "deviations", "reward", "status"]
+    ]  # fmt: skip
+
+
+def answers(facts: Facts) -> Frame:
+    """The last generation of every trajectory, and what it says."""
+    last = facts.turns.drop_duplicates("trace_id", keep="last")
+    ids = facts.lists["output_ids"]
+    said = []
+    for row, text in zip(last["row"], last["output_text"], strict=True):
+        tokens = ids[row]
+        said.append(text if tokens is None else tokens.tobytes())
+    columns = ["trace_id", "output_text", "tokens", "finish_reason"]
+    rows = last[columns].assign(said=said)
+    return rows.merge(facts.trajectories, on="trace_id")
+
+
+@lru_cache(4)
+def detectors(facts: Facts) -> Frame:
+    """What looks wrong with each answer."""
+    rows = answers(facts)
+    text = rows["output_text"]
+    blank = np.array([isinstance(one, str) and one.strip() == "" for one in text], bool)
+    rows["empty"] = np.where(text.notna(), blank, (rows["tokens"] == 0).fillna(False))
+    keys = [*GROUP, "said"]
+    comparable = rows["grouped"] & rows["said"].notna()
+    rows["duplicate"] = rows[comparable].duplicated(keys, keep=False).reindex(rows.index) == True  # noqa: E712
+    limits = {"length", "max_tokens", "max_new_tokens", "max_length"}
+    rows["truncated"] = [
+        finish_type(reason) in limits
+        or (isinstance(said, str) and json.loads(said).get("truncated") is True)
+        for reason, said in zip(rows["finish_reason"], rows["attributes"], strict=True)
+    ]
+    rows["repetition"] = rows["trace_id"].map(repetition(facts)).astype(float)
+    return rows
+
+
+def repetition(facts: Facts, n: int = 4) -> pd.Series[Any]:
+    """By trace id, the largest share of a turn's n-grams that occurred in it before."""
+    ids = facts.lists["output_ids"]
+    of = np.repeat(np.arange(len(ids.lengths)), ids.lengths)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(ids.values, (0, n)), n)[: len(of)]
+    inside = np.arange(len(of)) - ids.starts[of] <= ids.lengths[of] - n
+    packed = np.zeros(len(of), np.uint64)
+    for place in range(n):  # the vocabulary is small: four ids fit
+        packed = packed * np.uint64(2**16) + windows[:, place].astype(np.uint64)
+    grams = pd.DataFrame({"of": of[inside], "gram": packed[inside]})
+    total = np.bincount(grams["of"], minlength=len(ids.lengths))
+    unique = np.bincount(grams.drop_duplicates()["of"], minlength=len(ids.lengths))
+    share = np.where(ids.valid, 1 - unique / np.maximum(total, 1), np.nan)
+    share = np.where(ids.valid & (total == 0), 0.0, share)
+    turns = facts.turns
+    return pd.Series(share[turns["row"]]).groupby(turns["trace_id"].to_numpy()).max()
+
+
+def empty_or_duplicated(facts: Facts, **keys: Any) -> Frame:
+    rows = chosen(detectors(facts), **keys)
+    return rows[rows["empty"] | rows["duplicate"]][
+        [*BY_STEP, "validate", "group_id", "sample_index", "rollout_n", "trace_id", "empty",
+         "duplicate", "reward", "output_text"]
+    ]  # fmt: skip
+
+
+def _detected(facts: Facts, **keys: Any) -> Frame:
+    rows = detectors(facts)
+    return chosen(rows[~rows["validate"]], **keys)
+
+
+def truncated_by_step(facts: Facts, **keys: Any) -> Frame:
+    rows = _detected(facts, **keys)
+    groups = Groups.of(rows, BY_STEP)
+    cut, known = rows["truncated"].to_numpy(bool), rows["rewarded"].to_numpy(bool)
+    return groups.frame(
+        trajectories=groups.count(),
+        truncated=groups.count(cut),
+        truncated_share=groups.mean(cut.astype(float)),
+        mean_reward_truncated=groups.mean(rows["reward"], cut & known),
+        mean_reward_others=groups.mean(rows["reward"], ~cut & known),
+    )
+
+
+def repetition_by_step(facts: Facts, **keys: Any) -> Frame:
+    rows = _detected(facts, **keys)
+    groups = Groups.of(rows, BY_STEP)
+    repeats = (rows["repetition"] > 0.5).to_numpy(bool)
+    return groups.frame(
+        trajectories=groups.count(),
+        mean_repetition=groups.mean(rows["repetition"]),
+        p95_repetition=groups.apply(rows["repetition"], p95),
+        repeating=groups.count(repeats),
+        mean_reward_repeating=groups.mean(
+            rows["reward"], repeats & rows["rewarded"].to_numpy(bool)
+        ),
+    )
+
+
+def text_hits(
+    facts: Facts, text: str | None = None, regex: str | None = None, **keys: Any
+) -> Frame:
+    given = text is not None or regex is not None
+    turns = with_trajectory(facts.turns, training(facts, **keys) if given else training(facts)[:0])
+    said = turns["output_text"].fillna("").astype(str)
+    known = turns["output_text"].notna()
+    hit = np.zeros(len(turns), bool)
+    if text is not None:
+        hit |= known & np.array([text in one for one in said], bool)
+    if regex is not None:
+        hit |= known & np.array([re.search(regex, one) is not None for one in said], bool)
+    rows = turns.assign(hit=hit).groupby("trace_id", as_index=False)["hit"].any()
+    rows = rows.merge(facts.trajectories, on="trace_id")
+    groups = Groups.of(rows, BY_STEP)
+    hit, known = rows["hit"].to_numpy(bool), rows["rewarded"].to_numpy(bool)
+    # The order of DuckDB: nan is above all others.
+    by = zip(rows["reward"].fillna(np.inf), rows["trace_id"], strict=True)
+    return groups.frame(
+        trajectories=groups.count(),
+        hits=groups.count(hit),
+        hit_rate=groups.mean(hit.astype(float)),
+        mean_reward_hits=groups.mean(rows["reward"], hit & known),
+        mean_reward_others=groups.mean(rows["reward"], ~hit & known),
+        best_hit=groups.first(rows["trace_id"], hit & known, smallest=by, ascending=False),
+    )
+
+
+def logprob_difference(facts: Facts, **keys: Any) -> Frame:
+    rows = chosen(facts.trajectories, **keys)
+    for name in ("mean", "max"):
+        rows[name] = rows["trace_id"].map(facts.newest(f"logprob_diff_{name}", "number"))
+    rows = rows[rows["mean"].notna()].reset_index(drop=True)
+    groups = Groups.of(rows, BY_STEP)
+    mean = groups.mean(rows["mean"])
+    every = np.ones(len(rows), bool)
+    return groups.frame(
+        trajectories=groups.count(),
+        mean_difference=mean,
+        p95_difference=groups.apply(rows["mean"], p95),
+        max_difference=groups.apply(rows["max"], np.max),
+        verdict=np.select([mean < 0.005, mean < 0.01], ["normal", "raised"], "suspect"),
+        worst_trace_id=groups.first(
+            rows["trace_id"], every, smallest=rows["mean"], ascending=False
+        ),
+    )
+
+
+def staleness(facts: Facts, **keys: Any) -> Frame:
+    rows = training(facts, **keys)
+    turns = facts.turns.assign(number=pd.to_numeric(facts.turns["weight_version"], errors="coerce"))
+    of = turns.groupby("trace_id")
+    versions = rows["trace_id"].map(of["weight_version"].nunique()).astype(float)
+    behind = rows["step"].astype("Float64") - rows["trace_id"].map(of["number"].min()).astype(float)
+    trained = rows["trained_step"] - rows["step"].astype("Float64")
+    groups = Groups.of(rows, BY_STEP)
+    return groups.frame(
+        trajectories=groups.count(),
+        with_version=groups.count((versions > 0).to_numpy()),
+        mean_behind=groups.mean(behind),
+        max_behind=groups.apply(behind, np.max),
+        mixed=groups.count((versions > 1).to_numpy()),
+        mean_trained_behind=groups.mean(trained),
+    )

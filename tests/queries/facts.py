@@ -1,0 +1,232 @@
+"""A store's rows without localtrace's reader: read as Delta tables, put together with pandas.
+
+What a query must find is worked out from these (`expected.py`), by other means than SQL. Missing
+rewards and rewards that are nan are told apart by the column `rewarded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from deltalake import DeltaTable
+
+Frame = pd.DataFrame
+Array = np.ndarray
+_TYPES = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
+_LISTS = ("output_ids", "output_logprobs")
+
+
+class Facts:
+    """What is true of a store whose journals are all sealed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _table(self, name: str, columns: list[str]) -> pa.Table:
+        folder = self._folder / "tables" / name
+        if not folder.exists():
+            from localtrace.schema import TABLES
+
+            return TABLES[name].arrow().empty_table().select(columns)
+        return pa.table(DeltaTable(folder).to_pyarrow_table(columns=columns)).combine_chunks()
+
+    @cached_property
+    def outcomes(self) -> Frame:
+        """The newest of every name."""
+        rows = self._table(
+            "outcomes", ["trace_id", "name", "time_ns", "writer_id", "writer_seq", "number", "text"]
+        )
+        frame = _frame(rows).assign(known=rows["number"].is_valid().to_numpy())
+        frame = frame.sort_values(["time_ns", "writer_id", "writer_seq"])
+        return frame.drop_duplicates(["trace_id", "name"], keep="last")
+
+    def newest(self, name: str, column: str) -> pd.Series[Any]:
+        """A column of the newest outcomes of a name, by trace id."""
+        return self.outcomes[self.outcomes["name"] == name].set_index("trace_id")[column]
+
+    @cached_property
+    def everything(self) -> Frame:
+        """Every trajectory, with its newest reward and the column `superseded`."""
+        rows = self._table(
+            "trajectories",
+            ["experiment", "run_id", "attempt", "trace_id", "step", "sample_index", "rollout_n",
+             "group_id", "validate", "agent", "data_source", "prompt_hash", "status", "error",
+             "start_ns", "end_ns", "reward", "turn_count", "output_tokens", "attributes",
+             "project"],
+        )  # fmt: skip
+        frame = _frame(rows)
+        ids = frame["trace_id"]
+        later = ids.map(self.newest("reward", "known")) == True  # noqa: E712  (null where none is)
+        frame["rewarded"] = rows["reward"].is_valid().to_numpy() | later
+        frame["reward"] = (
+            frame["reward"].astype(float).where(~later, ids.map(self.newest("reward", "number")))
+        )
+        frame["fate"] = ids.map(self.newest("fate", "text"))
+        frame["trained_step"] = ids.map(self.newest("trained_step", "number"))
+        frame["superseded"] = _superseded(frame)
+        grouped = frame["group_id"].notna()
+        frame["group"] = np.where(grouped, "g" + frame["group_id"].astype(str),
+                                  "s" + frame["sample_index"].astype(str))  # fmt: skip
+        frame["grouped"] = grouped | frame["sample_index"].notna()
+        return frame
+
+    @cached_property
+    def trajectories(self) -> Frame:
+        """Those that are not superseded."""
+        return self.everything[~self.everything["superseded"]].reset_index(drop=True)
+
+    @cached_property
+    def spans(self) -> Frame:
+        """Every call. `row` is its place in `lists`."""
+        rows = self._spans
+        columns = [name for name in rows.column_names if name not in _LISTS]
+        frame = _frame(rows.select(columns)).assign(row=np.arange(len(rows)))
+        frame["kind"] = [_kind(*call) for call in zip(frame["op"], frame["is_turn"], strict=True)]
+        frame["seconds"] = (frame["end_ns"] - frame["start_ns"]).astype(float) / 1e9
+        known = rows["output_ids"].is_valid().to_numpy()
+        frame["tokens"] = pd.array(self.lists["output_ids"].lengths, "Int64")
+        frame["tokens"] = frame["tokens"].where(known)
+        return frame
+
+    @cached_property
+    def turns(self) -> Frame:
+        """The calls that are generations, in their order."""
+        return self.spans[self.spans["is_turn"]].sort_values(["trace_id", "seq"], kind="stable")
+
+    @cached_property
+    def texts(self) -> Frame:
+        """What every call says."""
+        columns = ["trace_id", "output_text", "prompt_text", "messages", "inputs", "outputs"]
+        return _frame(self._table("spans", columns))
+
+    @cached_property
+    def lists(self) -> dict[str, Lists]:
+        """List columns of the calls."""
+        return {name: Lists(self._spans[name]) for name in _LISTS}
+
+    @cached_property
+    def _spans(self) -> pa.Table:
+        return self._table(
+            "spans",
+            ["experiment", "run_id", "attempt", "trace_id", "step", "span_id", "parent_id", "seq",
+             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text",
+             "finish_reason", "weight_version", "prompt_crc32", "prompt_tokens", *_LISTS],
+        )  # fmt: skip
+
+
+class Lists:
+    """A list column as numpy."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        array = column.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else array.chunk(0)
+        self.valid = array.is_valid().to_numpy(zero_copy_only=False)
+        self.lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        self.values = array.flatten().to_numpy(zero_copy_only=False)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+
+    def __getitem__(self, row: int) -> Array | None:
+        if not self.valid[row]:
+            return None
+        return self.values[self.starts[row] : self.starts[row] + self.lengths[row]]
+
+    def sums(self) -> Array:
+        """The sum of every list."""
+        totals = np.concatenate([[0.0], np.cumsum(self.values.astype(float))])
+        return np.asarray(totals[self.starts + self.lengths] - totals[self.starts])
+
+
+def _frame(rows: pa.Table) -> Frame:
+    return rows.to_pandas(types_mapper=_TYPES.get)
+
+
+def _superseded(frame: Frame) -> Array:
+    done_again = np.zeros(len(frame), bool)
+    for (run_id, attempt, validate), began in (
+        frame.groupby(["run_id", "attempt", "validate"])["step"].min().dropna().items()
+    ):
+        done_again |= (
+            (frame["run_id"] == run_id)
+            & (frame["attempt"] < attempt)
+            & (frame["validate"] == validate)
+            & (frame["step"] >= began).fillna(False)
+        ).to_numpy(bool)
+    return done_again
+
+
+def _kind(op: str, is_turn: bool) -> str:
+    if is_turn:
+        return "generation"
+    name = op.lower()
+    if any(word in name for word in ("reward", "score", "grade", "judge", "verif")):
+        return "reward"
+    return "tool" if "tool" in name or name.endswith(".execute") else "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows by their keys, and what can be said of each group; null is a key like others."""
+
+    keys: Frame
+    codes: Array
+
+    @classmethod
+    def of(cls, frame: Frame, keys: list[str]) -> Groups:
+        """The groups of a frame's rows."""
+        codes = frame.groupby(keys, dropna=False, sort=False).ngroup().to_numpy()
+        return cls(frame.drop_duplicates(keys)[keys].reset_index(drop=True), codes)
+
+    def count(self, mask: Array | None = None) -> Array:
+        """How many rows."""
+        codes = self.codes if mask is None else self.codes[np.asarray(mask, bool)]
+        return np.bincount(codes, minlength=len(self.keys))
+
+    def sum(self, values: Any, mask: Array | None = None) -> Array:
+        """Sum of the values that are known; where none is, nan."""
+        values, known = _known(values, mask)
+        total = np.bincount(self.codes[known], values[known], len(self.keys))
+        return np.where(self.count(known) > 0, total, np.nan)
+
+    def mean(self, values: Any, mask: Array | None = None) -> Array:
+        """Mean of the values that are known."""
+        _, known = _known(values, mask)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.sum(values, mask) / np.maximum(self.count(known), 1))
+
+    def apply(
+        self, values: Any, measure: Callable[[Array], float], mask: Array | None = None
+    ) -> Array:
+        """Any measure of each group's known values; where none is, nan."""
+        values, known = _known(values, mask)
+        codes, values = self.codes[known], values[known]
+        order = np.argsort(codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes, minlength=len(self.keys)))
+        parts = np.split(values[order], ends)[: len(self.keys)]
+        return np.array([measure(part) if len(part) else np.nan for part in parts], float)
+
+    def first(self, values: Any, mask: Any, *, smallest: Any, ascending: bool = True) -> list[Any]:
+        """Per group the value of the row that comes first by another column; None where none is."""
+        rows = pd.DataFrame({"code": self.codes, "value": list(values), "by": list(smallest)})
+        rows = rows[np.asarray(mask, bool)].sort_values("by", ascending=ascending, kind="stable")
+        found = rows.drop_duplicates("code").set_index("code")["value"]
+        return [found.get(code) for code in range(len(self.keys))]
+
+    def frame(self, **columns: Any) -> Frame:
+        """The keys and columns beside them."""
+        return self.keys.assign(**columns)
+
+
+def _known(values: Any, mask: Array | None) -> tuple[Array, Array]:
+    """As floats, and which of them count: where no mask is given, those that are not missing."""
+    series = pd.Series(values)
+    if mask is None:
+        mask = series.notna().to_numpy()
+    return series.astype("Float64").to_numpy(float, na_value=np.nan), np.asarray(mask, bool)

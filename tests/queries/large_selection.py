@@ -1,0 +1,22 @@
+"""Select rows and tell what that took: `python -m tests.queries.large_selection STORE SQL`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import localtrace
+from tests.servers.peak_memory import peak_bytes
+
+
+def main() -> None:
+    """Print the rows, their bytes as Arrow, and by how much memory grew at its highest."""
+    with localtrace.open_store(Path(sys.argv[1])) as store:
+        store.sql(f"select * from ({sys.argv[2]}) limit 1")
+        before_bytes = peak_bytes()
+        rows = store.sql(sys.argv[2]).to_arrow()
+        print(len(rows), rows.nbytes, peak_bytes() - before_bytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Named queries where rows are few, strange or missing."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import comb
+from typing import Any
+
+import pytest
+
+from localtrace.errors import QueryError
+from localtrace.reader import Store
+from tests.snapshots import Row, store_of
+
+
+def query(name: str, params: dict[str, Any] | None = None, **tables: list[Row]) -> list[Row]:
+    with store_of(**tables) as store:
+        return store.query(name, **(params or {})).to_dicts()
+
+
+def group(rewards: list[float | None], **fields: Any) -> list[Row]:
+    """Rollouts of one prompt."""
+    return [
+        {"trace_id": f"{fields.get('group_id')}-{n}", "step": 1, "sample_index": "0",
+         "rollout_n": n, "reward": reward, **fields}
+        for n, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("n", "c"), [(1, 0), (1, 1), (2, 1), (16, 3), (256, 1), (256, 255), (256, 37)]
+)
+def test_pass_at_k_equals_counting_all_choices(n: int, c: int) -> None:
+    rewards: list[float | None] = [1.0] * c + [index / n for index in range(n - c)]
+    found = query("pass_at_k", trajectories=group(rewards))
+    values = sorted(Fraction(one) for one in rewards if one is not None)
+    assert [row["k"] for row in found] == list(range(1, n + 1))
+    for row in found:
+        k = row["k"]
+        passes = 1 - Fraction(comb(n - c, k), comb(n, k))
+        best = sum(value * comb(place, k - 1) for place, value in enumerate(values)) / comb(n, k)
+        assert row["pass_at_k"] == pytest.approx(float(passes), abs=1e-9)
+        assert row["best_of_k"] == pytest.approx(float(best), abs=1e-9)
+    for k in (1, n):
+        (row,) = query("pass_at_k_by_prompt", {"k": k}, trajectories=group(rewards))
+        of_all = found[k - 1]
+        assert (row["n"], row["passed"]) == (n, c)
+        assert row["pass_at_k"] == pytest.approx(of_all["pass_at_k"], abs=1e-12)
+        assert row["best_of_k"] == pytest.approx(of_all["best_of_k"], abs=1e-12)
+
+
+def test_rollouts_without_a_reward_or_with_nan_do_not_count_as_tries() -> None:
+    rows = group([1.0, 0.0, None, float("nan")], group_id="g")
+    found = query("pass_at_k", trajectories=rows)
+    assert [(row["k"], row["prompts"], row["pass_at_k"]) for row in found] == [
+        (1, 1, 0.5),
+        (2, 1, 1.0),
+    ]
+    assert query("pass_at_k_by_prompt", {"k": 3}, trajectories=rows) == []
+
+
+def test_a_group_and_a_sample_of_the_same_name_are_two_prompts() -> None:
+    rows = group([1.0, 1.0], group_id="7") + group([0.0], group_id=None, sample_index="7")
+    first, second = query("pass_at_k", trajectories=rows)
+    assert (first["prompts"], first["pass_at_k"]) == (2, 0.5)
+    assert (second["prompts"], second["pass_at_k"]) == (1, 1.0)
+
+
+def test_larger_k_leave_smaller_groups_out() -> None:
+    rows = group([1.0], group_id="a") + group([0.0, 0.0, 0.0], group_id="b")
+    found = query("pass_at_k", trajectories=rows)
+    assert [(row["k"], row["prompts"], row["pass_at_k"]) for row in found] == [
+        (1, 2, 0.5), (2, 1, 0.0), (3, 1, 0.0),
+    ]  # fmt: skip
+
+
+def test_a_step_of_one_rollout_has_no_outlier_and_no_spread() -> None:
+    rows = group([0.5], output_tokens=7, group_id="g")
+    assert query("length_outliers", {"deviations": 0}, trajectories=rows) == []
+    (row,) = query("group_spread", trajectories=rows)
+    assert (row["groups"], row["mean_std"], row["zero_variance_groups"]) == (1, None, 0)
+    assert query("zero_variance_groups", trajectories=rows) == []
+    (row,) = query("reward_by_step", trajectories=rows)
+    assert (row["mean_reward"], row["std_reward"]) == (0.5, None)
+
+
+def test_runs_without_steps_are_one_row() -> None:
+    rows = group([0.0, 1.0], step=None) + group([1.0], step=2, group_id="g")
+    found = query("reward_by_step", trajectories=rows)
+    assert [(row["step"], row["rewards"]) for row in found] == [(2, 1), (None, 2)]
+    compared = query("compare_runs", {"a": "run", "b": "run"}, trajectories=rows)
+    assert [(row["step"], row["reward_change"]) for row in compared] == [(2, 0.0), (None, 0.0)]
+
+
+def test_two_runs_of_the_same_step_stay_apart_and_stand_side_by_side() -> None:
+    rows = [
+        row | {"run_id": run, "trace_id": f"{run}{row['trace_id']}"}
+        for run, rewards in (("a", [0.0, 0.5]), ("b", [1.0, None]))
+        for row in group(rewards)
+    ]
+    assert [row["mean_reward"] for row in query("reward_by_step", trajectories=rows)] == [0.25, 1.0]
+    (row,) = query("compare_runs", {"a": "a", "b": "b"}, trajectories=rows)
+    assert (row["trajectories_a"], row["trajectories_b"], row["reward_change"]) == (2, 2, 0.75)
+
+
+def test_what_a_newer_attempt_did_again_is_not_counted_twice() -> None:
+    rows = group([0.0, 0.0], step=5) + group([1.0, 1.0], step=5, attempt=1, group_id="again")
+    (row,) = query("pass_at_k_by_prompt", {"k": 2}, trajectories=rows)
+    assert (row["group_id"], row["n"], row["pass_at_k"]) == ("again", 2, 1.0)
+
+
+def test_the_larger_of_two_common_group_sizes_is_the_usual_one() -> None:
+    rows = group([0.0] * 3, group_id="a") + group([0.0] * 4, group_id="b")
+    (row,) = query("recording_gaps", trajectories=rows)
+    assert row["small_groups"] == 1
+
+
+def test_gaps_are_the_steps_without_a_rollout() -> None:
+    rows = [*group([1.0], step=3), *group([1.0], step=7, group_id="g", status="running")]
+    found = query("recording_gaps", trajectories=rows)
+    assert [row["missing_steps_before"] for row in found] == [None, 3]
+    assert [row["running"] for row in found] == [0, 1]
+
+
+def test_equal_best_answers_are_told_apart_by_their_ids() -> None:
+    rows = group([1.0, 1.0, None])
+    spans = [
+        {"trace_id": row["trace_id"], "step": 1, "span_id": "s", "is_turn": True,
+         "output_text": f"answer {row['rollout_n']}"}
+        for row in rows
+    ]  # fmt: skip
+    (row,) = query("same_prompt", {"sample_index": 0}, trajectories=rows, spans=spans[:1])
+    assert (row["best_trace_id"], row["best_answer"]) == ("None-1", None)
+    (row,) = query("same_prompt", {"sample_index": 0}, trajectories=rows, spans=spans)
+    assert (row["best_trace_id"], row["best_answer"]) == ("None-1", "answer 1")
+
+
+def said(text: str | None, **fields: Any) -> dict[str, list[Row]]:
+    """One rollout that says one thing."""
+    span = {"trace_id": "t", "step": 1, "span_id": "s", "is_turn": True, "output_text": text}
+    return {"trajectories": [{"trace_id": "t", "step": 1}], "spans": [span | fields]}
+
+
+@pytest.mark.parametrize(
+    "text", ["(.*", "a|b", "[", "\\", "%", "_", "$", "'; drop view runs", "é\x1b["]
+)
+def test_a_text_is_searched_as_it_is(text: str) -> None:
+    (row,) = query("text_hits", {"text": text}, **said(f"so {text} it is"))
+    assert row["hits"] == 1
+    (row,) = query("text_hits", {"text": text}, **said("nothing of it"))
+    assert row["hits"] == 0
+
+
+@pytest.mark.parametrize(
+    "regex", ["(", "[a", "*", "a{2,1}", "(?P<x", "(?<=a)b", "\\", "(\nLINE 1: x"]
+)
+def test_a_regular_expression_that_is_none_is_one_line(regex: str) -> None:
+    with pytest.raises(QueryError) as raised:
+        query("text_hits", {"regex": regex}, **said("a"))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "params"), [
+    ("pass_at_k_by_prompt", {"k": "many"}), ("length_outliers", {"deviations": "far"}),
+    ("pass_at_k", {"validate": "perhaps"}), ("prompts_changed", {"from_step": "x", "to_step": 2}),
+    ("tool_errors", {"step": "3..4"}),
+])  # fmt: skip
+def test_a_parameter_of_another_type_is_one_line(
+    name: str, params: dict[str, Any], small: Store
+) -> None:
+    with pytest.raises(QueryError) as raised:
+        small.query(name, **params)
+    assert "\n" not in str(raised.value)
+    assert str(next(iter(params.values()))) in str(raised.value)
+
+
+def test_messages_of_tools_count_together_whatever_their_numbers() -> None:
+    errors = ["ToolError: 12 of 30 \x1b[2J", "ToolError: 7 of 9 \x1b[2J", "(unclosed", None]
+    spans = [
+        {"trace_id": "t", "step": 1, "span_id": str(n), "op": "my_tool", "status": "error",
+         "error": error, "start_ns": n}
+        for n, error in enumerate(errors)
+    ]  # fmt: skip
+    found = query("tool_errors", spans=spans)
+    assert [(row["message"], row["calls"]) for row in found] == [
+        ("ToolError: N of N \x1b[NJ", 2), ("(unclosed", 1), (None, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "ids", "empty"), [
+    ("", [], True), (" \n\t\u00a0\u3000", [1], True), (None, [], True), (None, [5], False),
+    ("a", None, False), (" ", None, True), (None, None, False),
+])  # fmt: skip
+def test_an_answer_is_empty_where_it_is_known_to_be(text: Any, ids: Any, empty: bool) -> None:
+    found = query("empty_or_duplicated", **said(text, output_ids=ids))
+    assert [row["empty"] for row in found] == [True] * empty
+
+
+def test_time_below_a_tool_is_the_tools_however_deep_it_is() -> None:
+    second = 10**9
+    calls: list[tuple[str, str | None, int, int]] = [
+        ("loop", None, 0, 10), ("my_tool", "loop", 1, 5), ("open", "my_tool", 1, 4),
+        ("http_tool", "open", 2, 3), ("compute_reward", None, 6, 8), ("orphan_tool", "gone", 8, 9),
+    ]  # fmt: skip
+    spans = [
+        {"trace_id": "t", "step": 1, "span_id": op, "parent_id": parent, "op": op,
+         "start_ns": start * second, "end_ns": end * second}
+        for op, parent, start, end in calls
+    ]  # fmt: skip
+    trajectory = {"trace_id": "t", "step": 1, "start_ns": 0, "end_ns": 10 * second}
+    (row,) = query("time_by_kind", trajectories=[trajectory], spans=spans)
+    assert (row["duration_s"], row["tool_s"], row["reward_s"], row["waiting_s"]) == (10, 5, 2, 3)
+
+
+def test_rewards_that_are_nan_or_without_bounds_stop_no_query() -> None:
+    rows = group([float("nan"), 1.0, float("inf")], group_id="g", prompt_hash="h")
+    for name in ("reward_by_step", "group_spread", "pass_at_k", "recording_gaps"):
+        assert query(name, trajectories=rows)
+    (row,) = query("same_prompt", {"prompt_hash": "h"}, trajectories=rows)
+    assert row["best_trace_id"] == "g-2"

@@ -1,0 +1,180 @@
+"""Every named query finds what an independent computation finds, on four kinds of store."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from localtrace.reader import Store
+from localtrace.sql import load_queries
+from tests.queries import expected
+from tests.queries.expected.rows import BY_STEP
+from tests.queries.facts import Facts
+from tests.snapshots import store_of
+
+_PROMPT = [*BY_STEP, "group_id", "sample_index"]
+_CALL = ["trace_id", "engine_s", "finish_reason", "output_tokens", "joined"]
+KEYS: dict[str, list[str]] = {
+    "compare_runs": ["step"],
+    "empty_or_duplicated": ["trace_id"],
+    "engine_calls": [*_CALL, "op", "status", "step", "weight_version", "prompt_tokens"],
+    "errors_by_op": ["op", "status", "error_type"],
+    "finish_reasons_by_step": [*BY_STEP, "finish_reason"],
+    "length_outliers": ["trace_id"],
+    "pass_at_k": [*BY_STEP, "k"],
+    "pass_at_k_by_prompt": _PROMPT,
+    "prompts_changed": ["experiment", "run_id", "validate", "prompt"],
+    "same_prompt": [*BY_STEP, "validate"],
+    "slowest_ops": ["op"],
+    "tool_errors": ["op", "message"],
+    "zero_variance_groups": _PROMPT,
+}
+"""What tells the rows of a query apart; elsewhere experiment, run and step."""
+UNSAID = {"prompts_changed": ["sample_index"], "same_prompt": ["prompt_hash", "sample_index"]}
+"""Columns that give any one of several values."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "compare_runs": {"a": "run-a", "b": "run-b"},
+    "pass_at_k_by_prompt": {"k": 4},
+    "prompts_changed": {"from_step": 5, "to_step": 10},
+    "same_prompt": {"sample_index": "1"},
+    "text_hits": {"text": "exploit()"},
+}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "compare_runs": [{"a": "run-b", "b": "run-c"}, {"a": "run-a", "b": "none"}],
+    "length_outliers": [{"deviations": 2}, {"deviations": "0.5"}, {"deviations": 100}],
+    "pass_at_k": [
+        {"threshold": 0.5}, {"threshold": "0.25"}, {"validate": True}, {"validate": "true"},
+        {"validate": False, "threshold": -1}, {"threshold": 9},
+    ],
+    "pass_at_k_by_prompt": [
+        {"k": 1}, {"k": "8"}, {"k": 9}, {"k": 0}, {"k": -3}, {"threshold": 0.5},
+        {"step": 3}, {"step": "3", "k": 7},
+    ],
+    "prompts_changed": [
+        {"from_step": 1, "to_step": 6}, {"from_step": "6", "to_step": "1"},
+        {"from_step": 3, "to_step": 3}, {"from_step": 1, "to_step": 999},
+    ],
+    "same_prompt": [
+        {"sample_index": 2}, {"sample_index": None, "prompt_hash": "sha-1"},
+        {"prompt_hash": "sha-2", "sample_index": "2"}, {"sample_index": None},
+        {"sample_index": "none"},
+    ],
+    "text_hits": [
+        {"text": text} for text in ("a.b*c", "(open", "50%_", "\x1b[31m", "größe", "\n", "", "x\\d")
+    ] + [
+        {"text": None, "regex": regex}
+        for regex in ("w1[0-9]$", r"a\.b\*c", "(?i)EXPLOIT", "^The ", "ö")
+    ] + [{"regex": "^w"}, {"text": None}],
+}  # fmt: skip
+SHARED: dict[str, list[Any]] = {
+    "run": ["run-a", "none"], "experiment": ["beta", "none"], "step": [4, "12", 999],
+}  # fmt: skip
+
+
+def variants(name: str) -> Iterator[dict[str, Any]]:
+    """Every parameter of a query, each given in turn beside those that it needs."""
+    needed = NEEDED.get(name, {})
+    yield needed
+    for more in VARIANTS.get(name, []):
+        yield needed | more
+    parameters = load_queries()[name].parameters
+    for parameter in parameters:
+        for value in SHARED.get(parameter, []):
+            yield needed | {parameter: value}
+    if {"run", "experiment"} <= set(parameters):
+        yield needed | {"run": "run-c", "experiment": "beta"}
+
+
+def check(store: Store, facts: Facts, name: str, params: dict[str, Any]) -> int:
+    """Compare all rows of a query; returns how many there are."""
+    given = {key: value for key, value in params.items() if value is not None}
+    result = store.query(name, **params)
+    found = result.to_dicts()
+    assert not any(isinstance(value, Decimal) for row in found for value in row.values())
+    wanted = getattr(expected, name)(facts, **given)
+    unsaid = UNSAID.get(name, [])
+    assert sorted(wanted.columns) == sorted(
+        column for column in result.columns if column not in unsaid
+    )
+    by = KEYS.get(name, BY_STEP)
+    found_by_key, wanted_by_key = _by_key(found, by), _by_key(_plain(wanted), by)
+    assert found_by_key.keys() == wanted_by_key.keys()
+    for key, row in wanted_by_key.items():
+        for column, value in row.items():
+            other = found_by_key[key][column]
+            assert _same(value, other), (name, params, key, column, other, value)
+    return len(found)
+
+
+def _by_key(rows: list[dict[str, Any]], by: list[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Rows by what tells them apart, and by a number where nothing does."""
+    keyed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    times: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = tuple(_key(row[name]) for name in by)
+        keyed[*key, times[key]] = row
+        times[key] += 1
+    return keyed
+
+
+def _key(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {name: None if value is pd.NA else value for name, value in row.items()}
+        for row in frame.astype(object).to_dict("records")
+    ]
+
+
+def _same(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, float) and math.isnan(wanted):
+        return found is None or (isinstance(found, float) and math.isnan(found))
+    if wanted is None or found is None or isinstance(wanted, str | list):
+        return bool(wanted == found)
+    return math.isclose(wanted, found, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_every_query_has_an_independent_computation() -> None:
+    assert set(load_queries()) == set(expected.__all__)
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_every_query_is_right_on_200_000_trajectories(
+    name: str, large: Store, large_facts: Facts
+) -> None:
+    assert check(large, large_facts, name, NEEDED.get(name, {})) > 0
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_every_parameter_narrows_as_it_says(name: str, small: Store, small_facts: Facts) -> None:
+    counts = [check(small, small_facts, name, params) for params in variants(name)]
+    assert counts[0] > 0
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_every_query_is_right_on_the_demos_store(name: str, demo: Store, demo_facts: Facts) -> None:
+    (run,) = demo.runs().to_dicts()
+    own = {
+        "compare_runs": {"a": run["run_id"], "b": run["run_id"]},
+        "prompts_changed": {"from_step": 1, "to_step": 2},
+        "text_hits": {"regex": "[0-9]"},
+    }
+    check(demo, demo_facts, name, own.get(name, NEEDED.get(name, {})))
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_every_query_gives_its_columns_on_an_empty_store(name: str, small: Store) -> None:
+    params = NEEDED.get(name, {})
+    with store_of() as store:
+        found = store.query(name, **params)
+    assert found.to_dicts() == []
+    assert found.to_arrow().schema.types == small.query(name, **params).to_arrow().schema.types
+    assert found.columns == small.query(name, **params).columns

@@ -1,0 +1,76 @@
+"""What a query hands over, and in which order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from localtrace.reader import Store
+from localtrace.sql import load_queries
+from tests.queries.expected.rows import BY_STEP
+from tests.queries.test_named_queries import NEEDED
+
+
+def test_100_000_recorded_rows_take_at_most_twice_their_size(large_folder: Path) -> None:
+    sql = "select * from stored.trajectories limit 100000"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.queries.large_selection", str(large_folder), sql],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    count, size_bytes, grown_bytes = map(int, done.stdout.split())
+    assert count == 100_000
+    assert grown_bytes <= 2 * size_bytes
+
+
+def test_results_are_arrow_and_never_python_objects(
+    small: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("rows became Python objects")
+
+    monkeypatch.setattr(pa, "array", refuse)
+    monkeypatch.setattr(pa, "table", refuse)
+    found = small.trajectories(step=3)
+    assert found.to_arrow()["trace_id"].type == pa.string()
+
+
+@pytest.mark.parametrize("name", [name for name in load_queries() if name.endswith("_by_step")])
+def test_steps_come_in_order_and_unknown_ones_last(name: str, small: Store) -> None:
+    found = small.query(name, **NEEDED.get(name, {})).to_dicts()
+    order = [tuple((row[key] is None, row[key] or 0) for key in BY_STEP) for row in found]
+    assert order == sorted(order)
+    assert order[-1][2][0], "the store has rollouts of unknown step"
+
+
+@pytest.mark.parametrize(("name", "by"), [
+    ("errors_by_op", "calls"), ("tool_errors", "calls"), ("slowest_ops", "total_s"),
+])  # fmt: skip
+def test_what_happens_most_comes_first(name: str, by: str, small: Store) -> None:
+    values = [row[by] for row in small.query(name).to_dicts()]
+    assert values == sorted(values, reverse=True)
+
+
+def test_the_hardest_prompt_the_farthest_outlier_and_the_largest_change_come_first(
+    small: Store,
+) -> None:
+    hardest = [row["pass_at_k"] for row in small.query("pass_at_k_by_prompt", k=2).to_dicts()]
+    assert hardest == sorted(hardest)
+    far = [abs(row["deviations"]) for row in small.query("length_outliers").to_dicts()]
+    assert far == sorted(far, reverse=True)
+    changes = small.query("prompts_changed", from_step=5, to_step=10).to_dicts()
+    changed = [abs(row["change"]) for row in changes if row["change"] == row["change"]]
+    assert changed == sorted(changed, reverse=True)
+
+
+@pytest.mark.parametrize("name", load_queries())
+@pytest.mark.parametrize("value", ["'; drop view runs; --", "\x00"])
+def test_a_value_is_never_taken_for_sql(name: str, value: str, small: Store) -> None:
+    parameters = load_queries()[name].parameters
+    texts = {"run", "experiment", "a", "b", "text", "regex", "prompt_hash", "sample_index"}
+    given = {key: value for key in parameters if key in texts}
+    assert small.query(name, **{**NEEDED.get(name, {}), **given}).to_dicts() == []
