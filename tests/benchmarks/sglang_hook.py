@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import localtrace
 from tests.benchmarks.figures import Figure, Promise, Table
 from tests.benchmarks.timing import recording
 from tests.sglang.conftest import SETTINGS
@@ -61,15 +63,23 @@ def _generate(engine: Any, load: dict[str, Any]) -> None:
     engine.loop.run_until_complete(everything())
 
 
-def _cpu_s(engine: Any, load: dict[str, Any]) -> tuple[float, float]:
-    """Of this process, and of all processes of the engine."""
-    import localtrace
+@dataclass(frozen=True, slots=True)
+class _CpuTime:
+    loop_s: float
+    """The thread with the event loop."""
+    manager_s: float
+    """The process with the tokenizer manager."""
+    engine_s: float
+    """All processes of the engine."""
 
-    others_s, begun_s = _others_s(engine), time.process_time()
+
+def _cpu_time(engine: Any, load: dict[str, Any]) -> _CpuTime:
+    others_s, manager_s, loop_s = _others_s(engine), time.process_time(), time.thread_time()
     _generate(engine, load)
+    loop_s = time.thread_time() - loop_s
     localtrace.flush(60)
-    own_s = time.process_time() - begun_s
-    return own_s, own_s + _others_s(engine) - others_s
+    manager_s = time.process_time() - manager_s
+    return _CpuTime(loop_s, manager_s, manager_s + _others_s(engine) - others_s)
 
 
 def _others_s(engine: Any) -> float:
@@ -77,28 +87,34 @@ def _others_s(engine: Any) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def _round(engine: Any, load: dict[str, Any], hook_first: bool) -> dict[bool, tuple[float, float]]:
-    """CPU times with the hook (True) and without it."""
+def _round(engine: Any, load: dict[str, Any], hook_first: bool) -> dict[bool, _CpuTime]:
+    """With the hook (True) and without it."""
     measured = {}
     for has_hook in (hook_first, not hook_first):
         with recording() if has_hook else _without_hook(engine):
-            measured[has_hook] = _cpu_s(engine, load)
+            measured[has_hook] = _cpu_time(engine, load)
     return measured
 
 
 def _row(engine: Any, name: str, load: dict[str, Any]) -> list[str]:
     _round(engine, load, True)
     rounds = [_round(engine, load, number % 2 == 0) for number in range(ROUNDS)]
-    own = Figure(tuple(one[False][0] for one in rounds))
-    everything = Figure(tuple(one[False][1] for one in rounds))
-    added = Figure(tuple(one[True][0] for one in rounds)) - own
-    of_own, of_everything = (
-        Figure(tuple(100 * value for value in (added / whole).rounds))
-        for whole in (own, everything)
-    )
-    each = Figure(tuple(1e6 * value / CONCURRENT for value in added.rounds))
-    shares = [of_own.text("%"), of_everything.text("%"), _PROMISE.verdict(of_everything)]
-    return [name, own.text("s"), everything.text("s"), each.text("µs"), *shares]
+
+    def figure(value: Callable[[_CpuTime, _CpuTime], float]) -> Figure:
+        return Figure(tuple(value(one[False], one[True]) for one in rounds))
+
+    added_loop = figure(lambda off, on: 1e6 * (on.loop_s - off.loop_s) / CONCURRENT)
+    added = figure(lambda off, on: 1e6 * (on.manager_s - off.manager_s) / CONCURRENT)
+    of_manager = figure(lambda off, on: 100 * (on.manager_s / off.manager_s - 1))
+    of_engine = figure(lambda off, on: 100 * (on.manager_s - off.manager_s) / off.engine_s)
+    return [
+        name,
+        figure(lambda off, _: off.manager_s).text("s"),
+        figure(lambda off, _: off.engine_s).text("s"),
+        added_loop.text("µs"),
+        added.text("µs"),
+        *(f"{share.text('%')}: {_PROMISE.outcome(share)}" for share in (of_manager, of_engine)),
+    ]
 
 
 def measure(model: Path) -> Table:
@@ -109,17 +125,25 @@ def measure(model: Path) -> Table:
     engine = sglang.Engine(model_path=str(make_model(model)), **settings)
     rows = [_row(engine, name, load) for name, load in _LOADS.items()]
     engine.shutdown()
-    header = ("load", "manager's process", "engine", "hook per request")
     return Table(
         "CPU time of the SGLang hook",
-        (*header, "hook / manager's process", "hook / engine", "promise, of the engine"),
+        (
+            "load",
+            "manager's process",
+            "engine",
+            "adds on the loop",
+            "adds in the process",
+            "adds / manager's process",
+            "adds / engine",
+        ),
         rows,
         (
             f"SGLang {sglang.__version__} on a CPU, a tiny model: {CONCURRENT} requests at once, "
             f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens each, with logprobs.",
             f"Medians of {ROUNDS} rounds (lowest to highest), each with and without the hook.",
-            "The engine: the processes of tokenizer manager, scheduler and detokenizer. The hook: "
-            "what it adds to the first of them, the recorder's threads included.",
+            "Added per request: on the thread with the event loop, and in its whole process, where "
+            "the recorder's threads are. The engine: that process, scheduler and detokenizer. "
+            f"The promise: at most {_PROMISE.limit:g} %.",
         ),
     )
 

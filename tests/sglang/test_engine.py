@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace.errors import ConfigError
 from localtrace.trainer_hooks.sglang import wrap
 from tests.recording import Recording
 from tests.sglang.answers import by_rid, check, newest, payloads, rid_of
@@ -207,3 +208,13 @@ def test_a_generation_is_a_detail_of_the_call_that_asked(store: Recording, engin
     assert child["parent_id"] == parent["span_id"]
     assert (child["is_turn"], child["step"]) == (False, 2)
     assert child["output_ids"] == parent["output_ids"]
+
+
+def test_several_tokenizer_workers_are_refused_where_recording_is_required(
+    store: Recording, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.managers.multi_tokenizer_mixin import MultiTokenizerRouter
+
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(ConfigError, match="--tokenizer-worker-num"):
+        MultiTokenizerRouter(None, None)
