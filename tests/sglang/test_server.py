@@ -183,15 +183,26 @@ def test_a_client_that_disconnects_leaves_what_there_was(server: Server) -> None
     assert len(span["output_ids"]) < 1500
 
 
-def test_a_client_that_disconnects_before_its_answer_leaves_what_there_was(server: Server) -> None:
-    body = {"input_ids": [40, 41], "rid": "given-up", "sampling_params": _LONG}
+def give_up(server: Server, after_s: float) -> dict[str, Any]:
+    """Ask, hang up before the answer, and give what was recorded."""
+    rid = f"given-up-after-{after_s}"
+    body = {"input_ids": [40, 41], "rid": rid, "sampling_params": _LONG}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/generate", json=body, timeout=0.5)
-    trace_id = localtrace.trace_id_of("given-up")
+        httpx.post(f"{server.url}/generate", json=body, timeout=after_s)
+    trace_id = localtrace.trace_id_of(rid)
     spans = wait_for(server.store, lambda spans: trace_id in [one["trace_id"] for one in spans])
     (span,) = [one for one in spans if one["trace_id"] == trace_id]
-    assert (span["status"], span["prompt_ids"]) == ("cancelled", [40, 41])
-    assert len(span["output_ids"]) > 0
+    return dict(span)
+
+
+def test_a_client_that_disconnects_before_its_answer_leaves_what_there_was(server: Server) -> None:
+    # The scheduler hands tokens over in portions, the first one when the machine finds the time.
+    for after_s in (0.25, 0.5, 1, 2, 4):
+        span = give_up(server, after_s)
+        assert (span["status"], span["prompt_ids"]) == ("cancelled", [40, 41])
+        if span["output_ids"]:
+            break
+    assert 0 < len(span["output_ids"]) < 1500
 
 
 def test_an_abort_is_recorded_with_its_ids(server: Server) -> None:
