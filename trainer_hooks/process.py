@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import localtrace
 from localtrace import recorder as process
@@ -11,6 +13,8 @@ from localtrace.errors import LocalTraceError
 from localtrace.losses import logger
 
 _ASKING = ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID")
+_SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
+"""Ray's copy of a job's working directory; it goes away with the job."""
 _tried_in: int | None = None
 """The process that has tried; a forked child may try again."""
 
@@ -41,6 +45,11 @@ def record_this_process(worker: str | None = None) -> bool:
         if os.environ.get("LOCALTRACE_REQUIRED") == "1":
             raise
     return process.active is not None
+
+
+def in_session_folder(path: Path) -> bool:
+    """Whether an absolute path lies where Ray deletes it with the job."""
+    return _SESSION_FOLDER.search(f"{path}/") is not None
 
 
 def say(text: str) -> None:

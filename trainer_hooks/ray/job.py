@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,12 +15,10 @@ from localtrace.config import Settings
 from localtrace.errors import ConfigError
 from localtrace.losses import logger
 from localtrace.recorder import Recorder
-from localtrace.trainer_hooks.process import say
+from localtrace.trainer_hooks.process import in_session_folder, say
 from localtrace.trainer_hooks.ray.worker import record_at_import
 
 SETUP_HOOK = "worker_process_setup_hook"
-_SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
-"""Ray's copy of a job's working directory; it goes away with the job."""
 _PREFIX = "LOCALTRACE_"
 _OF_THE_JOB = ("store", "project", "experiment", "run_id", "attempt")
 _OF_ONE_PROCESS = ("worker", "resume")
@@ -122,7 +119,7 @@ def _text(value: Any) -> str:
 
 def _refuse_session_folder(path: Path) -> None:
     path = path.expanduser().absolute()
-    if _SESSION_FOLDER.search(f"{path}/"):
+    if in_session_folder(path):
         raise ConfigError(
             f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE to "
             "an absolute path"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import localtrace
 from localtrace import recorder as process
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.losses import logger
-from localtrace.trainer_hooks.process import say
+from localtrace.trainer_hooks.process import in_session_folder, say
 from localtrace.trainer_hooks.verl.settings import hook_settings
 
 BACKEND = "localtrace"
 BACKEND_KEY = "actor_rollout_ref.rollout.trace.backend"
 KNOWN_VERSIONS = ("0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")
-_SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
-"""Ray's copy of a job's working directory; it goes away with the job."""
 _EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
 
 _config: Any = None
@@ -83,7 +80,7 @@ def store_path(config: Any) -> Path:
     checkpoints = select(config, "trainer.default_local_dir")
     path = Path(given or (Path(checkpoints).parent / "localtrace" if checkpoints else "localtrace"))
     path = path.expanduser().absolute()
-    if _SESSION_FOLDER.search(f"{path}/"):
+    if in_session_folder(path):
         raise ConfigError(
             f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE or "
             "trainer.default_local_dir to an absolute path"
