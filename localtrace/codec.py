@@ -5,9 +5,10 @@ do not reach the record. Where MessagePack has no word for a value, an extension
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
 (`to_json`, `from_json`), tagged as `tagged` tells.
 
-Containers come back as JSON's own: tuples, sets and named tuples as lists (as tuples where they
-are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their values, half
-floats as float32, arrays without dimensions as their one value, naive datetimes and dates as text.
+Containers come back as JSON's own: tuples, sets, named tuples and `array.array` as lists (as tuples
+where they are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their
+values, half floats as float32, arrays without dimensions as their one value, naive datetimes and
+dates as text.
 For a tensor on a device a marker is encoded, where `splice` later puts what it would have been.
 
 This module knows nothing of trajectories, files or threads.
@@ -168,6 +169,8 @@ def _foreign(value: Any) -> Any:
     module = kind.__module__.partition(".")[0]
     if module == "numpy":
         return _numpy(value)
+    if module == "array":
+        return value.tolist()
     if module == "PIL":
         return left_out("dropped", value)
     if isinstance(value, float):

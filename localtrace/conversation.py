@@ -5,20 +5,17 @@ This module prints nothing; what it gives is not escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from localtrace.codec import to_json
-from localtrace.schema import FINISH_NAMES
+from localtrace.schema import FINISH_NAMES, OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.tokens import shared_prefix
 from localtrace.types import Span, Trajectory
 
 VALUE_MAX = 300
 """Characters of an argument or a result where it is shortened."""
-
-TEXT_NAMES = ("text", "content", "response_text", "output_text")
-"""Fields of a result that hold what was generated as text."""
 
 StoredTexts = Callable[[], dict[str, str | None]]
 """Prompt texts as the store holds them, by span id; asked for only where ids cannot be decoded."""
@@ -69,7 +66,8 @@ class Conversation:
             given = [f"prompt: {self._new_prompt(span, span.prompt_ids)}"]
             self._prompts.append(span.prompt_ids + (span.output_ids or []))
         else:
-            given = ["(the prompt cannot be rebuilt)"]
+            text = named_text(span.inputs, PROMPT_TEXT_NAMES)
+            given = ["(the prompt cannot be rebuilt)" if text is None else f"prompt: {text}"]
         turn = Turn(span, tuple(given), _text(span))
         self._said = turn.said
         return turn
@@ -104,11 +102,15 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
+def named_text(fields: Any, names: tuple[str, ...]) -> str | None:
+    """The first of `names` that is a text among arguments or in a result."""
+    values = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
+    return next((value for value in values if isinstance(value, str)), None)
+
+
 def _text(span: Span) -> str | None:
-    if span.output_text is not None or not isinstance(span.outputs, dict):
-        return span.output_text
-    texts = (span.outputs.get(name) for name in TEXT_NAMES)
-    return next((text for text in texts if isinstance(text, str)), None)
+    given = named_text(span.outputs, OUTPUT_TEXT_NAMES)
+    return given if span.output_text is None else span.output_text
 
 
 def _recorded(span: Span) -> str:

@@ -64,6 +64,13 @@ class TableSchema:
 
         return pa.schema([field for field in self.arrow() if field.name not in self.partitions])
 
+    def no_rows(self) -> pa.Table:
+        """The table without rows."""
+        import pyarrow as pa
+
+        # To make an empty array, pyarrow imports pandas if it is there, which takes half a second.
+        return pa.Table.from_batches([], self.arrow())
+
 
 def _arrow_type(alias: str) -> pa.DataType:
     import pyarrow as pa
@@ -127,7 +134,12 @@ TRAJECTORIES = TableSchema(
         Column("name", "string", "name given to the trajectory"),
         Column("agent", "string", "name of the agent loop"),
         Column("data_source", "string", "name of the dataset"),
-        Column("prompt_hash", "string", "identity of the first prompt; null: unknown", since=2),
+        Column(
+            "prompt_hash",
+            "string",
+            "identity of the first turn's prompt, 32 hex digits; null: no turn, or unknown",
+            since=2,
+        ),
         Column("status", "string", "ok, error, cancelled, interrupted or dropped"),
         Column("error", "string", "exception type and message, or the reason of a drop"),
         Column("start_ns", "int64", "start, ns since the Unix epoch"),
@@ -136,7 +148,7 @@ TRAJECTORIES = TableSchema(
         Column("reward", "double", "reward set inside the rollout; later ones are outcomes"),
         Column("span_count", "int64", "calls recorded in the trajectory"),
         Column("turn_count", "int64", "model generations among them"),
-        Column("output_tokens", "int64", "tokens generated in all turns"),
+        Column("output_tokens", "int64", "tokens generated in all turns; null: no turn has ids"),
         Column("attributes", "string", "everything else set on the trajectory, tagged JSON object"),
         Column("host", "string", "host name of the recording process"),
         Column("pid", "int64", "process id of the recording process"),
@@ -194,7 +206,10 @@ SPANS = TableSchema(
             "prompt_text", "string", "prompt_ids as text; null where no tokenizer was available"
         ),
         Column(
-            "output_text", "string", "output_ids as text; null where no tokenizer was available"
+            "output_text",
+            "string",
+            "output_ids as text, null where no tokenizer was available; of a turn without ids, the "
+            "text in its result",
         ),
         Column("finish_reason", "string", "why the generation stopped"),
         Column("weight_version", "string", "version of the policy weights that generated"),
@@ -268,8 +283,12 @@ PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
 """Argument names that hold the prompt ids of a generation."""
 MESSAGE_NAMES = ("messages", "raw_prompt")
 """Argument names that hold the message list of a generation."""
+PROMPT_TEXT_NAMES = ("prompt", "text", "prompt_text")
+"""Argument names that hold the prompt of a generation as text."""
 OUTPUT_NAMES = ("output_ids", "token_ids", "response_ids", "completion_ids", "output_token_ids")
 """Result fields that hold the generated ids."""
+OUTPUT_TEXT_NAMES = ("text", "content", "response_text", "output_text")
+"""Result fields that hold what was generated as text."""
 LOGPROB_NAMES = ("output_logprobs", "logprobs", "log_probs", "response_logprobs")
 """Result fields that hold one log-probability per generated id."""
 MASK_NAMES = ("response_mask",)

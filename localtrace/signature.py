@@ -16,7 +16,8 @@ _NOTHING: dict[Any, Any] = {
     inspect.Parameter.VAR_KEYWORD: {},
 }
 """What `*args` and `**kwargs` hold when nothing is given for them."""
-_TURN_NAMES = frozenset(PROMPT_NAMES + MESSAGE_NAMES)
+_TURN_NAMES = frozenset((*PROMPT_NAMES, *MESSAGE_NAMES, "prompt"))
+"""Of the names of texts only `prompt`: many a function that takes a `text` generates nothing."""
 
 
 class Signature:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from localtrace.codec import encode, from_json
-from localtrace.store.deltas import list_elements
+from localtrace.store.encoded import list_elements
 
 Row = Mapping[str, Any]
 """One row of the table `spans`, by column name."""

@@ -9,8 +9,8 @@ import click
 
 from localtrace.cli.completing import complete_filter
 from localtrace.cli.options import FILTERS_HELP, format_option, store_option
-from localtrace.conversation import TEXT_NAMES
 from localtrace.errors import QueryError
+from localtrace.schema import OUTPUT_TEXT_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 6
 _WORDS_MAX = 200
 """Characters of an output that are read; a table shows fewer."""
-_RESULT_TEXTS = ", ".join(f"a.outputs ->> '$.{name}'" for name in TEXT_NAMES)
+_RESULT_TEXTS = ", ".join(f"a.outputs ->> '$.{name}'" for name in OUTPUT_TEXT_NAMES)
 _GROUP = "run_id, step, validate, group_id, if(group_id is null, sample_index, null)"
 _GROUPS_SQL = f"""
 select
@@ -61,7 +61,7 @@ order by rollout_n, start_ns, t.trace_id
                 shell_complete=complete_filter)  # fmt: skip
 @store_option
 @format_option
-def command(words: tuple[str, ...], store_path: Path, form: str) -> None:
+def command(words: tuple[str, ...], store_paths: tuple[Path, ...], form: str) -> None:
     """Compare the rollouts of one group: rewards, lengths, how they ended, how they answer.
 
     GROUP is a group id, or the beginning of one as long as it is unique. Filters that leave one
@@ -72,7 +72,7 @@ def command(words: tuple[str, ...], store_path: Path, form: str) -> None:
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         group = _the_one(store, words)
         rollouts = _rollouts(store, group)
     if form == "table":

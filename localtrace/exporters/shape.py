@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from localtrace.conversation import named_text
 from localtrace.schema import (
     LOGPROB_NAMES,
     MESSAGE_NAMES,
     OUTPUT_NAMES,
+    OUTPUT_TEXT_NAMES,
     PROMPT_NAMES,
+    PROMPT_TEXT_NAMES,
 )
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import tokenizer_of
@@ -21,10 +24,6 @@ if TYPE_CHECKING:
 
 Decode = Callable[[str, list[int]], str | None]
 """Turns a run's ids into text."""
-_TEXTS = ("text", "content", "response_text")
-"""Result fields that hold what was generated as text."""
-_PROMPT_TEXTS = ("prompt", "text", "prompt_text")
-"""Arguments that hold a prompt as text."""
 
 
 def outcome_value(outcome: Outcome) -> float | str | list[float] | None:
@@ -60,20 +59,24 @@ def prompt_text(span: Span, run_id: str, decode: Decode) -> str | None:
     """The whole prompt of a call as text, from its ids or as it was given; None: unknown."""
     if span.prompt_ids is not None:
         return decode(run_id, span.prompt_ids)
-    return _text(span.inputs, _PROMPT_TEXTS)
+    return named_text(span.inputs, PROMPT_TEXT_NAMES)
 
 
 def given_text(span: Span) -> str | None:
     """What a call generated, where its result says it as text: usually without special tokens."""
     if isinstance(span.outputs, str):
         return span.outputs
-    return _text(span.outputs, _TEXTS)
+    return named_text(span.outputs, OUTPUT_TEXT_NAMES)
 
 
 def plain_decoder(store: Store) -> Decode:
     """A function from run id and token ids to text without special tokens."""
-    layout = open_layout(store.path)
-    of_run = cache(lambda run_id: tokenizer_of(layout, run_id))
+    layouts = [open_layout(path) for path in store.paths]
+
+    @cache
+    def of_run(run_id: str) -> Any | None:
+        found = (tokenizer_of(layout, run_id) for layout in layouts)
+        return next((tokenizer for tokenizer in found if tokenizer is not None), None)
 
     def decode(run_id: str, ids: list[int]) -> str | None:
         tokenizer = of_run(run_id)
@@ -88,7 +91,7 @@ def plain_decoder(store: Store) -> Decode:
 def generations(spans: Sequence[Span]) -> list[Span]:
     """The turns; where there is none, the outermost calls that went from text to text.
 
-    Rollouts whose ids nobody wrote down, such as imported dumps, have only those.
+    Such as functions that return what was generated as bare text, which are no turns.
     """
     turns = [span for span in spans if span.is_turn]
     outermost = (span for span in spans if span.parent_id is None)
@@ -96,11 +99,5 @@ def generations(spans: Sequence[Span]) -> list[Span]:
         span
         for span in outermost
         if given_text(span) is not None
-        and (span.messages is not None or _text(span.inputs, _PROMPT_TEXTS) is not None)
+        and (span.messages is not None or named_text(span.inputs, PROMPT_TEXT_NAMES) is not None)
     ]
-
-
-def _text(value: Any, names: tuple[str, ...]) -> str | None:
-    fields = value if isinstance(value, Mapping) else {}
-    texts = (fields.get(name) for name in names)
-    return next((text for text in texts if isinstance(text, str)), None)

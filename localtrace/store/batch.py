@@ -11,7 +11,7 @@ from itertools import accumulate
 import msgspec
 
 from localtrace.arrays import Array, array_head
-from localtrace.store.deltas import list_bytes
+from localtrace.store.encoded import list_bytes
 from localtrace.store.records import Kind
 
 _RECORD_MAX_BYTES = 4 * 2**20

@@ -5,7 +5,7 @@ on from an earlier one. `DeltaReader` puts whole lists back together from the re
 journal. A base is always in the same journal and was written before the turn that names it; every
 sixteenth link of a chain is whole, so a rebuild reads at most sixteen records.
 
-A list's elements are its MessagePack bytes without the header; crc32 values are of these.
+Values of crc32 are of a list's elements, which are its MessagePack bytes without the header.
 """
 
 from __future__ import annotations
@@ -17,58 +17,20 @@ from itertools import accumulate
 
 import msgspec
 
-from localtrace import codec
-from localtrace.schema import FINISH_NAMES, MESSAGE_NAMES, OUTPUT_NAMES, PROMPT_NAMES
+from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
 from localtrace.store.checksum import crc32
+from localtrace.store.encoded import first_named, list_bytes, list_elements, raw_map
 from localtrace.store.records import Call, Delta, TurnCall
+from localtrace.store.turns import Fields, TurnTotals, output_elements
 
 CHAIN_MAX = 16
 """A chain of turns, from its whole prompt on, has at most this many links."""
 _BASES_PER_TRAJECTORY = 8
 _WORTH_BYTES = 64
 _NIL = msgspec.Raw(b"\xc0")
-_MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _TURN_DECODER = msgspec.msgpack.Decoder(TurnCall)
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-def list_elements(data: bytes) -> tuple[int, bytes] | None:
-    """Count and bytes of the elements of an encoded list; None for anything else."""
-    if not data:
-        return None
-    first = data[0]
-    if 0x90 <= first <= 0x9F:
-        return first & 0x0F, data[1:]
-    if first == 0xDC:
-        return int.from_bytes(data[1:3], "big"), data[3:]
-    if first == 0xDD:
-        return int.from_bytes(data[1:5], "big"), data[5:]
-    return None
-
-
-def list_bytes(count: int, elements: bytes) -> bytes:
-    """Encode a list from the bytes of its elements."""
-    if count < 16:
-        return bytes([0x90 | count]) + elements
-    if count < 2**16:
-        return b"\xdc" + count.to_bytes(2, "big") + elements
-    return b"\xdd" + count.to_bytes(4, "big") + elements
-
-
-def raw_map(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
-    """The items of an encoded map with text keys, still encoded; None for anything else."""
-    try:
-        return _MAP_DECODER.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -> str | None:
-    """The first of `names` that is a field."""
-    if fields is None:
-        return None
-    return next((name for name in names if name in fields), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +44,6 @@ class _Base:
     """Of the list and, for prompts, of the ids generated after it."""
     links: int
     """Length of the chain that ends here; 1 for a whole list."""
-
-
-@dataclass(slots=True)
-class TurnTotals:
-    """What the writer counts per open trajectory."""
-
-    turns: int = 0
-    output_tokens: int = 0
 
 
 class DeltaWriter:
@@ -110,21 +64,31 @@ class DeltaWriter:
         for base in self._bases.pop(key, ()):
             self._cached_bytes -= len(base.elements)
 
-    def rewrite(self, key: bytes, record: bytes, totals: TurnTotals) -> bytes:
-        """Replace the prompt and the messages of a turn by deltas, and count the turn.
+    def rewrite(
+        self, key: bytes, record: bytes, totals: TurnTotals, *, counted: bool = False
+    ) -> bytes:
+        """Replace the prompt and the messages of a call by deltas, and count it if it is a turn.
 
         The lists become bases for later turns at once; when the record then does not reach its
         journal, the next journal begins, and `forget_all` with it.
+
+        Args:
+            counted: the totals have it already, or never will.
         """
         call = _TURN_DECODER.decode(record)
-        inputs = raw_map(call.inputs)
-        if inputs is None:
-            return record
-        outputs = raw_map(call.outputs)
-        output = _output_elements(outputs)
-        if not call.detail and (output is not None or first_named(outputs, FINISH_NAMES)):
-            totals.turns += 1
-            totals.output_tokens += 0 if output is None else output[0]
+        inputs, outputs = raw_map(call.inputs) or {}, raw_map(call.outputs)
+        totals.settle(call, outputs)
+        call.deltas = self._deltas(key, call, inputs, output_elements(outputs))
+        if call.deltas:
+            rest = inputs | dict.fromkeys((delta.name for delta in call.deltas), _NIL)
+            call.inputs = msgspec.Raw(_ENCODER.encode(rest))
+        if not counted:
+            totals.add(call, inputs, outputs)
+        return _ENCODER.encode(call)
+
+    def _deltas(
+        self, key: bytes, call: TurnCall, inputs: Fields, output: tuple[int, bytes] | None
+    ) -> list[Delta]:
         deltas, bases = [], []
         for names, following in ((PROMPT_NAMES, output), (MESSAGE_NAMES, None)):
             name = first_named(inputs, names)
@@ -133,17 +97,13 @@ class DeltaWriter:
                 continue
             delta, links = self._delta(key, name, *listed)
             deltas.append(delta)
-            inputs[name] = _NIL
             count, elements = listed
             if following is not None:
                 count, elements = count + following[0], elements + following[1]
             bases.append(_Base(call.span_id, name, count, elements, links))
-        if not deltas:
-            return record
-        call.inputs = msgspec.Raw(_ENCODER.encode(inputs))
-        call.deltas = deltas
-        self._remember(key, bases)
-        return _ENCODER.encode(call)
+        if bases:
+            self._remember(key, bases)
+        return deltas
 
     def _remember(self, key: bytes, bases: list[_Base]) -> None:
         known = self._bases.setdefault(key, [])
@@ -174,18 +134,6 @@ class DeltaWriter:
             if shared > longest:
                 best, longest = base, shared
         return best, longest
-
-
-def _output_elements(outputs: dict[str, msgspec.Raw] | None) -> tuple[int, bytes] | None:
-    name = first_named(outputs, OUTPUT_NAMES)
-    if outputs is None or name is None:
-        return None
-    listed = list_elements(bytes(outputs[name]))
-    if listed is None:
-        ids = codec.decode(outputs[name])
-        if hasattr(ids, "tolist"):  # an array, which becomes a list in its column
-            listed = list_elements(codec.encode(ids.tolist()))
-    return listed
 
 
 def _shared_prefix(left: bytes, right: bytes) -> int:
@@ -239,7 +187,7 @@ class DeltaReader:
 
     def add(self, call: Call) -> dict[str, int | None]:
         """Whole length of each list argument of a turn; None where it cannot be rebuilt."""
-        output = _output_elements(raw_map(call.outputs))
+        output = output_elements(raw_map(call.outputs))
         return {delta.name: self._add(call, delta, output) for delta in call.deltas}
 
     def whole(self, trace_id: bytes, span_id: int, name: str) -> bytes | None:

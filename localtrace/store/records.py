@@ -70,6 +70,8 @@ class Begin(msgspec.Struct, array_like=True, tag=int(Kind.BEGIN)):
     name: str | None
     agent: str | None
     data_source: str | None
+    prompt_hash: bytes | None = None
+    """Of the first turn, once the writer has seen it."""
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -107,7 +109,9 @@ class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One finished call whose arguments may hold a prompt or messages."""
 
     detail: bool = False
-    """What an engine says of a generation that its caller recorded: no turn of its own."""
+    """No turn of its own: its caller recorded the same generation, or the turns are inside it."""
+    prompt_hash: bytes | None = None
+    """Of the prompt, where this is the first turn of its trajectory."""
 
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
@@ -121,7 +125,7 @@ class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
     """What `set` was given, by name."""
     span_count: int
     turn_count: int = 0
-    output_tokens: int = 0
+    output_tokens: int | None = 0
 
 
 class OutcomeRecord(msgspec.Struct, array_like=True, tag=int(Kind.OUTCOME)):

@@ -17,7 +17,7 @@ import msgspec
 from localtrace import codec
 from localtrace.rules import Rules
 from localtrace.schema import FINISH_NAMES
-from localtrace.store.deltas import raw_map
+from localtrace.store.encoded import raw_map
 from localtrace.store.journal import (
     JournalFile,
     JournalName,
@@ -37,7 +37,8 @@ from localtrace.store.records import (
     TurnCall,
     decode_envelope,
 )
-from localtrace.store.values import as_number, named_value, outcome_items, with_details
+from localtrace.store.turns import named_value, with_details
+from localtrace.store.values import as_number, outcome_items
 
 RulesOf = Callable[[str, int], Rules | None]
 """The rules of a run's attempt; None where it has none."""

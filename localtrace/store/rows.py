@@ -12,7 +12,7 @@ import pyarrow as pa
 from localtrace import codec
 from localtrace.schema import SAMPLED_OUT, TABLES
 from localtrace.store.columns import Columns
-from localtrace.store.deltas import raw_map
+from localtrace.store.encoded import raw_map
 from localtrace.store.journal import Frames, JournalStatus
 from localtrace.store.records import (
     STATUSES,
@@ -25,6 +25,7 @@ from localtrace.store.records import (
     Opened,
     OutcomeRecord,
     RunRecord,
+    TurnCall,
     decode_envelope,
 )
 from localtrace.store.spans import SpanReader, head_columns, started_at, valid_text
@@ -112,6 +113,7 @@ class _JournalReader:
         }
         columns = self._rows.columns
         if isinstance(record, Call):
+            self._note_prompt(record)
             if record.head.trace_id not in self._rows.left_out:
                 columns["spans"].add(common | self._spans.row(record, envelope.context.run_id))
         elif isinstance(record, Begin):
@@ -132,6 +134,11 @@ class _JournalReader:
             self._opened = {"writer_id": record.writer_id, "host": record.host, "pid": record.pid}
         elif isinstance(record, Closed):
             self.closed = True
+
+    def _note_prompt(self, call: Call) -> None:
+        # The end record says it too, but a trajectory that was interrupted has none.
+        if isinstance(call, TurnCall) and call.prompt_hash and call.head.trace_id in self._open:
+            self._open[call.head.trace_id][1].prompt_hash = call.prompt_hash
 
     def end_open(self, status: str) -> None:
         """Give a row to every trajectory that has begun and not ended."""
@@ -157,6 +164,7 @@ def _trajectory(end: End, left_out: Container[bytes]) -> dict[str, Any]:
         "name": begin.name,
         "agent": begin.agent,
         "data_source": begin.data_source,
+        "prompt_hash": None if begin.prompt_hash is None else begin.prompt_hash.hex(),
         "status": STATUSES[end.status],
         "error": end.error,
         "start_ns": begin.start_ns,

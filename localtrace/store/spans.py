@@ -18,10 +18,12 @@ from localtrace.schema import (
     OUTPUT_NAMES,
     WEIGHT_NAMES,
 )
-from localtrace.store.deltas import DeltaReader, first_named, raw_map
-from localtrace.store.records import STATUSES, Call, Delta, Head, TurnCall
+from localtrace.store.deltas import DeltaReader
+from localtrace.store.encoded import first_named, raw_map
+from localtrace.store.records import STATUSES, Call, Delta, Head
 from localtrace.store.tokenizers import Decode
-from localtrace.store.values import as_list, named_value, with_details
+from localtrace.store.turns import Fields, generated_text, is_turn, named_value, with_details
+from localtrace.store.values import as_list
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -50,20 +52,19 @@ class SpanReader:
             "start_ns": call.start_ns,
             "end_ns": call.start_ns + call.duration_ns,
             "started_at": started_at(call.start_ns),
-            "is_turn": False,
         }
-        ids = self._result(call, row)
+        outputs = raw_map(call.outputs)
+        row["is_turn"] = is_turn(call, outputs)
+        ids = self._result(call, outputs, row)
         new_ids = self._arguments(call, row)
-        finished = ids is not None or row["finish_reason"] is not None
-        row["is_turn"] = isinstance(call, TurnCall) and finished and not call.detail
         row["output_text"] = self._decode(run_id, ids) if ids else None
+        if row["is_turn"] and outputs and ids is None:
+            row["output_text"] = _text(generated_text(outputs))
         row["prompt_text"] = self._decode(run_id, new_ids) if new_ids else None
         return row
 
-    def _result(self, call: Call, row: dict[str, Any]) -> list[int] | None:
+    def _result(self, call: Call, fields: Fields | None, row: dict[str, Any]) -> list[int] | None:
         """Move the result's token lists into columns; returns the generated ids."""
-        row["finish_reason"] = None
-        fields = raw_map(call.outputs)
         if fields is None:
             row["outputs"] = codec.msgpack_to_json(call.outputs)
             return None

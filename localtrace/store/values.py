@@ -1,4 +1,4 @@
-"""Values as records hold them: numbers, lists, and what goes by one of several names."""
+"""Values as records hold them: numbers, lists and the outcomes of batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import msgspec
 
 from localtrace import codec
 from localtrace.arrays import read_array
-from localtrace.schema import DETAIL_NAMES
-from localtrace.store.deltas import first_named, raw_map
 from localtrace.store.records import OutcomeRecord
 
 
@@ -25,21 +23,6 @@ def as_number(value: Any) -> float | None:
         return float(value) if isinstance(value, bool | int | float) else None
     except OverflowError:
         return None
-
-
-def with_details(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """The fields of a result, with what engines and trainers put one level deeper."""
-    found: dict[str, msgspec.Raw] = {}
-    for name in DETAIL_NAMES:
-        if name in fields:
-            found |= raw_map(fields[name]) or {}
-    return found | fields
-
-
-def named_value(fields: dict[str, msgspec.Raw], names: tuple[str, ...]) -> Any:
-    """The first of `names` that is a field, decoded; None where none is."""
-    name = first_named(fields, names)
-    return None if name is None else codec.decode(fields[name])
 
 
 def outcome_items(record: OutcomeRecord, name: str) -> Iterator[tuple[str, Any]]:

@@ -17,15 +17,18 @@ from pathlib import Path
 import msgspec
 
 from localtrace.schema import FORMAT_VERSION
-from localtrace.store.deltas import DeltaWriter, TurnTotals
+from localtrace.store.deltas import DeltaWriter
 from localtrace.store.journal import JournalName, JournalWriter, WriterLock, frame
-from localtrace.store.records import Context, End, Kind
+from localtrace.store.records import Begin, Call, Context, End, Kind
+from localtrace.store.turns import TurnTotals
 
 _RETRY_INTERVAL_S = 1.0
 _OPEN_FILES_MAX = 16
 """Journals that wait to be synced: the process needs its descriptors for other things."""
 _ENVELOPE = b"\x93"
 _encode = msgspec.msgpack.Encoder().encode
+_BEGIN_DECODER = msgspec.msgpack.Decoder(Begin)
+_CALL_DECODER = msgspec.msgpack.Decoder(Call)
 _END_DECODER = msgspec.msgpack.Decoder(End)
 
 
@@ -88,6 +91,11 @@ class JournalSeries:
         if self._lock is None:
             self._lock = WriterLock(self._folder, self.writer_id)
         self._begin_journal()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether `sync` has nothing to do."""
+        return not (self.unsynced_bytes or self._to_sync)
 
     def blocked(self) -> bool:
         """Whether the disk refused to write and it is not yet time to try again."""
@@ -175,27 +183,38 @@ class JournalSeries:
         return count
 
     def _frame(self, item: Item) -> bytes:
-        record = item.record
         try:
-            if item.kind is Kind.TURN:
-                totals = TurnTotals() if item.counted else self._totals_of(item.key)
-                record = self._deltas.rewrite(item.key, record, totals)
-            elif item.kind is Kind.END:
-                end = _END_DECODER.decode(record)
-                totals = self._totals_of(item.key)
-                end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
-                record = _encode(end)
+            record = self._completed(item)
         except Exception:
-            pass  # a record that cannot be rewritten is worth more as it is than lost
+            record = item.record  # one that cannot be rewritten is worth more as it is than lost
         return self._enveloped(record)
+
+    def _completed(self, item: Item) -> bytes:
+        """The record with what the writer knows of its trajectory."""
+        totals = self._totals.get(item.key)
+        if item.kind is Kind.TURN:
+            if totals is None:
+                totals = TurnTotals()
+                if not item.counted:
+                    self._totals[item.key] = totals
+            return self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
+        if totals is None:
+            return item.record
+        if item.kind is Kind.BEGIN:
+            return _begun(item.record, totals)
+        if item.kind is Kind.END:
+            end = _END_DECODER.decode(item.record)
+            end.begin.prompt_hash = totals.prompt_hash
+            end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
+            return _encode(end)
+        if item.kind is Kind.SPAN and totals.around:
+            totals.pass_on(_CALL_DECODER.decode(item.record))
+        return item.record
 
     def _enveloped(self, record: bytes) -> bytes:
         payload = (self._prefix, _encode(self._seq), record)
         self._seq += 1
         return frame(payload) + b"".join(payload)
-
-    def _totals_of(self, key: bytes) -> TurnTotals:
-        return self._totals.setdefault(key, TurnTotals())
 
     def _follow(self, item: Item) -> None:
         if item.kind is Kind.BEGIN:
@@ -231,7 +250,9 @@ class JournalSeries:
             int(Kind.OPENED), FORMAT_VERSION, self.writer_id, name.number,
             socket.gethostname(), os.getpid(), time.time_ns(),
         )  # fmt: skip
-        frames = [self._enveloped(record) for record in (_encode(opened), *self._open.values())]
+        # What the first turn said may be in an earlier journal alone.
+        begun = (_begun(record, self._totals.get(key)) for key, record in self._open.items())
+        frames = [self._enveloped(record) for record in (_encode(opened), *begun)]
         journal = JournalWriter(self._folder, name, frames)
         self._leave_journal()
         self._journal = journal
@@ -250,3 +271,12 @@ class JournalSeries:
             journal.finish()
         if len(self._to_sync) > _OPEN_FILES_MAX:
             self.sync()
+
+
+def _begun(record: bytes, totals: TurnTotals | None) -> bytes:
+    """A begin record, which says the hash of the first prompt once there is one."""
+    if totals is None or totals.prompt_hash is None:
+        return record
+    begin = _BEGIN_DECODER.decode(record)
+    begin.prompt_hash = totals.prompt_hash
+    return _encode(begin)

@@ -14,17 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localtrace.codec import decode, encode, from_json
-from localtrace.store.deltas import (
-    CHAIN_MAX,
-    DeltaReader,
-    DeltaWriter,
-    TurnTotals,
-    list_bytes,
-    list_elements,
-)
+from localtrace.store.deltas import CHAIN_MAX, DeltaReader, DeltaWriter
+from localtrace.store.encoded import list_bytes, list_elements
 from localtrace.store.journal import Frames, JournalStatus
 from localtrace.store.records import Head, TurnCall
 from localtrace.store.rows import JournalRows
+from localtrace.store.turns import TurnTotals
 from localtrace.tokens import whole_messages, whole_prompts
 
 CONTEXT = ("project", "experiment", "run", 0)

@@ -212,7 +212,10 @@ class TraceRows:
         """Copies of the rows with this content."""
         return (
             [
-                row | head | {"attributes": self._written(row["attributes"], head["attributes"])}
+                row
+                | head
+                | {"attributes": self._written(row["attributes"], head["attributes"])}
+                | {"prompt_hash": None}  # of a short text, the hash tells which one it was
                 for row, head in zip(self.trajectories, content.heads, strict=True)
             ],
             [self._row(row, call) for row, call in zip(self.spans, content.calls, strict=True)],

@@ -21,6 +21,7 @@ from localtrace.schema import (
     MASK_NAMES,
     MESSAGE_NAMES,
     OUTPUT_NAMES,
+    OUTPUT_TEXT_NAMES,
     PROMPT_NAMES,
     WEIGHT_NAMES,
 )
@@ -156,6 +157,7 @@ _OUTPUT = {*OUTPUT_NAMES, "output_text", "response_text"}
 _TOGETHER: tuple[tuple[set[str], set[str]], ...] = (
     (set(MESSAGE_NAMES), {*MESSAGE_NAMES, *_PROMPT}),
     ({"content"}, _PROMPT),
+    (set(OUTPUT_TEXT_NAMES), {"output_text"}),
     (_OUTPUT, _OUTPUT | _PROMPT),
     (_PROMPT, _PROMPT),
     *((set(names), set(names)) for names in (LOGPROB_NAMES, MASK_NAMES, FINISH_NAMES)),

@@ -84,6 +84,8 @@ def test_a_trace_becomes_a_trajectory_with_its_spans(
     root, tool = rows(tmp_path / "s", "select * from spans order by seq")
     assert json.loads(root["messages"]) == [{"role": "user", "content": "2 + 2?"}]
     assert json.loads(root["outputs"]) == {"role": "assistant", "content": "4"}
+    assert (root["is_turn"], root["output_text"], tool["is_turn"]) == (True, "4", False)
+    assert (found["turn_count"], len(found["prompt_hash"])) == (1, 32)
     assert (tool["op"], tool["parent_id"], tool["outputs"]) == ("search", root["span_id"], '"a"')
     assert tool["end_ns"] - tool["start_ns"] == 12_500_000
     assert str(tool["started_at"]).startswith("2026-01-02T03:04:05")

@@ -1,0 +1,208 @@
+"""Prompts that are the same have one hash, and turns are counted as they are marked."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localtrace.codec import ValueEncoder, encode
+from localtrace.schema import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
+from localtrace.store.deltas import DeltaWriter
+from localtrace.store.encoded import raw_map
+from localtrace.store.journal import Frames, JournalStatus
+from localtrace.store.records import Head, TurnCall
+from localtrace.store.rows import JournalRows
+from localtrace.store.turns import TurnTotals, prompt_hash
+
+KINDS: dict[str, Callable[[list[int]], Any]] = {
+    "tuple": tuple,
+    "int64": lambda ids: np.array(ids, np.int64),
+    "int32": lambda ids: np.array(ids, np.int32),
+    "big-endian": lambda ids: np.array(ids, ">i4"),
+    "every second": lambda ids: np.repeat(np.array(ids), 2)[::2],
+    "numbers of numpy": lambda ids: list(np.array(ids)),
+    "tensor": torch.tensor,
+    "numbers of torch": lambda ids: list(torch.tensor(ids)),
+    "array": lambda ids: array.array("q", ids),
+}
+ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.lists(st.dictionaries(st.text(max_size=9), values, max_size=4), min_size=1)
+
+
+def hash_of(**inputs: Any) -> bytes | None:
+    fields = raw_map(encode(inputs))
+    assert fields is not None
+    return prompt_hash(fields)
+
+
+def turned(value: Any) -> Any:
+    """The same with the keys of every map in the opposite order."""
+    if isinstance(value, dict):
+        return {key: turned(value[key]) for key in reversed(value)}
+    return [turned(item) for item in value] if isinstance(value, list) else value
+
+
+@given(ids)
+def test_a_prompt_has_one_hash_however_its_ids_came(prompt: list[int]) -> None:
+    known = hash_of(prompt_ids=prompt)
+    assert known is not None
+    assert {hash_of(prompt_ids=make(prompt)) for make in KINDS.values()} == {known}
+    assert hash_of(input_ids=prompt, temperature=1.0, messages=[{"role": "user"}]) == known
+    assert hash_of(prompt_ids=[*prompt, 1]) != known
+
+
+@given(messages)
+def test_the_order_of_keys_makes_no_other_prompt(prompt: list[Any]) -> None:
+    assert hash_of(messages=prompt) == hash_of(raw_prompt=turned(prompt)) is not None
+    assert hash_of(messages=prompt) != hash_of(messages=[*prompt, {}])
+
+
+@given(ids)
+def test_ids_messages_and_text_never_have_the_same_hash(prompt: list[int]) -> None:
+    elements = b"".join(map(msgspec.msgpack.encode, prompt))
+    text = elements.decode("latin-1")
+    found = {hash_of(prompt_ids=prompt), hash_of(messages=prompt), hash_of(prompt=text)}
+    assert len(found) == 3
+
+
+def test_a_hash_is_what_the_format_says_in_every_process() -> None:
+    known = {
+        "prompt_ids=[1, 300]": b"ids\0\x01\xcd\x01\x2c",
+        "messages=[{'text': 'a', 'role': 'user'}]": b"messages\0\x82\xa4role\xa4user\xa4text\xa1a",
+        "prompt='2 + 2?'": b"text\x002 + 2?",
+    }
+    program = (
+        "from localtrace.codec import encode\n"
+        "from localtrace.store.encoded import raw_map\n"
+        "from localtrace.store.turns import prompt_hash\n"
+        f"for inputs in ({', '.join(f'dict({inputs})' for inputs in known)}):\n"
+        "    print(prompt_hash(raw_map(encode(inputs))).hex())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
+    expected = [hashlib.blake2b(data, digest_size=16).hexdigest() for data in known.values()]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"prompt_ids": None}, {"prompt_ids": []}, {"messages": []}, {"prompt": 1},
+     {"messages": "text"}, {"$inputs": "text"}],
+    ids=repr,
+)  # fmt: skip
+def test_what_holds_no_prompt_has_no_hash(inputs: dict[str, Any]) -> None:
+    assert hash_of(**inputs) is None
+
+
+def test_a_prompt_with_keys_that_are_no_text_has_a_hash() -> None:
+    assert hash_of(messages=[{1: "a"}]) == hash_of(messages=[{1: "a"}]) is not None
+
+
+# -- images ----------------------------------------------------------------------------------
+
+
+def image(shade: int, size: int = 4) -> Any:
+    from PIL import Image
+
+    return Image.new("L", (size, size), shade)
+
+
+def test_images_are_part_of_a_prompt() -> None:
+    asked = [{"role": "user", "content": [{"type": "image", "image": image(0)}]}]
+    other = [{"role": "user", "content": [{"type": "image", "image": image(1)}]}]
+    assert hash_of(messages=asked) == hash_of(messages=asked) != hash_of(messages=other)
+
+
+def test_a_prompt_with_an_image_too_large_for_a_checksum_is_unknown() -> None:
+    large = [{"role": "user", "content": [{"type": "image", "image": image(0, 2000)}]}]
+    assert hash_of(messages=large) is None
+
+
+def test_images_beside_ids_make_the_prompt_unknown_unless_they_are_kept() -> None:
+    assert hash_of(prompt_ids=[1], image_data=[image(0)]) is None
+    assert hash_of(prompt_ids=[1], image_data=[]) == hash_of(prompt_ids=[1])
+    keeping = ValueEncoder(frozenset({"image_data"})).encode
+    found = [
+        prompt_hash(raw_map(keeping({"prompt_ids": [1], "image_data": [image(shade)]})) or {})
+        for shade in (0, 1)
+    ]
+    assert None not in found
+    assert len({*found, hash_of(prompt_ids=[1])}) == 3
+
+
+# -- turns -------------------------------------------------------------------------------------
+
+prompts = st.none() | st.lists(st.integers(0, 9), max_size=5)
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt_ids": prompts | prompts.filter(bool).map(np.array),
+        "messages": prompts | st.just([{"role": "user"}]),
+        **{name: st.none() | st.text(max_size=3) | prompts for name in PROMPT_TEXT_NAMES},
+    },
+)
+some = st.none() | st.text(max_size=3) | st.lists(st.integers(0, 9), max_size=3)
+results = some | st.fixed_dictionaries(
+    {},
+    optional={
+        "output_ids": some | st.just([2**40]) | st.just(np.array([1, 2])),
+        "finish_reason": some,
+        "meta_info": some | st.fixed_dictionaries({"finish_reason": some}),
+        **dict.fromkeys(OUTPUT_TEXT_NAMES, some),
+    },
+)
+calls = st.tuples(arguments, results, st.booleans(), st.none() | st.integers(0, 5))
+
+
+@settings(deadline=None)
+@given(st.lists(calls, max_size=6))
+def test_as_many_turns_are_counted_as_are_marked(made: list[Any]) -> None:
+    writer, totals, rows = DeltaWriter(), TurnTotals(), JournalRows()
+    payloads = []
+    for span_id, (inputs, outputs, detail, parent_id) in enumerate(made):
+        call = TurnCall(
+            Head(bytes(16)), span_id, parent_id, span_id, "generate", 0, 1, 0, None,
+            msgspec.Raw(encode(inputs)), msgspec.Raw(encode(outputs)), [], detail,
+        )  # fmt: skip
+        record = writer.rewrite(bytes(16), msgspec.msgpack.encode(call), totals)
+        payloads.append(msgspec.msgpack.encode((("p", "e", "r", 0), span_id, msgspec.Raw(record))))
+    rows.add_journal(Frames(payloads), JournalStatus.LAST)
+    assert rows.damage.records == 0
+    spans = rows.columns["spans"].table().to_pylist()
+    assert sum(span["is_turn"] for span in spans) == totals.turns
+    assert all(span["output_text"] is None for span in spans if not span["is_turn"])
+
+
+def test_a_call_that_the_disk_refused_is_the_same_the_second_time() -> None:
+    writer, totals = DeltaWriter(), TurnTotals()
+    inner, outer = (
+        msgspec.msgpack.encode(
+            TurnCall(
+                Head(bytes(16)), span_id, parent_id, span_id, "ask", 0, 1, 0, None,
+                msgspec.Raw(encode({"prompt": "2 + 2?"})), msgspec.Raw(encode({"text": "4"})),
+            )
+        )
+        for span_id, parent_id in ((2, 1), (1, None))
+    )  # fmt: skip
+    writer.rewrite(bytes(16), inner, totals)
+    first = writer.rewrite(bytes(16), outer, totals)
+    assert writer.rewrite(bytes(16), outer, totals, counted=True) == first
+    assert msgspec.msgpack.decode(first, type=TurnCall).detail
+    assert totals.turns == 1

@@ -1,0 +1,229 @@
+"""Generations of which only the text is known are turns, and nothing else becomes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import localtrace
+from localtrace.cli import main
+from localtrace.reader import Store, open_store
+from localtrace.schema import OUTPUT_TEXT_NAMES
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.trainer_hooks.generations import record_generation
+from tests.recording import Recording
+
+ASKED = [{"role": "user", "content": "2 + 2?"}]
+
+
+@localtrace.op
+def chat(messages: list[dict[str, Any]] | None, answer: Any) -> Any:
+    return answer
+
+
+@localtrace.op
+def complete(prompt: str) -> dict[str, Any]:
+    return {"text": "4"}
+
+
+@localtrace.op
+def generate(prompt_ids: list[int]) -> dict[str, Any]:
+    return {"output_ids": [7, 8]}
+
+
+def turns(store: Recording) -> list[tuple[str, str | None]]:
+    """Name and text of each, as many as the trajectories count."""
+    found = [span for span in store.spans() if span["is_turn"]]
+    assert len(found) == sum(row["turn_count"] for row in store.rows("trajectories"))
+    return [(span["op"].rpartition(".")[2], span["output_text"]) for span in found]
+
+
+# -- what is one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OUTPUT_TEXT_NAMES)
+def test_messages_that_became_text_are_a_turn(store: Recording, name: str) -> None:
+    chat(ASKED, {"role": "assistant", name: "4"})
+    assert turns(store) == [("chat", "4")]
+
+
+def test_a_prompt_as_text_that_became_text_is_a_turn(store: Recording) -> None:
+    complete("2 + 2?")
+    assert turns(store) == [("complete", "4")]
+
+
+def test_how_many_tokens_text_has_is_unknown(store: Recording) -> None:
+    with localtrace.trajectory():
+        complete("2 + 2?")
+    with localtrace.trajectory():
+        complete("2 + 2?")
+        generate([1])
+    assert {row["output_tokens"] for row in store.rows("trajectories")} == {None, 2}
+
+
+def test_an_empty_answer_is_a_turn(store: Recording) -> None:
+    chat(ASKED, {"content": ""})
+    assert turns(store) == [("chat", "")]
+
+
+def test_text_that_no_column_can_hold_is_replaced_there(store: Recording) -> None:
+    chat(ASKED, {"content": "4\ud800"})
+    assert turns(store) == [("chat", "4?")]
+
+
+# -- what is none ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["<|user|>2 + 2?", [1, 2, 3], {"input_ids": [1, 2], "attention_mask": [1, 1]}, None,
+     {"content": None, "tool_calls": []}, {"content": [{"type": "text"}]}, {"score": 1.0},
+     [{"text": "4"}]],
+    ids=repr,
+)  # fmt: skip
+def test_messages_that_became_no_text_in_a_map_are_no_turn(store: Recording, result: Any) -> None:
+    chat(ASKED, result)
+    assert turns(store) == []
+
+
+def test_texts_without_a_prompt_are_no_turn(store: Recording) -> None:
+    @localtrace.op
+    def search(query: str) -> dict[str, str]:
+        return {"text": "found", "content": "it"}
+
+    @localtrace.op
+    def clean(text: str) -> dict[str, str]:
+        return {"text": text.strip()}
+
+    search("it")
+    clean(" it ")
+    chat(None, {"content": "it"})
+    assert turns(store) == []
+
+
+def test_an_engines_record_of_a_turn_is_none_of_its_own(store: Recording) -> None:
+    @localtrace.op
+    def sample(prompt_ids: list[int]) -> dict[str, Any]:
+        record_generation(
+            "engine.generate", start_ns=1, duration_ns=1, inputs={"prompt": "a"},
+            outputs={"text": "b"},
+        )  # fmt: skip
+        return {"output_ids": [7]}
+
+    sample([1])
+    assert turns(store) == [("sample", None)]
+
+
+# -- calls around turns ------------------------------------------------------------------------
+
+
+def test_a_call_around_turns_is_none_itself(store: Recording) -> None:
+    @localtrace.op
+    def solve(prompt: str) -> dict[str, Any]:
+        generate([1])
+        complete("and now?")
+        return {"text": "4", "finish_reason": "stop"}
+
+    with localtrace.trajectory() as t:
+        solve("2 + 2?")
+    assert turns(store) == [("generate", None), ("complete", "4")]
+    assert store.trajectory(t.trace_id)["output_tokens"] == 2
+
+
+def test_neither_is_one_with_other_calls_in_between(store: Recording) -> None:
+    @localtrace.op
+    def step(number: int) -> None:
+        complete("2 + 2?")
+
+    @localtrace.op
+    def plan(number: int) -> None:
+        step(number)
+
+    @localtrace.op
+    def solve(messages: Any) -> dict[str, Any]:
+        plan(1)
+        return {"content": "4"}
+
+    solve(ASKED)
+    assert turns(store) == [("complete", "4")]
+
+
+def test_calls_inside_that_generate_nothing_change_nothing(store: Recording) -> None:
+    @localtrace.op
+    def apply_chat_template(messages: Any) -> list[int]:
+        return [1, 2]
+
+    @localtrace.op
+    def ask(messages: Any) -> dict[str, Any]:
+        apply_chat_template(messages)
+        return {"content": "4"}
+
+    with localtrace.trajectory():
+        ask(ASKED)
+        ask(ASKED)
+    assert turns(store) == [("ask", "4")] * 2
+
+
+def test_what_says_the_ids_is_a_turn_whatever_is_inside(store: Recording) -> None:
+    @localtrace.op
+    def sample(prompt_ids: list[int]) -> dict[str, Any]:
+        complete("2 + 2?")
+        return {"output_ids": [7]}
+
+    with localtrace.trajectory():
+        sample([1])
+    assert turns(store) == [("sample", None), ("complete", "4")]
+
+
+# -- what is made of them ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(store: Recording) -> Store:
+    """A sealed group of three, of which two say the same and one says nothing."""
+    for number, answer in enumerate(("4", "", "4")):
+        with localtrace.trajectory(step=1, sample_index=1, rollout_n=number, group_id="g") as t:
+            chat(ASKED, {"content": "let me see"})
+            chat([*ASKED, {"role": "user", "content": "go on"}], {"content": answer})
+            t.set(reward=float(bool(answer)))
+    localtrace.close()
+    seal(open_layout(store.path))
+    return open_store(store.path)
+
+
+def test_answers_and_detectors_look_at_them(read: Store) -> None:
+    with read:
+        found = read.sql(
+            "select rollout_n, output_text, turn, empty, duplicate, truncated "
+            "from answers join detectors using (trace_id, rollout_n) order by rollout_n"
+        ).to_dicts()
+    assert [tuple(row.values()) for row in found] == [
+        (0, "4", 1, False, True, False),
+        (1, "", 1, True, False, False),
+        (2, "4", 1, False, True, False),
+    ]
+
+
+def test_texts_are_found_and_answers_shown(read: Store) -> None:
+    with read:
+        assert len(read.trajectories(contains="let me see").to_dicts()) == 3
+        path = str(read.path)
+    for words in (["text_hits", "text=4"], ["same_prompt", "sample_index=1"]):
+        result = CliRunner().invoke(main, ["query", *words, "-s", path, "--format", "json"])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)
+    result = CliRunner().invoke(main, ["group", "g", "-s", path, "--format", "json"])
+    assert [row["output"] for row in json.loads(result.stdout)] == ["4", "", "4"]
+
+
+def test_a_prompt_as_text_is_shown(store: Recording, tmp_path: Path) -> None:
+    with localtrace.trajectory() as t:
+        complete("what is 2 + 2?")
+    localtrace.flush()
+    shown = CliRunner().invoke(main, ["show", t.trace_id, "--messages", "-s", str(store.path)])
+    assert "prompt: what is 2 + 2?\nassistant: 4" in shown.output
