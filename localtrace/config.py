@@ -94,6 +94,8 @@ def load_settings(
 
 def _convert(name: str, value: Any) -> Any:
     try:
+        if name == "store" and set(str(value)) & {"*", "?"}:
+            raise ValueError("a pattern names stores to read; name one folder to record into")
         if name in ("store", "journal_dir"):
             return Path(value).expanduser().absolute()
         if name == "keep":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[float | None], None]
 """Told now and then what share of a query is done, 0 to 1; None where that is unknown."""
 
-BATCH_ROWS = 100_000
+BATCH_ROWS = 20_000
 """Rows of a result that are handed over at a time."""
 _LOOK_INTERVAL_S = 0.2
 
@@ -77,6 +77,18 @@ class Limits:
             done.set()
             watcher.join()  # no interrupt comes later and meets the next query
 
+    def check_size(self, size_bytes: int) -> None:
+        """Refuse a result of this size if it is too large.
+
+        Raises:
+            QueryError: it is.
+        """
+        if size_bytes > self.memory_max_bytes:
+            raise QueryError(
+                f"the result is larger than {self.memory_max_bytes / 1e9:.3g} GB: select fewer "
+                "rows or columns, or add a LIMIT"
+            )
+
     def collect(self, batches: pa.RecordBatchReader) -> pa.Table:
         """Gather the rows of a result.
 
@@ -88,10 +100,6 @@ class Limits:
         kept, size_bytes = [], 0
         for batch in batches:
             size_bytes += batch.nbytes
-            if size_bytes > self.memory_max_bytes:
-                raise QueryError(
-                    f"the result is larger than {self.memory_max_bytes / 1e9:.3g} GB: select fewer "
-                    "rows or columns, or add a LIMIT"
-                )
+            self.check_size(size_bytes)
             kept.append(batch)
         return pa.Table.from_batches(kept, batches.schema)

@@ -1,15 +1,14 @@
-"""Open a store for reading: SQL over its views, filtered lists, and whole trajectories.
+"""Open stores for reading: SQL over their views, filtered lists, and whole trajectories.
 
-A store that was opened shows one moment, sealed files and live journals alike, until `refresh`.
-Reading writes nothing into the store and needs no permission to. One `Store` serves one thread.
+Several stores are read as one. What was opened shows one moment, sealed files and live journals
+alike, until `refresh`. Reading writes nothing and needs no permission to. One `Store` serves one
+thread.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -17,96 +16,78 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from localtrace.errors import MissingDependency, QueryError, StoreError
+from localtrace.errors import QueryError, StoreError
 from localtrace.filters import Filters
 from localtrace.limits import BATCH_ROWS, Limits, OnProgress
+from localtrace.result import Result
 from localtrace.schema import TABLES
+from localtrace.slices import may_be_large, step_slices
 from localtrace.sql import check_read_only, find_query
 from localtrace.sqltext import explaining, one_line
-from localtrace.store.layout import StoreLayout, open_layout, read_meta
-from localtrace.store.snapshot import Snapshot, take_snapshot
-from localtrace.store.tokenizers import text_decoder
+from localtrace.store.layout import StoreLayout, read_meta
+from localtrace.store.snapshot import Copies, Snapshot, take_snapshots
+from localtrace.store.sources import find_stores, of_each_store
+from localtrace.store.tokenizers import RunTokenizers
 from localtrace.trajectories import read_batch
 from localtrace.types import Trajectory
-from localtrace.views import connect
+from localtrace.views import Views, connect
 
 if TYPE_CHECKING:
-    import pandas
-    import polars
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The rows of a query, in memory."""
-
-    _table: pa.Table
-
-    @property
-    def columns(self) -> list[str]:
-        """Column names in order."""
-        return list(self._table.column_names)
-
-    def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table."""
-        return self._table
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas data frame."""
-        try:
-            return self._table.to_pandas()
-        except ImportError:
-            raise MissingDependency("pandas is not installed: run  pip install pandas") from None
-
-    def to_polars(self) -> polars.DataFrame:
-        """The rows as a Polars data frame."""
-        try:
-            import polars
-        except ImportError:
-            raise MissingDependency("polars is not installed: run  pip install polars") from None
-        return polars.DataFrame(polars.from_arrow(self._table))
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows as one dict each."""
-        return list(self._table.to_pylist())
+_ORDERS = {
+    "runs": ("start_ns",),
+    "tokens": (*TABLES["trajectories"].sort_by, "turn", "position"),
+}
+"""Of views that are no table's; tables have their own."""
 
 
 class Store:
-    """A store opened for reading; see `open_store`."""
+    """One store, or several as one, opened for reading; see `open_store`."""
 
     def __init__(
         self,
-        layout: StoreLayout,
-        snapshot: Callable[[], Snapshot],
+        layouts: Sequence[StoreLayout],
+        look: Callable[[], Sequence[Copies]],
         limits: Limits | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self._layout = layout
+        self._layouts = layouts
         self._limits = limits or Limits()
         self._on_progress = on_progress
-        self._take_snapshot = snapshot
-        self._snapshot, self._connection = self._connect()
-        self._decode = text_decoder(layout)
+        self._look = look
+        self._tokenizers = RunTokenizers(*layouts)
+        self._stores, self._connection, self._views = self._connect()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders of all stores and bundles that are read."""
+        return tuple(layout.root for layout in self._layouts)
 
     @property
     def path(self) -> Path:
-        """The folder of the store."""
-        return self._layout.root
+        """The folder of the store; the first one of several."""
+        return self.paths[0]
 
     @property
-    def is_bundle(self) -> bool:
-        """Whether this is a bundle, which somebody brought, and no store."""
-        return bool(self._layout.bags)
+    def bundles(self) -> tuple[Path, ...]:
+        """Those of the folders that are bundles, which somebody brought, and no stores."""
+        return tuple(layout.root for layout in self._layouts if layout.bags)
 
     @property
-    def store_id(self) -> str:
-        """Identity of the store, which its copies and bundles share."""
-        return read_meta(self._layout).store_id
+    def store_id(self) -> str | None:
+        """Identity of the store, which its copies and bundles share; None for different stores."""
+        ids = {read_meta(layout).store_id for layout in self._layouts}
+        return ids.pop() if len(ids) == 1 else None
 
     @property
-    def snapshot(self) -> Snapshot:
-        """What is read: sealed files, and the rows of journals that are not sealed yet."""
-        return self._snapshot
+    def snapshots(self) -> list[Snapshot]:
+        """What is read of each: sealed files, and rows of journals that are not sealed yet.
+
+        What several copies of a store have is in the snapshot of one of them.
+        """
+        return list(chain(*self._stores))
 
     def __enter__(self) -> Store:
         return self
@@ -124,9 +105,9 @@ class Store:
         self._connection.close()
 
     def refresh(self) -> None:
-        """Look at the store as it is now."""
+        """Look at the stores as they are now."""
         before = self._connection
-        self._snapshot, self._connection = self._connect()
+        self._stores, self._connection, self._views = self._connect()
         before.close()
 
     def sql(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> Result:
@@ -164,6 +145,10 @@ class Store:
         """Calls that match the filters; `op`, `status` and `contains` mean the call itself."""
         return self._filtered("spans", filters)
 
+    def tokens(self, **filters: Any) -> Result:
+        """Tokens of the turns of the trajectories that match the filters, turn by turn."""
+        return self._filtered("tokens", filters)
+
     def outcomes(self, **filters: Any) -> Result:
         """Newest outcomes of the trajectories that match the filters."""
         return self._filtered("outcomes", filters)
@@ -191,38 +176,51 @@ class Store:
             yield from read_batch(self._run, self.decode, batch)
 
     def decode(self, run_id: str, ids: list[int]) -> str | None:
-        """Ids as text, by the tokenizer that the store keeps for a run.
+        """Ids as text, by the tokenizer that a store keeps for a run.
 
-        None where it keeps none, or where the package `tokenizers` is not installed.
+        None where none does, or where the package `tokenizers` is not installed.
         """
-        return self._decode(run_id, ids)
+        return self._tokenizers.decode(run_id, ids)
 
     def files(self, table: str = "spans") -> list[str]:
         """The sealed Parquet files of a table, as absolute paths.
+
+        Copies of a store that were sealed apart, and bundles of it, hold rows in common.
 
         Raises:
             QueryError: there is no such table.
         """
         if table not in TABLES:
             raise QueryError(f"no table is called {table!r}: there are {', '.join(TABLES)}")
-        return list(self._snapshot.files[table])
+        return [path for snapshot in self.snapshots for path in snapshot.files[table]]
+
+    def unsealed_rows(self, table: str) -> int:
+        """How many rows of a table are in journals only."""
+        return sum(snapshot.pending[table].num_rows for snapshot in self.snapshots)
 
     def _filtered(self, view: str, filters: dict[str, Any]) -> Result:
-        condition, params = Filters(**filters).where_clause(view)
-        order = "start_ns" if view == "runs" else ", ".join(TABLES[view].sort_by)
-        sql = f"select * from {view} where {condition} order by {order}"
-        return Result(self._run(sql, params))
+        import pyarrow as pa
 
-    def _connect(self, again: bool = True) -> tuple[Snapshot, duckdb.DuckDBPyConnection]:
-        snapshot = self._take_snapshot()
-        try:
-            return snapshot, connect(snapshot, self._limits.memory_max_bytes)
-        except duckdb.Error as error:
-            if again and not _has_all_files(snapshot):
-                return self._connect(again=False)  # a compaction removed files since
-            raise StoreError(
-                f"cannot read {self.path} ({one_line(error)}): run localtrace verify"
-            ) from error
+        chosen = Filters(**filters)
+        condition, params = chosen.where_clause(view)
+        order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
+        slices = ["true"]
+        if may_be_large(view, chosen):
+            counts = f"select step, count(*) from {view} where {condition} group by 1 order by 1"
+            slices = step_slices(
+                list(zip(*self._run(counts, params).to_pydict().values(), strict=True))
+            )
+        parts: list[pa.Table] = []
+        for one in slices:
+            sql = f"select * from {view} where {condition} and {one} order by {order}"
+            parts.append(self._run(sql, params))
+            self._limits.check_size(sum(part.nbytes for part in parts))
+        return Result(pa.concat_tables(parts))
+
+    def _connect(self) -> tuple[Sequence[Copies], duckdb.DuckDBPyConnection, Views]:
+        stores = self._look()
+        memory_max_bytes = self._limits.memory_max_bytes
+        return stores, *connect(stores, memory_max_bytes, self._tokenizers.piece)
 
     def _run(
         self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None, again: bool = True
@@ -231,13 +229,18 @@ class Store:
             return self._execute(sql, params)
         except QueryError:
             raise
-        except (duckdb.Error, OSError) as error:  # OSError: while the rows were handed over
-            if again and not _has_all_files(self._snapshot):
+        except (duckdb.Error, StoreError, OSError) as error:  # OSError: while rows are handed over
+            if again and not self._has_all_files():
                 self.refresh()  # a compaction removed files since
                 return self._run(sql, params, again=False)
+            if isinstance(error, StoreError):
+                raise
+            if isinstance(error, duckdb.CatalogException) and self._views.provide_all():
+                return self._run(sql, params)  # the text names a view in a way of its own
             raise QueryError(self._explained(error, sql, params)) from None
 
     def _execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None) -> pa.Table:
+        self._views.provide(sql)
         # Rolled back whatever happens: a SELECT may hold a statement that writes.
         self._connection.execute("begin transaction read only")
         try:
@@ -248,6 +251,9 @@ class Store:
                     return self._limits.collect(rows)
         finally:
             self._connection.execute("rollback")
+
+    def _has_all_files(self) -> bool:
+        return all(os.path.exists(path) for one in self.snapshots for path in one.paths())
 
     def _explained(
         self, error: Exception, sql: str, params: Mapping[str, Any] | Sequence[Any] | None
@@ -266,25 +272,31 @@ class Store:
         return one_line(error, sql)
 
 
-def _has_all_files(snapshot: Snapshot) -> bool:
-    return all(map(os.path.exists, chain(*snapshot.files.values())))
-
-
 def open_store(
-    path: str | Path, *, timeout_s: float | None = None, on_progress: OnProgress | None = None
+    path: str | Path,
+    *more_paths: str | Path,
+    timeout_s: float | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Store:
-    """Open a store for reading.
+    """Open a store for reading, or several as one.
+
+    Different stores add up, such as those of a run's nodes. Copies of one store, and bundles of it,
+    give each row once; where they differ, a trajectory's end counts before its beginning.
 
     Args:
-        path: its folder.
+        path: the folder of a store or a bundle, or a pattern of such folders:
+            `/shared/*/localtrace`.
+        more_paths: more of them.
         timeout_s: seconds that one query may run, 300 when not given.
         on_progress: called during queries from another thread with the share that is done, 0 to 1,
             or None where that is unknown.
 
     Raises:
-        StoreNotFound: nothing is there.
+        StoreNotFound: a path holds no store, or no folder that matches a pattern does.
         StoreFormatError: it is something else, or a store of a newer format.
+        BundleError: it is a bundle that is incomplete, damaged or hostile.
     """
-    layout = open_layout(path)
+    layouts = find_stores([path, *more_paths])
+    stores = of_each_store(layouts)
     limits = Limits() if timeout_s is None else Limits(timeout_s)
-    return Store(layout, partial(take_snapshot, layout), limits, on_progress)
+    return Store(layouts, lambda: [take_snapshots(one) for one in stores], limits, on_progress)

@@ -6,7 +6,7 @@ This module knows a store only as a function that runs SQL.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from localtrace.codec import from_json
@@ -41,16 +41,13 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
     Raises:
         QueryError: there is no such trajectory.
     """
-    ids = {f"id_{number}": trace_id for number, trace_id in enumerate(dict.fromkeys(trace_ids))}
-    chosen = f"trace_id in ({', '.join(f'${name}' for name in ids)})"
+    chosen, ids = listed_ids(dict.fromkeys(trace_ids))
     found = run_sql(f"select * from all_trajectories where {chosen}", ids).to_pylist()
     rows = {row["trace_id"]: row for row in found}
     for trace_id in trace_ids:
         if trace_id not in rows:
             raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
-    # Naming the steps lets DuckDB skip the files of all others.
-    steps = {row["step"] for row in found} - {None}
-    in_steps = f"(step is null or step in ({', '.join(map(str, steps)) or 'null'}))"
+    in_steps = listed_steps(row["step"] for row in found)
     spans = run_sql(
         f"select * from stored.spans where {chosen} and {in_steps} order by trace_id, seq", ids
     )
@@ -66,6 +63,18 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         for trace_id, row in rows.items()
     }
     return [trajectories[trace_id] for trace_id in trace_ids]
+
+
+def listed_ids(trace_ids: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """A condition on `trace_id`, and its parameters by name; for some hundred ids at most."""
+    ids = {f"id_{number}": trace_id for number, trace_id in enumerate(trace_ids)}
+    return f"trace_id in ({', '.join(f'${name}' for name in ids) or 'null'})", ids
+
+
+def listed_steps(steps: Iterable[int | None]) -> str:
+    """A condition that holds for these steps: DuckDB skips the files and rows of all others."""
+    known = ", ".join(str(step) for step in set(steps) if step is not None)
+    return f"(step is null or step in ({known or 'null'}))"
 
 
 def _picked(row: _Row, fields: tuple[str, ...]) -> _Row:

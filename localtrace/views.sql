@@ -59,50 +59,116 @@ qualify row_number() over (
 -- Every value that was ever recorded.
 create view all_outcomes as select * from stored.outcomes;
 
--- Trajectories as recorded, and whether a newer attempt did their step again. Validation before
--- training repeats the checkpoint's own step, so it does not supersede that step's training
+-- The first step that a newer attempt of a run did again, by the attempts before it. Validation
+-- before training repeats the checkpoint's own step, so it does not supersede that step's training
 -- rollouts.
+create table stored.redone as
+with later as (
+    select run_id, validate, attempt, min(step) as first_step
+    from stored.trajectories
+    where attempt > 0
+    group by run_id, validate, attempt
+)
+select later.run_id, later.validate, earlier.attempt, min(later.first_step) as first_step
+from later
+join (select run_id, attempt from later union select run_id, 0 from later) as earlier
+    on earlier.run_id = later.run_id and earlier.attempt < later.attempt
+group by later.run_id, later.validate, earlier.attempt;
+
+-- Trajectories as recorded.
+create view stored.trajectories as
+select * exclude (
+    newest_reward, newest_advantage, newest_fate, newest_trained_step,
+    reward_place, advantage_place, fate_place, trained_step_place
+)
+from stored.gathered;
+
+-- Trajectories as recorded, and whether they are superseded.
 create view stored.flagged as
 select t.*, coalesce(t.step >= redone.first_step, false) as superseded
 from stored.trajectories as t
-left join (
-    select
-        run_id, validate, attempt,
-        min(min(step)) over (
-            partition by run_id, validate order by attempt
-            rows between 1 following and unbounded following
-        ) as first_step
-    from stored.trajectories
-    group by run_id, validate, attempt
-) as redone
+left join stored.redone as redone
     on redone.run_id = t.run_id and redone.attempt = t.attempt
     and redone.validate is not distinct from t.validate;
 
 -- The trace ids of superseded trajectories.
 create view superseded as select trace_id from stored.flagged where superseded;
 
+-- The later of two values, given the places of their records.
+create macro newer(value, place, other, other_place) as
+    if(other_place is null or place > other_place, value, other);
+
+-- The newest late outcomes of each trajectory that has any; as a view, and as a table, which is
+-- made once.
+create view stored.newest_late as
+select
+    trace_id,
+    arg_max_null(number, place) filter (name = 'reward') as reward,
+    arg_max_null(number, place) filter (name = 'advantage') as advantage,
+    arg_max_null("text", place) filter (name = 'fate') as fate,
+    arg_max_null(number, place) filter (name = 'trained_step') as trained_step,
+    max(place) filter (name = 'reward') as reward_place,
+    max(place) filter (name = 'advantage') as advantage_place,
+    max(place) filter (name = 'fate') as fate_place,
+    max(place) filter (name = 'trained_step') as trained_step_place
+from (
+    select
+        *,
+        {'time_ns': time_ns, 'writer_id': writer_id, 'writer_seq': writer_seq} as place
+    from stored.late_outcomes
+)
+group by trace_id;
+
+create table stored.few_late as select * from stored.newest_late;
+
+-- Trajectories with their newest outcomes, where an index has gathered all of them.
+create view stored.without_late as
+select
+    t.* exclude (
+        newest_reward, newest_advantage, newest_fate, newest_trained_step,
+        reward_place, advantage_place, fate_place, trained_step_place
+    ) replace (coalesce(newest_reward, reward) as reward),
+    newest_advantage as advantage,
+    newest_fate as fate,
+    try_cast(newest_trained_step as bigint) as trained_step
+from stored.gathered as t;
+
+-- The same with outcomes that are late. A lateral join: where these are many, DuckDB looks at few of
+-- them for few trajectories.
+create view stored.with_late as
+select
+    t.* exclude (
+        newest_reward, newest_advantage, newest_fate, newest_trained_step,
+        reward_place, advantage_place, fate_place, trained_step_place
+    ) replace (
+        coalesce(
+            newer(late.reward, late.reward_place, t.newest_reward, t.reward_place), t.reward
+        ) as reward
+    ),
+    newer(late.advantage, late.advantage_place, newest_advantage, t.advantage_place) as advantage,
+    newer(late.fate, late.fate_place, newest_fate, t.fate_place) as fate,
+    try_cast(
+        newer(
+            late.trained_step, late.trained_step_place,
+            newest_trained_step, t.trained_step_place
+        ) as bigint
+    ) as trained_step
+from stored.gathered as t
+left join lateral (
+    select * from stored.late as o where o.trace_id = t.trace_id
+) as late on true;
+
 -- Every trajectory with its newest outcomes: reward is the newest outcome of that name, else the
--- one that was set inside the rollout. Lateral joins and no common table expressions, so that
--- DuckDB looks at few outcomes for few trajectories.
+-- one that was set inside the rollout.
 create view all_trajectories as
 select
-    t.* exclude (superseded) replace (coalesce(newest.reward, t.reward) as reward),
-    newest.advantage,
-    newest.fate,
-    try_cast(newest.trained_step as bigint) as trained_step,
-    p.node_id, p.actor_id, p.job_id,
-    t.superseded
-from stored.flagged as t
+    t.*, p.node_id, p.actor_id, p.job_id,
+    coalesce(t.step >= redone.first_step, false) as superseded
+from stored.with_outcomes as t
 left join processes as p on p.writer_id = t.writer_id
-left join lateral (
-    select
-        arg_max_null(number, place) filter (name = 'reward') as reward,
-        arg_max_null(number, place) filter (name = 'advantage') as advantage,
-        arg_max_null("text", place) filter (name = 'fate') as fate,
-        arg_max_null(number, place) filter (name = 'trained_step') as trained_step
-    from (select *, row(time_ns, writer_id, writer_seq) as place from stored.outcomes) as o
-    where o.trace_id = t.trace_id
-) as newest on true;
+left join stored.redone as redone
+    on redone.run_id = t.run_id and redone.attempt = t.attempt
+    and redone.validate is not distinct from t.validate;
 
 -- Every trajectory that is not superseded, with its newest outcomes.
 create view trajectories as
@@ -186,23 +252,35 @@ from (
     from (select *, from_json(messages, '["JSON"]') as list from turns)
 );
 
--- One row per generated token; `position` counts from 0 inside its turn, `response_position` inside
--- the trajectory's response. Values of the trainer are the newest per-token outcomes old_log_probs,
--- ref_log_prob and advantages, for the trajectories that have them; where the engine gave no
--- logprob, rollout_log_probs. `generated` is false where the turn's own response mask is 0.
+-- One row per token of a turn's output; `position` counts from 0 inside its turn,
+-- `response_position` inside the trajectory's response. `piece` is what the token adds to a text
+-- before it, a leading space included; U+FFFD stands for the part of a character that a token of
+-- bytes may hold. It is null where the store keeps no tokenizer of the run, the tokenizer has no
+-- such token, or the extra `text` is not installed. `generated` is false where the turn's own
+-- response mask is 0, or, for turns without one, the newest per-token outcome response_mask: there a
+-- tool or the environment put the token into the response. Without a mask it is true: an agent
+-- loop's turns hold only what the model generated. Values of the trainer are the newest per-token
+-- outcomes old_log_probs, ref_log_prob and advantages, for the trajectories that have them; where
+-- the engine gave no logprob, rollout_log_probs.
 create view tokens as
 select
-    * exclude (response_start, sent_logprob) replace (coalesce(logprob, sent_logprob) as logprob),
+    project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
+    span_id, turn, position, id,
+    piece_of(run_id, id) as piece,
+    coalesce(own_mask <> 0, sent_mask <> 0, true) as generated,
+    coalesce(own_logprob, sent_logprob) as logprob,
+    trainer_logprob, ref_logprob, advantage, weight_version,
     response_start + position as response_position,
-    trainer_logprob - coalesce(logprob, sent_logprob) as logprob_diff
+    trainer_logprob - coalesce(own_logprob, sent_logprob) as logprob_diff
 from (
     select
         project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
         span_id, turn, response_start,
         generate_subscripts(output_ids, 1) - 1 as position,
         unnest(output_ids) as id,
-        unnest(list_transform(response_mask[:n], lambda one: one <> 0)) as generated,
-        unnest(output_logprobs[:n]) as logprob,
+        unnest(response_mask[:n]) as own_mask,
+        unnest(mask[a + 1:a + n]) as sent_mask,
+        unnest(output_logprobs[:n]) as own_logprob,
         unnest(sent[a + 1:a + n]) as sent_logprob,
         unnest(trainer[a + 1:a + n]) as trainer_logprob,
         unnest(ref[a + 1:a + n]) as ref_logprob,
@@ -212,12 +290,15 @@ from (
     left join (
         select
             trace_id as of_trace,
+            any_value("values") filter (name = 'response_mask') as mask,
             any_value("values") filter (name = 'rollout_log_probs') as sent,
             any_value("values") filter (name = 'old_log_probs') as trainer,
             any_value("values") filter (name = 'ref_log_prob') as ref,
             any_value("values") filter (name = 'advantages') as advantages
         from outcomes
-        where name in ('rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages')
+        where name in (
+            'response_mask', 'rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages'
+        )
         group by trace_id
     ) on of_trace = trace_id
 );
@@ -264,7 +345,8 @@ join (
 
 -- One row per trajectory with a generation, and what looks wrong with it: truncated by a limit;
 -- empty, no tokens or only white space; duplicate, the same answer as another rollout of its group;
--- tool_errors, failed calls of tools; repetition, the largest share of repeated 4-grams of a turn.
+-- tool_errors, failed calls of tools; repetition, the largest share of repeated 4-grams of a turn,
+-- of tokens, or of words where only the text is known.
 create view detectors as
 select
     a.trace_id, a.run_id, a.step, a.sample_index, a.rollout_n, a.group_id, a.validate,
@@ -283,7 +365,12 @@ join (
         trace_id,
         step,
         count(*) filter (status = 'error' and kind_of(op, is_turn) = 'tool') as tool_errors,
-        max(repetition_of(output_ids, 4)) filter (is_turn) as repetition
+        max(
+            coalesce(
+                repetition_of(output_ids, 4),
+                repetition_of(string_split_regex(output_text, '\s+'), 4)
+            )
+        ) filter (is_turn) as repetition
     from stored.spans
     group by project, experiment, step, trace_id
 ) as s on s.trace_id = a.trace_id and s.step is not distinct from a.step;

@@ -46,4 +46,4 @@ def snapshot_of(**tables: list[Row]) -> Snapshot:
 
 def store_of(**tables: list[Row]) -> Store:
     """A store that holds these rows."""
-    return Store(StoreLayout(Path("nowhere")), lambda: snapshot_of(**tables))
+    return Store([StoreLayout(Path("nowhere"))], lambda: [[snapshot_of(**tables)]])

@@ -74,10 +74,10 @@ def upload(
     from localtrace.uploader.tally import Tally
     from localtrace.uploader.targets import MetricsTarget, open_target
 
-    if store.is_bundle:
+    for path in store.bundles:
         from localtrace.uploader.bundles.check import check_bundle
 
-        check_bundle(store.path).require()
+        check_bundle(path).require()
     choice = choose(store, chosen)
     started_at = now()
     target = open_target(kind, uri, options)
@@ -92,8 +92,8 @@ def upload(
         runs = replay.run(choice, container, metrics=metrics)
     receipt = Receipt(
         upload_id=new_upload_id(),
-        store=str(store.path),
-        store_id=store.store_id,
+        store=", ".join(map(str, store.paths)),
+        store_id=store.store_id or "",
         selection=choice.text,
         kind=kind,
         target=target.uri,

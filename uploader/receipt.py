@@ -82,7 +82,9 @@ class Receipt:
 
     upload_id: str
     store: str
+    """Its folder; several with commas between them."""
     store_id: str
+    """Empty: several stores, or a receipt of version 1, which did not say."""
     selection: str
     kind: str
     target: str

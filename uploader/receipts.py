@@ -92,7 +92,7 @@ def bring(receipt: Receipt, path: Path) -> None:
     layout.refuse_bundle()
     with open_store(path) as store:
         runs = _runs_of(receipt, store)
-    # Receipts of version 1 do not name the store, but their trajectories do.
+    # Receipts of version 1, and of several stores, name no store, but their trajectories do.
     if receipt.store_id != read_meta(layout).store_id and (receipt.store_id or not runs):
         raise StoreError(
             f"upload {receipt.upload_id} was made from another store than {layout.root}: from one "

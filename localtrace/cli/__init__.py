@@ -110,5 +110,6 @@ class _Commands(click.Group):
 def main(debug: bool) -> None:
     """Look at, check and upload recorded reinforcement-learning rollouts.
 
-    The store is --store PATH, else LOCALTRACE_STORE, else ./localtrace.
+    The store is --store PATH, else LOCALTRACE_STORE, else ./localtrace. Several stores, or a
+    pattern such as '/shared/*/localtrace', are read as one.
     """

@@ -41,7 +41,7 @@ def command(
     key: Path | None,
     redact: Path | None,
     after: Path | None,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Write a selection as a bundle: a folder with checksums, to be carried anywhere.
 
@@ -52,7 +52,7 @@ def command(
     from localtrace.reader import open_store
     from localtrace.uploader.bundles.build import build_bundle
 
-    with open_store(store_path) as store, progress_bar("bundling", " trajectories") as progress:
+    with open_store(*store_paths) as store, progress_bar("bundling", " trajectories") as progress:
         built = build_bundle(
             store, selection, out, split_bytes=split, key=key, redact=redact, after=after,
             on_progress=progress,

@@ -6,7 +6,7 @@ nothing instead of printing into the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 
@@ -66,16 +66,21 @@ def complete_parameter(
 
 
 def _run_filters(context: click.Context, incomplete: str) -> list[str]:
-    runs = _runs(Path(context.params.get("store_path") or "localtrace"))
+    runs = _runs(context.params.get("store_paths") or ["localtrace"])
     return [text for run in runs if (text := f"run={run}").startswith(incomplete)]
 
 
-def _runs(store_path: Path) -> list[str]:
+def _runs(store_paths: Sequence[str | Path]) -> list[str]:
     """Ids of sealed runs, the newest files first."""
     import pyarrow.parquet as pq
 
-    paths = sorted(store_path.glob("tables/runs/*.parquet"), reverse=True)[:_RUN_FILES_MAX]
-    columns = (pq.read_table(path, columns=["run_id"])["run_id"] for path in paths)
+    from localtrace.schema import RUNS
+    from localtrace.store.sources import find_stores
+
+    folders = [layout.table(RUNS.name) for layout in find_stores(store_paths)]
+    paths = [path for folder in folders for path in folder.glob("*.parquet")]
+    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    columns = (pq.read_table(path, columns=["run_id"])["run_id"] for path in paths[:_RUN_FILES_MAX])
     return list(dict.fromkeys(run for column in columns for run in column.to_pylist()))
 
 

@@ -31,7 +31,11 @@ _CONTEXT = 24
 @click.option("--logprobs", is_flag=True, help="Compare the log-probabilities of equal ids too.")
 @store_option
 def command(
-    trajectories: tuple[str, ...], text: bool, ids: bool, logprobs: bool, store_path: Path
+    trajectories: tuple[str, ...],
+    text: bool,
+    ids: bool,
+    logprobs: bool,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Compare two or more trajectories turn by turn, and mark where they first differ.
 
@@ -45,7 +49,7 @@ def command(
     from localtrace.compare import turn_parts
     from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         trace_ids = [find_trajectory(store, name) for name in trajectories]
         whole = [store.trajectory(trace_id) for trace_id in trace_ids]
         turns = [turn_parts(one, conversation_of(store, one)) for one in whole]

@@ -53,10 +53,10 @@ def _export(form: Callable[..., Any]) -> click.Command:
         out: Path,
         force: bool,
         redact: Path | None,
-        store_path: Path,
+        store_paths: tuple[Path, ...],
         **options: Any,
     ) -> None:
-        with _opened(store_path, selection, out, force, redact) as (source, file):
+        with _opened(store_paths, selection, out, force, redact) as (source, file):
             left_out = form(source, file, **options)
         _print(source, out, left_out or Counter())
         if source.failures:
@@ -69,7 +69,7 @@ def _export(form: Callable[..., Any]) -> click.Command:
 
 @contextmanager
 def _opened(
-    store_path: Path, selection: Selection, out: Path, force: bool, redact: Path | None
+    store_paths: tuple[Path, ...], selection: Selection, out: Path, force: bool, redact: Path | None
 ) -> Iterator[tuple[Source, BinaryIO]]:
     from localtrace.cli.matching import why_nothing
     from localtrace.cli.progress import progress_bar
@@ -78,7 +78,7 @@ def _opened(
     from localtrace.reader import open_store
 
     refuse_existing(out, force=force)
-    with open_store(store_path) as store, progress_bar("exporting", " trajectories") as progress:
+    with open_store(*store_paths) as store, progress_bar("exporting", " trajectories") as progress:
         source = Source(store, selection, redact=redact, on_progress=progress)
         if not source.choice.trace_ids:
             raise QueryError(f"nothing to export: {why_nothing(store, selection.filters)}")

@@ -12,17 +12,18 @@ from localtrace.cli.options import store_option
 @click.command()
 @click.argument("table", default="spans")
 @store_option
-def command(table: str, store_path: Path) -> None:
+def command(table: str, store_paths: tuple[Path, ...]) -> None:
     """Print the Parquet files that hold a TABLE, one per line.
 
     TABLE is runs, trajectories, spans, outcomes or metrics (default: spans). Read them with hive
-    partitioning, in DuckDB as read_parquet([…], hive_partitioning = true).
+    partitioning, in DuckDB as read_parquet([…], hive_partitioning = true). Copies of a store that
+    were sealed apart hold some rows twice; only localtrace tells them.
     """
     from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         for path in store.files(table):
             click.echo(path)
-        unsealed = store.snapshot.pending[table].num_rows
+        unsealed = store.unsealed_rows(table)
     if unsealed:
         click.echo(f"{unsealed} rows of {table} are not sealed yet: run localtrace seal", err=True)

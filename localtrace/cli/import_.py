@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localtrace.cli.options import store_option
+from localtrace.cli.options import one_store, one_store_option
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def command() -> None:
 @_run_options
 @click.option("--validate", is_flag=True, help="They are validation rollouts.")
 @_dry_run_option
-@store_option
+@one_store_option
 @click.pass_context
 def verl_jsonl(
     context: click.Context,
@@ -61,7 +61,7 @@ def verl_jsonl(
     experiment: str | None,
     validate: bool,
     dry_run: bool,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Rollouts that verl dumped (trainer.rollout_data_dir, trainer.validation_data_dir).
 
@@ -74,7 +74,7 @@ def verl_jsonl(
 
     files = find_files(paths, dumps.PATTERN)
     run_id = run_id or dumps.default_run_id(paths)
-    with _intake(context, store_path, dry_run) as intake, _bytes_bar(files) as on_bytes:
+    with _intake(context, store_paths, dry_run) as intake, _bytes_bar(files) as on_bytes:
         intake.begin_run(run_id, project=project, experiment=experiment)
         lines = read_lines(files, on_bytes)
         report = intake.report
@@ -85,7 +85,7 @@ def verl_jsonl(
 @_paths_argument
 @_run_options
 @_dry_run_option
-@store_option
+@one_store_option
 @click.pass_context
 def sglang_metrics(
     context: click.Context,
@@ -94,7 +94,7 @@ def sglang_metrics(
     project: str | None,
     experiment: str | None,
     dry_run: bool,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Generations that SGLang logged (--export-metrics-to-file).
 
@@ -107,7 +107,7 @@ def sglang_metrics(
     from localtrace.importers.lines import find_files, read_lines
 
     files = find_files(paths, logs.PATTERN)
-    with _intake(context, store_path, dry_run) as intake, _bytes_bar(files) as on_bytes:
+    with _intake(context, store_paths, dry_run) as intake, _bytes_bar(files) as on_bytes:
         intake.begin_run(run_id or logs.DEFAULT_RUN_ID, project=project, experiment=experiment)
         intake.add(logs.read_rollouts(read_lines(files, on_bytes), intake.report))
 
@@ -119,14 +119,14 @@ def sglang_metrics(
     help="Trackio's folder.  [default: TRACKIO_DIR, else below HF_HOME]",
 )  # fmt: skip
 @_dry_run_option
-@store_option
+@one_store_option
 @click.pass_context
 def trackio(
     context: click.Context,
     projects: tuple[str, ...],
     folder: Path | None,
     dry_run: bool,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Metrics and traces that Trackio keeps on this machine.
 
@@ -137,7 +137,7 @@ def trackio(
     from localtrace.importers import trackio as files
 
     found = files.find_projects(folder or files.default_folder(), projects)
-    with _intake(context, store_path, dry_run) as intake:
+    with _intake(context, store_paths, dry_run) as intake:
         for file in found:
             with closing(files.Project(file)) as project, progress_bar(file.stem, " rows") as show:
                 on_row = _counting(project.count(), show)
@@ -150,11 +150,14 @@ def trackio(
 
 
 @contextmanager
-def _intake(context: click.Context, store: Path, dry_run: bool) -> Iterator[Intake]:
+def _intake(
+    context: click.Context, store_paths: tuple[Path, ...], dry_run: bool
+) -> Iterator[Intake]:
     """Opens the store for an import; seals it, and says what happened, when all was read."""
     from localtrace.cli.progress import print_problems, progress_bar
     from localtrace.importers.intake import Intake
 
+    store = one_store(store_paths)
     with Intake(store, dry_run=dry_run) as intake:
         yield intake
         with progress_bar("sealing", " journals") as progress:

@@ -28,11 +28,14 @@ _LATE_COLUMNS = frozenset({"reward", "advantage", "fate"})
 @click.option("--sort", default="-started_at", show_default=True, help="Column; -column: down.")
 @store_option
 @format_option
-def command(filters: Filters, limit: int, sort: str, store_path: Path, form: str) -> None:
+def command(
+    filters: Filters, limit: int, sort: str, store_paths: tuple[Path, ...], form: str
+) -> None:
     """List trajectories, the newest first."""
     from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store
+    from localtrace.trajectories import listed_ids, listed_steps
 
     column = sort.removeprefix("-")
     if column not in _COLUMNS:
@@ -44,11 +47,11 @@ def command(filters: Filters, limit: int, sort: str, store_path: Path, form: str
     if filters.knows_table and column not in _LATE_COLUMNS:
         # The view looks up the outcomes of every trajectory before it sorts.
         chosen = f"from stored.flagged where not superseded and {condition}"
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         if limit:
-            listed = store.sql(f"select trace_id {chosen} {order}", params).to_arrow()
-            ids = {"ids": listed["trace_id"].to_pylist()}
-            chosen_rows, bound = "trace_id in (select unnest($ids))", ids
+            listed = store.sql(f"select trace_id, step {chosen} {order}", params).to_arrow()
+            in_ids, bound = listed_ids(listed["trace_id"].to_pylist())
+            chosen_rows = f"{in_ids} and {listed_steps(listed['step'].to_pylist())}"
         else:
             chosen_rows, bound = condition, params
         rows = store.sql(

@@ -27,7 +27,8 @@ def why_nothing(store: Store, filters: Filters) -> str:
     """Why no trajectory matches the filters, and what there is, in one line."""
     runs = _runs(store)
     if not runs:
-        return f"{store.path} holds no trajectory yet"
+        hold = "holds" if len(store.paths) == 1 else "hold"
+        return f"{', '.join(map(str, store.paths))} {hold} no trajectory yet"
     for key, alone in filters.by_key().items():
         condition, params = alone.where_clause()
         found = store.sql(f"select 1 from trajectories where {condition} limit 1", params)
@@ -51,18 +52,18 @@ def _steps(row: dict[str, Any]) -> str:
 
 
 def _values(store: Store, key: str, wanted: str) -> str:
-    from localtrace.filters import COLUMNS, NUMERIC
+    from localtrace.filters import COLUMNS, NUMERIC, OTHER_VIEWS
 
-    column, view = COLUMNS[key], "spans" if key == "op" else "trajectories"
+    column, view = COLUMNS[key], OTHER_VIEWS.get(key, "trajectories")
     if key in NUMERIC:
         extremes = f"select min({column}) as low, max({column}) as high from {view}"
         (row,) = store.sql(extremes).to_dicts()
         return ": it is null everywhere" if row["low"] is None else f": it is {_range(row)}"
     rows = store.sql(
-        f"select {column} as value, count(*) as n from {view} where {column} is not null "
+        f"select {column}::varchar as value, count(*) as n from {view} where {column} is not null "
         "group by all order by n desc, value"
     ).to_dicts()
-    known = [str(row["value"]) for row in rows]
+    known = [row["value"] for row in rows]
     close = difflib.get_close_matches(wanted, known, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     listed = ", ".join(known[:_SHOWN_MAX]) + _more(known)

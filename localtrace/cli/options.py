@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localtrace.cli.completing import complete_filter
-from localtrace.errors import QueryError
+from localtrace.errors import ConfigError, QueryError
 
 if TYPE_CHECKING:
     from localtrace.filters import Filters
 
-store_option = click.option(
-    "-s",
-    "--store",
-    "store_path",
-    type=click.Path(path_type=Path),
-    envvar="LOCALTRACE_STORE",
-    default=Path("localtrace"),
-    show_envvar=True,
-    show_default=True,
-    help="Folder of the store.",
+
+class _StorePath(click.Path):
+    """LOCALTRACE_STORE may list several, yet a folder's own name may have a colon."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        parts = [] if os.path.isdir(rv) else [part for part in rv.split(os.pathsep) if part]
+        return parts or [rv]
+
+
+def _store_option(about: str) -> Callable[[Any], Any]:
+    return click.option(
+        "-s",
+        "--store",
+        "store_paths",
+        type=_StorePath(path_type=Path),
+        envvar="LOCALTRACE_STORE",
+        default=(Path("localtrace"),),
+        multiple=True,
+        show_envvar=True,
+        show_default=True,
+        help=about,
+    )
+
+
+store_option = _store_option(
+    "Folder of a store or bundle, or a pattern such as '/shared/*/localtrace'; may be repeated. "
+    "Several are read as one."
 )
+one_store_option = _store_option("Folder of the store.")
+"""For commands that work on one store; they ask `one_store` which."""
+
+
+def one_store(paths: Sequence[Path]) -> Path:
+    """The only one of the paths.
+
+    Raises:
+        ConfigError: there are several, or it is a pattern.
+    """
+    from localtrace.store.sources import is_pattern
+
+    if len(paths) > 1 or is_pattern(paths[0]):
+        named = ", ".join(map(str, paths))
+        raise ConfigError(f"{named}: this needs exactly one store; name its folder with --store")
+    return paths[0]
+
 
 format_option = click.option(
     "--format",
@@ -72,9 +107,10 @@ FILTERS_HELP = """
 Filters are written key=value, and all of them must hold:
   run project experiment group agent data_source fate status op sample_index
               equal, such as status=error
-  attempt step rollout_n reward
+  attempt step rollout_n reward tool_errors repetition
               a number, a range or a comparison: step=3..10 'reward<0.1'
-  validate    true or false
+  validate truncated empty duplicate
+              true or false
   contains    text inside prompts, outputs, messages, arguments or results
   where       any SQL condition, such as 'where=turn_count > 2'
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
@@ -59,7 +59,17 @@ def print_rows(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     # Not as dicts: a join may give two columns of one name.
     for batch in table.to_batches(max_chunksize=1024):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*map(_values, batch.columns), strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(column.type) or column.type.tz != "UTC":
+        return list(column.to_pylist())
+    # To make dates with a time zone, pyarrow imports pandas if it is there: half a second.
+    naive = column.cast(pa.timestamp(column.type.unit)).to_pylist()
+    return [date and date.replace(tzinfo=UTC) for date in naive]
 
 
 def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:

@@ -49,7 +49,7 @@ def command(
     values: tuple[str, ...],
     folders: tuple[Path, ...],
     plot: str | None,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
     form: str,
     timeout_s: float,
 ) -> None:
@@ -64,7 +64,7 @@ def command(
         print_table(_listing(folders), form)
         return
     params = parse_params(values)
-    with scanned(store_path, timeout_s) as store:
+    with scanned(store_paths, timeout_s) as store:
         rows = store.query(name, folders=folders, **params).to_arrow()
         if not len(rows):
             click.echo(f"no rows: {_why_none(store, params)}", err=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from localtrace.cli.options import store_option
+from localtrace.cli.options import one_store, one_store_option
 
 
 @click.command()
-@store_option
+@one_store_option
 @click.pass_context
-def command(context: click.Context, store_path: Path) -> None:
+def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
     """Heal torn tables, seal what dead processes left, put unfinished files aside.
 
     Nothing is deleted but journals that were sealed; the rest goes to the quarantine folder.
@@ -22,7 +22,7 @@ def command(context: click.Context, store_path: Path) -> None:
     from localtrace.store.verify import recover
 
     with progress_bar("sealing", " journals") as progress:
-        report = recover(open_layout(store_path), progress=progress)
+        report = recover(open_layout(one_store(store_paths)), progress=progress)
     click.echo(
         f"healed {report.healed} tables, sealed {report.sealed.journals} journals, "
         f"put {report.orphans} unfinished files aside"

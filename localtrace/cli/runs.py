@@ -32,14 +32,14 @@ order by started_at, r.run_id, attempt
 @filters_argument
 @store_option
 @format_option
-def command(store_path: Path, filters: Filters, form: str) -> None:
+def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
     """List the runs, one line per attempt."""
     from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
     from localtrace.reader import open_store
 
     condition, params = filters.where_clause("runs")
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         rows = store.sql(_SQL.format(condition=condition), params).to_arrow()
         print_table(rows, form)
         if not len(rows):

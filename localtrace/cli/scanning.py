@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +25,12 @@ _QUIET_S = 1.0
 
 
 @contextmanager
-def scanned(store_path: Path, timeout_s: float | None = None) -> Iterator[Store]:
-    """Open a store; what takes longer than a second is shown on a terminal."""
+def scanned(store_paths: Sequence[Path], timeout_s: float | None = None) -> Iterator[Store]:
+    """Open stores; what takes longer than a second is shown on a terminal."""
     from localtrace.reader import open_store
 
     if not sys.stderr.isatty():
-        with open_store(store_path, timeout_s=timeout_s) as store:
+        with open_store(*store_paths, timeout_s=timeout_s) as store:
             yield store
         return
     from tqdm import tqdm
@@ -44,5 +44,5 @@ def scanned(store_path: Path, timeout_s: float | None = None) -> Iterator[Store]
             bar.n = 100 * (share or 0)
             bar.refresh()
 
-    with bar, open_store(store_path, timeout_s=timeout_s, on_progress=show) as store:
+    with bar, open_store(*store_paths, timeout_s=timeout_s, on_progress=show) as store:
         yield store

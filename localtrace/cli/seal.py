@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.options import store_option
+from localtrace.cli.options import one_store, one_store_option
+from localtrace.errors import LocalTraceError
+
+if TYPE_CHECKING:
+    from localtrace.store.layout import StoreLayout
 
 
 @click.command()
 @click.option("--wait-s", type=click.FloatRange(0), default=60.0, show_default=True,
               help="Seconds to wait for another sealer.")  # fmt: skip
-@store_option
+@one_store_option
 @click.pass_context
-def command(context: click.Context, wait_s: float, store_path: Path) -> None:
+def command(context: click.Context, wait_s: float, store_paths: tuple[Path, ...]) -> None:
     """Turn journals into table files, exactly once."""
     from localtrace.cli.progress import print_problems, progress_bar
     from localtrace.store.layout import open_layout
     from localtrace.store.seal import seal
 
+    layout = open_layout(one_store(store_paths))
     with progress_bar("sealing", " journals") as progress:
-        report = seal(open_layout(store_path), wait_s=wait_s, progress=progress)
+        report = seal(layout, wait_s=wait_s, progress=progress)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     click.echo(f"sealed {report.journals} journals{rows and f': {rows}'}")
     if report.waiting:
         click.echo(f"{report.waiting} journals are still being written", err=True)
     if report.held:
         click.echo(f"{report.held} journals wait until their steps close (sampling)", err=True)
+    _gather(layout)
     print_problems(context, report.problems)
+
+
+def _gather(layout: StoreLayout) -> None:
+    from localtrace.indexing import make_index
+
+    try:
+        gathered = make_index(layout)
+    except (LocalTraceError, OSError) as error:
+        click.echo(f"no index was made, finding stays slower: {error}", err=True)
+        return
+    if gathered is not None:
+        click.echo(f"gathered {gathered} trajectories with their newest outcomes into an index")

@@ -37,7 +37,7 @@ def command(
     text: bool,
     ids: bool,
     logprobs: bool,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
     form: str,
 ) -> None:
     """Show one trajectory: its calls in order, with messages, texts and outcomes.
@@ -49,7 +49,7 @@ def command(
     from localtrace.cli.picking import find_trajectory
     from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         trajectory = store.trajectory(find_trajectory(store, trace_id))
         if view == "tokens":
             _print_tokens(store, trajectory, form)
@@ -161,8 +161,10 @@ def _tree(trajectory: Trajectory) -> Iterator[str]:
     for depth, span in _with_depth(trajectory.spans):
         more = ""
         if span.is_turn:
-            read = "?" if span.prompt_ids is None else len(span.prompt_ids)
-            more = f"  turn {number}: {read} -> {len(span.output_ids or [])} tokens"
+            read, written = (
+                "?" if ids is None else len(ids) for ids in (span.prompt_ids, span.output_ids)
+            )
+            more = f"  turn {number}: {read} -> {written} tokens"
             more += f", {span.finish_reason}" if span.finish_reason else ""
             number += 1
         error = f"  {span.error.splitlines()[0]}" if span.error else ""
@@ -183,22 +185,16 @@ def _call(span: Span) -> str:
 
 
 def _print_tokens(store: Store, trajectory: Trajectory, form: str) -> None:
-    import pyarrow as pa
-
     from localtrace.cli.output import print_table
 
     rows = store.sql(
-        "select turn, position, id, null as piece, logprob, generated, trainer_logprob, "
-        "logprob_diff, ref_logprob, advantage, weight_version from tokens "
+        "select turn, position, id, piece, logprob, generated, trainer_logprob, logprob_diff, "
+        "ref_logprob, advantage, weight_version from tokens "
         "where trace_id = $trace and step is not distinct from $step order by turn, position",
         {"trace": trajectory.trace_id, "step": trajectory.step},
     ).to_arrow()
     if not len(rows):
         click.echo("no token ids of what was generated were recorded", err=True)
-    ids = rows["id"].to_pylist()
-    pieces = {number: store.decode(trajectory.run_id, [number]) for number in set(ids)}
-    column = pa.array([pieces[number] for number in ids], pa.string())
-    rows = rows.set_column(rows.column_names.index("piece"), "piece", column)
     always = {"turn", "position", "id", "piece", "logprob", "generated"}
     kept = [
         name for name in rows.column_names if name in always or rows[name].null_count < len(rows)

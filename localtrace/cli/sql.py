@@ -15,7 +15,7 @@ from localtrace.cli.scanning import scanned, timeout_option
 @store_option
 @format_option
 @timeout_option
-def command(sql: str, store_path: Path, form: str, timeout_s: float) -> None:
+def command(sql: str, store_paths: tuple[Path, ...], form: str, timeout_s: float) -> None:
     """Run one read-only SELECT in DuckDB's SQL.
 
     The views are runs, trajectories, spans, turns, messages, tokens, outcomes, metrics, groups and
@@ -24,6 +24,6 @@ def command(sql: str, store_path: Path, form: str, timeout_s: float) -> None:
     """
     from localtrace.cli.output import print_table
 
-    with scanned(store_path, timeout_s) as store:
+    with scanned(store_paths, timeout_s) as store:
         rows = store.sql(sql).to_arrow()
     print_table(rows, form)

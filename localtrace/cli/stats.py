@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -40,8 +40,8 @@ _OPEN_SQL = "select coalesce(sum(processes - closed_processes), 0)::bigint as n 
 @filters_argument
 @store_option
 @format_option
-def command(filters: Filters, store_path: Path, form: str) -> None:
-    """Say what a store holds, how large it is, and what recorders had to leave out.
+def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
+    """Say what stores hold, how large they are, and what recorders had to leave out.
 
     Filters such as run=RUN narrow what is said of trajectories, not the sizes on disk.
     """
@@ -49,17 +49,17 @@ def command(filters: Filters, store_path: Path, form: str) -> None:
 
     from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import print_table
-    from localtrace.store.layout import open_layout
+    from localtrace.store.sources import find_stores
 
-    layout = open_layout(store_path)
-    with scanned(store_path) as store:
+    with scanned(store_paths) as store:
         glance = _glance(store, filters)
         rows = [*glance, *_tables(store), *_unreadable(store), *_lost(store)]
         if filters.terms and not glance:
             say_nothing_matches(store, filters)
-    journals = chain(*(folder.glob("*.journal*") for folder in layout.journal_folders()))
-    rows.append(_files("journals", journals))
-    rows.append(_files("quarantine", layout.quarantine.glob("*")))
+    layouts = find_stores(store_paths)
+    journals = (folder for layout in layouts for folder in layout.journal_folders())
+    rows.append(_files("journals", _inside(journals, "*.journal*")))
+    rows.append(_files("quarantine", _inside((one.quarantine for one in layouts), "*")))
     columns = ("what", "rows", "unsealed_rows", "files", "size_bytes", "time")
     print_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), form)
 
@@ -92,14 +92,15 @@ def _tables(store: Store) -> list[dict[str, Any]]:
     rows = []
     for name in TABLES:
         count = store.sql(f"select count(*) as n from stored.{name}").to_dicts()[0]["n"]
-        unsealed = store.snapshot.pending[name].num_rows
         files = _files(name, map(Path, store.files(name)))
-        rows.append({**files, "rows": count, "unsealed_rows": unsealed})
+        rows.append({**files, "rows": count, "unsealed_rows": store.unsealed_rows(name)})
     return rows
 
 
 def _unreadable(store: Store) -> list[dict[str, Any]]:
-    damage = asdict(store.snapshot.damage)
+    damage: Counter[str] = Counter()
+    for snapshot in store.snapshots:
+        damage.update(asdict(snapshot.damage))
     return [
         {"what": f"unreadable {what}", "rows": count} for what, count in damage.items() if count
     ]
@@ -112,6 +113,10 @@ def _lost(store: Store) -> list[dict[str, Any]]:
             for reason, count in reasons.items():
                 counts[f"lost {kind}: {reason}"] += count
     return [{"what": what, "rows": count} for what, count in sorted(counts.items())]
+
+
+def _inside(folders: Iterable[Path], pattern: str) -> Iterator[Path]:
+    return chain.from_iterable(folder.glob(pattern) for folder in folders)
 
 
 def _files(what: str, paths: Iterable[Path]) -> dict[str, Any]:

@@ -37,13 +37,13 @@ order by end_ns
               help="Go on until Ctrl-C, or end with what there is.")  # fmt: skip
 @store_option
 def command(
-    filters: Filters, lines: int, interval_s: float, follows: bool, store_path: Path
+    filters: Filters, lines: int, interval_s: float, follows: bool, store_paths: tuple[Path, ...]
 ) -> None:
     """Print trajectories as they end, until Ctrl-C."""
     from localtrace.cli.matching import say_nothing_matches
     from localtrace.reader import open_store
 
-    with open_store(store_path) as store:
+    with open_store(*store_paths) as store:
         nothing = partial(say_nothing_matches, store, filters)
         try:
             rows = follow(store, filters, lines, interval_s if follows else None, nothing)
@@ -89,8 +89,9 @@ def _line(row: dict[str, Any]) -> str:
     from localtrace.terminal import escape_line
 
     reward = "" if row["reward"] is None else f"{row['reward']:.4g}"
+    tokens = "?" if row["output_tokens"] is None else row["output_tokens"]
     place = f"step {row['step']}, sample {row['sample_index']}, rollout {row['rollout_n']}"
     return escape_line(
         f"{row['ended_at']:%H:%M:%S}  {row['trace_id']}  {place}  {row['status']}  "
-        f"reward {reward or '-'}  {row['turn_count']} turns  {row['output_tokens']} tokens"
+        f"reward {reward or '-'}  {row['turn_count']} turns  {tokens} tokens"
     )

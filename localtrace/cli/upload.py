@@ -74,7 +74,7 @@ def command(
     dry_run: bool,
     receipt: Path | None,
     quiet: bool,
-    store_path: Path,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Send trajectories to a tracker, each exactly once.
 
@@ -98,7 +98,7 @@ def command(
         "redact": redact,
         "limits": Limits(max_bytes, rate),
     }
-    with open_store(store_path) as store, show_progress(quiet) as on_progress:
+    with open_store(*store_paths) as store, show_progress(quiet) as on_progress:
         if dry_run:
             found = estimate(store, selection, uri, **target, on_progress=on_progress)
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.options import format_option, store_option
+from localtrace.cli.options import format_option, one_store, one_store_option
 from localtrace.cli.sizes import show_size
 from localtrace.terminal import escape_line
 
@@ -27,9 +27,11 @@ _OTHER_STATES = ("already there", "rejected", "left out")
     metavar="RECEIPT",
     help="Put a receipt (JSON) into the store that the upload was made from.",
 )
-@store_option
+@one_store_option
 @format_option
-def command(upload_id: str | None, bring: Path | None, store_path: Path, form: str) -> None:
+def command(
+    upload_id: str | None, bring: Path | None, store_paths: tuple[Path, ...], form: str
+) -> None:
     """List the uploads from this machine, or show one: what failed, was cut, where it is.
 
     The formats json, csv and parquet give a row per upload, or per trajectory of the one.
@@ -42,7 +44,7 @@ def command(upload_id: str | None, bring: Path | None, store_path: Path, form: s
     if bring is not None:
         if upload_id is not None:
             raise click.UsageError("--bring takes the path of a receipt: leave out the upload")
-        _bring(bring, store_path)
+        _bring(bring, one_store(store_paths))
     elif upload_id is not None:
         _show(receipts_folder(), upload_id, form)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.options import store_option
+from localtrace.cli.options import one_store, one_store_option
 from localtrace.cli.sizes import show_size
 from localtrace.terminal import escape_line
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     "--signers", type=click.Path(path_type=Path), metavar="FILE",
     help="Allowed signers of the bundles, as ssh-keygen(1) describes them.",
 )  # fmt: skip
-@store_option
+@one_store_option
 @click.pass_context
 def command(
-    context: click.Context, bundles: tuple[Path, ...], signers: Path | None, store_path: Path
+    context: click.Context,
+    bundles: tuple[Path, ...],
+    signers: Path | None,
+    store_paths: tuple[Path, ...],
 ) -> None:
     """Check that everything in a store, or in bundles, can be read. Writes nothing.
 
@@ -37,9 +40,9 @@ def command(
     if bundles:
         _verify_bundles(context, bundles, signers)
         return
-    layout = open_layout(store_path)
+    layout = open_layout(one_store(store_paths))
     if layout.bags:
-        _verify_bundles(context, [store_path], signers)
+        _verify_bundles(context, store_paths, signers)
     else:
         _verify_store(context, layout)
 

@@ -24,6 +24,8 @@ class Columns:
     def table(self) -> pa.Table:
         """Everything so far, sorted, in the schema's types."""
         schema = self._schema.arrow()
+        if not any(self._columns.values()):
+            return self._schema.no_rows()
         arrays = [_array(self._columns[field.name], field.type) for field in schema]
         table = pa.table(arrays, schema=schema)
         return table.sort_by([(name, "ascending") for name in self._schema.sort_by])

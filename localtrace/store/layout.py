@@ -79,6 +79,11 @@ class StoreLayout:
         return self.root / "sampling"
 
     @property
+    def index(self) -> Path:
+        """Trajectories with their newest outcomes, gathered to be found faster."""
+        return self.root / "index"
+
+    @property
     def receipts(self) -> Path:
         """Receipts of uploads, brought back."""
         return self.root / "receipts"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from localtrace.errors import StoreUnwritable
 from localtrace.store.layout import StoreLayout, put_file
@@ -29,6 +28,8 @@ def put_receipt(layout: StoreLayout, upload_id: str, receipt: bytes, rows: pa.Ta
     Raises:
         StoreUnwritable: the store cannot be written.
     """
+    import pyarrow.parquet as pq
+
     assert UPLOAD_ID.fullmatch(upload_id)
     table = pa.BufferOutputStream()
     pq.write_table(rows, table, compression="zstd", store_schema=False)

@@ -84,6 +84,7 @@ def seal_until_done(root: Path, folder: Path) -> None:
     from localtrace.store.seal import BATCH_MAX_BYTES, ready_journals, seal
 
     failures = 0
+    indexes = True
     sealed_at, held_bytes = float("-inf"), 0
     while failures < _FAILURES_MAX:
         try:
@@ -99,6 +100,7 @@ def seal_until_done(root: Path, folder: Path) -> None:
                 held_bytes = ready_journals(folder)[0] if report.held else 0
                 for problem in report.problems:
                     logger.warning("%s", problem)
+                indexes = indexes and keep_index(root)
             elif not size_bytes and not writers_live:
                 return
             failures = 0
@@ -107,6 +109,25 @@ def seal_until_done(root: Path, folder: Path) -> None:
             failures += 1
             logger.warning("sealing failed, journals stay: %s", error)
             time.sleep(_SEAL_INTERVAL_S)
+
+
+def keep_index(root: Path, rows_min: int | None = None) -> bool:
+    """Have the store's index made where it is due; False when that failed."""
+    import subprocess
+
+    from localtrace.store.index import ROWS_MIN, is_index_due
+    from localtrace.store.layout import open_layout
+
+    rows_min = ROWS_MIN if rows_min is None else rows_min
+    if not is_index_due(open_layout(root), rows_min):
+        return True
+    # Another process, because DuckDB stays out of this one and its memory is given back.
+    indexer = [sys.executable, "-m", "localtrace.indexing", str(root), str(rows_min)]
+    made = subprocess.run(indexer, capture_output=True, text=True, check=False)
+    if made.returncode:
+        last = made.stderr.strip().rpartition("\n")[2]
+        logger.warning("no index was made, finding stays slower: %s", last)
+    return made.returncode == 0
 
 
 if __name__ == "__main__":

@@ -3,20 +3,26 @@
 The order matters beside a running sealer: (1) open every journal and fix its length, (2) read each
 table's newest state, (3) per table leave out the journals that this state already covers. Nothing
 here writes.
+
+A store may be looked at in several copies and bundles: sealed files have names of their own, and
+journals only grow, so what copies share is told by names and is read once. Rows that were sealed
+apart, or bundled, are still in several; that is for SQL to sort out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from localtrace.schema import TABLES
 from localtrace.store.bundle import Bag
+from localtrace.store.index import Index, find_index
 from localtrace.store.journal import (
     JournalFile,
     JournalName,
@@ -47,11 +53,20 @@ class Snapshot:
     """What could not be read in the journals that are not sealed."""
     receipts: tuple[str, ...] = ()
     """Absolute paths of the Parquet files of receipts."""
+    index: Index | None = None
+    """What was gathered from the sealed files to be found faster."""
     partitioned: bool = True
     """Partition columns stand in the paths of the files; False: in the files, as in bundles."""
 
+    def paths(self) -> Iterator[str]:
+        """All files that are read."""
+        gathered = self.index.paths() if self.index else ()
+        return chain(*self.files.values(), self.receipts, gathered)
+
     def rows(self, table: str, columns: list[str]) -> list[dict[str, Any]]:
         """All rows of a small table without partitions."""
+        import pyarrow.parquet as pq  # slow to import, and most readers do without
+
         tables = [self.pending[table].select(columns)]
         for path in self.files[table]:
             with pq.ParquetFile(path) as file:
@@ -59,6 +74,10 @@ class Snapshot:
         return [
             {name: row.get(name) for name in columns} for part in tables for row in part.to_pylist()
         ]
+
+
+Copies: TypeAlias = Sequence[Snapshot]
+"""Snapshots of one store: usually one, several where it is read in copies and bundles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,14 @@ class OpenJournal:
     data: bytes
     status: JournalStatus
 
+    def knowledge(self) -> tuple[bool, int]:
+        """Larger in the better one of two copies.
+
+        In a copy of a store the last journal that was copied ends for good, and what was open there
+        counts as interrupted; elsewhere its writer may have gone on.
+        """
+        return self.status is not JournalStatus.LAST, len(self.data)
+
 
 def take_snapshot(layout: StoreLayout) -> Snapshot:
     """Look at a store once.
@@ -76,9 +103,24 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     Raises:
         StoreError: a journal folder or a table cannot be read.
     """
+    return take_snapshots([layout])[0]
+
+
+def take_snapshots(layouts: Sequence[StoreLayout]) -> Copies:
+    """Look once at copies and bundles of one store, each journal and sealed file in one of them.
+
+    Raises:
+        StoreError: a journal folder or a table cannot be read.
+    """
+    journals = _each_once([[] if layout.bags else open_journals(layout) for layout in layouts])
+    snapshots = map(_snapshot, layouts, journals)
+    known: set[tuple[bool, str]] = set()
+    return [_without_known_files(snapshot, known) for snapshot in snapshots]
+
+
+def _snapshot(layout: StoreLayout, journals: Sequence[OpenJournal]) -> Snapshot:
     if layout.bags:
         return _bundled(layout.bags)
-    journals = open_journals(layout)
     files = {}
     tables = {}
     for name, schema in TABLES.items():
@@ -88,7 +130,37 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     names = {name for table in rows.values() for name in table.journals}
     damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
     pending = {name: table.rows for name, table in rows.items()}
-    return Snapshot(files, pending, len(names), damage, receipt_tables(layout))
+    index = find_index(layout, files)
+    return Snapshot(files, pending, len(names), damage, receipt_tables(layout), index)
+
+
+def _each_once(opened: list[list[OpenJournal]]) -> list[list[OpenJournal]]:
+    """Of each journal the copy that knows most, and others only where they say something else."""
+    best: dict[JournalName, OpenJournal] = {}
+    for journal in chain.from_iterable(opened):
+        best[journal.file.name] = max(
+            best.get(journal.file.name, journal), journal, key=OpenJournal.knowledge
+        )
+
+    def is_told(journal: OpenJournal) -> bool:
+        chosen = best[journal.file.name]
+        return journal is not chosen and chosen.data.startswith(journal.data)
+
+    return [[journal for journal in copy if not is_told(journal)] for copy in opened]
+
+
+def _without_known_files(snapshot: Snapshot, known: set[tuple[bool, str]]) -> Snapshot:
+    """Leave out files whose names are known, and remember the others'."""
+
+    def new(paths: Sequence[str]) -> list[str]:
+        # A bundle's names tell the content and a store's are random; one must not pass as another.
+        names = [(snapshot.partitioned, os.path.basename(path)) for path in paths]
+        found = [path for path, name in zip(paths, names, strict=True) if name not in known]
+        known.update(names)
+        return found
+
+    files = {table: new(paths) for table, paths in snapshot.files.items()}
+    return replace(snapshot, files=files)
 
 
 def _bundled(bags: Sequence[Bag]) -> Snapshot:
@@ -97,7 +169,7 @@ def _bundled(bags: Sequence[Bag]) -> Snapshot:
         # Parts hold the same runs and metrics, in files of the same names, which tell the content.
         paths = {path.name: str(path) for bag in bags for path in bag.table_files(table)}
         files[table] = list(paths.values())
-    pending = {name: schema.arrow().empty_table() for name, schema in TABLES.items()}
+    pending = {name: schema.no_rows() for name, schema in TABLES.items()}
     return Snapshot(files, pending, 0, Damage(), partitioned=False)
 
 

@@ -16,13 +16,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import deltalake
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -30,6 +28,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from localtrace.errors import StoreError
 from localtrace.schema import FORMAT_VERSION, TableSchema
 from localtrace.store.layout import StoreLayout, raise_version
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq  # slow to import, and readers do without
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GROUP_TRAJECTORIES = 128
@@ -39,7 +40,6 @@ _COMMIT_TRIES_MAX = 100
 """Sealers of many nodes may commit to one table; each try gets the next free version."""
 _ACTIONS_NAME = "localtrace.actions"
 """In a commit's information: how many actions it has, that one included."""
-_HAS_BLOOM = "bloom_filter_options" in inspect.signature(pq.write_table).parameters
 
 
 def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
@@ -88,12 +88,13 @@ def committed_files(table: DeltaTable | None) -> list[CommittedFile]:
     """The files of a table's state."""
     if table is None:
         return []
-    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    actions = table.get_add_actions(flatten=True)
+    paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
+    rows: Any = [None] * len(paths)
+    if "num_records" in actions.column_names:
+        rows = actions.column("num_records").to_pylist()
     # The Delta log holds paths as URLs: a `%2F` on the disk is `%252F` there.
-    return [
-        CommittedFile(unquote(row["path"]), row["size_bytes"], row.get("num_records"))
-        for row in rows
-    ]
+    return [CommittedFile(unquote(path), *of) for path, *of in zip(paths, sizes, rows, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ def _partitions(
     if not names:
         yield {}, rows
         return
+    import pyarrow.compute as pc
+
     keys = rows.select(list(names)).group_by(list(names), use_threads=False).aggregate([])
     for key in keys.to_pylist():
         mask = None
@@ -163,6 +166,8 @@ def _write_parquet(path: Path, schema: TableSchema, rows: pa.Table) -> None:
 
 def parquet_writer(path: Path, columns: pa.Schema) -> pq.ParquetWriter:
     """A writer of Parquet as every table file is written."""
+    import pyarrow.parquet as pq
+
     split = [name for name in ("output_logprobs", "values") if name in columns.names]
     options: dict[str, Any] = {
         "compression": "zstd",
@@ -175,7 +180,8 @@ def parquet_writer(path: Path, columns: pa.Schema) -> pq.ParquetWriter:
         ],
         "store_schema": False,
     }
-    if _HAS_BLOOM and "trace_id" in columns.names:
+    has_bloom = "bloom_filter_options" in inspect.signature(pq.write_table).parameters
+    if has_bloom and "trace_id" in columns.names:
         # The default of a million values would take 64 MB per row group until the file is closed.
         options["bloom_filter_options"] = {"trace_id": {"ndv": _GROUP_ROWS}}
     return pq.ParquetWriter(path, columns, **options)
@@ -340,6 +346,8 @@ def _put_aside(layout: StoreLayout, schema: TableSchema, torn: Path) -> str:
 
 
 def _is_torn(checkpoint: Path) -> bool:
+    import pyarrow.parquet as pq
+
     try:
         pq.ParquetFile(checkpoint).close()
     except pa.ArrowInvalid:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import uuid
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
+
+import msgspec
 
 from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
 _DIGEST = re.compile("[0-9a-f]{64}")
+_FILE_MAX_BYTES = 256 * 2**20
+_GROWTH_MAX = 10_000
+_PIECE_MAX_CHARS = 1024
+_PIECES_MAX = 2**19
+"""Of one tokenizer, held in memory: vocabularies have up to about 2**18 tokens."""
+_ANCHOR = "x"
+"""A token of one plain letter to every decoder."""
+T = TypeVar("T")
 Decode = Callable[[str, list[int]], str | None]
 """Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
@@ -84,29 +95,102 @@ def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
     """The run's tokenizer, as a `tokenizers.Tokenizer`.
 
     None where the run kept none, the package `tokenizers` is not installed (extra `text`), or the
-    file cannot be read.
+    file cannot be read or would make huge texts of short tokens.
     """
-    try:
-        from tokenizers import Tokenizer
-
-        file = tokenizer_file(layout, run_id)
-        return None if file is None else Tokenizer.from_file(str(file))
-    except Exception:  # tokenizers raises bare Exception for a damaged file
-        return None
+    return _attempt(lambda: _load(tokenizer_file(layout, run_id)))
 
 
 def text_decoder(layout: StoreLayout) -> Decode:
     """A function from run id and token ids to text, special tokens included."""
-    of_run = cache(lambda run_id: tokenizer_of(layout, run_id))
+    return RunTokenizers(layout).decode
 
-    def decode(run_id: str, ids: list[int]) -> str | None:
-        tokenizer = of_run(run_id)
-        if tokenizer is None:
-            return None
-        try:
-            text: str = tokenizer.decode(ids, skip_special_tokens=False)
-            return text
-        except (OverflowError, TypeError, ValueError):
-            return None  # ids that no vocabulary has
 
-    return decode
+class RunTokenizers:
+    """Ids as text by the tokenizers that stores keep of runs, each file read once, when it is used.
+
+    Threads may share it. Nothing here raises: the files may have come with somebody's bundle.
+    """
+
+    def __init__(self, *layouts: StoreLayout) -> None:
+        self._layouts = layouts
+        self._of_run = cache(self._find)
+        self._of_file = cache(_vocabulary)
+
+    def decode(self, run_id: str, ids: list[int]) -> str | None:
+        """Ids as one text, special tokens included; None where there is no usable tokenizer."""
+        vocabulary = self._of_run(run_id)
+        return None if vocabulary is None else vocabulary.decode(ids)
+
+    def piece(self, run_id: str | None, token_id: int | None) -> str | None:
+        """What one token adds to a text that goes before it, its leading space included.
+
+        The part of a character that a token of bytes may hold is U+FFFD. None where there is no
+        usable tokenizer, and for ids that it does not have or cannot decode.
+        """
+        vocabulary = None if run_id is None else self._of_run(run_id)
+        return None if vocabulary is None or token_id is None else vocabulary.piece(token_id)
+
+    def _find(self, run_id: str) -> _Vocabulary | None:
+        """That of the first store that keeps a usable one of the run."""
+        files = (_attempt(partial(tokenizer_file, one, run_id)) for one in self._layouts)
+        found = (self._of_file(file) for file in files if file is not None)
+        return next((vocabulary for vocabulary in found if vocabulary is not None), None)
+
+
+class _Vocabulary:
+    """The texts of one tokenizer's ids."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.piece = lru_cache(_PIECES_MAX)(self._piece)
+
+    def decode(self, ids: list[int]) -> str | None:
+        return _attempt(lambda: str(self._tokenizer.decode(ids, skip_special_tokens=False)))
+
+    def _piece(self, token_id: int) -> str | None:
+        return _attempt(lambda: _added_text(self._tokenizer, token_id))
+
+
+def _added_text(tokenizer: Any, token_id: int) -> str | None:
+    """What a token adds between two others: decoders change the first token or the last one."""
+    token = tokenizer.id_to_token(token_id)
+    if token is None or len(token) > _PIECE_MAX_CHARS:
+        return None
+    decode = " ".join if tokenizer.decoder is None else tokenizer.decoder.decode
+    before = decode([_ANCHOR])
+    after = decode([_ANCHOR, _ANCHOR]).removeprefix(before)
+    text: str = decode([_ANCHOR, token, _ANCHOR]).removeprefix(before).removesuffix(after)
+    return text if len(text) <= _PIECE_MAX_CHARS else None
+
+
+def _vocabulary(file: Path) -> _Vocabulary | None:
+    tokenizer = _attempt(lambda: _load(file))
+    return None if tokenizer is None else _Vocabulary(tokenizer)
+
+
+def _load(file: Path | None) -> Any | None:
+    from tokenizers import Tokenizer
+
+    if file is None or file.stat().st_size > _FILE_MAX_BYTES:
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    decoder = tokenizer.decoder
+    if decoder is not None and _growth(msgspec.json.decode(decoder.__getstate__())) > _GROWTH_MAX:
+        return None
+    return tokenizer
+
+
+def _growth(decoder: dict[str, Any]) -> int:
+    """How many times longer than its tokens a decoder's text can get: an upper bound."""
+    steps = math.prod(map(_growth, decoder.get("decoders", ())))
+    return steps * (2 + len(decoder.get("content", "")))
+
+
+def _attempt(call: Callable[[], T]) -> T | None:
+    """What a call into `tokenizers` gives; None where it fails."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # bare Exception for damaged files; a panic of its Rust code is not even
+        return None

@@ -69,23 +69,25 @@ def verify(layout: StoreLayout, progress: Callable[[int, int], None] | None = No
                     f"{file.path}: its last record is unfinished, its process died while writing "
                     "(run localtrace seal)"
                 )
-    _verify_receipts(layout, report)
+    again = "remove it, and bring the receipt beside it again (localtrace uploads --bring)"
+    _verify_readable(map(Path, receipt_tables(layout)), again, report)
+    gathered = layout.index.glob("*.parquet")
+    _verify_readable(gathered, f"delete the folder {layout.index}, it is made again", report)
     report.quarantined = len(list(layout.quarantine.glob("*")))
     for orphan in orphans(layout, states):
         report.problems.append(f"{orphan}: belongs to no table state (run localtrace recover)")
     return report
 
 
-def _verify_receipts(layout: StoreLayout, report: VerifyReport) -> None:
-    for path in receipt_tables(layout):
+def _verify_readable(paths: Iterable[Path], remedy: str, report: VerifyReport) -> None:
+    for path in paths:
         report.files += 1
         try:
             pq.read_table(path)
+        except FileNotFoundError:
+            continue  # a newer index took its place
         except (OSError, pa.ArrowException) as error:
-            report.problems.append(
-                f"{path}: {error}; remove it, and bring the receipt beside it again "
-                "(localtrace uploads --bring)"
-            )
+            report.problems.append(f"{path}: {error}; {remedy}")
 
 
 def _tell(progress: Callable[[int, int], None] | None, report: VerifyReport, total: int) -> None:

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import localtrace
+from localtrace.indexing import make_index
 from localtrace.reader import Store
+from localtrace.store.layout import open_layout
 from tests.benchmarks.figures import Figure, Promise, Table
 from tests.synthetic import Size, write_store
 
@@ -119,6 +121,7 @@ def measure(trajectories: int = TRAJECTORIES) -> Table:
     """Time of finding one, some and all, and of the command line."""
     with tempfile.TemporaryDirectory(prefix="localtrace-bench-") as folder:
         write_store(Path(folder) / "store", Size(trajectories))
+        make_index(open_layout(Path(folder) / "store"))  # as the sealer does
         with localtrace.open_store(Path(folder) / "store") as store:
             outcomes = store.sql("select count(*) as n from stored.outcomes").to_dicts()[0]["n"]
             rows = [task.row() for task in _tasks(store)]

@@ -51,7 +51,8 @@ _COMPUTED: dict[str, dict[str, str]] = {
         "position": "place in the turn's output, from 0",
         "response_position": "place in the trajectory's response, from 0; null where unknown",
         "id": "the token",
-        "generated": "false where the turn's own mask says that the model did not generate it",
+        "piece": "what it adds to a text before it; null: unknown",
+        "generated": "false where a mask says that the model did not generate it",
         "logprob": "the engine's log-probability, natural log",
         "trainer_logprob": "the trainer's, from old_log_probs",
         "logprob_diff": "trainer_logprob - logprob",
@@ -107,7 +108,7 @@ def views() -> str:
     with store_of() as store:
         for comment, view in _VIEWS.findall(_TEXT):
             about = " ".join(line.removeprefix("--").strip() for line in comment.splitlines())
-            rows = store._connection.execute(f"describe {view}").fetchall()
+            rows = (tuple(row.values()) for row in store.sql(f"describe {view}").to_dicts())
             parts += [
                 f"### `{view}`",
                 "",

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import localtrace
+from localtrace.indexing import make_index
 from localtrace.reader import Store
+from localtrace.store.layout import open_layout
 from tests.queries.facts import Facts
 from tests.synthetic import Size, write_store
 
@@ -20,6 +22,8 @@ SMALL = Size(3_000, steps=12, steps_per_file=3, seed=1)
 def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large") / "store"
     write_store(folder, LARGE)
+    # As the sealer does; the smaller stores are read without an index.
+    assert make_index(open_layout(folder)) == LARGE.trajectories
     return folder
 
 
@@ -34,7 +38,6 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from localtrace.demo.config import DemoConfig
     from localtrace.demo.run import record
-    from localtrace.store.layout import open_layout
     from localtrace.store.seal import seal
 
     folder = tmp_path_factory.mktemp("demo")

@@ -1,4 +1,4 @@
-"""Select rows and tell what that took: `python -m tests.queries.large_selection STORE SQL`."""
+"""Select and tell what that took: `python -m tests.queries.large_selection STORE FIRST..LAST`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.servers.peak_memory import peak_bytes
 def main() -> None:
     """Print the rows, their bytes as Arrow, and by how much memory grew at its highest."""
     with localtrace.open_store(Path(sys.argv[1])) as store:
-        store.sql(f"select * from ({sys.argv[2]}) limit 1")
+        store.trajectories(step=1)
         before_bytes = peak_bytes()
-        rows = store.sql(sys.argv[2]).to_arrow()
+        rows = store.trajectories(step=sys.argv[2]).to_arrow()
         print(len(rows), rows.nbytes, peak_bytes() - before_bytes)
 
 

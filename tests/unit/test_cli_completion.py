@@ -67,6 +67,14 @@ def test_filters_and_the_runs_of_the_store_are_completed(store: Path) -> None:
     assert completed("localtrace ls run=run-b", store) == ["run-b"]
 
 
+def test_the_runs_of_every_store_are_completed(store: Path, tmp_path: Path) -> None:
+    record(tmp_path / "second", [{}], run_id="run-c")
+    assert run("seal", "-s", tmp_path / "second").exit_code == 0
+    assert sorted(completed("localtrace ls run=", tmp_path / "s*")) == ["run-a", "run-b", "run-c"]
+    line = f"localtrace ls -s {store} -s {tmp_path}/second run=run-c"
+    assert completed(line) == ["run-c"]
+
+
 def test_without_a_store_nothing_is_offered_and_nothing_is_said(tmp_path: Path) -> None:
     assert completed("localtrace ls run=", tmp_path / "nowhere") == []
     assert completed("localtrace query nothing ") == []

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from localtrace.store.layout import open_layout
+from localtrace.store.tokenizers import keep_tokenizer
 from tests.commands import answer, record, rows, run
+from tests.unit.test_tokenizers import make_tokenizer
 
 
 @pytest.fixture
@@ -43,6 +46,17 @@ def test_tokens_are_a_table_in_any_format(store: Path) -> None:
     refused = run("show", "-s", store, "3/17/0", "--format", "json")
     assert refused.exit_code == 2
     assert "add --tokens" in refused.stderr
+
+
+def test_tokens_are_shown_with_their_pieces(store: Path, tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(8)]
+    keep_tokenizer(open_layout(store), make_tokenizer(tmp_path / "model", words), "run")
+    found = rows("show", "-s", store, "3/17/0", "--tokens")
+    assert [(row["piece"], row["generated"]) for row in found] == [
+        (" w5", True),
+        (" w6", True),
+        (" w7", True),
+    ]
 
 
 def test_text_can_be_left_out(store: Path) -> None:

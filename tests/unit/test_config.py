@@ -124,6 +124,11 @@ def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_the_setting(
         load({name: value})
 
 
+def test_a_pattern_of_stores_is_for_reading_and_refused_for_recording() -> None:
+    with pytest.raises(ConfigError, match="name one folder to record into"):
+        load_settings(None, {}, {"LOCALTRACE_STORE": "/shared/*/localtrace"})
+
+
 def test_an_unknown_setting_is_refused_with_the_names_that_are_known() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'sealing': known are attempt, .*seal"):
         load({"sealing": True})

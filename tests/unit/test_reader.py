@@ -153,13 +153,13 @@ def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recordin
     trace_id, _ = record(range(1))
     layout = open_layout(record.path)
 
-    def without_first_turn() -> Snapshot:
+    def without_first_turn() -> list[list[Snapshot]]:
         snapshot = take_snapshot(layout)
         spans = snapshot.pending["spans"]
         snapshot.pending["spans"] = spans.filter([seq != 0 for seq in spans["seq"].to_pylist()])
-        return snapshot
+        return [[snapshot]]
 
-    with Store(layout, without_first_turn) as store:
+    with Store([layout], without_first_turn) as store:
         turn = next(span for span in store.trajectory(trace_id).spans if span.op == "generate")
     assert turn.prompt_ids is None
     assert turn.inputs["prompt_ids"] == Placeholder("damaged", "list")
@@ -226,8 +226,10 @@ def test_a_damaged_file_is_an_error_that_names_the_check(record: Recording) -> N
     with open_store(record.path) as store:
         (path,) = store.files("runs")
     Path(path).write_bytes(b"PAR1 not really PAR1")
-    with pytest.raises(StoreError, match="run localtrace verify"):
-        open_store(record.path)
+    with open_store(record.path) as store:
+        with pytest.raises(StoreError, match="run localtrace verify"):
+            store.runs()
+        assert store.sql("select count(*) as n from stored.trajectories").to_dicts() == [{"n": 1}]
 
 
 def test_text_is_decoded_when_it_is_read_before_it_was_sealed(tmp_path: Path) -> None:

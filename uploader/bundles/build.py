@@ -116,11 +116,13 @@ def build_bundle(
 
     Raises:
         QueryError: the selection cannot be read, or is empty.
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used, or several stores are read as one.
         StoreError: the bundle cannot be written, or another one is in its place.
     """
     if split_bytes is not None and split_bytes < SPLIT_MIN_BYTES:
         raise ConfigError(f"parts of {split_bytes} bytes are too small: say 1MiB or more")
+    if len(store.paths) > 1 or store.store_id is None:
+        raise ConfigError("a bundle is made of one store, whose id it carries: name only that one")
     if key is not None:
         check_key(key)
     redaction = Redaction.load(redact)

@@ -1,0 +1,96 @@
+"""Trajectories with their newest outcomes as SQL, from the stores' indexes as far as they reach.
+
+The views made here are `stored.gathered`, trajectories with what their index gathered, or null;
+`stored.late_outcomes`, the outcomes that no index has gathered; and the choice among those of
+`views.sql` that join the two. This module runs no SQL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from localtrace.schema import OUTCOMES, TRAJECTORIES
+from localtrace.store.index import OUTCOME_TYPES, TABLES_COVERED
+from localtrace.stored import list_literal, listed, rows_of
+
+if TYPE_CHECKING:
+    from localtrace.store.index import Index
+    from localtrace.store.snapshot import Copies, Snapshot
+
+_PLACE = "struct(time_ns bigint, writer_id varchar, writer_seq bigint)"
+NEWEST_COLUMNS = {f"newest_{name}": kind for name, kind in OUTCOME_TYPES.items()} | {
+    f"{name}_place": _PLACE for name in OUTCOME_TYPES
+}
+"""What an index adds to the columns of `trajectories`, and the types in SQL."""
+LATE_COLUMNS = ("trace_id", "name", "number", "text", "time_ns", "writer_id", "writer_seq")
+"""Columns of an outcome that trajectories show."""
+_NAMES = ", ".join(f"'{name}'" for name in OUTCOME_TYPES)
+_FEW_BYTES = 8 * 2**20
+"""Of Parquet files: some 500,000 outcomes, which are grouped in half a second."""
+_ROW_BYTES = 16
+
+
+def gathered_views(stores: Sequence[Copies]) -> dict[str, str]:
+    """The SELECTs of `gathered` and `late_outcomes`, views of the schema `stored`."""
+    # Copies are compared row by row, so what was gathered in one of them does not help.
+    indexes = [copies[0].index for copies in stores if len(copies) == 1 and copies[0].index]
+    lacking = _lacking(stores)
+    return {
+        "gathered": _gathered(indexes, lacking),
+        "late_outcomes": _late_outcomes(indexes, lacking),
+    }
+
+
+def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
+    """The SELECTs of `late` and `with_outcomes`, over views of the same schema."""
+    size_bytes = sum(map(_late_bytes, chain(*_lacking(stores))))
+    late = "few_late" if size_bytes < _FEW_BYTES else "newest_late"
+    return {
+        "late": f"select * from stored.{late}",
+        "with_outcomes": f"select * from stored.{'with_late' if size_bytes else 'without_late'}",
+    }
+
+
+def _lacking(stores: Sequence[Copies]) -> list[Copies]:
+    """What the indexes do not cover."""
+    return [[_not_covered(copies[0])] if len(copies) == 1 else copies for copies in stores]
+
+
+def _not_covered(snapshot: Snapshot) -> Snapshot:
+    if snapshot.index is None:
+        return snapshot
+    lacked = {
+        table.name: snapshot.index.lacks(table.name, snapshot.files[table.name])
+        for table in TABLES_COVERED
+    }
+    return replace(snapshot, files={**snapshot.files, **lacked})
+
+
+def _gathered(indexes: Sequence[Index], lacking: Sequence[Copies]) -> str:
+    nulls = ", ".join(f"null::{kind} as {name}" for name, kind in NEWEST_COLUMNS.items())
+    parts = [f"select *, {nulls} from ({rows_of(TRAJECTORIES, lacking)})"]
+    if indexes:
+        files = list_literal([str(index.trajectories) for index in indexes])
+        columns = listed([*TRAJECTORIES.column_names, *NEWEST_COLUMNS])
+        parts.append(f"select {columns} from read_parquet({files})")
+    return " union all ".join(parts)
+
+
+def _late_outcomes(indexes: Sequence[Index], lacking: Sequence[Copies]) -> str:
+    columns = listed(LATE_COLUMNS)
+    parts = [f"select {columns} from ({rows_of(OUTCOMES, lacking)}) where name in ({_NAMES})"]
+    if indexes:
+        files = list_literal([str(index.outcomes) for index in indexes])
+        parts.append(f"select {columns} from read_parquet({files})")
+    return " union all ".join(parts)
+
+
+def _late_bytes(snapshot: Snapshot) -> int:
+    rows: int = snapshot.pending[OUTCOMES.name].num_rows
+    rows += snapshot.index.late_rows if snapshot.index else 0
+    files = snapshot.files[OUTCOMES.name]
+    return rows * _ROW_BYTES + sum(os.path.getsize(path) for path in files)

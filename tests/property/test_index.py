@@ -1,0 +1,130 @@
+"""An index changes how fast trajectories are found, and nothing of what is found."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localtrace.indexing import make_index
+from localtrace.reader import open_store
+from localtrace.schema import OUTCOMES, TRAJECTORIES, TableSchema
+from localtrace.store.index import OUTCOME_TYPES
+from localtrace.store.layout import StoreLayout, create_layout
+from localtrace.store.tables import commit, write_files
+
+IDS = [f"{number:032x}" for number in range(4)]
+VIEWS = ("all_trajectories", "trajectories", "stored.trajectories", "stored.flagged", "groups")
+
+Row = dict[str, Any]
+
+keys = st.fixed_dictionaries(
+    {
+        "project": st.sampled_from(["p", "q"]),
+        "experiment": st.just("e"),
+        "run_id": st.sampled_from(["r", "s"]),
+        "attempt": st.integers(0, 2),
+        "step": st.none() | st.integers(0, 3),
+        "writer_id": st.sampled_from(["a", "b"]),
+    }
+)
+trajectories = st.fixed_dictionaries(
+    {
+        "sample_index": st.none() | st.sampled_from(["0", "1"]),
+        "validate": st.booleans(),
+        "reward": st.none() | st.sampled_from([0.0, 1.0]),
+        "status": st.just("ok"),
+    }
+)
+outcomes = st.fixed_dictionaries(
+    {
+        "trace_id": st.sampled_from(IDS),
+        "name": st.sampled_from([*OUTCOME_TYPES, "other"]),
+        "time_ns": st.integers(0, 3),
+        "number": st.none() | st.sampled_from([0.0, 2.0, float("nan")]),
+        "text": st.none() | st.sampled_from(["trained", "stale"]),
+        "folded": st.just(False),
+    }
+)
+merged = st.tuples(keys, outcomes).map(lambda pair: {**pair[0], **pair[1]})
+begun = st.tuples(keys, trajectories).map(lambda pair: {**pair[0], **pair[1]})
+histories = st.lists(
+    st.one_of(
+        st.tuples(st.just("outcomes"), st.lists(merged, min_size=1, max_size=4)),
+        st.tuples(st.just("trajectories"), st.lists(begun, min_size=1, max_size=2)),
+        st.tuples(st.just("index"), st.just([])),
+    ),
+    max_size=8,
+)
+
+
+class History:
+    """Batches of rows as sealers add them, one after the other."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.layout = layout
+        self.outcomes: list[Row] = []
+        self._ids = iter(IDS)
+        self._seq = 0
+
+    def add(self, what: str, rows: Sequence[Row]) -> None:
+        if what == "index":
+            make_index(self.layout, rows_min=1)
+        elif what == "outcomes":
+            self.outcomes += self._seal(OUTCOMES, rows)
+        else:
+            named = [{**row, "trace_id": one} for row, one in zip(rows, self._ids, strict=False)]
+            self._seal(TRAJECTORIES, named)
+
+    def _seal(self, table: TableSchema, rows: Sequence[Row]) -> list[Row]:
+        numbered = []
+        for row in rows:
+            self._seq += 1
+            numbered.append({**row, "writer_seq": self._seq})
+        if numbered:
+            columns = table.arrow()
+            filled = [{name: row.get(name) for name in columns.names} for row in numbered]
+            written = write_files(self.layout, table, pa.Table.from_pylist(filled, columns))
+            commit(self.layout, table, written, {f"sealer-{self._seq}": 0})
+        return numbered
+
+
+def shown(path: Path) -> dict[str, list[str]]:
+    """The rows of views as text, for NaN is no equal of itself."""
+    with open_store(path) as store:
+        return {
+            view: sorted(map(str, store.sql(f"select * from {view}").to_dicts())) for view in VIEWS
+        }
+
+
+def newest(history: History, trace_id: str, name: str) -> Row:
+    places = ("time_ns", "writer_id", "writer_seq")
+    said = [row for row in history.outcomes if (row["trace_id"], row["name"]) == (trace_id, name)]
+    return max(said, key=lambda row: tuple(row[place] for place in places), default={})
+
+
+@settings(max_examples=30, deadline=None)
+@given(histories)
+def test_with_and_without_an_index_the_same_is_found(events: list[tuple[str, list[Row]]]) -> None:
+    with TemporaryDirectory() as folder:
+        layout = create_layout(Path(folder) / "store")
+        history = History(layout)
+        for what, rows in events:
+            history.add(what, rows)
+        found = shown(layout.root)
+        with patch("localtrace.gathered._FEW_BYTES", 1):
+            assert shown(layout.root) == found
+        with open_store(layout.root) as store:
+            for row in store.sql("select * from all_trajectories").to_dicts():
+                for name, column in (("advantage", "number"), ("fate", "text")):
+                    expected = newest(history, row["trace_id"], name).get(column)
+                    assert str(row[name]) == str(expected)
+        shutil.rmtree(layout.index, ignore_errors=True)
+        assert shown(layout.root) == found

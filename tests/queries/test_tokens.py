@@ -1,0 +1,274 @@
+"""The view `tokens`: what each token says, who made it, and the values that stand beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from localtrace.reader import Store
+from localtrace.store.layout import StoreLayout, create_layout
+from localtrace.store.tokenizers import RunTokenizers, store_tokenizer
+from tests.queries.tokenizer_kinds import KINDS, ids_of, in_letters, make
+from tests.snapshots import Row, snapshot_of
+
+TURN: Row = {"trace_id": "t", "span_id": "1", "is_turn": True, "prompt_tokens": 3}
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+@contextmanager
+def opened(layout: StoreLayout, *rows: Row, **tables: list[Row]) -> Iterator[Store]:
+    """A store whose turns have these columns."""
+    spans = [{**TURN, "span_id": str(seq), "seq": seq, **row} for seq, row in enumerate(rows)]
+    with Store([layout], lambda: [[snapshot_of(spans=spans, **tables)]]) as store:
+        yield store
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> list[str | None]:
+    """The pieces of a turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        layout = create_layout(Path(folder) / "store")
+        store_tokenizer(layout, tokenizer.to_str().encode(), "run")
+        with opened(layout, {"output_ids": ids}) as store:
+            return [row["piece"] for row in store.tokens().to_dicts()]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StoreLayout:
+    return create_layout(tmp_path / "store")
+
+
+# -- pieces ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_a_piece_is_what_plain_python_makes_of_the_token(name: str, data: st.DataObject) -> None:
+    kind = KINDS[name]
+    known = st.lists(kind.tokens | kind.partial, min_size=2, max_size=12, unique=True)
+    tokens = data.draw(known)
+    ids = data.draw(st.lists(st.integers(-1, len(tokens)), max_size=12))
+    expected = [kind.text_of(tokens[one]) if 0 <= one < len(tokens) else None for one in ids]
+    assert pieces(make(kind, tokens), ids) == expected
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_the_pieces_together_are_what_the_turn_adds_to_a_text(
+    name: str, data: st.DataObject
+) -> None:
+    kind = KINDS[name]
+    known = st.lists(kind.tokens, min_size=2, max_size=12, unique=True)
+    tokens = ["x", *data.draw(known)]
+    ids = data.draw(st.lists(st.integers(1, len(tokens) - 1), max_size=12))
+    tokenizer = make(kind, tokens)
+    whole = tokenizer.decode([0, *ids], skip_special_tokens=False)
+    assert "".join(map(str, pieces(tokenizer, ids))) == whole.removeprefix("x")
+
+
+def test_a_part_of_a_character_is_shown_as_one_that_is_unknown() -> None:
+    halves = [in_letters(half) for half in (b" \xc3", b"\xa9", b" \xc3\xa9")]
+    found = pieces(make(KINDS["byte-level BPE"], halves), [0, 1, 2])
+    assert found == [f" {UNKNOWN}", UNKNOWN, " é"]
+
+
+def test_the_piece_stands_beside_the_id(layout: StoreLayout) -> None:
+    with opened(layout) as store:
+        columns = store.tokens().columns
+    assert columns.index("piece") == columns.index("id") + 1
+
+
+def test_each_run_has_the_pieces_of_its_own_tokenizer(layout: StoreLayout) -> None:
+    kind = KINDS["Metaspace"]
+    for run_id, tokens in {"one": ["▁a", "b"], "other": ["▁c", "d"]}.items():
+        store_tokenizer(layout, make(kind, tokens).to_str().encode(), run_id)
+    rows = [{"run_id": run_id, "output_ids": [0, 1]} for run_id in ("one", "other", "none")]
+    with opened(layout, *rows) as store:
+        found = store.tokens().to_arrow()["piece"].to_pylist()
+    assert found == [" a", "b", " c", "d", None, None]
+
+
+def test_runs_with_the_same_tokenizer_share_it(layout: StoreLayout) -> None:
+    for run_id in ("one", "other"):
+        data = make(KINDS["Metaspace"], ["▁a", "b"]).to_str().encode()
+        digest = store_tokenizer(layout, data, run_id)
+    known = RunTokenizers(layout)
+    assert known.piece("one", 0) == " a"
+    (layout.tokenizers / digest / "tokenizer.json").unlink()
+    assert known.piece("other", 0) == " a"
+
+
+@pytest.mark.parametrize(
+    "select", ["count(*)", "id, logprob, generated", "max(position) filter (id > 3)"]
+)
+def test_pieces_are_made_only_where_they_are_asked_for(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, select: str
+) -> None:
+    asked: list[int | None] = []
+
+    def piece(self: RunTokenizers, run_id: str | None, token_id: int | None) -> str:
+        asked.append(token_id)
+        return "piece"
+
+    monkeypatch.setattr(RunTokenizers, "piece", piece)
+    with opened(layout, {"output_ids": [7, 8]}) as store:
+        assert store.sql(f"select {select} from tokens").to_dicts()
+        assert asked == []
+        store.sql("select piece from tokens")
+    assert sorted(filter(None, asked)) == [7, 8]
+
+
+def test_threads_may_ask_for_the_same_pieces(layout: StoreLayout) -> None:
+    tokens = [f"▁{number}" for number in range(2_000)]
+    store_tokenizer(layout, make(KINDS["Metaspace"], tokens).to_str().encode(), "run")
+    known, start = RunTokenizers(layout), threading.Barrier(8)
+    found: list[list[str | None]] = []
+
+    def ask() -> None:
+        start.wait()
+        found.append([known.piece("run", number) for number in range(len(tokens))])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[f" {number}" for number in range(len(tokens))]] * 8
+
+
+# -- tokenizers that somebody else made -----------------------------------------------------
+
+
+def _file(decoder: Any, tokens: list[str]) -> bytes:
+    tokenizer = Tokenizer(models.WordLevel(ids_of(tokens), "a"))
+    tokenizer.decoder = decoder
+    return bytes(tokenizer.to_str(), "utf-8")
+
+
+HOSTILE = {
+    "no JSON": b"{",
+    "not UTF-8": b"\xff\xfe",
+    "something else": json.dumps(["tokenizer"]).encode(),
+    "deeply nested": b'{"model":' * 100_000,
+    "a decoder that panics": _file(decoders.Strip(" ", 1, 1), ["a", " "]),
+    "a decoder whose texts explode": _file(
+        decoders.Sequence([decoders.Replace("a", "aa")] * 50), ["b", "a"]
+    ),
+    "a token of a megabyte": _file(decoders.ByteLevel(), ["a", "b" * 2**20]),
+    "a short token of a long text": _file(decoders.Replace("b", "c" * 2_000), ["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_means_harm_has_no_piece(layout: StoreLayout, name: str) -> None:
+    store_tokenizer(layout, HOSTILE[name], "run")
+    with opened(layout, {"output_ids": [1]}) as store:
+        assert store.sql("select id, piece from tokens").to_dicts() == [{"id": 1, "piece": None}]
+        assert store.decode("run", [1]) is None or name.startswith("a ")
+
+
+@pytest.mark.parametrize("run_id", ["../../up", "", ".", "a\0b", "x" * 5_000])
+def test_a_run_id_reaches_no_other_file(layout: StoreLayout, run_id: str) -> None:
+    with opened(layout, {"output_ids": [1], "run_id": run_id}) as store:
+        assert store.sql("select piece from tokens").to_dicts() == [{"piece": None}]
+
+
+# -- what a reader's environment may lack ---------------------------------------------------
+
+_READS = """
+import sys
+{before}
+from pathlib import Path
+import localtrace
+store = localtrace.open_store({folder!r})
+print(store.tokens().columns, store.sql("select count(*), count(piece) from tokens").to_dicts())
+"""
+
+
+def _reads(layout: StoreLayout, before: str = "") -> subprocess.CompletedProcess[str]:
+    program = _READS.format(folder=str(layout.root), before=before)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("package", ["numpy", "tokenizers"])
+def test_without_a_package_the_pieces_are_null(layout: StoreLayout, package: str) -> None:
+    assert "'piece'" in _reads(layout, f"sys.modules[{package!r}] = None").stdout
+
+
+def test_a_store_that_is_left_open_says_nothing_when_the_program_ends(layout: StoreLayout) -> None:
+    assert _reads(layout).stderr == ""
+
+
+# -- who made a token -----------------------------------------------------------------------
+
+
+def test_a_token_is_generated_unless_a_mask_says_otherwise(layout: StoreLayout) -> None:
+    rows: list[Row] = [
+        {"output_ids": [1, 2, 3], "response_mask": [1, 0, 1]},
+        {"output_ids": [4, 5], "prompt_tokens": 7},
+        {"output_ids": [6], "prompt_tokens": None},
+    ]
+    # By place in the response: 0 to 2 are the first turn's, 4 and 5 the second's.
+    mask = {"trace_id": "t", "name": "response_mask", "values": [1, 1, 1, 0, 0, 1]}
+    with opened(layout, *rows, outcomes=[mask]) as store:
+        found = [(row["id"], row["generated"]) for row in store.tokens().to_dicts()]
+    own, trainers = [(1, True), (2, False), (3, True)], [(4, False), (5, True)]
+    assert found == [*own, *trainers, (6, True)]
+
+
+def test_the_newest_mask_of_the_trainer_counts(layout: StoreLayout) -> None:
+    masks = [
+        {"trace_id": "t", "name": "response_mask", "values": values, "time_ns": time_ns}
+        for values, time_ns in (([1.0, 0.0], 2), ([0.0, 0.0], 1))
+    ]
+    with opened(layout, {"output_ids": [1, 2]}, outcomes=masks) as store:
+        found = [row["generated"] for row in store.tokens().to_dicts()]
+    assert found == [True, False]
+
+
+# -- Store.tokens ---------------------------------------------------------------------------
+
+
+def test_tokens_come_trajectory_by_trajectory_in_their_order(small: Store) -> None:
+    filters: dict[str, Any] = {"step": "3..4", "reward": ">=0.25"}
+    turns = [row for row in small.spans(**filters).to_dicts() if row["is_turn"]]
+    expected = [
+        (row["trace_id"], row["span_id"], position, token)
+        for row in turns
+        for position, token in enumerate(row["output_ids"] or [])
+    ]
+    rows = small.tokens(**filters).to_dicts()
+    assert expected
+    assert [
+        (row["trace_id"], row["span_id"], row["position"], row["id"]) for row in rows
+    ] == expected
+
+
+def test_a_condition_on_tokens_is_about_their_own_columns(small: Store) -> None:
+    rows = small.tokens(step=4, where="position = 0 and logprob < -1").to_dicts()
+    assert rows
+    assert all(row["position"] == 0 and row["logprob"] < -1 for row in rows)
+
+
+def test_tokens_of_superseded_trajectories_are_left_out(layout: StoreLayout) -> None:
+    trajectories = [
+        {"trace_id": f"t{attempt}", "step": 1, "attempt": attempt} for attempt in range(2)
+    ]
+    rows = [{**row, "output_ids": [attempt]} for attempt, row in enumerate(trajectories)]
+    with opened(layout, *rows, trajectories=trajectories) as store:
+        assert [row["id"] for row in store.tokens().to_dicts()] == [1]

@@ -1,0 +1,447 @@
+"""Several stores read as one: the nodes of a job, copies, bundles, patterns."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import localtrace
+from localtrace.errors import BundleError, StoreError, StoreNotFound
+from localtrace.reader import Store, open_store
+from localtrace.schema import TABLES
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.testing import recording, simulate_crash
+from tests.bundled import bundle, contents, generate, record, roll_out
+
+NAMES = {"project": "maths", "experiment": "grpo", "run_id": "run"}
+RECORD = ("writer_id", "writer_seq")
+IDENTITY = {
+    "runs": RECORD,
+    "trajectories": ("writer_id", "trace_id"),
+    "spans": RECORD,
+    "outcomes": (*RECORD, "trace_id", "name"),
+    "metrics": (*RECORD, "name"),
+}
+DOUBTS = {"running": 2, "interrupted": 1}
+SOURCES = [
+    "journals", "sealed apart", "early", "killed", "killed, sealed", "bundle of open", "went on",
+    "unsealed", "store", "copy", "bundle", "part", "other part",
+]  # fmt: skip
+"""Of `history`, all of one store."""
+Rows = dict[tuple[Any, ...], dict[str, Any]]
+
+
+def sealed(path: Path) -> Path:
+    assert seal(open_layout(path)).problems == []
+    return path
+
+
+def copied(path: Path, copy: Path) -> Path:
+    return Path(shutil.copytree(path, copy))
+
+
+def node(path: Path, *steps: int, **settings: Any) -> Path:
+    """A store of a few trajectories of one run, as one node of a job writes it."""
+    with recording(path, **{**NAMES, **settings}):
+        for step in steps:
+            roll_out(step, 0)
+    return path
+
+
+def stored(table: str, *sources: Path | str) -> Rows:
+    """All rows of a table by their identity, which no two may share."""
+    with open_store(*sources) as store:
+        return by_identity(table, store)
+
+
+def by_identity(table: str, store: Store) -> Rows:
+    rows = store.sql(f"from stored.{table}").to_dicts()
+    found = {tuple(row[key] for key in IDENTITY[table]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def everything(*sources: Path | str) -> dict[str, Rows]:
+    with open_store(*sources) as store:
+        return {table: by_identity(table, store) for table in TABLES}
+
+
+def statuses(*sources: Path) -> list[str]:
+    return sorted(row["status"] for row in stored("trajectories", *sources).values())
+
+
+# -- different stores ----------------------------------------------------------------------
+
+
+def test_the_stores_of_two_nodes_are_one_run(tmp_path: Path) -> None:
+    first = sealed(node(tmp_path / "a", 0, 1))
+    second = node(tmp_path / "b", 1, 2)
+    with open_store(first, second) as store:
+        (of_run,) = store.runs().to_dicts()
+        assert [row["step"] for row in store.trajectories().to_dicts()] == [0, 1, 1, 2]
+        (group,) = store.sql("from groups where step = 1").to_dicts()
+        assert (of_run["processes"], of_run["closed_processes"], group["n"]) == (2, 2, 2)
+        assert store.paths == (first, second)
+        assert store.path == first
+        assert store.store_id is None
+
+
+def test_an_attempt_on_one_node_supersedes_the_steps_of_another(tmp_path: Path) -> None:
+    node(tmp_path / "a", 0, 1, 2)
+    node(tmp_path / "b", 2, 3, attempt=1)
+    with open_store(tmp_path / "a", tmp_path / "b") as store:
+        kept = [(row["step"], row["attempt"]) for row in store.trajectories().to_dicts()]
+        assert kept == [(0, 0), (1, 0), (2, 1), (3, 1)]
+        assert len(store.sql("from superseded").to_dicts()) == 1
+
+
+def test_an_outcome_reaches_its_trajectory_in_another_store(tmp_path: Path) -> None:
+    with recording(tmp_path / "rollouts", **NAMES), localtrace.trajectory(step=1) as t:
+        t.set(reward=0.25)
+    with recording(tmp_path / "trainer", **NAMES):
+        localtrace.outcome(t.trace_id, step=1, reward=1.0, fate="trained")
+    for paths in ([sealed(tmp_path / "rollouts")], [tmp_path / "trainer"]):
+        with open_store(*paths) as alone:
+            assert all(row["reward"] == 0.25 for row in alone.trajectories().to_dicts())
+    with open_store(tmp_path / "trainer", tmp_path / "rollouts") as store:
+        (row,) = store.trajectories().to_dicts()
+        assert (row["reward"], row["fate"]) == (1.0, "trained")
+        assert {one.name for one in store.trajectory(t.trace_id).outcomes} == {"reward", "fate"}
+
+
+def test_a_store_of_an_older_format_and_a_bundle_are_read_beside_a_new_store(
+    tmp_path: Path,
+) -> None:
+    old = Path(__file__).parents[1] / "data" / "format-1"
+    new = sealed(node(tmp_path / "new", 7))
+    carried = bundle(node(tmp_path / "other", 8, run_id="other"), tmp_path / "bundle").path
+    with open_store(old / "store", new, carried) as store:
+        steps = [row["step"] for row in store.trajectories().to_dicts()]
+        assert steps == [1, 1, 1, 2, 2, 7, 8]
+        assert {row["project"] for row in store.spans(step="7..8").to_dicts()} == {"maths"}
+        assert store.bundles == (carried,)
+
+
+def test_ids_become_text_by_the_tokenizer_of_whichever_store_keeps_it(tmp_path: Path) -> None:
+    for name, word in (("a", "seven"), ("b", "sept")):
+        Tokenizer(WordLevel({"[UNK]": 0, word: 7}, unk_token="[UNK]")).save(
+            str(tmp_path / f"{name}.json")
+        )
+        tokenizer = tmp_path / f"{name}.json"
+        node(tmp_path / name, 0, run_id=f"run-{name}", tokenizer=tokenizer)
+    node(tmp_path / "none", 0, run_id="run-b")
+    for order in (["none", "a", "b"], ["b", "none", "a"]):
+        with open_store(*(tmp_path / name for name in order)) as store:
+            assert store.decode("run-a", [7, 7]) == "seven seven"
+            assert store.decode("run-b", [7]) == "sept"
+            assert store.decode("run-c", [7]) is None
+            pieces = store.sql("select distinct run_id, piece from tokens where id = 0").to_dicts()
+            assert len(pieces) == 2
+
+
+# -- copies --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What became of one store, and copies that were made of it on the way."""
+    base = tmp_path_factory.mktemp("history")
+    store = node(base / "store", 0, 1)
+    copies = {"journals": copied(store, base / "journals")}
+    copies["sealed apart"] = sealed(copied(store, base / "sealed-apart"))
+    sealed(store)
+    copies["early"] = copied(store, base / "early")
+    first = [row["trace_id"] for row in stored("trajectories", store).values()]
+    with recording(store, **NAMES):
+        localtrace.outcome([*first, roll_out(2, 0)], step=2, advantage=[0.5, 0.25, 0.125])
+        with localtrace.trajectory(step=3, sample_index=0) as open_one:
+            generate([1, 2, 3], "open")
+            localtrace.flush()
+            copies["killed"] = simulate_crash(store, base / "killed")
+            copies["killed, sealed"] = sealed(simulate_crash(store, base / "killed-sealed"))
+            copies["bundle of open"] = bundle(store, base / "bundle-of-open").path
+            generate([1, 2, 3, 4], "open")
+            open_one.set(reward=1.0)
+    copies["went on"] = node(copied(copies["early"], base / "went-on"), 8, run_id="elsewhere")
+    copies["unsealed"] = copied(store, base / "unsealed")
+    copies["store"] = sealed(store)
+    copies["copy"] = copied(store, base / "copy")
+    copies["bundle"] = bundle(store, base / "bundle").path
+    copies["part"] = bundle(store, base / "part", first[:1]).path
+    copies["other part"] = bundle(store, base / "other-part", first).path
+    assert sorted(copies) == sorted(SOURCES)
+    return copies
+
+
+def merged(sources: Iterable[dict[str, Rows]]) -> dict[str, Rows]:
+    """The rows of sources by hand: each once, and of a trajectory what says most of its end."""
+    whole: dict[str, Rows] = {table: {} for table in TABLES}
+    for source in sources:
+        for table, found in source.items():
+            for key, row in found.items():
+                known = whole[table].setdefault(key, row)
+                if table == "trajectories" and doubt(row) < doubt(known):
+                    whole[table][key] = row
+    return whole
+
+
+def doubt(row: dict[str, Any]) -> int:
+    # A bundle is the only source here in which one runs, and nobody tells it of the end.
+    return DOUBTS.get(row["status"], 0)
+
+
+def comparable(tables: dict[str, Rows]) -> dict[str, dict[tuple[Any, ...], str]]:
+    for row in tables["trajectories"].values():
+        if row["status"] in DOUBTS:  # every journal repeats that it began
+            row["writer_seq"] = None
+    return {
+        table: {key: repr(sorted(row.items())) for key, row in found.items()}
+        for table, found in tables.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(history: dict[str, Path]) -> dict[str, dict[str, Rows]]:
+    return {name: everything(path) for name, path in history.items()}
+
+
+@settings(max_examples=20, deadline=None)
+@example(["part", "store"])
+@example(["other part", "part", "killed, sealed", "copy"])
+@given(st.lists(st.sampled_from(SOURCES), min_size=1, max_size=4, unique=True))
+def test_copies_in_any_state_and_order_give_every_row_of_theirs_once(
+    history: dict[str, Path], alone: dict[str, dict[str, Rows]], names: list[str]
+) -> None:
+    found = everything(*(history[name] for name in names))
+    assert comparable(found) == comparable(merged(alone[name] for name in names))
+
+
+def test_all_copies_together_are_the_store_and_what_one_recorded_elsewhere(
+    history: dict[str, Path], alone: dict[str, dict[str, Rows]]
+) -> None:
+    found = everything(*history.values())
+    assert comparable(found) == comparable(merged([alone["store"], alone["went on"]]))
+    with open_store(*history.values()) as store, open_store(history["store"]) as one:
+        assert store.store_id == one.store_id is not None
+        for view in ("trajectories", "outcomes", "turns", "groups", "runs"):
+            where = "where run_id = 'run'"
+            count = f"select count(*) as n from {view} {where}"
+            assert store.sql(count).to_dicts() == one.sql(count).to_dicts()
+
+
+def test_a_copied_store_is_read_once_and_no_row_is_compared(history: dict[str, Path]) -> None:
+    with open_store(history["store"], history["copy"]) as store:
+        assert store.files("spans") == open_files(history["store"], "spans")
+        assert not compares(store)
+    with open_store(history["store"], history["sealed apart"]) as store:
+        assert compares(store)
+
+
+def compares(store: Store) -> bool:
+    """Whether rows of several copies are compared."""
+    sql = "select sql from duckdb_views() where schema_name = 'stored' and view_name = 'spans'"
+    (view,) = store.sql(sql).to_dicts()
+    return "anti join" in view["sql"].lower()
+
+
+def open_files(path: Path, table: str) -> list[str]:
+    with open_store(path) as store:
+        return store.files(table)
+
+
+def test_copies_of_journals_are_counted_once(tmp_path: Path) -> None:
+    store = node(tmp_path / "store", 0, 1)
+    journal = next((store / "journals").glob("*.journal*"))
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 1
+    journal.write_bytes(data)
+    copy = copied(store, tmp_path / "copy")
+    with open_store(store) as one, open_store(copy, store) as both:
+        for table in TABLES:
+            assert both.unsealed_rows(table) == one.unsealed_rows(table)
+        damage = [snapshot.damage.records for snapshot in both.snapshots]
+        assert sum(damage) == one.snapshots[0].damage.records == 1
+
+
+def test_what_is_damaged_in_one_copy_is_read_from_the_other(tmp_path: Path) -> None:
+    store = node(tmp_path / "store", 0, 1)
+    whole = everything(store)
+    copy = copied(store, tmp_path / "copy")
+    journal = next((copy / "journals").glob("*.journal*"))
+    data = bytearray(journal.read_bytes())
+    data[-200] ^= 1
+    journal.write_bytes(data)
+    for sources in ([store, copy], [copy, store]):
+        found = everything(*sources)
+        assert {table: set(rows) for table, rows in found.items()} == {
+            table: set(rows) for table, rows in whole.items()
+        }
+
+
+def test_a_trajectory_that_ended_in_one_copy_has_ended(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with recording(store, **NAMES):
+        with localtrace.trajectory(step=1):
+            localtrace.flush()
+            copy = simulate_crash(store, tmp_path / "copy")
+            apart = sealed(simulate_crash(store, tmp_path / "apart"))
+            old = bundle(store, tmp_path / "bundle").path
+            assert statuses(store) == statuses(old) == ["running"]
+            assert statuses(copy) == statuses(apart) == ["interrupted"]
+            for sources in ([store, apart], [apart, store], [copy, old, store]):
+                assert statuses(*sources) == ["running"]
+            for sources in ([old, apart], [apart, old], [copy, apart]):
+                assert statuses(*sources) == ["interrupted"]
+        localtrace.flush()
+        for sources in ([store, copy, apart, old], [old, apart, copy, store]):
+            assert statuses(*sources) == ["ok"]
+
+
+def test_of_equal_rows_that_of_the_first_named_source_is_taken(tmp_path: Path) -> None:
+    """A bundle may say less than its store, because something was redacted in it."""
+    with recording(tmp_path / "store", **NAMES):
+        roll_out(0, 0, note="sk-abcdefghijklmnopqrstuvwxyz0123")
+    store = sealed(tmp_path / "store")
+    carried = bundle(store, tmp_path / "bundle").path
+    for sources, leaks in (([store, carried], True), ([carried, store], False)):
+        inputs = [row["inputs"] for row in stored("spans", *sources).values()]
+        assert any("sk-abcdef" in text for text in inputs) is leaks
+
+
+def test_parts_of_a_bundle_named_one_by_one_are_the_bundle(tmp_path: Path) -> None:
+    record(tmp_path / "store", steps=2, samples=40)
+    whole = everything(tmp_path / "store")
+    parts = [tmp_path / "one", tmp_path / "two"]
+    ids = sorted(row["trace_id"] for row in whole["trajectories"].values())
+    for path, chosen in zip(parts, (ids[:50], ids[30:]), strict=True):
+        bundle(tmp_path / "store", path, chosen)
+    assert comparable(everything(*parts)) == comparable(whole)
+
+
+def test_copies_are_looked_at_again_after_sealing_moved_their_rows(tmp_path: Path) -> None:
+    store = node(tmp_path / "store", 0)
+    copy = copied(store, tmp_path / "copy")
+    with open_store(copy, store) as both:
+        before = by_identity("spans", both)
+        sealed(store)
+        node(copy, 5)
+        assert by_identity("spans", both) == before
+        both.refresh()
+        assert set(before) < set(by_identity("spans", both))
+        assert [row["step"] for row in both.trajectories().to_dicts()] == [0, 5]
+
+
+def test_files_that_vanished_from_one_of_the_stores_are_looked_up_again(tmp_path: Path) -> None:
+    first, second = sealed(node(tmp_path / "a", 0)), sealed(node(tmp_path / "b", 1))
+    with open_store(first, second) as both:
+        shutil.rmtree(second / "tables" / "trajectories")
+        sealed(node(second, 2))
+        assert [row["step"] for row in both.trajectories().to_dicts()] == [0, 2]
+
+
+# -- names and patterns --------------------------------------------------------------------
+
+
+def test_a_pattern_finds_stores_and_passes_over_what_is_none(tmp_path: Path) -> None:
+    for name in ("node-1", "node-2"):
+        node(tmp_path / name / "localtrace", 0)
+    (tmp_path / "node-3" / "localtrace").mkdir(parents=True)
+    (tmp_path / "node-4").write_text("a file")
+    bundle(tmp_path / "node-1" / "localtrace", tmp_path / "carried" / "localtrace")
+    with open_store(f"{tmp_path}/*/localtrace") as store:
+        assert [path.parent.name for path in store.paths] == ["carried", "node-1", "node-2"]
+        assert len(store.trajectories().to_dicts()) == 2
+    with open_store(tmp_path / "node-[2]" / "localtrace") as store:
+        assert store.paths == (tmp_path / "node-2" / "localtrace",)
+
+
+def test_a_pattern_that_finds_no_store_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreNotFound, match=r"no store matches .*/\*: of 1 paths .* none"):
+        open_store(tmp_path / "*")
+    with pytest.raises(StoreNotFound, match="of 0 paths"):
+        open_store(f"{tmp_path}/nothing-?/localtrace")
+
+
+def test_a_damaged_bundle_among_what_a_pattern_finds_is_an_error(tmp_path: Path) -> None:
+    node(tmp_path / "store", 0)
+    built = bundle(tmp_path / "store", tmp_path / "bundle")
+    next(built.path.rglob("trace_ids.txt")).unlink()
+    with pytest.raises(BundleError, match=r"trace_ids\.txt: is missing"):
+        open_store(tmp_path / "*")
+
+
+def test_a_named_path_must_be_a_store_whatever_others_are(tmp_path: Path) -> None:
+    node(tmp_path / "store", 0)
+    with pytest.raises(StoreNotFound, match=r"no store at .*/none"):
+        open_store(tmp_path / "store", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("place", "pattern"), [("a", "*"), ("node/localtrace", "*/localtrace"), ("node/other", None)]
+)
+def test_a_folder_of_stores_is_not_searched_but_the_error_says_how_to(
+    tmp_path: Path, place: str, pattern: str | None
+) -> None:
+    shared = tmp_path / "it's [shared]"
+    (shared / place).mkdir(parents=True)
+    node(shared / place, 0)
+    with pytest.raises(StoreNotFound) as error:
+        open_store(shared)
+    if pattern is None:
+        assert "expected" in str(error.value)
+        return
+    named = str(error.value).partition("name them as '")[2].removesuffix("'")
+    assert named.endswith(f"/{pattern}")
+    with open_store(named) as store:
+        assert store.paths == (shared / place,)
+
+
+def test_a_folder_of_bundles_is_told_too(tmp_path: Path) -> None:
+    bundle(node(tmp_path / "store", 0), tmp_path / "carried" / "one")
+    with pytest.raises(StoreNotFound, match=r"name them as '.*/carried/\*'"):
+        open_store(tmp_path / "carried")
+
+
+def test_the_same_folder_named_in_several_ways_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = node(tmp_path / "store", 0)
+    (tmp_path / "link").symlink_to(store)
+    monkeypatch.chdir(tmp_path)
+    with open_store("store", tmp_path / "link", f"{tmp_path}/st*", store / ".." / "store") as one:
+        assert one.paths == (store,)
+
+
+@pytest.mark.parametrize("name", ["it's", 'a "b"', "x=1", "[1]*", "a?b", "a;b", "ü", "$x"])
+def test_folders_of_any_name_are_read_beside_each_other(tmp_path: Path, name: str) -> None:
+    first = sealed(node(tmp_path / name / "a", 0))
+    second = sealed(node(tmp_path / name / "b", 1))
+    copy = copied(first, tmp_path / f"{name} copy")
+    node(copy, 2)
+    with open_store(first, second, copy) as store:
+        assert [row["step"] for row in store.trajectories().to_dicts()] == [0, 1, 2]
+        assert len(store.spans(step=1).to_dicts()) == len(store.spans(step=2).to_dicts()) == 5
+
+
+def test_a_folder_like_a_partition_above_the_second_store_is_refused(tmp_path: Path) -> None:
+    first = sealed(node(tmp_path / "a", 0))
+    second = sealed(node(tmp_path / "step=9" / "b", 1))
+    with pytest.raises(StoreError, match="rename that folder"), open_store(first, second) as store:
+        store.trajectories()
+
+
+def test_reading_many_stores_leaves_them_as_they_were(history: dict[str, Path]) -> None:
+    paths = list(history.values())
+    before = [contents(path) for path in paths]
+    everything(*paths)
+    assert [contents(path) for path in paths] == before
