@@ -2,7 +2,8 @@
 
 `put` is all that the rollout path touches: it appends to a queue and never waits for a disk. The
 writer thread drains the whole queue with one write per wake-up, lets journals rotate and watches
-the disk; a second thread syncs. A forked child begins anew with its own writer and journal.
+the disk; a second thread syncs. Both sleep while nothing is recorded. A forked child begins anew
+with its own writer and journal.
 
 This module knows nothing of decorators, tables or DuckDB.
 """
@@ -38,6 +39,8 @@ _ITEM_OVERHEAD_BYTES = 200
 _MARKS_MAX = 100_000
 _KEPT_MEMORY_BYTES = 32 * 2**20
 _SEALER_CHECK_INTERVAL_S = 30.0
+_IDLE_INTERVAL_S = 1.0
+"""How often an idle writer looks after the disk and the age of its journal."""
 _EMPTY_MAP = msgspec.Raw(b"\x80")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -83,7 +86,13 @@ class Recorder:
         """Taken from the queue, their tensors in place."""
         self._queued_bytes = 0
         """Of all that was handed over and is not in a journal yet."""
-        self._wake = threading.Event()
+        self.idle = False
+        """Whether the writer thread sleeps until something is handed over."""
+        # Held, and released to wake the writer. To set an event would take a lock, which a signal
+        # handler may find taken by the very thread that it interrupts.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._unsynced = threading.Event()
         self._threads: list[threading.Thread] = []
         self._series = JournalSeries(
             self.folder,
@@ -114,6 +123,8 @@ class Recorder:
                 self._queued_bytes += size_bytes
         if reason is not None:
             self._refuse(reason, item, trajectory)
+        if self.idle:
+            self._wake_writer()
         elif not self._threads:
             self._start_threads()
 
@@ -133,6 +144,11 @@ class Recorder:
                 self._marks.append(mark)
                 self._queued_bytes += len(mark.record) + _ITEM_OVERHEAD_BYTES
         self.losses.trajectory(reason)
+
+    def _wake_writer(self) -> None:
+        if self._wake.locked():
+            with contextlib.suppress(RuntimeError):  # another thread was faster
+                self._wake.release()
 
     def _start_threads(self) -> None:
         with self._lock:
@@ -195,7 +211,7 @@ class Recorder:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not any(thread.is_alive() for thread in self._threads):
                 return False
-            self._wake.set()
+            self._wake_writer()
             time.sleep(min(left_s, 0.002))
         return True
 
@@ -208,7 +224,8 @@ class Recorder:
             self.closed = True
         done = self.flush(timeout_s)
         self._stop.set()
-        self._wake.set()
+        self._wake_writer()
+        self._unsynced.set()
         for thread in self._threads:
             with contextlib.suppress(RuntimeError):  # it never started
                 thread.join(max(0.05, deadline - time.monotonic()))
@@ -241,12 +258,30 @@ class Recorder:
     # -- the threads -----------------------------------------------------------------------
 
     def _write_loop(self) -> None:
+        quiet = False
         while not self._stop.is_set():
-            self._wake.wait(self.settings.flush_interval_s or 0.001)
-            self._wake.clear()
+            idle = quiet and self._begin_idle()
+            interval_s = _IDLE_INTERVAL_S if idle else self.settings.flush_interval_s or 0.001
+            woken = self._wake.acquire(timeout=interval_s)
+            self.idle = False
+            if idle and woken:
+                # What comes now is gathered for one flush interval, whoever else saw it idle.
+                self._wake.acquire(blocking=False)
+                quiet = False
+                continue
+            quiet = not self._queued_bytes
             self._guarded(self._drain)
         self._guarded(self._drain)
         self._guarded(self._series.close)
+
+    def _begin_idle(self) -> bool:
+        # No wake-up is lost: `put` counts its bytes before it looks at `idle`, so either they are
+        # seen here, or it sees True. And without the lock: a thread that holds it may be in a
+        # signal handler, which waits for what is queued.
+        self.idle = True
+        if self._queued_bytes or self.copies:
+            self.idle = False
+        return self.idle
 
     def _drain(self) -> None:
         # Also while the disk takes nothing: copies on a device must not pile up.
@@ -266,6 +301,8 @@ class Recorder:
             self.losses.record("internal", len(taken))
             self._release(taken)
         self._series.rotate_if_due()
+        if not self._series.is_synced:
+            self._unsynced.set()
         if self._series.pending:
             self.paused = "disk_full"
 
@@ -287,13 +324,17 @@ class Recorder:
     def _sync_loop(self) -> None:
         # A thread of its own: syncing may take seconds while a checkpoint is written.
         sealer_due = time.monotonic()
-        while True:
-            if self.settings.seal and time.monotonic() >= sealer_due:
-                self._guarded(self._start_sealer)
+        while not self._stop.is_set():
+            left_s = sealer_due - time.monotonic()
+            if left_s <= 0:
+                if self.settings.seal:
+                    self._guarded(self._start_sealer)
                 sealer_due = time.monotonic() + _SEALER_CHECK_INTERVAL_S
-            if self._stop.wait(self.settings.fsync_interval_s or 0.01):
-                return
-            self._guarded(self._series.sync)
+            elif self._unsynced.wait(left_s):
+                if self._stop.wait(self.settings.fsync_interval_s or 0.01):
+                    return
+                self._unsynced.clear()
+                self._guarded(self._series.sync)
 
     def _start_sealer(self) -> None:
         start_sealer(self.layout.root, self.folder)

@@ -59,6 +59,7 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
     layouts = find_stores(store_paths)
     journals = (folder for layout in layouts for folder in layout.journal_folders())
     rows.append(_files("journals", _inside(journals, "*.journal*")))
+    rows.append(_files("index", _inside((one.index for one in layouts), "*.parquet")))
     rows.append(_files("quarantine", _inside((one.quarantine for one in layouts), "*")))
     columns = ("what", "rows", "unsealed_rows", "files", "size_bytes", "time")
     print_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), form)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from localtrace.store.layout import open_layout
 from localtrace.store.snapshot import take_snapshot
 from localtrace.testing import recording
 from tests.crash.found import calls, repeated, rows, sealed_contents, statuses
-from tests.crash.processes import LIMIT_S, child, wait_until
+from tests.crash.processes import LIMIT_S, child, run_child, wait_until
 from tests.crash.rollouts import look_up, record_one, roll_out
 
 THREADS = 8
 PER_THREAD = 50
+SIGNALS = 500
 
 
 def end(store: str, how: str) -> None:
@@ -79,6 +81,30 @@ def test_threads_that_start_together_lose_and_double_nothing(store: Path) -> Non
     assert {len(ops) for ops in calls(store).values()} == {6}
     sealed_contents(store)
     assert statuses(store) == dict.fromkeys(trace_ids, "ok")
+
+
+def record_in_signal_handlers(store: str) -> None:
+    """Child: signals come in at any point of recording, also when it wakes the writer; how many."""
+    handled = []
+
+    def handle(number: int, _: object) -> None:
+        handled.append(number)
+        localtrace.log_metrics({"in the handler": 1.0})
+        localtrace.flush(timeout_s=0.01)
+
+    signal.signal(signal.SIGALRM, handle)
+    with recording(Path(store), flush_interval_s=0.0001):
+        for number in range(SIGNALS):
+            signal.setitimer(signal.ITIMER_REAL, (number % 50 + 1) / 1e6)
+            localtrace.log_metrics({"beside it": 1.0})
+            time.sleep(0.003)
+    print(len(handled))
+
+
+def test_a_signal_handler_may_record_and_flush_at_any_time(store: Path) -> None:
+    handled = int(run_child(record_in_signal_handlers, store))
+    found = Counter(row["name"] for row in rows(store, "metrics"))
+    assert found == {"in the handler": handled, "beside it": SIGNALS}
 
 
 def test_what_races_with_close_is_found_or_counted(store: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace import recorder as process
 from localtrace.store.layout import open_layout
 from localtrace.testing import recording
 from tests.crash.found import calls, repeated, rows, sealed_contents, statuses
@@ -83,6 +84,34 @@ def test_forks_beside_recording_threads_lose_and_double_nothing(store: Path) -> 
     assert set(statuses(store).values()) == {"ok"}
     assert repeated(row["span_id"] for row in rows(store, "spans")) == []
     sealed_contents(store)
+
+
+def fork_while_idle(store: str) -> None:
+    """Child: forks when its writer sleeps; nothing is flushed but at the ends."""
+    process._IDLE_INTERVAL_S = 1e6
+    with recording(Path(store)):
+        recorder = process.active
+        assert recorder is not None
+        wait_until(lambda: recorder.idle)
+
+        def work() -> None:
+            assert not recorder.idle
+            for name in ("child", "child, after an idle time"):
+                record_one(name)
+                wait_until(lambda: not recorder.exposure()["queued_bytes"])
+                wait_until(lambda: recorder.idle)
+
+        _in_a_fork(work)
+        assert recorder.idle
+        record_one("parent")
+        wait_until(lambda: not recorder.exposure()["queued_bytes"])
+
+
+def test_both_sides_of_a_fork_of_an_idle_process_write_by_themselves(store: Path) -> None:
+    run_child(fork_while_idle, store)
+    names = sorted(row["name"] for row in rows(store, "trajectories"))
+    assert names == ["child", "child, after an idle time", "parent"]
+    assert set(statuses(store).values()) == {"ok"}
 
 
 def fork_and_wait(store: str, pid_file: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import localtrace
+from localtrace import recorder as process
 from localtrace.errors import StoreError
 from localtrace.store.journal import JournalWriter
 from localtrace.store.layout import open_layout
@@ -104,6 +105,21 @@ def test_a_disk_below_its_reserve_drops_whole_trajectories_until_there_is_room(
     assert counted["trajectories"] == {"low_space": 4}
     assert times_said(caplog, "low_space") == 1
     assert calls(store)[open_meanwhile.trace_id] == ["look_up"]
+
+
+def test_a_pause_begins_and_ends_while_nothing_is_recorded(small_disk: Path) -> None:
+    store = small_disk / "store"
+    with recording(store, min_free_bytes=4 * MIB):
+        recorder = process.active
+        assert recorder is not None
+        wait_until(lambda: recorder.idle)
+        fill(small_disk / "checkpoint", leave_bytes=2 * MIB)
+        wait_until(lambda: _is_paused("low_space"))
+        wait_until(lambda: recorder.idle)
+        (small_disk / "checkpoint").unlink()
+        wait_until(lambda: _is_paused(None))
+        trace_id = record_one("after")
+    assert statuses(store) == {trace_id: "ok"}
 
 
 def test_recording_that_begins_below_the_reserve_takes_no_space(
