@@ -85,6 +85,11 @@ def load_settings(
         for name in known
         if environ.get(variable := f"LOCALTRACE_{name.upper()}")
     }
+    if store is None and set(values.get("store", "")) & {"*", "?"}:
+        raise ConfigError(
+            f"LOCALTRACE_STORE={values['store']} is a pattern of stores to read: name one folder "
+            "to record into"
+        )
     values.update({name: value for name, value in given.items() if value not in (None, "")})
     if store is not None:
         values["store"] = store
@@ -94,8 +99,6 @@ def load_settings(
 
 def _convert(name: str, value: Any) -> Any:
     try:
-        if name == "store" and set(str(value)) & {"*", "?"}:
-            raise ValueError("a pattern names stores to read; name one folder to record into")
         if name in ("store", "journal_dir"):
             return Path(value).expanduser().absolute()
         if name == "keep":

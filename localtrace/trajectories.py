@@ -23,6 +23,8 @@ Decode = Callable[[str, list[int]], str | None]
 """Turns a run's ids into text."""
 _Row = dict[str, Any]
 
+_NO_DATES = "* exclude (started_at)"
+"""To make dates with a time zone, pyarrow imports pandas if it is there, which takes a while."""
 _TRAJECTORY_FIELDS = (
     "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
     "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
@@ -42,14 +44,16 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         QueryError: there is no such trajectory.
     """
     chosen, ids = listed_ids(dict.fromkeys(trace_ids))
-    found = run_sql(f"select * from all_trajectories where {chosen}", ids).to_pylist()
+    found = run_sql(f"select {_NO_DATES} from all_trajectories where {chosen}", ids).to_pylist()
     rows = {row["trace_id"]: row for row in found}
     for trace_id in trace_ids:
         if trace_id not in rows:
             raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
     in_steps = listed_steps(row["step"] for row in found)
     spans = run_sql(
-        f"select * from stored.spans where {chosen} and {in_steps} order by trace_id, seq", ids
+        f"select {_NO_DATES} from stored.spans where {chosen} and {in_steps} "
+        "order by trace_id, seq",
+        ids,
     )
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name", ids)
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)

@@ -38,6 +38,8 @@ _DEFINITION = re.compile(
 )
 _COMMENT = re.compile(r"--[^\n]*")
 _WORD = re.compile(r"\w+")
+_LISTING = re.compile(r"information_schema|duckdb_(views|tables|columns)|pg_catalog", re.IGNORECASE)
+"""What lists the views."""
 _NEEDED = re.compile(r"\b(?:from|join)\s+((?:stored\.)?\w+)")
 """The views that the text of a view names: those of this folder name them in this way."""
 
@@ -126,6 +128,8 @@ class Views:
         Raises:
             StoreError: a file cannot be read.
         """
+        if _LISTING.search(sql):
+            self.provide_all()
         words = set(_WORD.findall(sql.lower()))
         self._make(name for name in self._waiting if name.rpartition(".")[2] in words)
 

@@ -67,7 +67,10 @@ def committed_number(table: DeltaTable | None, writer_id: str) -> int:
 
 def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSchema) -> list[str]:
     """Absolute paths of the Parquet files of a table's state, sorted."""
-    return sorted(str(file.place(layout, schema)) for file in committed_files(table))
+    root, depth = layout.table(schema.name), len(schema.partitions) + 1
+    # delta-rs quotes the folder of the table, but not what is below it.
+    places = (uri.split("/")[-depth:] for uri in (table.file_uris() if table else ()))
+    return sorted("/".join((str(root), *place)) for place in places)
 
 
 @dataclass(frozen=True, slots=True)
