@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localtrace.connection import connect
 from localtrace.gathered import LATE_COLUMNS, NEWEST_COLUMNS
 from localtrace.schema import TABLES, TRAJECTORIES
 from localtrace.store.disk import DiskWatch
@@ -31,7 +32,6 @@ from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.snapshot import Snapshot, take_snapshot
 from localtrace.store.tables import parquet_writer, sync
 from localtrace.stored import listed
-from localtrace.views import connect
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from localtrace.connection import connect
 from localtrace.errors import QueryError, StoreError
 from localtrace.filters import Filters
 from localtrace.limits import BATCH_ROWS, Limits, OnProgress
@@ -30,7 +31,7 @@ from localtrace.store.sources import find_stores, of_each_store
 from localtrace.store.tokenizers import RunTokenizers
 from localtrace.trajectories import read_batch
 from localtrace.types import Trajectory
-from localtrace.views import Views, connect
+from localtrace.views import Views
 
 if TYPE_CHECKING:
     import pyarrow as pa
