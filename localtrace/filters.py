@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,32 +20,51 @@ from localtrace.sqltext import WHERE_MARK, one_line
 
 KEYS = (
     "run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n", "group",
-    "validate", "agent", "data_source", "reward", "fate", "status", "op", "contains", "where",
+    "validate", "agent", "data_source", "reward", "fate", "status", "op", "contains", "truncated",
+    "empty", "duplicate", "tool_errors", "repetition", "where",
 )  # fmt: skip
 """Every filter, in the order in which help lists them."""
 
 COLUMNS = {key: key for key in KEYS} | {"run": "run_id", "group": "group_id"}
-"""The column that a filter is about; op is one of spans."""
+"""The column that a filter is about."""
+_DETECTORS = ("truncated", "empty", "duplicate", "tool_errors", "repetition")
+OTHER_VIEWS = {"op": "spans", "contains": "spans"} | dict.fromkeys(_DETECTORS, "detectors")
+"""The view of that column, where it is not `trajectories`."""
 NUMERIC: dict[str, Callable[[str], int | float]] = {
     "attempt": int,
     "step": int,
     "rollout_n": int,
     "reward": float,
+    "tool_errors": int,
+    "repetition": float,
 }
 """Filters on numbers, and how each is read."""
+_FLAGS = frozenset({"validate", "truncated", "empty", "duplicate"})
 _SPAN_KEYS = frozenset(
     {"run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n"}
 )
 _DIRECT = {
-    "trajectories": frozenset(KEYS) - {"op", "contains"},
+    "trajectories": frozenset(KEYS) - OTHER_VIEWS.keys(),
     "spans": _SPAN_KEYS | {"op", "status", "contains", "where"},
+    "tokens": _SPAN_KEYS | {"where"},
     "outcomes": frozenset({"run", "project", "experiment", "where"}),
     "runs": frozenset({"run", "project", "experiment", "attempt", "where"}),
 }
 """Per view the filters that its own columns answer; the others ask `trajectories`."""
 _LATE_KEYS = frozenset({"reward", "fate", "where"})
 """Filters that may ask for values that arrive later than the trajectory."""
-_LINKS = {"spans": "trace_id", "outcomes": "trace_id", "runs": "run_id, attempt"}
+_LINKS = dict.fromkeys(("spans", "tokens", "outcomes"), "trace_id") | {"runs": "run_id, attempt"}
+_SHARED = {
+    "spans": _SPAN_KEYS,
+    "tokens": _SPAN_KEYS,
+    "runs": frozenset({"run", "attempt"}),
+    # Only what a whole group shares: a duplicate is one beside all others of its group.
+    "detectors": frozenset({"run", "step"}),
+}
+"""Filters that are as true of a view's row as of its trajectory.
+
+They are said of both, so that DuckDB skips the files of other steps.
+"""
 
 _TERM = re.compile(r"\s*(\w+)\s*(<=|>=|=|<|>)(.*)", re.DOTALL)
 _COMPARISON = re.compile(r"\s*(<=|>=|=|<|>)?\s*(.*?)\s*", re.DOTALL)
@@ -67,16 +86,26 @@ class Term:
         return f"{self.key}{self.operator}{value}"
 
 
+_Named: TypeAlias = list[tuple[str, Term]]
+"""Conditions and the names of their parameters."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Filters:
     """A set of filters that must all hold.
 
-    Numbers (`attempt`, `step`, `rollout_n`, `reward`) take a number, a range ("3..10", both ends
-    included, either may be left out) or a comparison ("<0.1"). `validate` takes true or false.
-    `contains` searches, case-sensitively, the texts of a trajectory's calls: prompts, outputs,
-    messages, inputs and results, the last three as JSON. `op` asks for trajectories with a call of
-    that name. `where` is a free SQL condition on the columns of the view that is read. Every other
-    key must be equal. A value of None is no filter.
+    Numbers (`attempt`, `step`, `rollout_n`, `reward`, `tool_errors`, `repetition`) take a number, a
+    range ("3..10", both ends included, either may be left out) or a comparison ("<0.1").
+    `validate`, `truncated`, `empty` and `duplicate` take true or false. `contains` searches,
+    case-sensitively, the texts of a trajectory's calls: prompts, outputs, messages, inputs and
+    results, the last three as JSON. `op` asks for trajectories with a call of that name. `where` is
+    a free SQL condition on the columns of the view that is read. Every other key must be equal. A
+    value of None is no filter.
+
+    `truncated`, `empty`, `duplicate`, `tool_errors` and `repetition` are columns of the view
+    `detectors`, which has a row for every trajectory with a generation. Without one a trajectory
+    has no answer to judge, so neither `truncated` true nor false finds it. `duplicate` compares
+    with all rollouts of the group, whatever else is filtered.
 
     Raises:
         QueryError: a key is unknown, or a value is of another type.
@@ -122,8 +151,8 @@ class Filters:
         """The condition for a query on a view, and its parameters by name.
 
         Args:
-            view: trajectories, spans, outcomes or runs. On spans and outcomes the condition also
-                leaves out what belongs to superseded trajectories.
+            view: trajectories, spans, tokens, outcomes or runs. On spans, tokens and outcomes the
+                condition also leaves out what belongs to superseded trajectories.
         """
         named = [(f"filter_{number}", term) for number, term in enumerate(self.terms)]
         params: dict[str, Any] = {}
@@ -137,25 +166,39 @@ def is_filter(text: str) -> bool:
     return _TERM.fullmatch(text) is not None
 
 
-def _clause(view: str, named: list[tuple[str, Term]]) -> str:
-    conditions = [_condition(name, term) for name, term in named if term.key in _DIRECT[view]]
-    beyond = [(name, term) for name, term in named if term.key not in _DIRECT[view]]
+def _clause(view: str, named: _Named) -> str:
+    conditions = [_condition(*one) for one in named if one[1].key in _DIRECT[view]]
+    beyond = [one for one in named if one[1].key not in _DIRECT[view]]
     if view == "trajectories":
-        conditions += [_on_some_span(name, term, named) for name, term in beyond]
+        for other, asked in _elsewhere(beyond):
+            inner = [_condition(*one) for one in (*_shared(other, named), *asked)]
+            conditions.append(_linked("trace_id", other, " and ".join(inner)))
     elif beyond:
-        link = _LINKS[view]
-        inner = _clause("trajectories", beyond)
-        conditions.append(f"({link}) in (select {link} from trajectories where {inner})")
+        inner_clause = _clause("trajectories", [*_shared(view, named), *beyond])
+        conditions.append(_linked(_LINKS[view], "trajectories", inner_clause))
     elif view != "runs":
         conditions.append("trace_id not in (select trace_id from superseded)")
     return " and ".join(conditions) or "true"
 
 
-def _on_some_span(name: str, term: Term, named: list[tuple[str, Term]]) -> str:
-    # The conditions on keys that spans hold too let DuckDB skip the files of other steps.
-    shared = [_condition(other, key) for other, key in named if key.key in _SPAN_KEYS]
-    found = " and ".join([*shared, _condition(name, term)])
-    return f"trace_id in (select trace_id from spans where {found})"
+def _elsewhere(beyond: _Named) -> list[tuple[str, _Named]]:
+    """What one row of another view must be: each call on its own, all detectors together."""
+    calls = [("spans", [one]) for one in beyond if OTHER_VIEWS[one[1].key] == "spans"]
+    detectors = [one for one in beyond if OTHER_VIEWS[one[1].key] == "detectors"]
+    return [*calls, ("detectors", detectors)] if detectors else calls
+
+
+def _shared(view: str, named: _Named) -> _Named:
+    return [one for one in named if one[1].key in _SHARED.get(view, ())]
+
+
+def _linked(link: str, view: str, condition: str) -> str:
+    # Where the outer view joins laterally, DuckDB filters before it joins only if told like this:
+    # `in` is several times slower.
+    names = link.split(", ")
+    columns = ", ".join(f"{name} as of_{name}" for name in names)
+    same = " and ".join(f"of_{name} = {name}" for name in names)
+    return f"exists (select 1 from (select {columns} from {view} where {condition}) where {same})"
 
 
 def _condition(name: str, term: Term) -> str:
@@ -200,9 +243,9 @@ def _terms(key: str, value: Any) -> list[Term]:
     text = str(value)
     if key in NUMERIC:
         return _number_terms(key, text)
-    if key == "validate":
+    if key in _FLAGS:
         if text.lower() not in ("true", "false"):
-            raise QueryError(f"validate={text}: say true or false")
+            raise QueryError(f"{key}={text}: say true or false")
         return [Term(key, "=", text.lower() == "true")]
     _check_text(key, text)
     return [Term(key, "=", text)]

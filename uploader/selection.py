@@ -43,12 +43,12 @@ select trace_id from (
 where from_best <= $best or from_worst <= $worst
 """
 _WHOLE_GROUPS = f"""
-select trace_id from trajectories
-where {_LISTED} or row({_GROUP}) in (
-    select row({_GROUP}) from all_trajectories
+select trace_id from stored.flagged
+where not superseded and ({_LISTED} or row({_GROUP}) in (
+    select row({_GROUP}) from stored.flagged
     where {_LISTED}
       and (group_id is not null or sample_index is not null)
-)
+))
 """
 
 
@@ -139,14 +139,16 @@ def choose(store: Store, chosen: Chosen) -> Choice:
     selection = Selection.of(chosen)
     ids = _named(store, selection)
     condition, params = selection.filters.where_clause()
-    view = "trajectories"
-    if ids is not None:
+    # The view looks up outcomes, those of every trajectory where many are chosen.
+    view = "stored.flagged" if selection.filters.knows_table else "all_trajectories"
+    if ids is None:
+        condition = f"({condition}) and not superseded"
+    else:
         # By id or SQL, trajectories of superseded attempts can be had too.
-        view = "all_trajectories"
         condition, params = f"({condition}) and {_LISTED}", {**params, "trace_ids": ids}
     if selection.best or selection.worst or selection.groups:
         met = _column(store, _CHOSEN.format(view=view, condition=condition), params)
-        view, condition = "all_trajectories", _LISTED
+        view, condition = "stored.flagged", _LISTED
         params = {"trace_ids": _by_group(store, selection, met)}
     cut = "" if selection.limit is None else f"limit {int(selection.limit)}"
     runs = _chosen(store, _CHOSEN.format(view=view, condition=condition) + cut, params)

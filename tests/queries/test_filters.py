@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
+import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,16 +13,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import localtrace
 from localtrace.cli import main
+from localtrace.errors import QueryError
 from localtrace.filters import KEYS, Filters
 from localtrace.reader import Store
-from tests.queries.facts import Array, Facts
+from tests.queries.expected.answers import detectors
+from tests.queries.facts import Array, Facts, Frame
 
 _COLUMNS = {"run": "run_id", "group": "group_id"}
+_DETECTORS = ("truncated", "empty", "duplicate", "tool_errors", "repetition")
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -52,6 +59,11 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "status": st.sampled_from(["ok", "error", "dropped"]),
     "op": st.sampled_from(["search_tool", "Sandbox.execute", "sglang.generate", "none"]),
     "contains": st.sampled_from(["exploit()", "a.b*c", "(open", "größe", "50%_", "x\\d", "w1 "]),
+    "truncated": st.sampled_from(["true", "false"]),
+    "empty": st.sampled_from(["true", "false"]),
+    "duplicate": st.sampled_from(["true", "false"]),
+    "tool_errors": numbers(st.integers(0, 3)),
+    "repetition": numbers(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
 }
 # Most rollouts are left by a few filters; with all of them at once there would be none.
 GIVEN = st.lists(st.sampled_from(list(VALUES)), max_size=3, unique=True).flatmap(
@@ -85,6 +97,23 @@ def calls_that_say(facts: Facts, text: str) -> set[str]:
     return set(rows["trace_id"][found])
 
 
+@cache
+def judged(facts: Facts) -> Frame:
+    """What the detectors say of every trajectory with an answer, by trace id."""
+    calls = facts.spans[(facts.spans["kind"] == "tool") & (facts.spans["status"] == "error")]
+    rows = detectors(facts).set_index("trace_id")
+    failed = calls.groupby("trace_id").size().reindex(rows.index, fill_value=0)
+    return rows.assign(tool_errors=failed)[list(_DETECTORS)]
+
+
+def detected(facts: Facts, key: str, text: str) -> set[str]:
+    """Trace ids of the trajectories whose answer a detector's filter is true of."""
+    known = judged(facts)[key]
+    if key in ("tool_errors", "repetition"):
+        return set(known.index[holds(known, text)])
+    return set(known.index[known.to_numpy(bool) == (text == "true")])
+
+
 def wanted(facts: Facts, filters: dict[str, str]) -> set[str]:
     """Trace ids of the trajectories that filters are true of."""
     rows = facts.trajectories
@@ -95,6 +124,8 @@ def wanted(facts: Facts, filters: dict[str, str]) -> set[str]:
         elif key == "op":
             called = facts.spans.loc[facts.spans["op"] == text, "trace_id"]
             keep &= rows["trace_id"].isin(set(called)).to_numpy()
+        elif key in _DETECTORS:
+            keep &= rows["trace_id"].isin(detected(facts, key, text)).to_numpy()
         elif key == "reward":
             keep &= holds(rows["reward"], text, rows["rewarded"].to_numpy(bool))
         elif key in ("attempt", "step", "rollout_n"):
@@ -136,3 +167,58 @@ def test_a_condition_in_sql_goes_with_the_other_filters(small: Store, small_fact
     expected = rows[(rows["turn_count"] > 2) & (rows["step"] == 4).fillna(False)]
     found = small.trajectories(where="turn_count > 2", step=4).to_dicts()
     assert {row["trace_id"] for row in found} == set(expected["trace_id"])
+
+
+@pytest.mark.parametrize("key", _DETECTORS)
+def test_a_detector_and_its_opposite_share_out_the_answers(
+    small: Store, small_facts: Facts, key: str
+) -> None:
+    true, false = ("<1", ">=1") if key in ("tool_errors", "repetition") else ("true", "false")
+    found = [
+        {row["trace_id"] for row in small.trajectories(**{key: text}).to_dicts()}
+        for text in (true, false)
+    ]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == set(judged(small_facts)[key].dropna().index)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"truncated": "true"}, {"duplicate": "true", "rollout_n": "0..3"}, {"empty": "true"},
+     {"step": "3..8", "tool_errors": ">0", "repetition": ">0.2"}],
+)  # fmt: skip
+def test_calls_outcomes_and_runs_follow_what_detectors_find(
+    small: Store, small_facts: Facts, given: dict[str, str]
+) -> None:
+    found = wanted(small_facts, given)
+    assert found
+    spans, outcomes, rows = small_facts.spans, small_facts.outcomes, small_facts.trajectories
+    runs = rows[rows["trace_id"].isin(found)]
+    assert sorted(row["span_id"] for row in small.spans(**given).to_dicts()) == sorted(
+        spans.loc[spans["trace_id"].isin(found), "span_id"]
+    )
+    assert sorted(
+        (row["trace_id"], row["name"]) for row in small.outcomes(**given).to_dicts()
+    ) == sorted(
+        outcomes.loc[outcomes["trace_id"].isin(found), ["trace_id", "name"]]
+        .itertuples(index=False, name=None)
+    )  # fmt: skip
+    assert {(row["run_id"], row["attempt"]) for row in small.runs(**given).to_dicts()} == set(
+        runs[["run_id", "attempt"]].itertuples(index=False, name=None)
+    )
+
+
+@pytest.mark.parametrize("given", [{"contains": "w1 "}, {"op": "search_tool"}])
+def test_only_the_calls_of_the_asked_step_are_read(
+    small_folder: Path, tmp_path: Path, given: dict[str, str]
+) -> None:
+    folder = shutil.copytree(small_folder, tmp_path / "store")
+    with localtrace.open_store(folder) as store:
+        found = store.trajectories(step=4, **given).to_dicts()
+        for path in store.files("spans")[1:]:  # the first one gives the columns
+            if "/step=4/" not in path:
+                os.truncate(path, 0)
+        assert found
+        assert store.trajectories(step=4, **given).to_dicts() == found
+        with pytest.raises(QueryError):
+            store.trajectories(step=5, **given)

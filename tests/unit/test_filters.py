@@ -7,8 +7,8 @@ import re
 import pytest
 
 from localtrace.errors import QueryError
-from localtrace.filters import KEYS, Filters
-from tests.snapshots import store_of
+from localtrace.filters import KEYS, NUMERIC, Filters
+from tests.snapshots import Row, store_of
 
 
 def test_text_and_keyword_arguments_say_the_same() -> None:
@@ -36,7 +36,8 @@ def test_a_key_may_be_repeated_in_text() -> None:
 
 def test_values_never_become_sql() -> None:
     hostile = "'); drop view runs; --"
-    for key in set(KEYS) - {"where", "attempt", "step", "rollout_n", "reward", "validate"}:
+    checked = {"where", "validate", "truncated", "empty", "duplicate"}
+    for key in set(KEYS) - NUMERIC.keys() - checked:
         sql, params = Filters(**{key: hostile}).where_clause()
         assert "drop" not in sql
         assert hostile in params.values()
@@ -54,6 +55,10 @@ def test_values_never_become_sql() -> None:
         ("step=..", "not a whole number"),
         ("reward<low", "not a number"),
         ("validate=maybe", "say true or false"),
+        ("truncated=1", "say true or false"),
+        ("empty>false", "only be compared with ="),
+        ("tool_errors=1.5", "not a whole number"),
+        ("repetition>much", "not a number"),
         ("status<ok", "only be compared with ="),
         ("where=reward >", "not one SQL condition"),
         ("where=true) or (true", "not one SQL condition"),
@@ -120,3 +125,31 @@ def test_runs_are_found_by_their_own_names_and_by_their_trajectories() -> None:
         assert sorted(runs()) == [("a", 0), ("b", 0), ("b", 1)]
         assert runs(run="a") == [("a", 0)]
         assert runs(step=7) == [("b", 1)]
+
+
+@pytest.mark.parametrize(
+    "other", [{"rollout_n": 0}, {"reward": 1}, {"sample_index": "a"}, {"status": "ok"},
+              {"step": 1, "run": "run"}, {"where": "rollout_n = 0"}],
+)  # fmt: skip
+def test_other_filters_do_not_hide_what_an_answer_is_a_duplicate_of(other: Row) -> None:
+    rollouts: list[Row] = [
+        {"trace_id": "a", "rollout_n": 0, "sample_index": "a", "reward": 1.0},
+        {"trace_id": "b", "rollout_n": 1, "sample_index": "b", "status": "error"},
+    ]
+    place = {"step": 1, "group_id": "g"}
+    said = {"span_id": "1", "is_turn": True, "output_text": "the same"}
+    with store_of(
+        trajectories=[place | row for row in rollouts],
+        spans=[{"trace_id": row["trace_id"], "step": 1} | said for row in rollouts],
+    ) as store:
+        found = store.trajectories(duplicate=True, **other).to_dicts()
+        assert [row["trace_id"] for row in found][:1] == ["a"]
+        assert store.trajectories(duplicate=False, **other).to_dicts() == []
+
+
+def test_a_trajectory_without_an_answer_is_neither_truncated_nor_not() -> None:
+    answer = {"trace_id": "a", "span_id": "1", "is_turn": True, "finish_reason": "stop"}
+    trajectories: list[Row] = [{"trace_id": "a"}, {"trace_id": "b"}]
+    with store_of(trajectories=trajectories, spans=[answer]) as store:
+        assert store.trajectories(truncated=True).to_dicts() == []
+        assert [row["trace_id"] for row in store.trajectories(truncated=False).to_dicts()] == ["a"]
