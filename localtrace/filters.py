@@ -59,7 +59,7 @@ _SHARED = {
     "tokens": _SPAN_KEYS,
     "runs": frozenset({"run", "attempt"}),
     # Only what a whole group shares: a duplicate is one beside all others of its group.
-    "detectors": frozenset({"run", "step"}),
+    "detectors": frozenset({"run", "project", "experiment", "step"}),
 }
 """Filters that are as true of a view's row as of its trajectory.
 

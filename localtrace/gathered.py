@@ -1,8 +1,9 @@
 """Trajectories with their newest outcomes as SQL, from the stores' indexes as far as they reach.
 
-The views made here are `stored.gathered`, trajectories with what their index gathered, or null;
-`stored.late_outcomes`, the outcomes that no index has gathered; and the choice among those of
-`views.sql` that join the two. This module runs no SQL.
+The views made here, all of the schema `stored`: `gathered`, trajectories with what their index
+gathered, or null; `late_outcomes`, the outcomes that no index has gathered; `newest_late`, the
+newest of these by trajectory; and `with_outcomes`, which joins what there is of late outcomes in
+the way that suits how many they are. This module runs no SQL.
 """
 
 from __future__ import annotations
@@ -29,6 +30,27 @@ NEWEST_COLUMNS = {f"newest_{name}": kind for name, kind in OUTCOME_TYPES.items()
 LATE_COLUMNS = ("trace_id", "name", "number", "text", "time_ns", "writer_id", "writer_seq")
 """Columns of an outcome that trajectories show."""
 _NAMES = ", ".join(f"'{name}'" for name in OUTCOME_TYPES)
+_PLACED = ("node_id", "actor_id", "job_id", "superseded")
+"""What `stored.placed` adds."""
+_LATE_PLACES = """
+    select
+        *, {'time_ns': time_ns, 'writer_id': writer_id, 'writer_seq': writer_seq} as place
+    from stored.late_outcomes
+"""
+_COLUMN = {"double": "number", "varchar": '"text"'}
+_NEWEST = ", ".join(
+    f"arg_max_null({_COLUMN[kind]}, place) filter (name = '{name}') "
+    f"as {name}, max(place) filter (name = '{name}') as {name}_place"
+    for name, kind in OUTCOME_TYPES.items()
+)
+_FEW_LATE = "left join stored.few_late as late on late.trace_id = t.trace_id"
+# Joined last, and grouped inside of the join: only so DuckDB looks at few outcomes where few
+# trajectories are asked for.
+_MANY_LATE = f"""
+    left join lateral (
+        select {_NEWEST} from ({_LATE_PLACES}) as o where o.trace_id = t.trace_id
+    ) as late on true
+"""
 _FEW_BYTES = 8 * 2**20
 """Of Parquet files: some 500,000 outcomes, which are grouped in half a second."""
 _ROW_BYTES = 16
@@ -46,12 +68,28 @@ def gathered_views(stores: Sequence[Copies]) -> dict[str, str]:
 
 
 def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
-    """The SELECTs of `late` and `with_outcomes`, over views of the same schema."""
+    """The SELECTs of `newest_late` and `with_outcomes`, over views of the same schema."""
     size_bytes = sum(map(_late_bytes, chain(*_lacking(stores))))
-    late = "few_late" if size_bytes < _FEW_BYTES else "newest_late"
+    newest = {name: f"t.newest_{name}" for name in OUTCOME_TYPES}
+    late = ""
+    if size_bytes:
+        newest = {
+            name: f"newer(late.{name}, late.{name}_place, t.newest_{name}, t.{name}_place)"
+            for name in OUTCOME_TYPES
+        }
+        late = _FEW_LATE if size_bytes < _FEW_BYTES else _MANY_LATE
+    own = listed([*NEWEST_COLUMNS, *_PLACED])
     return {
-        "late": f"select * from stored.{late}",
-        "with_outcomes": f"select * from stored.{'with_late' if size_bytes else 'without_late'}",
+        "newest_late": f"select trace_id, {_NEWEST} from ({_LATE_PLACES}) group by trace_id",
+        "with_outcomes": f"""
+            select
+                t.* exclude ({own}) replace (coalesce({newest["reward"]}, t.reward) as reward),
+                {newest["advantage"]} as advantage,
+                {newest["fate"]} as fate,
+                try_cast({newest["trained_step"]} as bigint) as trained_step,
+                {", ".join(f"t.{name}" for name in _PLACED)}
+            from stored.placed as t {late}
+        """,
     }
 
 

@@ -98,77 +98,23 @@ create view superseded as select trace_id from stored.flagged where superseded;
 create macro newer(value, place, other, other_place) as
     if(other_place is null or place > other_place, value, other);
 
--- The newest late outcomes of each trajectory that has any; as a view, and as a table, which is
--- made once.
-create view stored.newest_late as
-select
-    trace_id,
-    arg_max_null(number, place) filter (name = 'reward') as reward,
-    arg_max_null(number, place) filter (name = 'advantage') as advantage,
-    arg_max_null("text", place) filter (name = 'fate') as fate,
-    arg_max_null(number, place) filter (name = 'trained_step') as trained_step,
-    max(place) filter (name = 'reward') as reward_place,
-    max(place) filter (name = 'advantage') as advantage_place,
-    max(place) filter (name = 'fate') as fate_place,
-    max(place) filter (name = 'trained_step') as trained_step_place
-from (
-    select
-        *,
-        {'time_ns': time_ns, 'writer_id': writer_id, 'writer_seq': writer_seq} as place
-    from stored.late_outcomes
-)
-group by trace_id;
-
-create table stored.few_late as select * from stored.newest_late;
-
--- Trajectories with their newest outcomes, where an index has gathered all of them.
-create view stored.without_late as
-select
-    t.* exclude (
-        newest_reward, newest_advantage, newest_fate, newest_trained_step,
-        reward_place, advantage_place, fate_place, trained_step_place
-    ) replace (coalesce(newest_reward, reward) as reward),
-    newest_advantage as advantage,
-    newest_fate as fate,
-    try_cast(newest_trained_step as bigint) as trained_step
-from stored.gathered as t;
-
--- The same with outcomes that are late. A lateral join: where these are many, DuckDB looks at few of
--- them for few trajectories.
-create view stored.with_late as
-select
-    t.* exclude (
-        newest_reward, newest_advantage, newest_fate, newest_trained_step,
-        reward_place, advantage_place, fate_place, trained_step_place
-    ) replace (
-        coalesce(
-            newer(late.reward, late.reward_place, t.newest_reward, t.reward_place), t.reward
-        ) as reward
-    ),
-    newer(late.advantage, late.advantage_place, newest_advantage, t.advantage_place) as advantage,
-    newer(late.fate, late.fate_place, newest_fate, t.fate_place) as fate,
-    try_cast(
-        newer(
-            late.trained_step, late.trained_step_place,
-            newest_trained_step, t.trained_step_place
-        ) as bigint
-    ) as trained_step
-from stored.gathered as t
-left join lateral (
-    select * from stored.late as o where o.trace_id = t.trace_id
-) as late on true;
-
--- Every trajectory with its newest outcomes: reward is the newest outcome of that name, else the
--- one that was set inside the rollout.
-create view all_trajectories as
+-- Trajectories as they were gathered, with their process, and whether they are superseded.
+create view stored.placed as
 select
     t.*, p.node_id, p.actor_id, p.job_id,
     coalesce(t.step >= redone.first_step, false) as superseded
-from stored.with_outcomes as t
+from stored.gathered as t
 left join processes as p on p.writer_id = t.writer_id
 left join stored.redone as redone
     on redone.run_id = t.run_id and redone.attempt = t.attempt
     and redone.validate is not distinct from t.validate;
+
+-- Outcomes that no index has gathered, once they were grouped: made where these are few.
+create table stored.few_late as select * from stored.newest_late;
+
+-- Every trajectory with its newest outcomes: reward is the newest outcome of that name, else the
+-- one that was set inside the rollout.
+create view all_trajectories as select * from stored.with_outcomes;
 
 -- Every trajectory that is not superseded, with its newest outcomes.
 create view trajectories as
@@ -349,31 +295,40 @@ join (
 -- of tokens, or of words where only the text is known.
 create view detectors as
 select
-    a.trace_id, a.run_id, a.step, a.sample_index, a.rollout_n, a.group_id, a.validate,
-    a.cut_off or coalesce(a.attributes ->> '$.truncated' = 'true', false) as truncated,
-    coalesce(regexp_full_match(a.output_text, '[\s\p{Z}]*'), len(a.output_ids) = 0, false) as empty,
-    a.output_hash is not null and (a.group_id is not null or a.sample_index is not null)
+    -- Keys of the calls, which let a filter skip files.
+    s.project, s.experiment, s.run_id, t.trace_id, s.step, t.sample_index, t.rollout_n, t.group_id,
+    t.validate,
+    coalesce(is_cut_off(s.finish_reason), false)
+        or coalesce(t.attributes ->> '$.truncated' = 'true', false) as truncated,
+    coalesce(regexp_full_match(s.output_text, '[\s\p{Z}]*'), len(s.output_ids) = 0, false) as empty,
+    s.output_hash is not null and (t.group_id is not null or t.sample_index is not null)
         and count(*) over (
-            partition by a.project, a.experiment, a.run_id, a.step, a.validate, a.group_id,
-                if(a.group_id is null, a.sample_index, null), a.output_hash
+            partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_id,
+                if(t.group_id is null, t.sample_index, null), s.output_hash
         ) > 1 as duplicate,
     s.tool_errors,
     s.repetition
-from answers as a
+from stored.flagged as t
 join (
     select
-        trace_id,
-        step,
+        project, experiment, run_id, step, trace_id,
+        arg_max_null(finish_reason, seq) filter (is_turn) as finish_reason,
+        arg_max_null(s.output_ids, seq) filter (is_turn) as output_ids,
+        arg_max_null(s.output_text, seq) filter (is_turn) as output_text,
+        md5(arg_max_null(coalesce(s.output_ids::varchar, s.output_text), seq) filter (is_turn))
+            as output_hash,
         count(*) filter (status = 'error' and kind_of(op, is_turn) = 'tool') as tool_errors,
         max(
             coalesce(
-                repetition_of(output_ids, 4),
-                repetition_of(string_split_regex(output_text, '\s+'), 4)
+                repetition_of(s.output_ids, 4),
+                repetition_of(string_split_regex(s.output_text, '\s+'), 4)
             )
         ) filter (is_turn) as repetition
-    from stored.spans
-    group by project, experiment, step, trace_id
-) as s on s.trace_id = a.trace_id and s.step is not distinct from a.step;
+    from stored.spans as s
+    group by project, experiment, run_id, step, trace_id
+    having bool_or(is_turn)
+) as s on s.trace_id = t.trace_id and s.step is not distinct from t.step
+where not t.superseded;
 
 -- One row per group: all rollouts of one sample at one step. zero_variance is true where several
 -- rewards are all the same, so that the group teaches nothing under GRPO.

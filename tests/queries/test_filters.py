@@ -208,7 +208,9 @@ def test_calls_outcomes_and_runs_follow_what_detectors_find(
     )
 
 
-@pytest.mark.parametrize("given", [{"contains": "w1 "}, {"op": "search_tool"}])
+@pytest.mark.parametrize(
+    "given", [{"contains": "w1 "}, {"op": "search_tool"}, {"truncated": "true"}]
+)
 def test_only_the_calls_of_the_asked_step_are_read(
     small_folder: Path, tmp_path: Path, given: dict[str, str]
 ) -> None:

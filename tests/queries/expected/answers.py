@@ -106,7 +106,10 @@ def detectors(facts: Facts) -> Frame:
 
 
 def repetition(facts: Facts, n: int = 4) -> pd.Series[Any]:
-    """By trace id, the largest share of a turn's n-grams that occurred in it before."""
+    """By trace id, the largest share of a turn's n-grams that occurred in it before.
+
+    Of ids, or of words where only the text is known.
+    """
     ids = facts.lists["output_ids"]
     of = np.repeat(np.arange(len(ids.lengths)), ids.lengths)
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(ids.values, (0, n)), n)[: len(of)]
@@ -120,7 +123,17 @@ def repetition(facts: Facts, n: int = 4) -> pd.Series[Any]:
     share = np.where(ids.valid, 1 - unique / np.maximum(total, 1), np.nan)
     share = np.where(ids.valid & (total == 0), 0.0, share)
     turns = facts.turns
-    return pd.Series(share[turns["row"]]).groupby(turns["trace_id"].to_numpy()).max()
+    shares = [
+        _of_words(text, n) if np.isnan(of_ids) and isinstance(text, str) else of_ids
+        for of_ids, text in zip(share[turns["row"]], turns["output_text"], strict=True)
+    ]
+    return pd.Series(shares).groupby(turns["trace_id"].to_numpy()).max()
+
+
+def _of_words(text: str, n: int) -> float:
+    words = re.split(r"\s+", text)
+    grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def empty_or_duplicated(facts: Facts, **keys: Any) -> Frame:
