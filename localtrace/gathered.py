@@ -1,9 +1,9 @@
 """Trajectories with their newest outcomes as SQL, from the stores' indexes as far as they reach.
 
 The views made here, all of the schema `stored`: `gathered`, trajectories with what their index
-gathered, or null; `late_outcomes`, the outcomes that no index has gathered; `newest_late`, the
-newest of these by trajectory; and `with_outcomes`, which joins what there is of late outcomes in
-the way that suits how many they are. This module runs no SQL.
+gathered, or null; `trajectories`, the same without it; `late_outcomes`, the outcomes that no index
+has gathered; `newest_late`, the newest of these by trajectory; and `with_outcomes`, which joins
+what there is of late outcomes in the way that suits how many they are. This module runs no SQL.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def gathered_views(stores: Sequence[Copies]) -> dict[str, str]:
 
 
 def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
-    """The SELECTs of `newest_late` and `with_outcomes`, over views of the same schema."""
+    """The SELECTs of the views that are made of those, or of others of the same schema."""
     size_bytes = sum(map(_late_bytes, chain(*_lacking(stores))))
     newest = {name: f"t.newest_{name}" for name in OUTCOME_TYPES}
     late = ""
@@ -80,12 +80,14 @@ def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
         late = _FEW_LATE if size_bytes < _FEW_BYTES else _MANY_LATE
     own = listed([*NEWEST_COLUMNS, *_PLACED])
     return {
+        "trajectories": f"select * exclude ({listed(NEWEST_COLUMNS)}) from stored.gathered",
         "newest_late": f"select trace_id, {_NEWEST} from ({_LATE_PLACES}) group by trace_id",
         "with_outcomes": f"""
             select
                 t.* exclude ({own}) replace (coalesce({newest["reward"]}, t.reward) as reward),
                 {newest["advantage"]} as advantage,
                 {newest["fate"]} as fate,
+                {newest["fate_reason"]} as fate_reason,
                 try_cast({newest["trained_step"]} as bigint) as trained_step,
                 {", ".join(f"t.{name}" for name in _PLACED)}
             from stored.placed as t {late}

@@ -38,7 +38,7 @@ def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
 
 
 def stored_views(stores: Sequence[Copies]) -> dict[str, str]:
-    """The SELECT of each table's view by its name, but for `trajectories`: see `gathered`.
+    """The SELECT of each table's view by its name, but for `trajectories`: see `gathered.py`.
 
     Raises:
         StoreError: a folder above a store is named like a partition, which DuckDB would take for

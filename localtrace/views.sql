@@ -75,14 +75,6 @@ join (select run_id, attempt from later union select run_id, 0 from later) as ea
     on earlier.run_id = later.run_id and earlier.attempt < later.attempt
 group by later.run_id, later.validate, earlier.attempt;
 
--- Trajectories as recorded.
-create view stored.trajectories as
-select * exclude (
-    newest_reward, newest_advantage, newest_fate, newest_trained_step,
-    reward_place, advantage_place, fate_place, trained_step_place
-)
-from stored.gathered;
-
 -- Trajectories as recorded, and whether they are superseded.
 create view stored.flagged as
 select t.*, coalesce(t.step >= redone.first_step, false) as superseded

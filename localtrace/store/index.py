@@ -30,6 +30,7 @@ OUTCOME_TYPES = {
     "reward": "double",
     "advantage": "double",
     "fate": "varchar",
+    "fate_reason": "varchar",
     "trained_step": "double",
 }
 """Outcomes that are columns of the view `trajectories`, and their types in SQL."""

@@ -32,6 +32,7 @@ _COMPUTED: dict[str, dict[str, str]] = {
         "reward": "the newest outcome of that name, else the one set inside the rollout",
         "advantage": "the newest outcome of that name",
         "fate": "what training did with it: trained, filtered, stale, aborted or failed",
+        "fate_reason": "why, where training says it",
         "trained_step": "the step whose update used it",
         "superseded": "whether a newer attempt did the step again",
     },
