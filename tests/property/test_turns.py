@@ -58,6 +58,7 @@ def turned(value: Any) -> Any:
     return [turned(item) for item in value] if isinstance(value, list) else value
 
 
+@settings(deadline=None)
 @given(ids)
 def test_a_prompt_has_one_hash_however_its_ids_came(prompt: list[int]) -> None:
     known = hash_of(prompt_ids=prompt)
@@ -67,12 +68,14 @@ def test_a_prompt_has_one_hash_however_its_ids_came(prompt: list[int]) -> None:
     assert hash_of(prompt_ids=[*prompt, 1]) != known
 
 
+@settings(deadline=None)
 @given(messages)
 def test_the_order_of_keys_makes_no_other_prompt(prompt: list[Any]) -> None:
     assert hash_of(messages=prompt) == hash_of(raw_prompt=turned(prompt)) is not None
     assert hash_of(messages=prompt) != hash_of(messages=[*prompt, {}])
 
 
+@settings(deadline=None)
 @given(ids)
 def test_ids_messages_and_text_never_have_the_same_hash(prompt: list[int]) -> None:
     elements = b"".join(map(msgspec.msgpack.encode, prompt))
