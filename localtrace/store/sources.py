@@ -55,9 +55,10 @@ def _matching(pattern: str | Path) -> list[StoreLayout]:
         with contextlib.suppress(StoreNotFound):
             layouts.append(open_layout(path))
     if not layouts:
+        found = f"none of {len(paths)} paths is a folder with {META_NAME}" if paths else "no path"
         raise StoreNotFound(
-            f"no store matches {pattern}: of {len(paths)} paths that do, none is a folder with "
-            f"{META_NAME}; write a pattern of such folders, like '/shared/*/localtrace'"
+            f"no store matches {pattern} ({found}): write a pattern of folders that hold "
+            f"{META_NAME}, like '/shared/*/localtrace'"
         )
     return layouts
 

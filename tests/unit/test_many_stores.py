@@ -366,9 +366,9 @@ def test_a_pattern_finds_stores_and_passes_over_what_is_none(tmp_path: Path) -> 
 
 def test_a_pattern_that_finds_no_store_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreNotFound, match=r"no store matches .*/\*: of 1 paths .* none"):
+    with pytest.raises(StoreNotFound, match=r"no store matches .*/\* \(none of 1 paths"):
         open_store(tmp_path / "*")
-    with pytest.raises(StoreNotFound, match="of 0 paths"):
+    with pytest.raises(StoreNotFound, match="no path"):
         open_store(f"{tmp_path}/nothing-?/localtrace")
 
 
