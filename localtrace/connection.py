@@ -33,7 +33,10 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 
 
 def connect(
-    stores: Sequence[Copies], memory_max_bytes: int, piece_of: PieceOf
+    stores: Sequence[Copies],
+    memory_max_bytes: int,
+    piece_of: PieceOf,
+    spill: Path | None = None,
 ) -> tuple[duckdb.DuckDBPyConnection, Views]:
     """Open an in-memory database over one look at one or several stores, and lock it.
 
@@ -42,6 +45,7 @@ def connect(
         memory_max_bytes: what queries may hold in memory; more goes to a temporary folder.
         piece_of: the text of a token by run id and token id, null where either is; several threads
             call it. It must not hold the connection, which would never be freed.
+        spill: where the temporary folder is made; the system's own place when not given.
 
     Raises:
         StoreError: a folder above a store is named like a partition, which DuckDB would take for
@@ -56,7 +60,7 @@ def connect(
     _offer_pieces(connection, piece_of)
     leaves = stored_views(stores) | gathered_views(stores)
     views = Views(connection, leaves, outcome_views(stores))
-    _lock(connection, stores, memory_max_bytes)
+    _lock(connection, stores, memory_max_bytes, spill or Path(tempfile.gettempdir()))
     return connection, views
 
 
@@ -73,12 +77,15 @@ def _offer_pieces(connection: duckdb.DuckDBPyConnection, piece_of: PieceOf) -> N
 
 
 def _lock(
-    connection: duckdb.DuckDBPyConnection, stores: Sequence[Copies], memory_max_bytes: int
+    connection: duckdb.DuckDBPyConnection,
+    stores: Sequence[Copies],
+    memory_max_bytes: int,
+    spill: Path,
 ) -> None:
+    folder = str(spill / f"localtrace-{uuid.uuid4().hex}")
     # What does not fit in memory goes to a folder that DuckDB makes only then, and removes.
-    spill = Path(tempfile.gettempdir()) / f"localtrace-{uuid.uuid4().hex}"
     files = [path for snapshot in chain(*stores) for path in snapshot.paths()]
-    connection.execute(f"set temp_directory = {text_literal(str(spill))}")
+    connection.execute(f"set temp_directory = {text_literal(folder)}")
     connection.execute(f"set max_temp_directory_size = '{_SPILL_MAX_BYTES}B'")
     connection.execute(f"set memory_limit = '{memory_max_bytes}B'")
     connection.execute("set enable_progress_bar = true")  # for query_progress()

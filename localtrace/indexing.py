@@ -1,7 +1,7 @@
 """Make the index of a store; the sealer runs `python -m localtrace.indexing STORE ROWS_MIN`.
 
 See `store/index.py` for what an index is. It is read from the store's own views, so it holds what
-they show; DuckDB keeps to little memory and puts the rest into a temporary folder.
+they show; DuckDB keeps to little memory and puts the rest beside the index.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from localtrace.gathered import LATE_COLUMNS, NEWEST_COLUMNS
 from localtrace.schema import TABLES, TRAJECTORIES
 from localtrace.store.disk import DiskWatch
 from localtrace.store.index import (
+    LOCK_NAME,
     OUTCOME_TYPES,
     ROWS_MIN,
     TABLES_COVERED,
@@ -90,7 +91,7 @@ def make_index(layout: StoreLayout, rows_min: int = ROWS_MIN) -> int | None:
 
 @contextmanager
 def _alone(layout: StoreLayout) -> Iterator[bool]:
-    with (layout.index / ".lock").open("wb") as lock:
+    with (layout.index / LOCK_NAME).open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,7 +102,8 @@ def _alone(layout: StoreLayout) -> Iterator[bool]:
 
 def _gather(layout: StoreLayout) -> int:
     sealed = _sealed(take_snapshot(layout))
-    connection, views = connect([[sealed]], _MEMORY_MAX_BYTES, lambda run_id, token_id: None)
+    # Not in the system's temporary folder, which may be memory.
+    connection, views = connect([[sealed]], _MEMORY_MAX_BYTES, lambda *_: None, layout.index)
     for sql in (_COUNT_SQL, _TRAJECTORIES_SQL, _OUTCOMES_SQL):
         views.provide(sql)
     with connection:

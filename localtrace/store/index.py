@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ OUTCOME_TYPES = {
 }
 """Outcomes that are columns of the view `trajectories`, and their types in SQL."""
 TABLES_COVERED = (TRAJECTORIES, OUTCOMES)
+LOCK_NAME = ".lock"
+"""Held in the folder of indexes while one is made."""
 
 _NAME = re.compile(r"([0-9a-f]{32})\.json")
 ROWS_MIN = 100_000
@@ -99,9 +102,11 @@ def put_index(layout: StoreLayout, index: Index) -> None:
         index.path,
         msgspec.json.encode(_Content(FORMAT_VERSION, index.rows, index.late_rows, covers)),
     )
-    kept = {path.stem for path in _newest_first(layout)[:_KEPT]}
+    kept = {path.stem for path in _newest_first(layout)[:_KEPT]} | {LOCK_NAME}
     for path in layout.index.iterdir():
-        if path.name[:32] not in kept:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)  # of a process that was killed
+        elif path.name[:32] not in kept:
             path.unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ from localtrace.cli import main
 from localtrace.indexing import make_index
 from localtrace.reader import open_store
 from localtrace.schema import FORMAT_VERSION
+from localtrace.store.index import LOCK_NAME
 from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.seal import seal
 from localtrace.store.sealer import keep_index
@@ -68,6 +69,7 @@ def test_a_small_store_gets_no_index(layout: StoreLayout) -> None:
 def test_an_index_answers_for_the_files_that_it_covers(layout: StoreLayout) -> None:
     assert make_index(layout, rows_min=1) == len(REWARDS)
     assert names(layout) == [".json", ".parquet", ".parquet"]
+    assert (layout.index / LOCK_NAME).exists()
     with open_store(layout.root) as store:
         explained = str(store.sql("explain select reward from trajectories").to_dicts())
     assert used(layout)
@@ -144,6 +146,7 @@ def test_half_of_an_index_counts_as_none_and_is_cleared_by_the_next(layout: Stor
     make_index(layout, rows_min=1)
     (path,) = layout.index.glob("*.json")
     path.unlink()
+    (layout.index / "localtrace-spilled").mkdir()
     assert not used(layout)
     assert rewards(layout) == REWARDS
     make_index(layout, rows_min=1)
@@ -160,7 +163,7 @@ def test_verify_says_what_to_do_with_a_damaged_index(layout: StoreLayout) -> Non
 
 def test_one_process_at_a_time_makes_an_index(layout: StoreLayout) -> None:
     layout.index.mkdir()
-    with (layout.index / ".lock").open("wb") as lock:
+    with (layout.index / LOCK_NAME).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert make_index(layout, rows_min=1) is None
     assert make_index(layout, rows_min=1) == len(REWARDS)
