@@ -121,7 +121,7 @@ class Store:
         Raises:
             QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
-        check_read_only(sql)
+        check_read_only(sql, self._connection)
         return Result(self._run(sql, params))
 
     def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:

@@ -12,10 +12,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
 from localtrace.sqltext import one_line, without_explain
+
+if TYPE_CHECKING:
+    import duckdb
 
 OWN_QUERIES = Path(__file__).parent / "queries"
 """The folder of the queries that come with localtrace."""
@@ -82,8 +85,12 @@ def find_query(name: str, folders: Iterable[Path] = ()) -> NamedQuery:
     return queries[name]
 
 
-def check_read_only(sql: str) -> None:
+def check_read_only(sql: str, connection: duckdb.DuckDBPyConnection) -> None:
     """Refuse everything but one SELECT, or an EXPLAIN of one.
+
+    Args:
+        sql: the text.
+        connection: what reads it; nothing is run.
 
     Raises:
         QueryError: the text is something else, or cannot be parsed.
@@ -92,7 +99,7 @@ def check_read_only(sql: str) -> None:
 
     # EXPLAIN ANALYZE runs what it explains, so that has to be a SELECT too.
     try:
-        statements = duckdb.extract_statements(without_explain(sql))
+        statements = connection.extract_statements(without_explain(sql))
     except duckdb.Error as error:
         raise QueryError(one_line(error, sql)) from None
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:

@@ -68,7 +68,7 @@ def _values(column: pa.Array) -> list[Any]:
     if not pa.types.is_timestamp(column.type) or column.type.tz != "UTC":
         return list(column.to_pylist())
     # To make dates with a time zone, pyarrow imports pandas if it is there: half a second.
-    naive = column.cast(pa.timestamp(column.type.unit)).to_pylist()
+    naive = column.view(pa.timestamp(column.type.unit)).to_pylist()
     return [date and date.replace(tzinfo=UTC) for date in naive]
 
 
