@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -175,6 +176,24 @@ class Store:
         remaining = iter(trace_ids)
         while batch := list(islice(remaining, batch_size)):
             yield from read_batch(self._run, self.decode, batch)
+
+    def read_each(
+        self, trace_ids: Sequence[str], on_failure: Callable[[str, Exception], None]
+    ) -> Iterator[Trajectory]:
+        """Read trajectories at once; what cannot be read goes to `on_failure` with its error."""
+        waiting = dict.fromkeys(trace_ids)
+        with suppress(Exception):
+            for trajectory in self.read(trace_ids, batch_size=len(trace_ids)):
+                del waiting[trajectory.trace_id]
+                yield trajectory
+        # Usually none is left. After a failure each is asked for alone, so that only one is lost.
+        for trace_id in waiting:
+            try:
+                trajectory = self.trajectory(trace_id)
+            except Exception as error:
+                on_failure(trace_id, error)
+            else:
+                yield trajectory
 
     def decode(self, run_id: str, ids: list[int]) -> str | None:
         """Ids as text, by the tokenizer that a store keeps for a run.

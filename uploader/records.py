@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -44,31 +43,20 @@ class Records:
         """Yield the record of each trajectory; those that have none go to `on_reject`."""
         as_text = wants_text(part.run.config)
         remaining = iter(part.trace_ids)
+
+        def unreadable(trace_id: str, error: Exception) -> None:
+            on_reject(trace_id, f"cannot be read: {error}")
+
         batch_size = READ_FIRST
         while trace_ids := list(islice(remaining, batch_size)):
             size_bytes = 0
-            for trajectory in self._read(trace_ids, on_reject):
+            for trajectory in self.store.read_each(trace_ids, unreadable):
                 record = self._encode(trajectory, place, as_text, on_reject)
                 if record is not None:
                     size_bytes += record.size_bytes
                     yield record
             fitting = READ_MAX_BYTES * len(trace_ids) // max(1, size_bytes)
             batch_size = max(1, min(fitting, 2 * batch_size, READ_MAX))
-
-    def _read(self, trace_ids: list[str], on_reject: OnReject) -> Iterator[Trajectory]:
-        waiting = dict.fromkeys(trace_ids)
-        with suppress(Exception):
-            for trajectory in self.store.read(trace_ids, batch_size=len(trace_ids)):
-                del waiting[trajectory.trace_id]
-                yield trajectory
-        # Usually none is left. After a failure each is asked for alone, so that only one is lost.
-        for trace_id in waiting:
-            try:
-                trajectory = self.store.trajectory(trace_id)
-            except Exception as error:
-                on_reject(trace_id, f"cannot be read: {error}")
-            else:
-                yield trajectory
 
     def _encode(
         self, trajectory: Trajectory, place: Place, as_text: bool, on_reject: OnReject

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,26 +75,14 @@ class Source:
         batch_size = _BATCH_MIN
         while batch := list(islice(remaining, batch_size)):
             tokens = 0
-            for trajectory in self._batch(batch):
+            for trajectory in self.store.read_each(batch, self._fail):
                 tokens += _tokens(trajectory)
                 yield trajectory
             fitting = _BATCH_MAX_TOKENS * len(batch) // max(1, tokens)
             batch_size = max(1, min(fitting, 2 * batch_size, _BATCH_MAX))
 
-    def _batch(self, trace_ids: list[str]) -> Iterator[Trajectory]:
-        waiting = dict.fromkeys(trace_ids)
-        with suppress(Exception):
-            for trajectory in self.store.read(trace_ids, batch_size=len(trace_ids)):
-                del waiting[trajectory.trace_id]
-                yield trajectory
-        # Usually none is left. After a failure each is asked for alone, so that only one is lost.
-        for trace_id in waiting:
-            try:
-                trajectory = self.store.trajectory(trace_id)
-            except Exception as error:
-                self.failures[trace_id] = f"cannot be read: {error}"
-            else:
-                yield trajectory
+    def _fail(self, trace_id: str, error: Exception) -> None:
+        self.failures[trace_id] = f"cannot be read: {error}"
 
 
 def _tokens(trajectory: Trajectory) -> int:

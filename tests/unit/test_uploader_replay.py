@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
+from localtrace.reader import Store
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Ledger, State
 from localtrace.uploader.receipt import Delivery, TraceReceipt, count
@@ -46,6 +47,7 @@ def trajectory(trace_id: str, attributes: dict[str, Any] | None = None) -> Traje
 
 class MemoryStore:
     path = Path("memory")
+    read_each = Store.read_each
 
     def __init__(self) -> None:
         self.trajectories = {trace_id: trajectory(trace_id) for trace_id in IDS}
