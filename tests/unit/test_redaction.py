@@ -336,7 +336,7 @@ CASES = {
     "message": ({"said": f"use {KEY}"}, None),
     **{
         f"field {name}": ({}, f'[[field]]\nname = "{name}"')
-        for name in ("messages", "content", "prompt_ids", "output_ids", "output_logprobs",
+        for name in ("messages", "content", "text", "prompt_ids", "output_ids", "output_logprobs",
                      "response_mask", "note", "finish_reason", "sample_index")
     },
 }  # fmt: skip
@@ -384,3 +384,24 @@ def reread(rows: Any) -> Trajectory:
 
     (read,) = read_batch(run_sql, decode, [rows[0][0]["trace_id"]])
     return read
+
+
+@pytest.mark.parametrize("field", ["text", "output_text", "content"])
+def test_a_field_that_holds_the_output_takes_the_column_that_repeats_it(
+    recorded, write, field
+) -> None:
+    store, _ = recorded()
+    rows = [store.sql(f"select * from stored.{name}").to_dicts() for name in
+            ("trajectories", "spans", "outcomes")]  # fmt: skip
+    assert any(row["output_text"] or row["output_ids"] for row in rows[1])
+    _, spans, _ = Redaction.load(write(f'[[field]]\nname = "{field}"')).rows(*rows, decode)
+    assert not any(row["output_text"] or row["output_ids"] for row in spans)
+
+
+def test_a_prompt_that_was_redacted_loses_its_hash(recorded) -> None:
+    store, _ = recorded(prompt=f"use {KEY} now")
+    rows = [store.sql(f"select * from stored.{name}").to_dicts() for name in
+            ("trajectories", "spans", "outcomes")]  # fmt: skip
+    assert rows[0][0]["prompt_hash"]
+    trajectories, _, _ = Redaction.load(None).rows(*rows, decode)
+    assert trajectories[0]["prompt_hash"] is None

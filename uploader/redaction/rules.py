@@ -156,9 +156,7 @@ _PROMPT = {*PROMPT_NAMES, "prompt_text"}
 _OUTPUT = {*OUTPUT_NAMES, "output_text", "response_text"}
 _TOGETHER: tuple[tuple[set[str], set[str]], ...] = (
     (set(MESSAGE_NAMES), {*MESSAGE_NAMES, *_PROMPT}),
-    ({"content"}, _PROMPT),
-    (set(OUTPUT_TEXT_NAMES), {"output_text"}),
-    (_OUTPUT, _OUTPUT | _PROMPT),
+    (_OUTPUT | set(OUTPUT_TEXT_NAMES), _OUTPUT | _PROMPT),
     (_PROMPT, _PROMPT),
     *((set(names), set(names)) for names in (LOGPROB_NAMES, MASK_NAMES, FINISH_NAMES)),
     (set(WEIGHT_NAMES), set(WEIGHT_NAMES)),
