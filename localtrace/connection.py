@@ -91,7 +91,6 @@ def _lock(
     connection.execute("set enable_progress_bar = true")  # for query_progress()
     connection.execute("set enable_progress_bar_print = false")
     connection.execute("set TimeZone = 'UTC'")
-    connection.execute("set parquet_metadata_cache = true")
     connection.execute("set allocator_flush_threshold = '1MB'")
     connection.execute(f"set allowed_paths = {list_literal(files)}")
     connection.execute("set enable_external_access = false")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MEMORY_MAX_BYTES = 2**30
 """Training needs the rest."""
-_GROUP_ROWS = 8 * 1024
+_GROUP_ROWS = 32 * 1024
 """Rows that are read to find one."""
 _NEWER = ", ".join(
     f"newer(late.{name}, late.{name}_place, t.newest_{name}, t.{name}_place) as newest_{name}, "
