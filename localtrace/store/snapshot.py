@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -121,11 +123,10 @@ def take_snapshots(layouts: Sequence[StoreLayout]) -> Copies:
 def _snapshot(layout: StoreLayout, journals: Sequence[OpenJournal]) -> Snapshot:
     if layout.bags:
         return _bundled(layout.bags)
-    files = {}
-    tables = {}
-    for name, schema in TABLES.items():
-        tables[name] = open_table(layout, schema)
-        files[name] = table_files(layout, tables[name], schema)
+    with ThreadPoolExecutor(len(TABLES)) as pool:  # each mostly waits for the disk
+        opened = pool.map(partial(open_table, layout), TABLES.values())
+        tables = dict(zip(TABLES, opened, strict=True))
+    files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
     rows = uncommitted_rows(journals, tables, text_decoder(layout))
     names = {name for table in rows.values() for name in table.journals}
     damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
