@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @one_store_option
 @click.pass_context
 def command(context: click.Context, wait_s: float, store_paths: tuple[Path, ...]) -> None:
-    """Turn journals into table files, exactly once."""
+    """Turn journals into table files, exactly once, and make the index of a large store."""
     from localtrace.cli.progress import print_problems, progress_bar
     from localtrace.store.layout import open_layout
     from localtrace.store.seal import seal
