@@ -21,7 +21,7 @@ _DEFINITION = re.compile(
     r"create (?P<kind>\w+) (?P<name>[\w.]+).*?\bas(?P<table> table)?\s(?P<select>.*)", re.DOTALL
 )
 _COMMENT = re.compile(r"--[^\n]*")
-_WORD = re.compile(r"\w+")
+_NAME = re.compile(r"(?:stored\.)?\w+")
 _LISTING = re.compile(r"information_schema|duckdb_(views|tables|columns)|pg_catalog", re.IGNORECASE)
 """What lists the views."""
 _NEEDED = re.compile(r"\b(?:from|join)\s+((?:stored\.)?\w+)")
@@ -74,8 +74,8 @@ class Views:
         """
         if _LISTING.search(sql):
             self.provide_all()
-        words = set(_WORD.findall(sql.lower()))
-        self._make(name for name in self._waiting if name.rpartition(".")[2] in words)
+        names = set(_NAME.findall(sql.lower()))
+        self._make(name for name in self._waiting if name in names)
 
     def provide_all(self) -> bool:
         """Make all that wait; False where none does.
