@@ -7,7 +7,6 @@ they show; DuckDB keeps to little memory and puts the rest beside the index.
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -140,5 +139,4 @@ def _write(connection: duckdb.DuckDBPyConnection, sql: str, path: Path) -> int:
 
 
 if __name__ == "__main__":
-    os.nice(10)
     make_index(open_layout(sys.argv[1]), int(sys.argv[2]))

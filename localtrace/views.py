@@ -83,14 +83,17 @@ class Views:
         Raises:
             StoreError: a file cannot be read.
         """
-        return self._make(self._waiting)
+        waited = bool(self._waiting)
+        self._make(self._waiting)
+        return waited
 
-    def _make(self, names: Iterable[str]) -> bool:
+    def _make(self, names: Iterable[str]) -> None:
         import duckdb
 
-        made = [name for name in list(names) if name in self._waiting]
-        for name in made:
-            statement, needs = self._waiting.pop(name, ("", ()))
+        for name in list(names):
+            if name not in self._waiting:
+                continue
+            statement, needs = self._waiting.pop(name)
             self._make(needs)
             try:
                 self._connection.execute(statement)
@@ -99,7 +102,6 @@ class Views:
                 raise StoreError(
                     f"{name} cannot be read ({one_line(error)}): run localtrace verify"
                 ) from error
-        return bool(made)
 
 
 @cache
