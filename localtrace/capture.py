@@ -16,18 +16,17 @@ from typing import Any, Self
 import msgspec
 
 from localtrace import recorder as process
+from localtrace.carried import is_beside_the_policy
 from localtrace.outcomes import record_outcomes
 from localtrace.recorder import Recorder
 from localtrace.scope import Scope, TrajectoryState, current
-from localtrace.signature import Signature
+from localtrace.signature import Signature, record_tail
 from localtrace.store.records import STATUSES, Kind
 from localtrace.store.writer import Item
 
 _OK, _ERROR, _CANCELLED = (STATUSES.index(status) for status in ("ok", "error", "cancelled"))
 _CANCELLATIONS = frozenset({"CancelledError", "GeneratorExit"})
 _ERROR_MAX_CHARS = 10_000
-_DETAIL = ((), True)
-"""The last fields of the record of a call that details another: no deltas yet, `detail`."""
 _encode = msgspec.msgpack.Encoder().encode
 _random = random.Random(os.urandom(32))
 _random_bits = _random.getrandbits
@@ -219,7 +218,12 @@ class OpenCall(Scope):
         result: Any,
         detail: bool = False,
     ) -> None:
-        """Hand the record over; `detail`: the enclosing call stands for the same generation."""
+        """Hand the record over.
+
+        Args:
+            detail: it is no turn of its own, because the enclosing call stands for the same
+                generation.
+        """
         values = recorder.values
         if type(result) is dict and not values.dropped.isdisjoint(result):
             result = values.without_dropped(result)
@@ -227,10 +231,12 @@ class OpenCall(Scope):
         outer = self.outer
         parent_id = None if outer is None or outer.trajectory is not state else outer.span_id
         head = (
-            signature.kind, state.head, self.span_id, parent_id, self.seq, signature.op,
+            signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
             self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs),
         )  # fmt: skip
-        tail = _DETAIL if detail else ()
+        tail = signature.tail
+        if detail or (signature.record_kind is Kind.TURN and is_beside_the_policy(outer)):
+            tail = record_tail(signature, is_detail=True)
         try:
             record = values.try_encode((*head, result, *tail))
         except Exception:
@@ -239,7 +245,7 @@ class OpenCall(Scope):
             size_bytes = len(record) - len(self.inputs)
             record = _encode((*head, msgspec.Raw(recorder.too_large(result, size_bytes)), *tail))
         # The totals of a trajectory that has ended, or whose end another process writes, are told.
-        recorder.put(Item(signature.kind, state.key, record, counted=state.ended), state)
+        recorder.put(Item(signature.record_kind, state.key, record, counted=state.ended), state)
 
 
 def new_span_id() -> int:

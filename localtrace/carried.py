@@ -64,9 +64,24 @@ def rid() -> str | None:
 
 
 def is_generation(scope: Scope | None) -> bool:
-    """Whether a call is recorded as a generation, which one inside it then only details."""
+    """Whether a generation inside a call is no turn of its own.
+
+    The call is recorded as the same generation, or it belongs to a tool or to scoring.
+    """
     signature = getattr(scope, "signature", scope)
-    return getattr(signature, "is_generation", False)
+    return getattr(signature, "is_generation", False) or is_beside_the_policy(scope)
+
+
+def is_beside_the_policy(scope: Scope | None) -> bool:
+    """Whether a call, or one around it in this process, is said to be a tool or scoring.
+
+    A model that is asked there is not the policy, as with a judge.
+    """
+    while scope is not None:
+        if getattr(getattr(scope, "signature", None), "kind", None) in ("tool", "reward"):
+            return True
+        scope = getattr(scope, "outer", None)
+    return False
 
 
 def find_parent(*texts: str | None) -> Carried | None:

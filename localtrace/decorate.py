@@ -21,26 +21,35 @@ R = TypeVar("R")
 @overload
 def op(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def op(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def op(
+    *, name: str | None = None, kind: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def op(function: Any = None, /, *, name: str | None = None) -> Any:
+def op(function: Any = None, /, *, name: str | None = None, kind: str | None = None) -> Any:
     """Record every call of a function, coroutine, generator or method as a span.
 
     Args:
         name: what to call the spans; the qualified name of the function when not given.
+        kind: what the calls are: `generation`, `tool`, `reward`, `agent` (makes turns itself) or
+            `other`. Without it the kind is derived from where a call stands among the turns of its
+            trajectory, and every view says that it is derived. What is generated inside a `tool` or
+            a `reward`, by a judge for example, is no turn of the policy.
+
+    Raises:
+        ValueError: the kind is none of these.
 
     Apply it below `@staticmethod` and `@classmethod`, or above them: both work.
     """
     if function is None:
-        return functools.partial(_decorate, name=name)
-    return _decorate(function, name)
+        return functools.partial(_decorate, name=name, kind=kind)
+    return _decorate(function, name, kind)
 
 
-def _decorate(function: Any, name: str | None) -> Any:
+def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
     if isinstance(function, staticmethod | classmethod):
-        return type(function)(_decorate(function.__func__, name))
-    signature = Signature(function, name)
+        return type(function)(_decorate(function.__func__, name, kind))
+    signature = Signature(function, name, kind)
     if inspect.isasyncgenfunction(function):
         return _async_generator(function, signature)
     if inspect.iscoroutinefunction(function):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of journals and tables; a reader refuses a higher one, and reads every lower one."""
 
 
@@ -179,6 +179,18 @@ SPANS = TableSchema(
         ),
         Column("outputs", "string", "the result, tagged JSON; lists kept in columns are left out"),
         Column("is_turn", "bool", "true where the call was one model generation"),
+        Column(
+            "kind",
+            "string",
+            "generation, tool, reward, agent or other, where the recording code says it; else null",
+            since=3,
+        ),
+        Column(
+            "has_turns",
+            "bool",
+            "true where the same process made turns inside the call; else null",
+            since=3,
+        ),
         Column("prompt_name", "string", "name of the argument that held the prompt ids"),
         Column("prompt_tokens", "int64", "length of the whole prompt, in tokens"),
         Column(

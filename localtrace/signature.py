@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
-from localtrace.store.records import Kind
+from localtrace.store.records import KINDS, Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -29,10 +29,24 @@ class Signature:
 
     __slots__ = (
         "_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "is_generation",
-        "kind", "op",
+        "kind", "op", "record_kind", "tail",
     )  # fmt: skip
 
-    def __init__(self, function: Callable[..., Any], op: str | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], op: str | None, kind: str | None = None
+    ) -> None:
+        """Prepare the binding of a function's arguments.
+
+        Args:
+            function: its parameters give the names.
+            op: name of the spans; the qualified name of the function when not given.
+            kind: one of `records.KINDS`; None where nobody says it.
+
+        Raises:
+            ValueError: the kind is none of them.
+        """
+        if kind is not None and kind not in KINDS:
+            raise ValueError(f"kind cannot be {kind!r}: use {', '.join(KINDS)}")
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.op = op or name
         """Name of the spans."""
@@ -52,9 +66,14 @@ class Signature:
         self._positional = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._var = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         known = self._keywords.union(self._names)
-        self.kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
-        self.is_generation = not known.isdisjoint(PROMPT_NAMES)
-        """Whether it stands for a generation, so that an engine's own record is a detail of it."""
+        self.kind = kind
+        """Kind of the spans, where it is said."""
+        self.record_kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
+        self.tail = record_tail(self, is_detail=False)
+        """Last fields of the record of a call, as MessagePack holds them."""
+        may_generate = kind is None or kind == "generation"
+        self.is_generation = may_generate and not known.isdisjoint(PROMPT_NAMES)
+        """True where it stands for a generation, so that an engine's own record details it."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults included."""
@@ -74,6 +93,15 @@ class Signature:
                     (bound if name in self._keywords else unknown)[name] = value
                 bound[self._var or "kwargs"] = unknown
         return bound
+
+
+def record_tail(signature: Signature, *, is_detail: bool) -> tuple[Any, ...]:
+    """Return the fields after the result in the record of a call; none where all are defaults."""
+    if signature.record_kind is Kind.SPAN:
+        return () if signature.kind is None else ((), signature.kind)
+    if signature.kind is not None:
+        return ((), is_detail, None, signature.kind)
+    return ((), True) if is_detail else ()
 
 
 def _is_method(name: str, parameters: list[inspect.Parameter]) -> bool:

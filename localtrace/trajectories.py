@@ -33,7 +33,7 @@ _TRAJECTORY_FIELDS = (
 _OUTCOME_FIELDS = ("trace_id", "name", "step", "time_ns", "number", "text", "values", "source")
 _SPAN_FIELDS = (
     "trace_id", "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "is_turn",
-    "output_ids", "output_logprobs", "finish_reason",
+    "output_ids", "output_logprobs", "finish_reason", "kind", "kind_derived",
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
             raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
     in_steps = listed_steps(row["step"] for row in found)
     spans = run_sql(
-        f"select {_NO_DATES} from stored.spans where {chosen} and {in_steps} "
+        f"select {_NO_DATES} from stored.calls where {chosen} and {in_steps} "
         "order by trace_id, seq",
         ids,
     )

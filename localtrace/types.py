@@ -44,6 +44,10 @@ class Span:
     """The whole message list of a turn, rebuilt."""
     output_text: str | None
     finish_reason: str | None
+    kind: str = "other"
+    """generation, tool, reward, agent or other."""
+    kind_derived: bool = True
+    """True where the recording code does not say the kind, and the call's place tells it."""
 
     @property
     def end_ns(self) -> int:

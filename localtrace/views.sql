@@ -112,10 +112,87 @@ create view all_trajectories as select * from stored.with_outcomes;
 create view trajectories as
 select * exclude (superseded) from all_trajectories where not superseded;
 
+-- The kind of a finish reason: engines give text, or a JSON object with a type.
+create macro finish_type(reason) as
+    lower(coalesce(nullif(regexp_extract(reason, '"type"\s*:\s*"([^"]*)"', 1), ''), reason));
+
+-- Whether a finish reason says that a limit cut the generation off.
+create macro is_cut_off(reason) as
+    finish_type(reason) in ('length', 'max_tokens', 'max_new_tokens', 'max_length');
+
+-- What the name of a call says of its kind; null where it says nothing.
+create macro kind_by_name(op) as case
+    when regexp_matches(op, '(^|[^A-Za-z])(parse|extract|format|tokenize|detokenize|encode|decode|render)')
+        then 'other'
+    when regexp_matches(op, '(^|[^A-Za-z])(reward|scor|grade|grading|judg|verif)|Reward|Scor|Grade|Judge|Verif')
+        then 'reward'
+    when regexp_matches(op, '(^|[^A-Za-z])tools?([^A-Za-z]|$)|Tool|\.execute$') then 'tool'
+end;
+
+-- Whether a finish reason says that the model called tools.
+create macro is_tool_call(reason) as
+    finish_type(reason) in ('tool_calls', 'tool_call', 'function_call', 'tool_use');
+
+-- Calls and where they stand among the turns of their trajectory, which tells the kind of those of
+-- which nobody said it. DuckDB leaves out the windows of columns that a query does not ask for.
+create view stored.placed_calls as
+select
+    *,
+    count(*) filter (is_turn) over trace as turns,
+    coalesce(count(*) filter (is_turn) over earlier, 0) as turns_before,
+    kind = 'agent' or (kind is null and not is_turn and (
+        coalesce(has_turns, false) or coalesce(list_contains(list(parent_id) filter (is_turn) over trace, span_id), false)
+    )) as is_agent,
+    arg_max_null(finish_reason, seq) filter (is_turn) over trace as last_reason
+from stored.spans
+-- Naming all keys, which are the same within a trace, lets a filter skip files.
+window
+    trace as (partition by project, experiment, step, trace_id),
+    earlier as (
+        partition by project, experiment, step, trace_id order by seq
+        rows between unbounded preceding and 1 preceding
+    );
+
+-- A call belongs to the agent itself where no tool, scoring or generation is around it.
+create view stored.called as
+select
+    *,
+    parent_id is null or turns = 0
+        or coalesce(list_contains(list(span_id) filter (is_agent) over trace, parent_id), false)
+        as is_agents_own,
+    coalesce(list_contains(
+        list(op) filter (not is_turn and turns_before between 1 and turns - 1) over trace, op
+    ), false) as is_called_between
+from stored.placed_calls
+window trace as (partition by project, experiment, step, trace_id);
+
+-- Calls with their kind.
+create view stored.calls as
+select
+    * exclude (
+        kind, turns, turns_before, is_agent, last_reason, is_agents_own, is_called_between
+    ),
+    coalesce(kind, case
+        when is_turn then 'generation'
+        when is_agent then 'agent'
+        when not is_agents_own then 'other'
+        when kind_by_name(op) is not null then kind_by_name(op)
+        when turns_before between 1 and turns - 1 then 'tool'
+        when turns_before > 0 and (is_tool_call(last_reason) or is_called_between) then 'tool'
+        else 'other'
+    end) as kind,
+    kind is null as kind_derived
+from stored.called;
+
 -- One row per call; prompts and messages as each turn adds them (whole_prompts, whole_messages).
+-- `kind` is what the recording code says that the call is, or else (`kind_derived`) what its place
+-- tells: a call with turns inside is an agent; one between two turns is a tool, and so is one after
+-- the last turn where that turn asked for tools, or where the same function was called between
+-- turns; a name that speaks of rewards, scores, grades, judges or verifying makes it a reward. What
+-- is inside of such a call, and all the rest, is other.
 create view spans as
 select s.*, p.node_id, p.actor_id, p.job_id
-from stored.spans as s
+from stored.calls as s
 left join processes as p on p.writer_id = s.writer_id;
 
 -- One row per model generation; `turn` counts from 0 inside its trajectory. `response_start` is the
@@ -244,22 +321,6 @@ from (
 -- One row per scalar of a training step.
 create view metrics as select * from stored.metrics;
 
--- What a call is, by its name: generation, tool, reward or other.
-create macro kind_of(op, is_turn) as case
-    when is_turn then 'generation'
-    when regexp_matches(op, '(?i)reward|score|grade|judge|verif') then 'reward'
-    when regexp_matches(op, '(?i)tool|\.execute$') then 'tool'
-    else 'other'
-end;
-
--- The kind of a finish reason: engines give text, or a JSON object with a type.
-create macro finish_type(reason) as
-    lower(coalesce(nullif(regexp_extract(reason, '"type"\s*:\s*"([^"]*)"', 1), ''), reason));
-
--- Whether a finish reason says that a limit cut the generation off.
-create macro is_cut_off(reason) as
-    finish_type(reason) in ('length', 'max_tokens', 'max_new_tokens', 'max_length');
-
 -- Share of the n-grams of a list that occurred in it before, 0 to 1.
 create macro repetition_of(list, n) as if(
     len(list) <= n, 0.0,
@@ -309,14 +370,14 @@ join (
         arg_max_null(s.output_text, seq) filter (is_turn) as output_text,
         md5(arg_max_null(coalesce(s.output_ids::varchar, s.output_text), seq) filter (is_turn))
             as output_hash,
-        count(*) filter (status = 'error' and kind_of(op, is_turn) = 'tool') as tool_errors,
+        count(*) filter (status = 'error' and kind = 'tool') as tool_errors,
         max(
             coalesce(
                 repetition_of(s.output_ids, 4),
                 repetition_of(string_split_regex(s.output_text, '\s+'), 4)
             )
         ) filter (is_turn) as repetition
-    from stored.spans as s
+    from stored.calls as s
     group by project, experiment, run_id, step, trace_id
     having bool_or(is_turn)
 ) as s on s.trace_id = t.trace_id and s.step is not distinct from t.step

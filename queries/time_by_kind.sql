@@ -5,7 +5,7 @@
 -- superseded attempts are left out.
 with recursive kinds as (
     select
-        trace_id, step, span_id, parent_id, kind_of(op, is_turn) as kind,
+        trace_id, step, span_id, parent_id, if(kind = 'agent', 'other', kind) as kind,
         (end_ns - start_ns) / 1e9 as call_s
     from spans
     where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)

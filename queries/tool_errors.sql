@@ -11,7 +11,7 @@ select
     max(step) as last_step,
     arg_max(trace_id, start_ns) as newest_trace_id
 from spans
-where status = 'error' and kind_of(op, is_turn) = 'tool'
+where status = 'error' and kind = 'tool'
     and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
     and ($step is null or step = $step::bigint)
     and trace_id not in (select trace_id from superseded)

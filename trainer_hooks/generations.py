@@ -8,6 +8,7 @@ records the trajectories and the two are matched later (the view `engine_calls`)
 
 from __future__ import annotations
 
+import functools
 import os
 from asyncio import CancelledError
 from collections import OrderedDict
@@ -31,7 +32,6 @@ from localtrace.trainer_hooks.harmless import harmless
 LONE_VARIABLE = "LOCALTRACE_LONE_GENERATIONS"
 _LONE_REMEMBERED = 65_536
 
-_signatures: dict[str, Signature] = {}
 _lone: OrderedDict[tuple[object, bytes], None] = OrderedDict()
 """Trace ids that have a trajectory already, by recording process: request ids may come twice."""
 
@@ -86,7 +86,7 @@ def _call(
     state = scope.trajectory
     call = OpenCall(state, new_span_id())
     call.recorder, call.outer, call.own = recorder, scope, None
-    call.signature = _signatures.get(op) or _signatures.setdefault(op, Signature(_generation, op))
+    call.signature = _signature(op)
     call.seq = state.next_seq
     state.next_seq += 1
     call.inputs = encode_inputs(recorder, inputs)
@@ -94,8 +94,11 @@ def _call(
     return call
 
 
-def _generation(prompt_ids: Any, messages: Any) -> None:
-    """What the signatures are made of: a call that takes a prompt."""
+@functools.cache
+def _signature(op: str) -> Signature:
+    def takes_a_prompt(prompt_ids: Any, messages: Any) -> None: ...
+
+    return Signature(takes_a_prompt, op, "generation")
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:

@@ -181,7 +181,8 @@ def _with_depth(spans: list[Span]) -> Iterator[tuple[int, Span]]:
 
 def _call(span: Span) -> str:
     status = "" if span.status == "ok" else f"  {span.status}"
-    return f"{span.op}  {_duration(span.duration_ns)}{status}"
+    derived = " (derived)" if span.kind_derived and span.kind in ("tool", "reward") else ""
+    return f"{span.op}  {span.kind}{derived}  {_duration(span.duration_ns)}{status}"
 
 
 def _print_tokens(store: Store, trajectory: Trajectory, form: str) -> None:

@@ -56,13 +56,13 @@ class Rollout:
         self.logprobs += logprobs or [0.0] * len(ids)
 
 
-@localtrace.op
+@localtrace.op(kind="tool")
 def calculator(expression: str) -> int:
     """The tool that the policy may call."""
     return calculate(expression)
 
 
-@localtrace.op
+@localtrace.op(kind="reward")
 def score(problem: Problem, answer: str | None, tool_errors: int) -> float:
     """The reward of a conversation; the answer is None where the policy gave none."""
     return grade(problem, answer, tool_errors)

@@ -88,7 +88,11 @@ class Delta(msgspec.Struct, array_like=True):
     """Of the whole list's MessagePack elements."""
 
 
-class Call(msgspec.Struct, array_like=True, tag=int(Kind.SPAN)):
+KINDS = ("generation", "tool", "reward", "agent", "other")
+"""What a call can be."""
+
+
+class Call(msgspec.Struct, array_like=True):
     """One finished call."""
 
     head: Head
@@ -105,13 +109,27 @@ class Call(msgspec.Struct, array_like=True, tag=int(Kind.SPAN)):
     deltas: list[Delta] = []
 
 
+class SpanCall(Call, array_like=True, tag=int(Kind.SPAN)):
+    """One finished call whose arguments hold no prompt."""
+
+    kind: str | None = None
+    """One of KINDS, where the recording code says it."""
+    has_turns: bool = False
+    """True where turns were made inside it, in the same process."""
+
+
 class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One finished call whose arguments may hold a prompt or messages."""
 
     detail: bool = False
-    """No turn of its own: its caller recorded the same generation, or the turns are inside it."""
+    """True for no turn of its own: its caller recorded the same generation, the turns are inside
+    it, or it is a part of a tool or of scoring."""
     prompt_hash: bytes | None = None
-    """Of the prompt, where this is the first turn of its trajectory."""
+    """Identity of the prompt, where this is the first turn of its trajectory."""
+    kind: str | None = None
+    """One of KINDS, where the recording code says it."""
+    has_turns: bool = False
+    """True where turns were made inside it, in the same process."""
 
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
@@ -162,7 +180,9 @@ class Closed(msgspec.Struct, array_like=True, tag=int(Kind.CLOSED)):
     time_ns: int
 
 
-Record = Opened | Begin | Call | TurnCall | End | OutcomeRecord | MetricsRecord | RunRecord | Closed
+Record = (
+    Opened | Begin | SpanCall | TurnCall | End | OutcomeRecord | MetricsRecord | RunRecord | Closed
+)
 
 
 class Envelope(msgspec.Struct, array_like=True):

@@ -17,7 +17,6 @@ from localtrace.store.journal import Frames, JournalStatus
 from localtrace.store.records import (
     STATUSES,
     Begin,
-    Call,
     Closed,
     End,
     Envelope,
@@ -25,6 +24,7 @@ from localtrace.store.records import (
     Opened,
     OutcomeRecord,
     RunRecord,
+    SpanCall,
     TurnCall,
     decode_envelope,
 )
@@ -112,7 +112,7 @@ class _JournalReader:
             "writer_seq": envelope.seq,
         }
         columns = self._rows.columns
-        if isinstance(record, Call):
+        if isinstance(record, SpanCall | TurnCall):
             self._note_prompt(record)
             if record.head.trace_id not in self._rows.left_out:
                 columns["spans"].add(common | self._spans.row(record, envelope.context.run_id))
@@ -135,7 +135,7 @@ class _JournalReader:
         elif isinstance(record, Closed):
             self.closed = True
 
-    def _note_prompt(self, call: Call) -> None:
+    def _note_prompt(self, call: SpanCall | TurnCall) -> None:
         # The end record says it too, but a trajectory that was interrupted has none.
         if isinstance(call, TurnCall) and call.prompt_hash and call.head.trace_id in self._open:
             self._open[call.head.trace_id][1].prompt_hash = call.prompt_hash

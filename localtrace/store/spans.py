@@ -20,7 +20,7 @@ from localtrace.schema import (
 )
 from localtrace.store.deltas import DeltaReader
 from localtrace.store.encoded import first_named, raw_map
-from localtrace.store.records import STATUSES, Call, Delta, Head
+from localtrace.store.records import KINDS, STATUSES, Call, Delta, Head, SpanCall, TurnCall
 from localtrace.store.tokenizers import Decode
 from localtrace.store.turns import Fields, generated_text, is_turn, named_value, with_details
 from localtrace.store.values import as_list
@@ -39,7 +39,7 @@ class SpanReader:
         self._not_in_columns: set[tuple[bytes, int | None]] = set()
         """Turns whose prompt or output later turns cannot continue by columns."""
 
-    def row(self, call: Call, run_id: str) -> dict[str, Any]:
+    def row(self, call: SpanCall | TurnCall, run_id: str) -> dict[str, Any]:
         """Columns of a call that follow from its record."""
         row = {
             **head_columns(call.head),
@@ -52,6 +52,8 @@ class SpanReader:
             "start_ns": call.start_ns,
             "end_ns": call.start_ns + call.duration_ns,
             "started_at": started_at(call.start_ns),
+            "kind": call.kind if call.kind in KINDS else None,
+            "has_turns": call.has_turns or None,
         }
         outputs = raw_map(call.outputs)
         row["is_turn"] = is_turn(call, outputs)

@@ -31,7 +31,7 @@ from localtrace.store.encoded import (
     listed_elements,
     raw_map,
 )
-from localtrace.store.records import Call, TurnCall
+from localtrace.store.records import Call, SpanCall, TurnCall
 
 Fields = dict[str, msgspec.Raw]
 """Arguments or a result by name, still encoded."""
@@ -76,6 +76,8 @@ def is_turn(call: Call, outputs: Fields | None) -> bool:
         outputs: the fields of its result; None where it has none.
     """
     if not isinstance(call, TurnCall) or call.detail or outputs is None:
+        return False
+    if call.kind not in (None, "generation"):
         return False
     return (
         _has_ids(outputs)
@@ -130,8 +132,8 @@ class TurnTotals:
         Args:
             inputs: its arguments, as they were before deltas.
         """
+        self.pass_on(call)
         if not is_turn(call, outputs):
-            self.pass_on(call)
             return
         if self.turns == 0:
             self.prompt_hash = call.prompt_hash = prompt_hash(inputs)
@@ -144,10 +146,16 @@ class TurnTotals:
         if call.parent_id is not None:
             self.around.add(call.parent_id)
 
-    def pass_on(self, call: Call) -> None:
-        """What is around a call that is around a turn is so too."""
-        if call.span_id in self.around and call.parent_id is not None:
+    def pass_on(self, call: SpanCall | TurnCall) -> bool:
+        """Note that a call has turns inside it, if so; its caller then has too.
+
+        Returns:
+            Whether it has.
+        """
+        call.has_turns = call.span_id in self.around
+        if call.has_turns and call.parent_id is not None:
             self.around.add(call.parent_id)
+        return call.has_turns
 
 
 def _has_ids(outputs: Fields | None) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from localtrace.schema import FORMAT_VERSION
 from localtrace.store.deltas import DeltaWriter
 from localtrace.store.journal import JournalName, JournalWriter, WriterLock, frame
-from localtrace.store.records import Begin, Call, Context, End, Kind
+from localtrace.store.records import Begin, Context, End, Kind, SpanCall
 from localtrace.store.turns import TurnTotals
 
 _RETRY_INTERVAL_S = 1.0
@@ -28,7 +28,7 @@ _OPEN_FILES_MAX = 16
 _ENVELOPE = b"\x93"
 _encode = msgspec.msgpack.Encoder().encode
 _BEGIN_DECODER = msgspec.msgpack.Decoder(Begin)
-_CALL_DECODER = msgspec.msgpack.Decoder(Call)
+_CALL_DECODER = msgspec.msgpack.Decoder(SpanCall)
 _END_DECODER = msgspec.msgpack.Decoder(End)
 
 
@@ -208,7 +208,9 @@ class JournalSeries:
             end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
             return _encode(end)
         if item.kind is Kind.SPAN and totals.around:
-            totals.pass_on(_CALL_DECODER.decode(item.record))
+            call = _CALL_DECODER.decode(item.record)
+            if totals.pass_on(call):
+                return _encode(call)
         return item.record
 
     def _enveloped(self, record: bytes) -> bytes:

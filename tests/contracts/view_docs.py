@@ -36,6 +36,10 @@ _COMPUTED: dict[str, dict[str, str]] = {
         "trained_step": "the step whose update used it",
         "superseded": "whether a newer attempt did the step again",
     },
+    "spans": {
+        "kind": "generation, tool, reward, agent or other",
+        "kind_derived": "whether the recording code does not say the kind, so that its place tells it",
+    },
     "turns": {
         **_TURN,
         "response_start": "place of its first token in the response; null where unknown",

@@ -30,7 +30,10 @@ from localtrace.testing import recording
 from localtrace.uploader.bundles.check import check_bundle
 from tests.bundled import bundle, contents
 
-OLD = Path(__file__).parents[1] / "data" / "format-1"
+DATA = Path(__file__).parents[1] / "data"
+OLD = DATA / "format-1"
+VERSIONS = range(1, FORMAT_VERSION)
+"""Every older version."""
 REWARDS = {(1, "0"): 0.0, (1, "1"): 0.25, (1, "2"): 0.5, (2, "0"): 0.0, (2, "1"): None}
 """By step and sample_index; those of step 2 are in a journal, and the last was interrupted."""
 WRITER = "0123456789abcdef"
@@ -64,17 +67,23 @@ def a_run(**facts: Any) -> pa.Table:
 # -- reading -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("table", TABLES)
-def test_the_columns_of_version_1_are_still_those_of_its_files(table: str) -> None:
+def test_the_columns_of_an_older_version_are_still_those_of_its_files(
+    table: str, version: int
+) -> None:
     schema = TABLES[table]
-    (path,) = (OLD / "store" / "tables" / table).rglob("*.parquet")
-    inside = [field for field in schema.arrow(1) if field.name not in schema.partitions]
+    (path,) = (DATA / f"format-{version}" / "store" / "tables" / table).rglob("*.parquet")
+    inside = [field for field in schema.arrow(version) if field.name not in schema.partitions]
     assert pq.read_schema(path).equals(pa.schema(inside))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["store", "bundle"])
-def test_what_version_1_wrote_is_read_with_the_newer_columns_null(name: str) -> None:
-    with open_store(OLD / name) as store:
+def test_what_an_older_version_wrote_is_read_with_the_newer_columns_null(
+    name: str, version: int
+) -> None:
+    with open_store(DATA / f"format-{version}" / name) as store:
         found = {
             (row["step"], row["sample_index"]): row["reward"]
             for row in store.trajectories().to_dicts()
@@ -82,7 +91,7 @@ def test_what_version_1_wrote_is_read_with_the_newer_columns_null(name: str) -> 
         wanted = [key for key in REWARDS if name == "store" or key[0] == 1]
         assert found == {key: REWARDS[key] for key in wanted}
         for table, schema in TABLES.items():
-            newer = [column.name for column in schema.columns if column.since > 1]
+            newer = [column.name for column in schema.columns if column.since > version]
             for column in newer:
                 values = store.sql(f'select distinct "{column}" as v from stored.{table}')
                 assert values.to_dicts() == [{"v": None}]
@@ -103,8 +112,9 @@ def test_reading_leaves_a_store_of_version_1_as_it_is(store: Path) -> None:
     assert contents(store) == before
 
 
-def test_a_bundle_of_version_1_still_verifies() -> None:
-    report = check_bundle(OLD / "bundle")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_bundle_of_an_older_version_still_verifies(version: int) -> None:
+    report = check_bundle(DATA / f"format-{version}" / "bundle")
     assert report.problems == []
     assert report.trajectories == 3
 

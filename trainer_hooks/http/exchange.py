@@ -36,7 +36,7 @@ def _generation(prompt_ids: Any, messages: Any) -> None:
 
 
 _ROUTES = {
-    path: Signature(_generation, op)
+    path: Signature(_generation, op, "generation")
     for path, op in (
         ("/chat/completions", "http.chat"),
         ("/completions", "http.completions"),

@@ -175,7 +175,7 @@ class Launch:
 
 def record_within(row: Row, tool: Callable[..., Any]) -> Callable[..., Any]:
     """The same tool, recorded as a call in the trajectory of a row."""
-    recorded, scope = op(tool), row.context[current]
+    recorded, scope = op(kind="tool")(tool), row.context[current]
 
     @functools.wraps(tool)
     def call(*args: Any, **kwargs: Any) -> Any:

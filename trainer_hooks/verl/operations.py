@@ -19,6 +19,10 @@ from localtrace.trainer_hooks.verl.seams import on_import, seam
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 _MARK = "__localtrace_recorded__"
+_KINDS = {
+    "generate": "generation", "run": "agent", "execute": "tool", "extract_tool_calls": "other",
+}  # fmt: skip
+"""Kinds of the methods that verl names: of servers' clients, agent loops, tools and parsers."""
 Function = Callable[..., Any]
 
 _generating: contextvars.ContextVar[object] = contextvars.ContextVar("generating", default=None)
@@ -38,7 +42,7 @@ def recorded(function: Function) -> Function:
 
 @harmless
 def _decorated(function: Function) -> Function:
-    decorated = op(function)
+    decorated = op(kind=_KINDS.get(function.__name__))(function)
     if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
         decorated = _once(function, decorated)
     setattr(decorated, _MARK, True)
@@ -116,11 +120,11 @@ def _tool_signature(tool: Any) -> Signature | None:
 
 @functools.cache
 def _signature(name: str) -> Signature:
-    return Signature(lambda parameters: None, name)
+    return Signature(lambda parameters: None, name, "tool")
 
 
 _score_signature = Signature(
-    lambda data_source=None, ground_truth=None: None, "AgentLoopWorker._compute_score"
+    lambda data_source=None, ground_truth=None: None, "AgentLoopWorker._compute_score", "reward"
 )
 
 

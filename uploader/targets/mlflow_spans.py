@@ -127,6 +127,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> OtlpSpan:
     values = {
         **_unspecified(span.status),
+        "mlflow.spanType": _TYPES[span.kind],
         "mlflow.spanInputs": span.inputs,
         "mlflow.spanOutputs": span.outputs,
         "localtrace.seq": span.seq,
@@ -135,6 +136,8 @@ def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> Otlp
         del values["mlflow.spanOutputs"]
     if usage := _token_usage(span):
         values["mlflow.chat.tokenUsage"] = usage
+    if span.kind_derived:
+        values["localtrace.kind_derived"] = True
     if span.output_text is not None:
         values["localtrace.output_text"] = span.output_text
     if span.finish_reason is not None:
@@ -150,6 +153,13 @@ def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> Otlp
         attributes=otlp_values.attributes({key: _quoted(value) for key, value in values.items()}),
         **_ending(span.status, span.error, span.end_ns),
     )
+
+
+_TYPES = {
+    "generation": "CHAT_MODEL", "tool": "TOOL", "reward": "EVALUATOR", "agent": "AGENT",
+    "other": "UNKNOWN",
+}  # fmt: skip
+"""Types of MLflow by kind; live tracing of verl leaves every one UNKNOWN."""
 
 
 def _token_usage(span: Span) -> dict[str, int] | None:

@@ -24,7 +24,6 @@ knows no routes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -39,10 +38,6 @@ from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets.otlp_messages import input_messages, output_messages
 
 ROOT_NAME = "agent_loop"
-_TOOL = re.compile(
-    r"(^|[._])(call|execute|invoke|run|use)_tools?$|Tool\.(__call__|call|execute|invoke|run)$"
-)
-_AGENT = re.compile(r"Agent\w*\.(__call__|invoke|run)$")
 _REQUEST: dict[str, tuple[str, type[str] | type[float] | type[int]]] = {
     "model": ("model", str),
     "temperature": ("temperature", float),
@@ -160,14 +155,18 @@ def _call(span: Span, session: str) -> OtlpSpan:
         values["output.mime_type"] = "application/json"
     if span.is_turn:
         values |= _turn(span) | {"gen_ai.conversation.id": session}
-    elif _TOOL.search(span.op):
+    elif span.kind == "tool":
         values |= {
             "openinference.span.kind": "TOOL",
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": _tool_name(span),
         }
-    elif _AGENT.search(span.op):
+    elif span.kind == "agent":
         values |= {"openinference.span.kind": "AGENT", "gen_ai.operation.name": "invoke_agent"}
+    elif span.kind == "reward":
+        values["openinference.span.kind"] = "EVALUATOR"
+    if span.kind_derived:
+        values["localtrace.kind_derived"] = True
     return _span(span.op, span, span.end_ns, values)
 
 

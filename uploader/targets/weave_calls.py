@@ -106,16 +106,26 @@ def _span_fields(span: Span, trajectory: Trajectory) -> dict[str, Any]:
         "seq": span.seq,
         "finish_reason": span.finish_reason,
         "output_text": span.output_text,
+        "kind_derived": span.kind_derived or None,
     }
+    kind = _KINDS.get(span.kind)
     inputs = plain(span.inputs)
     return {
         "started_at": _iso(span.start_ns),
         "ended_at": _iso(span.end_ns),
-        "attributes": {**_names(trajectory), "localtrace": _known(facts)},
+        "attributes": {
+            **_names(trajectory),
+            **({"weave": {"kind": kind}} if kind else {}),
+            "localtrace": _known(facts),
+        },
         "inputs": inputs if isinstance(span.inputs, dict) else {"value": inputs},
         "output": plain(span.outputs),
         "exception": _exception(span.status, span.error),
     }
+
+
+_KINDS = {"generation": "llm", "tool": "tool", "agent": "agent", "reward": "scorer"}
+"""Kinds of ops that Weave shows, by kind of call."""
 
 
 def _root_fields(
