@@ -13,6 +13,7 @@ from localtrace import recorder as process
 from localtrace.capture import OpenCall, begin_call
 from localtrace.scope import Scope, current
 from localtrace.signature import Signature
+from localtrace.store.records import KINDS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +42,8 @@ def op(function: Any = None, /, *, name: str | None = None, kind: str | None = N
 
     Apply it below `@staticmethod` and `@classmethod`, or above them: both work.
     """
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind cannot be {kind!r}: use {', '.join(KINDS)}")
     if function is None:
         return functools.partial(_decorate, name=name, kind=kind)
     return _decorate(function, name, kind)

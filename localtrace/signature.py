@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
-from localtrace.store.records import KINDS, Kind
+from localtrace.store.records import Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -41,12 +41,7 @@ class Signature:
             function: its parameters give the names.
             op: name of the spans; the qualified name of the function when not given.
             kind: one of `records.KINDS`; None where nobody says it.
-
-        Raises:
-            ValueError: the kind is none of them.
         """
-        if kind is not None and kind not in KINDS:
-            raise ValueError(f"kind cannot be {kind!r}: use {', '.join(KINDS)}")
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.op = op or name
         """Name of the spans."""

@@ -119,11 +119,12 @@ class TurnTotals:
     """Span ids of the calls that turns were made in."""
 
     def settle(self, call: TurnCall, outputs: Fields | None) -> None:
-        """Say that a call is no turn of its own where the turns are those inside it.
+        """Say whether turns are inside a call; it is then no turn of its own.
 
         One that says which ids it generated always is.
         """
-        if call.span_id in self.around and not _has_ids(outputs):
+        call.has_turns = call.span_id in self.around
+        if call.has_turns and not _has_ids(outputs):
             call.detail = True
 
     def add(self, call: TurnCall, inputs: Fields, outputs: Fields | None) -> None:

@@ -38,7 +38,7 @@ _COMPUTED: dict[str, dict[str, str]] = {
     },
     "spans": {
         "kind": "generation, tool, reward, agent or other",
-        "kind_derived": "whether the recording code does not say the kind, so that its place tells it",
+        "kind_derived": "true where nobody said the kind and the place of the call tells it",
     },
     "turns": {
         **_TURN,

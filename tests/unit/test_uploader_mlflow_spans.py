@@ -106,6 +106,15 @@ def test_a_cancelled_call_keeps_its_exception_and_has_no_output() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("agent", "AGENT"), ("tool", "TOOL"), ("reward", "EVALUATOR"), ("generation", "CHAT_MODEL")],
+)
+def test_the_type_follows_from_the_kind(kind: str, shown: str) -> None:
+    _, one = spans(trajectory(spans=[call(1, kind=kind)]))
+    assert attributes(one)["mlflow.spanType"] == shown
+
+
+@pytest.mark.parametrize(
     ("status", "error", "level"), [("ok", None, 10), ("error", "ValueError: no", 40)]
 )
 def test_type_and_level_are_those_of_a_client_that_names_neither(status, error, level) -> None:

@@ -231,17 +231,27 @@ def test_the_prompt_that_was_decoded_is_a_message() -> None:
         ("run_tool", None, "run_tool"),
     ],
 )
-def test_tools_are_known_by_their_names(op: str, inputs: Any, name: str) -> None:
-    shown = of_call(op=op, inputs=inputs)
+def test_tools_are_shown_by_their_names(op: str, inputs: Any, name: str) -> None:
+    shown = of_call(op=op, inputs=inputs, kind="tool", kind_derived=False)
+    assert "localtrace.kind_derived" not in shown
     assert shown["gen_ai.operation.name"] == "execute_tool"
     assert shown["gen_ai.tool.name"] == name
 
 
-@pytest.mark.parametrize("op", ["HermesToolParser.extract_tool_calls", "stool", "Toolbox.run"])
-def test_other_calls_are_neither_tools_nor_model_calls(op: str) -> None:
+@pytest.mark.parametrize("op", ["HermesToolParser.extract_tool_calls", "use_tool", "Agent.run"])
+def test_calls_of_another_kind_are_neither_tools_nor_model_calls(op: str) -> None:
     shown = of_call(op=op)
     assert shown["openinference.span.kind"] == "CHAIN"
     assert "gen_ai.operation.name" not in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("agent", "AGENT"), ("tool", "TOOL"), ("reward", "EVALUATOR")]
+)
+def test_the_kind_of_a_call_is_shown_and_whether_it_is_derived(kind: str, shown: str) -> None:
+    found = of_call(op="anything", kind=kind)
+    assert found["openinference.span.kind"] == shown
+    assert found["localtrace.kind_derived"] is True
 
 
 def test_names_and_nesting_are_those_of_the_calls() -> None:

@@ -1,0 +1,176 @@
+"""The kind of a call is what its code says, else what its place among the turns tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.reader import Store, open_store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.testing import recording
+
+
+def generation(finish_reason: str = "stop") -> Callable[[list[int]], dict[str, Any]]:
+    @localtrace.op(name="policy")
+    def policy(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"output_ids": [len(prompt_ids)], "finish_reason": finish_reason}
+
+    return policy
+
+
+def called(name: str, does: Callable[[], Any] = lambda: None, kind: str | None = None) -> Any:
+    """Call a function of this name, which does something inside."""
+    return localtrace.op(name=name, kind=kind)(does)()
+
+
+def kinds(store: Store) -> list[tuple[str, str, bool]]:
+    rows = store.sql("select op, kind, kind_derived from spans order by seq").to_dicts()
+    return [(row["op"], row["kind"], row["kind_derived"]) for row in rows]
+
+
+def told(path: Path, rollout: Callable[[], None]) -> list[tuple[str, str, bool]]:
+    """Record one rollout; return its calls as a reader tells them, live and sealed alike."""
+    with recording(path), localtrace.trajectory(step=1):
+        rollout()
+    with open_store(path) as store:
+        live = kinds(store)
+        (row,) = store.trajectories().to_dicts()
+        spans = store.trajectory(row["trace_id"]).spans
+    assert [(span.op, span.kind, span.kind_derived) for span in spans] == live
+    seal(open_layout(path))
+    with open_store(path) as store:
+        assert kinds(store) == live
+    return live
+
+
+def test_a_call_between_turns_is_a_tool_whatever_its_name(tmp_path: Path) -> None:
+    def rollout() -> None:
+        generation()([1])
+        called("run_python", lambda: called("subprocess"))
+        generation()([1, 2])
+
+    assert told(tmp_path, rollout) == [
+        ("policy", "generation", True), ("run_python", "tool", True), ("subprocess", "other", True),
+        ("policy", "generation", True),
+    ]  # fmt: skip
+
+
+def test_what_comes_after_the_last_turn_is_a_tool_only_where_something_says_so(
+    tmp_path: Path,
+) -> None:
+    def rollout() -> None:
+        called("reset")
+        generation()([1])
+        called("look_up")
+        generation()([1, 2])
+        called("look_up")
+        called("log_result")
+        called("compute_score")
+
+    assert told(tmp_path, rollout)[3:] == [
+        ("policy", "generation", True), ("look_up", "tool", True), ("log_result", "other", True),
+        ("compute_score", "reward", True),
+    ]  # fmt: skip
+
+
+def test_a_last_turn_that_asks_for_tools_makes_what_follows_tools(tmp_path: Path) -> None:
+    def rollout() -> None:
+        generation("tool_calls")([1])
+        called("submit")
+
+    assert told(tmp_path, rollout)[1] == ("submit", "tool", True)
+
+
+def test_a_call_with_turns_inside_is_an_agent_however_deep_they_are(tmp_path: Path) -> None:
+    def rollout() -> None:
+        generation()([1])
+        called("delegate", lambda: called("helper", lambda: called("loop", inside)))
+        generation()([1, 2])
+
+    def inside() -> None:
+        generation()([3])
+        called("look_up")
+        generation()([3, 4])
+
+    assert [kind for _, kind, _ in told(tmp_path, rollout)] == [
+        "generation", "agent", "agent", "agent", "generation", "tool", "generation", "generation",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["generation", "tool", "reward", "agent", "other"])
+def test_what_the_code_says_is_told_and_not_derived(tmp_path: Path, kind: str) -> None:
+    def rollout() -> None:
+        generation()([1])
+        called("compute_reward_with_tool", kind=kind)
+        generation()([1, 2])
+
+    assert told(tmp_path, rollout)[1] == ("compute_reward_with_tool", kind, False)
+
+
+@pytest.mark.parametrize("kind", ["tool", "reward"])
+def test_a_judge_asked_by_a_tool_or_by_scoring_is_no_turn_of_the_policy(
+    tmp_path: Path, kind: str
+) -> None:
+    def rollout() -> None:
+        generation()([1])
+        called("ask", lambda: called("prompt_judge", lambda: generation()([9, 9])), kind=kind)
+
+    told(tmp_path, rollout)
+    with open_store(tmp_path) as store:
+        assert store.sql("select prompt_ids from turns").to_dicts() == [{"prompt_ids": [1]}]
+        (row,) = store.trajectories().to_dicts()
+        assert row["turn_count"] == 1
+
+
+def test_a_tool_that_takes_a_prompt_and_gives_text_is_no_turn(tmp_path: Path) -> None:
+    @localtrace.op(name="translate", kind="tool")
+    def translate(prompt: str) -> dict[str, str]:
+        return {"text": prompt[::-1]}
+
+    def rollout() -> None:
+        translate("abc")
+
+    assert told(tmp_path, rollout) == [("translate", "tool", False)]
+    with open_store(tmp_path) as store:
+        assert store.sql("from turns").to_dicts() == []
+
+
+def test_a_parser_between_turns_is_no_tool(tmp_path: Path) -> None:
+    def rollout() -> None:
+        generation()([1])
+        called("HermesToolParser.extract_tool_calls")
+        called("parse_answer")
+        generation()([1, 2])
+
+    assert [kind for _, kind, _ in told(tmp_path, rollout)][1:3] == ["other", "other"]
+
+
+def test_an_unknown_kind_is_refused_where_the_function_is_decorated() -> None:
+    with pytest.raises(ValueError, match="kind cannot be 'tools': use generation, tool"):
+        localtrace.op(kind="tools")
+
+
+def test_queries_and_the_detector_count_failed_tools_whatever_their_names(tmp_path: Path) -> None:
+    def rollout() -> None:
+        generation()([1])
+        for name in ("calculator", "run_python", "calculator"):
+            with pytest.raises(ZeroDivisionError):
+                called(name, lambda: 1 / 0)
+        called("calculator")
+        generation()([1, 2])
+
+    told(tmp_path, rollout)
+    with open_store(tmp_path) as store:
+        (calls,) = store.query("tool_calls_by_step").to_dicts()
+        assert (calls["tool_calls"], calls["failed_share"], calls["derived_share"]) == (4, 0.75, 1)
+        errors = store.query("tool_errors").to_dicts()
+        assert {row["op"]: row["calls"] for row in errors} == {"calculator": 2, "run_python": 1}
+        assert store.sql("select tool_errors from detectors").to_dicts() == [{"tool_errors": 3}]
+        assert len(store.trajectories(tool_errors="3").to_dicts()) == 1
+        (times,) = store.query("time_by_kind").to_dicts()
+        assert times["tool_s"] > 0
