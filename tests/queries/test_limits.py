@@ -1,0 +1,153 @@
+"""A limit holds whatever else is asked: DuckDB 2.0.0 drops some over views that join.
+
+`select v from t left join r on r.k = t.k where t.k = 1 limit 5` gives every row of t whose k is
+1 if r has none of them, as is usual of the attempts that were done again, which the views join.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.filters import KEYS, Filters
+from localtrace.reader import Store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.uploader.selection import Selection, choose
+
+ROLLOUTS = 24
+LIMIT = 5
+# Each of them is true of all rollouts of the store.
+FILTERS: dict[str, Any] = {
+    "run": "only", "project": "p", "experiment": "e", "attempt": 0, "step": 3,
+    "sample_index": 7, "rollout_n": f"0..{ROLLOUTS}", "group": "g", "validate": False,
+    "agent": "a", "data_source": "d", "reward": ">=0", "fate": "trained", "status": "ok",
+    "op": "generate", "contains": "four", "truncated": False, "empty": False, "duplicate": True,
+    "tool_errors": 0, "repetition": "<1", "where": "turn_count = 1",
+}  # fmt: skip
+VIEWS = (
+    "trajectories", "all_trajectories", "stored.flagged", "stored.placed", "spans", "turns",
+    "messages", "tokens", "outcomes", "answers", "detectors", "engine_calls",
+)  # fmt: skip
+
+
+@localtrace.op(name="generate")
+def generate(messages: list[Any]) -> dict[str, Any]:
+    return {"text": "It is four.", "output_ids": list(range(6)), "finish_reason": "stop"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never resumed, of which every rollout is alike."""
+    folder: Path = tmp_path_factory.mktemp("limits") / "store"
+    localtrace.init(
+        folder, project="p", experiment="e", run_id="only", min_free_bytes=0, seal=False
+    )
+    for rollout_n in range(ROLLOUTS):
+        with localtrace.trajectory(
+            step=3, sample_index=7, rollout_n=rollout_n, group_id="g", agent="a", data_source="d"
+        ) as t:
+            generate([{"role": "user", "content": "2 + 2?"}])
+        localtrace.outcome(t.trace_id, step=3, reward=float(rollout_n), fate="trained")
+    localtrace.close()
+    seal(open_layout(folder), wait_s=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Store:
+    return localtrace.open_store(folder)
+
+
+def texts(keys: tuple[str, ...]) -> list[str]:
+    """These filters as they are written on the command line."""
+    values = {key: str(FILTERS[key]) for key in keys}
+    return [
+        f"{key}{value}" if value[0] in "<>" else f"{key}={value.lower()}"
+        for key, value in values.items()
+    ]
+
+
+def test_every_filter_is_tried_with_a_limit() -> None:
+    assert set(FILTERS) >= set(KEYS)
+
+
+@pytest.mark.parametrize("key", FILTERS)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"best": ROLLOUTS}, {"worst": ROLLOUTS}, {"groups": True},
+     {"sql": "select trace_id from trajectories where run_id = 'only'"}],
+    ids=lambda more: "".join(more) or "alone",
+)  # fmt: skip
+def test_a_selection_is_cut_whatever_chose_it(store, key: str, more: dict[str, Any]) -> None:
+    filters = Filters(**{key: FILTERS[key]})
+    everything = choose(store, Selection(filters, **more)).trace_ids
+    assert len(everything) == ROLLOUTS
+    assert choose(store, Selection(filters, **more, limit=LIMIT)).trace_ids == everything[:LIMIT]
+    both = Filters(**{"run": "only", "attempt": 0, key: FILTERS[key]})
+    assert choose(store, Selection(both, **more, limit=LIMIT)).trace_ids == everything[:LIMIT]
+
+
+@pytest.mark.parametrize("keys", [("run",), ("attempt", "step")])
+@pytest.mark.parametrize(
+    "command",
+    ["ls --format json", "tail --no-follow", "export jsonl", "export sft", "export otlp",
+     "export parquet", "bundle", "upload --to otlp"],
+)  # fmt: skip
+def test_every_command_keeps_to_its_limit(
+    folder: Path, tmp_path: Path, command: str, keys: tuple[str, ...]
+) -> None:
+    limit = "--lines" if command.startswith("tail") else "--limit"
+    given = [*command.split(), *texts(keys), limit, str(LIMIT), "-s", str(folder)]
+    name = command.split()[0]
+    if name in ("export", "bundle"):
+        given += ["--out", str(tmp_path / "out")]
+    if name == "upload":
+        given += ["--dry-run", "--uri", "http://localhost:1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "localtrace", *given],
+        env=os.environ | {"LOCALTRACE_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = {
+        "ls": lambda: len(json.loads(done.stdout)),
+        "tail": lambda: len(done.stdout.splitlines()),
+        "export": lambda: int(done.stderr.split(" of ")[0].split()[-1]),
+        "bundle": lambda: int(done.stdout.split()[0]),
+        "upload": lambda: int(done.stdout.split(" of ")[1].split()[0]),
+    }
+    assert said[name]() == LIMIT
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    "condition", ["run_id = 'only'", "attempt = 0", "writer_id = $writer", "trace_id = $trace"]
+)
+@pytest.mark.parametrize("order", ["", "order by all"])
+def test_the_limit_of_ones_own_sql_holds(store, view: str, condition: str, order: str) -> None:
+    (one,) = store.sql(
+        "select trace_id as trace, writer_id as writer from stored.spans limit 1"
+    ).to_dicts()
+    params = {name: value for name, value in one.items() if f"${name}" in condition}
+    columns = store.sql(f"select * from {view} limit 0").to_arrow().column_names
+    if condition.split()[0] not in columns:
+        return
+    for limit in (1, LIMIT):
+        sql = f"select * from {view} where {condition} {order} limit {limit}"
+        assert len(store.sql(sql, params or None).to_dicts()) <= limit
+
+
+def test_the_limit_of_a_join_of_ones_own_holds(store) -> None:
+    rows = store.sql(
+        "select t.trace_id from stored.trajectories as t "
+        "left join stored.redone as r on r.run_id = t.run_id where t.run_id = 'only' limit 3"
+    )
+    assert len(rows.to_dicts()) == 3
