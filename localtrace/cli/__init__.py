@@ -30,6 +30,7 @@ COMMANDS = {
     "tail": "Print trajectories as they are recorded.",
     "sql": "Run one read-only SELECT.",
     "query": "Run a named query, or list them.",
+    "describe": "Show the views, or the columns of one.",
     "stats": "Count rows, files and bytes.",
     "files": "Print the Parquet files of a table.",
     "upload": "Send a selection to a tracker.",

@@ -53,6 +53,14 @@ def complete_query(
 
 
 @_quietly
+def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Views."""
+    from localtrace.described import views
+
+    return [name for name in views() if name.startswith(incomplete)]
+
+
+@_quietly
 def complete_parameter(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from unicodedata import east_asian_width
 
 import click
 import msgspec
 
+from localtrace.cli.fitting import Column, fitted, width_of
 from localtrace.terminal import escape, escape_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CELL_MAX = 60
+_ANSWERS = frozenset({"answer", "output", "output_text"})
+"""Columns of which the end tells most, so that is what stays where there is little room."""
+_NO_ROOM = "no room in {width} characters; widen the window, or add  | less -S  or  --format json"
+_PROSE_MIN = 36
+"""Places for prose beside the rest; with fewer it stands below."""
+_NAMES_MAX = 6
 _JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
@@ -34,23 +41,63 @@ def print_table(table: pa.Table, form: str) -> None:
     elif form == "csv":
         _print_csv(table.column_names, _rows(table))
     else:
-        print_rows(table.column_names, _rows(table))
+        _print_text(table.column_names, _rows(table))
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print aligned text; numbers to the right, long cells cut, control characters escaped."""
+def print_listing(table: pa.Table, form: str) -> None:
+    """Print rows that end with prose, which a terminal shows in lines beside or below the rest."""
+    if form != "table" or not sys.stdout.isatty():
+        print_table(table, form)
+        return
+    rows = [[escape_line(_cell(value)) for value in row] for row in _rows(table)]
+    widths = [max(map(width_of, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    width = shutil.get_terminal_size().columns
+    start = sum(widths) + 2 * len(widths)
+    beside = width - start >= _PROSE_MIN
+    indent = " " * (start if beside else 4)
+    for *cells, prose in rows:
+        head = "".join(
+            cell + " " * (widest - width_of(cell) + 2)
+            for cell, widest in zip(cells, widths, strict=True)
+        )
+        lines = textwrap.wrap(prose, width - len(indent))
+        if not beside:
+            click.echo(head.rstrip())
+            head = indent
+        click.echo(head + f"\n{indent}".join(lines))
+
+
+def _print_text(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Aligned text, control characters escaped; all of it, or what fits a terminal."""
     values = [list(row) for row in rows]
-    cells = [[_cell(value) for value in row] for row in values]
+    columns = [
+        Column(
+            escape_line(name),
+            [_cell(row[place]) for row in values],
+            is_text=name != "run_id" and not any(_is_plain_value(row[place]) for row in values),
+            shows_end=name in _ANSWERS,
+        )
+        for place, name in enumerate(names)
+    ]
+    shown = columns
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        shown = fitted(columns, width)
+        if left_out := [column.name for column in columns[len(shown) :]]:
+            more = len(left_out) - _NAMES_MAX
+            said = ", ".join(left_out[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+            click.echo(f"{said}: {_NO_ROOM.format(width=width)}", err=True)
     to_right = [
         any(_is_number(row[place]) for row in values)
         and all(_is_number(row[place]) or row[place] is None for row in values)
-        for place in range(len(columns))
+        for place in range(len(shown))
     ]
-    lines = [[escape_line(name) for name in columns], *cells]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
+    widths = [column.width for column in shown]
+    for line in zip(*([column.name, *column.cells] for column in shown), strict=True):
         padded = (
-            " " * (width - _width(cell)) + cell if right else cell + " " * (width - _width(cell))
+            " " * (width - width_of(cell)) + cell
+            if right
+            else cell + " " * (width - width_of(cell))
             for cell, width, right in zip(line, widths, to_right, strict=True)
         )
         click.echo("  ".join(padded).rstrip())
@@ -101,8 +148,7 @@ def _cell(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
-    text = escape_line(_plain(value))
-    return text if len(text) <= _CELL_MAX else f"{text[: _CELL_MAX - 1]}…"
+    return escape_line(_plain(value))
 
 
 def _plain(value: Any) -> str:
@@ -115,5 +161,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _width(text: str) -> int:
-    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+def _is_plain_value(value: Any) -> bool:
+    return isinstance(value, int | float | datetime)

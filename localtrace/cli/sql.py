@@ -19,8 +19,8 @@ def command(sql: str, store_paths: tuple[Path, ...], form: str, timeout_s: float
     """Run one read-only SELECT in DuckDB's SQL.
 
     The views are runs, trajectories, spans, turns, messages, tokens, outcomes, metrics, groups and
-    uploads; all_trajectories and all_outcomes also hold what newer rows supersede. whole_prompts
-    and whole_messages take a trace id: FROM whole_prompts('…').
+    more: localtrace describe lists them, and the columns of one. whole_prompts and whole_messages
+    take a whole trace id: FROM whole_prompts('…').
     """
     from localtrace.cli.output import print_table
 

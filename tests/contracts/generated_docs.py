@@ -14,12 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from localtrace import config
+from localtrace import config, described
 from localtrace.cli import COMMANDS
 from localtrace.schema import TABLES, UPLOADS, Column, TableSchema
 from localtrace.sql import load_queries
 from localtrace.trainer_hooks.verl.settings import HookSettings
-from tests.contracts.view_docs import views
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,6 +115,18 @@ def named_queries() -> str:
         )
         rows.append(f"| `{query.name}` | {query.description} | {names} |")
     return "\n".join(rows)
+
+
+def views() -> str:
+    """Every view: what its rows are, and its columns."""
+    parts = []
+    for view, about in described.views().items():
+        rows = [
+            f"| `{one.name}` | {one.type} | {one.about} |" for one in described.columns_of(view)
+        ]
+        table = "\n".join(["| column | type | what it holds |\n|---|---|---|", *rows])
+        parts += [f"### `{view}`", "", about, "", table, ""]
+    return "\n".join(parts).rstrip()
 
 
 GENERATED = {

@@ -1,19 +1,24 @@
-"""What the views hold, column by column: names and types from a store, texts from the schema."""
+"""The views in words: what their rows are, and each column with its type and what it holds.
+
+The one source of `localtrace describe` and of the generated docs. A column that a view takes from a
+table as it is has the table's own description in `schema.py`; this module describes the others.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-import localtrace.views
+from localtrace.errors import QueryError
 from localtrace.schema import TABLES, UPLOADS
-from tests.snapshots import store_of
 
-_TEXT = Path(localtrace.views.__file__).with_name("views.sql").read_text("utf-8")
-_VIEWS = re.compile(r"((?:^--.*\n)+)create (?:view|table) (\w+) as", re.MULTILINE)
+_DEFINITION = re.compile(r"((?:^--.*\n)+)create (?:view|table) (\w+) as", re.MULTILINE)
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamp"}
+_MEMORY_MAX_BYTES = 256 * 2**20
 _TURN = {"turn": "place of the generation in its trajectory, from 0"}
-_COMPUTED: dict[str, dict[str, str]] = {
+_OWN: dict[str, dict[str, str]] = {
     "runs": {
         "start_ns": "when the first process began to record, ns since the Unix epoch",
         "end_ns": "when the last process closed; null while one has not said that it did",
@@ -91,46 +96,89 @@ _COMPUTED: dict[str, dict[str, str]] = {
     "engine_calls": {
         "engine_trace_id": "trace id of the engine's record",
         "engine_span_id": "span id of the engine's record",
+        "step": "step of the record, else of the call that asked for it",
         "trace_id": "trajectory of the call that asked for it; null: not known",
         "span_id": "the call that asked for it; null: not known",
         "joined": "carried, tokens, or null",
         "output_tokens": "tokens generated",
     },
 }  # fmt: skip
-_COMPUTED["all_trajectories"] = _COMPUTED["trajectories"]
-_STORED = {
-    column.name: column.about for table in (*TABLES.values(), UPLOADS) for column in table.columns
+_OWN["all_trajectories"] = _OWN["trajectories"]
+_TABLES = {
+    "runs": ("runs",),
+    "processes": ("runs",),
+    "outcomes": ("outcomes",),
+    "all_outcomes": ("outcomes",),
+    "superseded": ("trajectories",),
+    "all_trajectories": ("trajectories", "runs"),
+    "trajectories": ("trajectories", "runs"),
+    "spans": ("spans", "runs"),
+    "turns": ("spans",),
+    "engine_calls": ("spans",),
+    "messages": ("spans",),
+    "tokens": ("spans",),
+    "metrics": ("metrics",),
+    "answers": ("trajectories", "spans"),
+    "detectors": ("trajectories",),
+    "groups": ("trajectories",),
+    "uploads": ("uploads",),
 }
-_OF_TABLE = {
-    table.name: {column.name: column.about for column in table.columns}
-    for table in (*TABLES.values(), UPLOADS)
-}
+"""Where a view has its other columns from; of tables that share a name, the first counts."""
 
 
-def views() -> str:
-    """Every view: what its rows are, and its columns with types."""
-    parts = []
-    with store_of() as store:
-        for comment, view in _VIEWS.findall(_TEXT):
-            about = " ".join(line.removeprefix("--").strip() for line in comment.splitlines())
-            rows = (tuple(row.values()) for row in store.sql(f"describe {view}").to_dicts())
-            parts += [
-                f"### `{view}`",
-                "",
-                about,
-                "",
-                "| column | type | what it holds |\n|---|---|---|",
-            ]
-            parts[-1] += "".join(
-                f"\n| `{name}` | {_TYPES.get(kind, kind.lower())} | {_about(view, name)} |"
-                for name, kind, *_ in rows
-            )
-            parts.append("")
-    return "\n".join(parts).rstrip()
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """One column of a view."""
+
+    name: str
+    type: str
+    """DuckDB's name of the type, in lower case."""
+    about: str
+
+
+def views() -> dict[str, str]:
+    """Return what the rows of each view are, by the view's name."""
+    text = Path(__file__).with_name("views.sql").read_text("utf-8")
+    return {
+        view: " ".join(line.removeprefix("--").strip() for line in comment.splitlines())
+        for comment, view in _DEFINITION.findall(text)
+    }
+
+
+def columns_of(view: str) -> list[ViewColumn]:
+    """Return the columns of a view, in order.
+
+    Raises:
+        QueryError: there is no such view.
+    """
+    # The words alone are asked for on the TAB key, and this loads DuckDB.
+    from localtrace.connection import connect
+    from localtrace.store.rows import Damage
+    from localtrace.store.snapshot import Snapshot
+
+    if view not in views():
+        close = difflib.get_close_matches(view, views(), 1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise QueryError(f"no view is called {view!r}{hint}: there are {', '.join(views())}")
+    nothing = Snapshot(
+        {name: [] for name in TABLES},
+        {name: table.no_rows() for name, table in TABLES.items()},
+        0,
+        Damage(),
+    )
+    connection, made = connect([[nothing]], _MEMORY_MAX_BYTES, lambda run_id, token: None)
+    try:
+        made.provide(view)
+        found = connection.execute(f"describe {view}").fetchall()
+    finally:
+        connection.close()
+    return [
+        ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name))
+        for name, kind, *_ in found
+    ]
 
 
 def _about(view: str, column: str) -> str:
-    for known in (_COMPUTED.get(view, {}), _OF_TABLE.get(view, {}), _STORED):
-        if column in known:
-            return known[column]
-    raise SystemExit(f"view {view} has a column {column} that {__file__} does not describe")
+    tables = {**TABLES, UPLOADS.name: UPLOADS}
+    sources = [{one.name: one.about for one in tables[name].columns} for name in _TABLES[view]]
+    return next(known[column] for known in (_OWN.get(view, {}), *sources) if column in known)

@@ -1,0 +1,37 @@
+"""`localtrace describe`: the views that SQL reads, and their columns."""
+
+from __future__ import annotations
+
+import textwrap
+from shutil import get_terminal_size
+
+import click
+
+from localtrace.cli.completing import complete_view
+from localtrace.cli.options import format_option
+
+
+@click.command()
+@click.argument("view", required=False, shell_complete=complete_view)
+@format_option
+def command(view: str | None, form: str) -> None:
+    """Show the views that SQL can read, or the columns of one VIEW: types, and what they hold.
+
+    All stores have the same views, so none is needed for this.
+    """
+    import pyarrow as pa
+
+    from localtrace.cli.output import print_listing
+    from localtrace.described import columns_of, views
+
+    if view is None:
+        rows = [{"view": name, "what its rows are": about} for name, about in views().items()]
+    else:
+        columns = columns_of(view.lower())
+        rows = [
+            {"column": one.name, "type": one.type, "what it holds": one.about} for one in columns
+        ]
+        click.echo(
+            f"{textwrap.fill(views()[view.lower()], get_terminal_size().columns)}\n", err=True
+        )
+    print_listing(pa.Table.from_pylist(rows), form)

@@ -1,0 +1,74 @@
+"""`localtrace describe`: the views and their columns, in words that belong to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from localtrace import described
+from localtrace.schema import TABLES
+from tests.commands import rows, run
+from tests.snapshots import store_of
+from tests.terminals import on_terminal
+
+
+def column(view: str, name: str) -> str:
+    (found,) = (row for row in rows("describe", view) if row["column"] == name)
+    return str(found["what it holds"])
+
+
+def test_every_view_that_sql_lists_is_described() -> None:
+    with store_of() as store:
+        listed = store.sql(
+            "select table_name from information_schema.tables where table_schema = 'main' "
+            "and table_name not like 'unsealed%'"
+        ).to_dicts()
+    assert {row["view"] for row in rows("describe")} == {row["table_name"] for row in listed}
+
+
+def test_every_column_has_its_type_and_what_it_holds() -> None:
+    with store_of() as store:
+        for view in described.views():
+            shown = rows("describe", view)
+            (told,) = [store.sql(f"from {view} limit 0").columns]
+            assert [row["column"] for row in shown] == told
+            assert all(row["type"] and row["what it holds"] for row in shown)
+
+
+def test_a_column_is_described_as_its_own_table_does_and_not_as_another() -> None:
+    # `uploads` and `metrics` have columns of these names that hold something else.
+    for view in ("turns", "tokens", "messages", "answers", "detectors", "trajectories"):
+        assert column(view, "trace_id") == "identity of the trajectory, 32 hex digits"
+        assert column(view, "step").startswith("training step at launch of the rollout")
+    assert column("uploads", "trace_id") == "the trajectory, as the selection named it"
+    assert column("all_outcomes", "name") != column("metrics", "name")
+    assert column("trajectories", "status").endswith("interrupted or dropped")
+
+
+def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
+    for table in ("outcomes", "metrics", "spans"):
+        about = {one.name: one.about for one in TABLES[table].columns}
+        assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
+            about.items()
+        )
+
+
+def test_an_unknown_view_names_those_there_are() -> None:
+    result = run("describe", "turn")
+    assert result.exit_code == 2
+    assert "no view is called 'turn', did you mean turns?" in result.stderr
+
+
+def test_on_a_terminal_the_words_are_wrapped_and_none_is_cut() -> None:
+    shown = on_terminal(60, "describe", "turns")
+    assert max(map(len, shown.lines)) <= 60
+    assert "…" not in "".join(shown.lines)
+    assert "trace_id         varchar" in "\n".join(shown.lines)
+    assert "model generation" in shown.stderr
+
+
+def test_it_works_where_no_store_is(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "localtrace", "describe", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "one training job" in done.stdout) == (0, True)
