@@ -1,70 +1,35 @@
-"""Settings of a recorder: arguments first, then LOCALTRACE_* variables, then defaults."""
+"""How settings are read: arguments first, then LOCALTRACE_* variables, then defaults."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import FieldInfo, fields
 
 from localtrace.errors import ConfigError
 from localtrace.rules import parse_rules
+from localtrace.settings import Settings
 
-MIB = 2**20
+PREFIX = "LOCALTRACE_"
 _FOREVER_S = 1e9
 """Longer times than threads can wait."""
-_FOLDER_NAMES = ("project", "experiment", "run_id")
 _FOLDER_NAME_MAX_BYTES = 200
+_SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""What msgspec does not know; it knows 1, 0, true and false."""
+
+S = TypeVar("S", bound=Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything a recorder can be told. Each field is also LOCALTRACE_<FIELD IN CAPITALS>."""
-
-    store: Path
-    """Folder of the store."""
-    project: str = "default"
-    """Name of the project; a partition of the tables."""
-    experiment: str = "default"
-    """Name of the experiment; a partition of the tables."""
-    run_id: str | None = None
-    """One training job; made by the first process when not given."""
-    attempt: int = 0
-    """Restart counter of the run."""
-    resume: str | None = None
-    """`must`: go on with the newest run of this project and experiment, as its next attempt."""
-    worker: str | None = None
-    """A name for this process."""
-    journal_dir: Path | None = None
-    """Local folder for journals; inside the store when not given."""
-    queue_max_bytes: int = 256 * MIB
-    """Finished records that may wait for the disk."""
-    flush_interval_s: float = 0.01
-    """How often the writer thread drains the queue."""
-    fsync_interval_s: float = 5.0
-    """How often a journal is synced, against a crash of the machine."""
-    rotate_max_bytes: int = 64 * MIB
-    """A journal is closed, and can be sealed, at this size."""
-    rotate_interval_s: float = 60.0
-    """A journal is closed, and can be sealed, at this age."""
-    min_free_bytes: int | None = None
-    """Recording pauses below this much free space; default: the larger of 20 GB and 5%."""
-    max_store_bytes: int | None = None
-    """Recording pauses above this size of the store; default: no limit."""
-    record_max_bytes: int = 64 * MIB
-    """Inputs or outputs that encode to more are replaced by a placeholder."""
-    pinned_max_bytes: int = 256 * MIB
-    """Pinned memory for tensors on their way from a GPU, taken at the first one; their copies on
-    the GPU take at most as much; 0: no tensor on a GPU is kept."""
-    keep: tuple[str, ...] = ()
-    """Names kept although they are dropped by default, such as routed_experts."""
-    seal: bool = True
-    """Start the sealer in the background."""
-    sample: str | None = None
-    """Which groups keep their spans, such as `errors,truncated,extremes=2,panel=17;42,share=0.1`;
-    all do when not given."""
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
 
 
 def load_settings(
@@ -75,68 +40,114 @@ def load_settings(
     Raises:
         ConfigError: a name is unknown, or a value is not of its kind.
     """
-    environ = os.environ if environ is None else environ
-    known = {field.name for field in fields(Settings)}
+    known = {field.name: field for field in fields(Settings)}
     for name in given:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}: known are {', '.join(sorted(known))}")
-    values: dict[str, Any] = {
-        name: environ[variable]
-        for name in known
-        if environ.get(variable := f"LOCALTRACE_{name.upper()}")
+    arguments = {name: value for name, value in given.items() if value not in (None, "")}
+    if store is not None:
+        arguments["store"] = store
+    values = {
+        name: parse(known[name], value, f"setting {name}") for name, value in arguments.items()
     }
-    if store is None and set(values.get("store", "")) & {"*", "?"}:
+    for field, text in in_environment(Settings, environ):
+        if field.name not in values:
+            values[field.name] = parse(field, text, variable(field.name))
+            if field.name == "store":
+                refuse_pattern(text)
+    values.setdefault("store", Path("localtrace").absolute())
+    return Settings(**values)
+
+
+def read_environment(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
+    """Read settings that are variables only.
+
+    Raises:
+        ConfigError: a value is not of its kind.
+    """
+    given = in_environment(kind, environ)
+    return kind(**{field.name: parse(field, text, variable(field.name)) for field, text in given})
+
+
+def in_environment(
+    kind: type[Struct], environ: Mapping[str, str] | None = None
+) -> Iterator[tuple[FieldInfo, str]]:
+    """Yield the settings that the environment has, with their texts; an empty one is not set."""
+    environ = os.environ if environ is None else environ
+    for field in fields(kind):
+        if text := environ.get(variable(field.name)):
+            yield field, text
+
+
+def refuse_pattern(store: str) -> None:
+    """Refuse a LOCALTRACE_STORE that names stores to read, where one is to be recorded into.
+
+    Raises:
+        ConfigError: it is a pattern.
+    """
+    if set(store) & {"*", "?"}:
         raise ConfigError(
-            f"LOCALTRACE_STORE={values['store']} is a pattern of stores to read: name one folder "
+            f"LOCALTRACE_STORE={store} is a pattern of stores to read: name one folder "
             "to record into"
         )
-    values.update({name: value for name, value in given.items() if value not in (None, "")})
-    if store is not None:
-        values["store"] = store
-    values.setdefault("store", "localtrace")
-    return Settings(**{name: _convert(name, value) for name, value in values.items()})
 
 
-def _convert(name: str, value: Any) -> Any:
+def parse(field: FieldInfo, value: Any, called: str) -> Any:
+    """Return a setting's value from a text or an argument.
+
+    Args:
+        called: what the one who gave it calls the setting.
+
+    Raises:
+        ConfigError: it is not of its kind; the message says what is.
+    """
     try:
-        if name in ("store", "journal_dir"):
-            return Path(value).expanduser().absolute()
-        if name == "keep":
-            return tuple(value.replace(",", " ").split() if isinstance(value, str) else value)
-        if name == "seal":
-            return value if isinstance(value, bool) else _switch(str(value))
-        if name.endswith("_s"):
-            return min(_positive(float(value)), _FOREVER_S)
-        if name == "sample":
-            parse_rules(str(value))
-        if name == "resume" and value != "must":
-            raise ValueError("use must, or leave it out")
-        if name.endswith("_bytes"):
-            return _positive(int(value))
-        if name == "attempt":
-            return _attempt(int(value))
-        return _folder_name(str(value)) if name in _FOLDER_NAMES else str(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"setting {name} cannot be {value!r}: {error}") from error
+        plain = _plain(field, value)
+        parsed = msgspec.convert(plain, field.type, strict=False, dec_hook=_to_path)
+        return _CHECKS.get(field.name, _unchanged)(parsed)
+    except (TypeError, msgspec.ValidationError) as error:
+        accepted = about(field).get("title")
+        raise ConfigError(f"{called} cannot be {value!r}: use {accepted}") from error
+    except ValueError as error:
+        raise ConfigError(f"{called} cannot be {value!r}: {error}") from error
 
 
-def _switch(text: str) -> bool:
-    states = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if text.lower() not in states:
-        raise ValueError("use 1 or 0")
-    return states[text.lower()]
+def about(field: FieldInfo) -> dict[str, str]:
+    """Return what a setting accepts (`title`) and what it does (`description`)."""
+    metas = [part for part in _parts(field.type) if isinstance(part, msgspec.Meta)]
+    return {
+        name: text
+        for meta in metas
+        for name in ("title", "description")
+        if (text := getattr(meta, name))
+    }
 
 
-def _positive(number: Any) -> Any:
-    if not number >= 0:  # also NaN
-        raise ValueError("it must be 0 or more")
-    return number
+def _parts(kind: Any) -> Iterator[Any]:
+    """A type, and all types and notes that it is made of."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
 
 
-def _attempt(number: int) -> int:
-    if number >= 2**31:
-        raise ValueError("it must be below 2147483648")
-    return int(_positive(number))
+def _plain(field: FieldInfo, value: Any) -> Any:
+    """A value as msgspec converts it: words of switches, texts without margins, plain numbers."""
+    kinds = [part for part in _parts(field.type) if isinstance(part, type)]
+    if bool in kinds:
+        text = value.strip().lower() if isinstance(value, str) else value
+        return _SWITCH_WORDS.get(text, text)
+    if int in kinds or float in kinds:
+        if isinstance(value, str):
+            return value.strip()
+        # numpy's are numbers too
+        return index(value) if hasattr(value, "__index__") else float(value)
+    if field.name == "keep":
+        return value.replace(",", " ").split() if isinstance(value, str) else value
+    return str(value) if str in kinds else value
+
+
+def _to_path(kind: type[Any], value: Any) -> Path:
+    return Path(value).expanduser().absolute()
 
 
 def _folder_name(text: str) -> str:
@@ -149,3 +160,23 @@ def _folder_name(text: str) -> str:
             f"use at most {_FOLDER_NAME_MAX_BYTES}"
         )
     return text
+
+
+def _rules(text: str) -> str:
+    parse_rules(text)
+    return text
+
+
+def _bounded(seconds: float) -> float:
+    return min(seconds, _FOREVER_S)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("project", "experiment", "run_id"), _folder_name),
+    **dict.fromkeys(("flush_interval_s", "fsync_interval_s", "rotate_interval_s"), _bounded),
+    "sample": _rules,
+}

@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from localtrace import codec
-from localtrace.config import Settings
 from localtrace.device import DeviceCopies
 from localtrace.losses import Losses, logger
 from localtrace.placeholder import left_out
 from localtrace.scope import TrajectoryState
+from localtrace.settings import Settings
 from localtrace.splice import Splicer
 from localtrace.store.disk import DiskWatch
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from typing import Any
 import msgspec
 
 from localtrace import recorder as process
-from localtrace.config import Settings, load_settings
+from localtrace.config import load_settings
 from localtrace.errors import ConfigError, StoreUnwritable
 from localtrace.outcomes import record_outcomes
 from localtrace.recorder import Recorder
 from localtrace.runfacts import describe_process, last_attempt
+from localtrace.settings import Settings
 from localtrace.store.layout import StoreLayout, choose_journal_folder, create_layout
 from localtrace.store.records import Context, Kind
 from localtrace.store.sampling import keep_rules
@@ -60,7 +60,7 @@ def init(
         worker: a name for this process.
         config: the run's configuration, any nested value; secrets are left out.
         tokenizer: a `tokenizer.json`, or a folder that holds one; kept in the store.
-        settings: any field of `localtrace.config.Settings`.
+        settings: any field of `localtrace.settings.Settings`.
 
     Raises:
         ConfigError: a setting cannot be used, or this process records already.
@@ -107,7 +107,7 @@ def _identify(settings: Settings, layout: StoreLayout) -> Settings:
         attempt = last + 1
     elif run_id is None:
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-    return replace(settings, run_id=run_id, attempt=attempt)
+    return msgspec.structs.replace(settings, run_id=run_id, attempt=attempt)
 
 
 def _let_inherit(context: Context) -> None:

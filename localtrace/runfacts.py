@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -79,10 +80,14 @@ def _versions() -> dict[str, str]:
 
     versions = {"python": platform.python_version(), "localtrace": __version__}
     for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+        # What is imported may be something else than what is installed.
+        loaded = sys.modules.get(package)
+        said = getattr(loaded, "__version__", None)
+        if said is not None:
+            versions[package] = str(said)
             continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return versions
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import NoReturn
 
 import pytest
 
+from localtrace.config import read_environment
+from localtrace.settings import TestSettings
+
 
 def unavailable(reason: str) -> NoReturn:
     """Skip the test, or fail it where nothing may be skipped (LOCALTRACE_TEST_ALL=1)."""
-    if os.environ.get("LOCALTRACE_TEST_ALL") == "1":
+    if read_environment(TestSettings).test_all:
         pytest.fail(f"must not be skipped here: {reason}")
     pytest.skip(reason, allow_module_level=True)

@@ -28,8 +28,8 @@ from localtrace.recorder import Recorder
 from localtrace.scope import Scope, current
 from localtrace.signature import Signature
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import hook_settings
 
-LONE_VARIABLE = "LOCALTRACE_LONE_GENERATIONS"
 _LONE_REMEMBERED = 65_536
 
 _lone: OrderedDict[tuple[object, bytes], None] = OrderedDict()
@@ -104,7 +104,7 @@ def _signature(op: str) -> Signature:
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:
     key = bytes.fromhex(trace_id_of(rid)) if rid else os.urandom(16)
     known = recorder.identity, key
-    if known in _lone or os.environ.get(LONE_VARIABLE) == "0":
+    if known in _lone or not hook_settings().lone_generations:
         lone = Carried(key, 0, None, False)
         return Scope(lone.trajectory, None)
     _lone[known] = None

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import fields
 
 import localtrace
 from localtrace import recorder as process
-from localtrace.errors import LocalTraceError
+from localtrace.config import in_environment, parse, variable
+from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.losses import logger
+from localtrace.settings import HookSettings
 
 _ASKING = ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID")
 _SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
@@ -28,12 +34,12 @@ def record_this_process(worker: str | None = None) -> bool:
         worker: a name for this process, where LOCALTRACE_WORKER gives none.
 
     Raises:
-        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: it cannot, and recording is required.
     """
     global _tried_in
     if process.active is not None:
         return True
-    if _tried_in == os.getpid() or not any(os.environ.get(name) for name in _ASKING):
+    if _tried_in == os.getpid() or not is_asked_for():
         return False
     _tried_in = os.getpid()
     try:
@@ -42,9 +48,32 @@ def record_this_process(worker: str | None = None) -> bool:
         if not isinstance(error, LocalTraceError):
             logger.debug("localtrace: this process does not record", exc_info=error)
         say(f"this process does not record: {error or type(error).__name__}")
-        if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+        if hook_settings().required:
             raise
     return process.active is not None
+
+
+def is_asked_for() -> bool:
+    """Whether the environment asks this process to record."""
+    return any(os.environ.get(name) for name in _ASKING)
+
+
+def hook_settings() -> HookSettings:
+    """What hooks are told by the environment; what cannot be used is said, and a default holds."""
+    return _understood(tuple((field.name, text) for field, text in in_environment(HookSettings)))
+
+
+@lru_cache(maxsize=8)
+def _understood(given: tuple[tuple[str, str], ...]) -> HookSettings:
+    # Remembered, so that a process says once what is wrong.
+    known = {field.name: field for field in fields(HookSettings)}
+    values: dict[str, Any] = {}
+    for name, text in given:
+        try:
+            values[name] = parse(known[name], text, variable(name))
+        except ConfigError as error:
+            say(f"{error}; it counts as not set")
+    return HookSettings(**values)
 
 
 def in_session_folder(path: Path) -> bool:

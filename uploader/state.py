@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from localtrace.config import read_environment
 from localtrace.errors import ConfigError
+from localtrace.settings import UploaderSettings
 
 
 def state_folder() -> Path:
@@ -15,8 +17,8 @@ def state_folder() -> Path:
         ConfigError: the folder cannot be made.
     """
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    given = os.environ.get("LOCALTRACE_STATE_DIR") or f"{home}/localtrace"
-    folder = Path(given).expanduser().absolute()
+    given = read_environment(UploaderSettings).state_dir
+    folder = given or Path(f"{home}/localtrace").expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "demo": "Train a tiny agent, record it, query it, upload it.",
-    "doctor": "Check whether verl would be recorded, and where.",
+    "doctor": "Check all settings, and whether verl would be recorded.",
     "runs": "List the runs.",
     "ls": "List trajectories.",
     "show": "Show one trajectory as a readable conversation.",

@@ -1,4 +1,4 @@
-"""`localtrace doctor`: whether a verl job that starts here would be recorded."""
+"""`localtrace doctor`: what the environment says, and whether a verl job here would be recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ _INDENT = " " * 18
 )
 @click.pass_context
 def command(context: click.Context, address: str | None, form: str) -> None:
-    """Check whether verl would be recorded, where, and what to change if not."""
+    """Check all settings, and whether verl would be recorded.
+
+    Says what each LOCALTRACE_* variable does and which are mistyped, where verl would record, and
+    what to change if not.
+    """
     import msgspec
 
     from localtrace.terminal import escape

@@ -14,15 +14,15 @@ had none.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from localtrace.carried import find_parent, trace_id_of
+from localtrace.config import read_environment
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine, Line, read_json
 from localtrace.importers.rollouts import CallIn, Rollout, digest_id
-from localtrace.trainer_hooks.generations import LONE_VARIABLE
+from localtrace.settings import HookSettings
 
 PATTERN = "sglang-request-metrics-*.log"
 OP = "sglang.generate"
@@ -93,7 +93,7 @@ def _rollout(
         duration_ns=duration_ns,
         step=None if parent is None else parent.trajectory.step,
         name=OP,
-        is_carried=parent is not None or os.environ.get(LONE_VARIABLE) == "0",
+        is_carried=parent is not None or not read_environment(HookSettings).lone_generations,
         size_bytes=len(line.data),
     )
 

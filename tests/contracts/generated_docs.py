@@ -5,20 +5,18 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import itertools
 import re
 import sys
 from pathlib import Path
-from typing import Any
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields
 
 from localtrace import config, described
 from localtrace.cli import COMMANDS
 from localtrace.schema import TABLES, UPLOADS, Column, TableSchema
+from localtrace.settings import MIB, HookSettings, Settings, UploaderSettings
 from localtrace.sql import load_queries
-from localtrace.trainer_hooks.verl.settings import HookSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,49 +51,47 @@ def _since(column: Column) -> str:
 
 def settings() -> str:
     """The settings of a recorder."""
-    about = _about(config.Settings)
     rows = ["| argument | variable | what it does |", "|---|---|---|"]
     return "\n".join(
-        [*rows, *(f"| `{name}` | {_variable(name)} | {text} |" for name, text in about.items())]
+        [
+            *rows,
+            *(f"| `{one.name}` | {_variable(one)} | {_about(one)} |" for one in fields(Settings)),
+        ]
     )
 
 
-def verl_settings() -> str:
-    """The settings of the verl hook."""
+def variables() -> str:
+    """The settings that are variables only."""
+    return _variables(HookSettings, UploaderSettings)
+
+
+def hook_variables() -> str:
+    """The settings of hooks."""
+    return _variables(HookSettings)
+
+
+def _variables(*kinds: type[Struct]) -> str:
     rows = ["| variable | what it does |", "|---|---|"]
-    about = _about(HookSettings)
-    return "\n".join([*rows, *(f"| {_variable(name)} | {text} |" for name, text in about.items())])
+    known = [one for kind in kinds for one in fields(kind)]
+    return "\n".join([*rows, *(f"| {_variable(one)} | {_about(one)} |" for one in known)])
 
 
-def _variable(name: str) -> str:
-    return f"`LOCALTRACE_{name.upper()}`"
+def _variable(setting: FieldInfo) -> str:
+    return f"`{config.variable(setting.name)}`"
 
 
-def _about(settings: type[Any]) -> dict[str, str]:
-    """What each field of a dataclass does, from the text after it, and its default."""
-    tree = ast.parse(inspect.getsource(settings))
-    body = tree.body[0].body  # type: ignore[attr-defined]
-    about = {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(text, ast.Expr)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text.value, ast.Constant)
-    }
-    return {
-        field.name: about[field.name].rstrip(".") + _default(field)
-        for field in dataclasses.fields(settings)
-    }
+def _about(setting: FieldInfo) -> str:
+    """What a setting does, and its default."""
+    return config.about(setting)["description"] + _default(setting)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if value in (dataclasses.MISSING, None, ()):
+def _default(setting: FieldInfo) -> str:
+    value = setting.default
+    if value in (NODEFAULT, None, ()):
         return ""
-    if field.name.endswith("_bytes"):
-        return f" (default: {value // config.MIB} MiB)"
-    return f" (default: {value})"
+    if setting.name.endswith("_bytes"):
+        return f" (default: {value // MIB} MiB)"
+    return f" (default: {int(value) if isinstance(value, bool) else value})"
 
 
 def commands() -> str:
@@ -132,8 +128,8 @@ def views() -> str:
 GENERATED = {
     "queries/README.md": {"queries": named_queries, "views": views},
     "localtrace/store/README.md": {"columns": columns, "uploads": uploads},
-    "README.md": {"settings": settings, "commands": commands},
-    "trainer_hooks/verl/README.md": {"settings": verl_settings},
+    "README.md": {"settings": settings, "variables": variables, "commands": commands},
+    "trainer_hooks/verl/README.md": {"settings": hook_variables},
 }
 
 

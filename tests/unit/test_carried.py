@@ -10,7 +10,7 @@ import pytest
 import localtrace
 from localtrace.reader import open_store
 from localtrace.testing import recording
-from localtrace.trainer_hooks.generations import LONE_VARIABLE, record_generation
+from localtrace.trainer_hooks.generations import record_generation
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_request_id_that_comes_twice_is_one_trajectory(folder) -> None:
 
 
 def test_generations_need_not_be_trajectories(folder, monkeypatch) -> None:
-    monkeypatch.setenv(LONE_VARIABLE, "0")
+    monkeypatch.setenv("LOCALTRACE_LONE_GENERATIONS", "0")
     with recording(folder):
         engine_record("0" * 31 + "7")
     with open_store(folder) as opened:

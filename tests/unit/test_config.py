@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import fields
 
 import localtrace
-from localtrace.config import Settings, load_settings
+from localtrace.config import load_settings
 from localtrace.errors import ConfigError
+from localtrace.settings import Settings
 from localtrace.store.layout import open_layout
 from localtrace.store.snapshot import take_snapshot
 from tests.recording import recording
@@ -88,6 +90,11 @@ def test_names_to_keep_are_text_or_a_list(keep: Any, expected: tuple[str, ...]) 
     assert load({"keep": keep}).keep == expected
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    settings = load({"attempt": np.int64(2), "fsync_interval_s": np.float32(2.5)})
+    assert (settings.attempt, settings.fsync_interval_s) == (2, 2.5)
+
+
 def test_an_endless_interval_becomes_a_very_long_one() -> None:
     assert 10**8 < load({"fsync_interval_s": float("inf")}).fsync_interval_s < 10**10
 
@@ -135,7 +142,7 @@ def test_an_unknown_setting_is_refused_with_the_names_that_are_known() -> None:
 
 
 def test_a_bad_value_in_the_environment_is_refused_with_the_name_of_the_setting() -> None:
-    with pytest.raises(ConfigError, match="setting attempt cannot be 'x'"):
+    with pytest.raises(ConfigError, match="LOCALTRACE_ATTEMPT cannot be 'x'"):
         load(LOCALTRACE_ATTEMPT="x")
 
 

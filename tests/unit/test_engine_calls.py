@@ -11,12 +11,12 @@ import pytest
 import localtrace
 from localtrace.reader import open_store
 from localtrace.testing import recording
-from localtrace.trainer_hooks.generations import LONE_VARIABLE, record_generation
+from localtrace.trainer_hooks.generations import record_generation
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv(LONE_VARIABLE, "0")
+    monkeypatch.setenv("LOCALTRACE_LONE_GENERATIONS", "0")
     return tmp_path / "store"
 
 

@@ -184,7 +184,7 @@ with open("code", "rb") as file:
 """
 
 
-@pytest.mark.parametrize(("required", "status"), [("0", 0), ("1", 1)])
+@pytest.mark.parametrize(("required", "status"), [("0", 0), ("1", 1), ("True", 1), ("off", 0)])
 def test_a_worker_without_localtrace_says_so_and_goes_on_unless_it_is_required(
     tmp_path: Path, required: str, status: int
 ) -> None:

@@ -63,7 +63,7 @@ def test_rules_are_read_in_any_order() -> None:
     ],
 )
 def test_rules_that_cannot_be_used_are_refused_with_the_remedy(text: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match="setting sample cannot be") as refused:
+    with pytest.raises(ConfigError, match="LOCALTRACE_SAMPLE cannot be") as refused:
         load_settings("store", {}, {"LOCALTRACE_SAMPLE": text})
     assert remedy in str(refused.value)
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import fields
+
 import localtrace
 from localtrace import recorder as process
-from localtrace.config import Settings
+from localtrace.config import PREFIX, variable
 from localtrace.errors import ConfigError
 from localtrace.losses import logger
 from localtrace.recorder import Recorder
-from localtrace.trainer_hooks.process import in_session_folder, say
+from localtrace.settings import Settings
+from localtrace.trainer_hooks.process import hook_settings, in_session_folder, say
 from localtrace.trainer_hooks.ray.worker import record_at_import
 
 SETUP_HOOK = "worker_process_setup_hook"
-_PREFIX = "LOCALTRACE_"
 _OF_THE_JOB = ("store", "project", "experiment", "run_id", "attempt")
 _OF_ONE_PROCESS = ("worker", "resume")
 
@@ -75,14 +76,14 @@ def runtime_env_hook(existing: Mapping[str, Any] | None = None) -> Any:
     Where the job cannot be recorded, that is said in one line, and it runs as it would without.
 
     Raises:
-        LocalTraceError: the job cannot be recorded, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: the job cannot be recorded, and recording is required.
     """
     try:
         return runtime_env(existing)
     except Exception as error:
         logger.debug("localtrace: this job is not recorded", exc_info=error)
         say(f"this job is not recorded: {error or type(error).__name__}")
-        if _is_required():
+        if hook_settings().required:
             raise
         return existing
 
@@ -93,14 +94,14 @@ def job_variables(recorder: Recorder, environ: Mapping[str, str]) -> dict[str, s
     Args:
         environ: the driver's environment.
     """
-    chosen = {_PREFIX + field.name.upper() for field in fields(Settings)}
+    chosen = {variable(field.name) for field in fields(Settings)}
     others = {
         name: text
         for name, text in environ.items()
-        if name.startswith(_PREFIX) and name not in chosen
+        if name.startswith(PREFIX) and name not in chosen
     }
     settings = {
-        _PREFIX + field.name.upper(): _text(getattr(recorder.settings, field.name))
+        variable(field.name): _text(getattr(recorder.settings, field.name))
         for field in fields(Settings)
         if field.name in _OF_THE_JOB
         or (
@@ -132,10 +133,6 @@ def _report_setup_hook(theirs: Any) -> None:
         f"({getattr(theirs, '__name__', theirs)}), which stays, so actors and tasks do not record "
         "by themselves: call localtrace.trainer_hooks.ray.record_worker() in them, or in that hook"
     )
-    if _is_required():
+    if hook_settings().required:
         raise ConfigError(text)
     say(text)
-
-
-def _is_required() -> bool:
-    return os.environ.get("LOCALTRACE_REQUIRED") == "1"

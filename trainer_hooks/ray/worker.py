@@ -12,7 +12,7 @@ def record_worker() -> bool:
     """Begin to record in this process of Ray, as its environment says; True while it records.
 
     Raises:
-        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: it cannot, and recording is required.
     """
     return record_this_process(worker=_actor_name())
 
@@ -49,7 +49,9 @@ def _sent_as_code() -> Callable[[], None]:
                 f"localtrace: not installed for {sys.executable} on {platform.node()}, where "
                 "nothing is recorded: run  pip install localtrace"
             )
-            if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+            # What a switch accepts is known only where localtrace is installed.
+            required = os.environ.get("LOCALTRACE_REQUIRED", "").strip().lower()
+            if required in ("1", "true", "yes", "on"):
                 raise ModuleNotFoundError(text)
             print(text, file=sys.stderr, flush=True)
             return

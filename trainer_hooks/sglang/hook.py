@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 from localtrace.errors import ConfigError
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.process import record_this_process, say
+from localtrace.trainer_hooks.process import hook_settings, record_this_process, say
 from localtrace.trainer_hooks.sglang.recording import Recording
 from localtrace.trainer_hooks.sglang.requests import is_rollout, keep_prompt
 
@@ -27,7 +26,7 @@ def register() -> None:
     SGLang runs it in each of its processes; all but one never generate, so nothing is opened here.
 
     Raises:
-        SystemExit: this SGLang has no plugins, and LOCALTRACE_REQUIRED=1.
+        SystemExit: this SGLang has no plugins, and recording is required.
     """
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -37,7 +36,7 @@ def register() -> None:
             " or later, or localtrace.trainer_hooks.sglang.wrap(engine)"
         )
         say(text)
-        if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+        if hook_settings().required:
             raise SystemExit(f"localtrace: {text}") from None
         return
     HookRegistry.register(f"{_MANAGER}.generate_request", generate_request, HookType.AROUND)
@@ -56,7 +55,7 @@ def wrap(engine: E) -> E:
 
     Raises:
         ConfigError: it is none of these.
-        LocalTraceError: this process cannot record, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: this process cannot record, and recording is required.
     """
     manager: Any = getattr(engine, "tokenizer_manager", engine)
     original = getattr(manager, "generate_request", None)
@@ -153,7 +152,7 @@ def _split(router: Any, *args: Any, **kwargs: Any) -> None:
 
 def _refuse(text: str) -> None:
     say(text)
-    if os.environ.get("LOCALTRACE_REQUIRED") == "1":
+    if hook_settings().required:
         raise ConfigError(text)
 
 

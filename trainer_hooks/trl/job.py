@@ -8,14 +8,14 @@ from typing import Any
 from localtrace import recorder as process
 from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.process import record_this_process, say
+from localtrace.trainer_hooks.process import is_asked_for, record_this_process, say
 
 
 def start_recording(trainer: Any) -> bool:
     """Record in this process, as a part of the same run as in the others; True when it does.
 
     Raises:
-        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: it cannot, and recording is required.
     """
     accelerator = trainer.accelerator
     worker = f"rank{accelerator.process_index}"
@@ -23,18 +23,14 @@ def start_recording(trainer: Any) -> bool:
         record_this_process(worker)
     if accelerator.num_processes > 1:
         _follow_main_process(worker)
-    if process.active is None and accelerator.is_main_process and not _is_asked_for():
+    # Where it is asked for, `record_this_process` has said already why it does not record.
+    if process.active is None and accelerator.is_main_process and not is_asked_for():
         say(
             "the trainer is not recorded: call localtrace.init(...) before record(trainer), or set "
             "LOCALTRACE_STORE"
         )
     _keep_tokenizer(trainer)
     return process.active is not None
-
-
-def _is_asked_for() -> bool:
-    """Whether `record_this_process` has said already why it does not record."""
-    return bool(os.environ.get("LOCALTRACE_STORE") or os.environ.get("LOCALTRACE_RUN_ID"))
 
 
 def _follow_main_process(worker: str) -> None:

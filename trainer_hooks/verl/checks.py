@@ -9,17 +9,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
-from localtrace.config import Settings, load_settings
-from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.config import load_settings
+from localtrace.errors import LocalTraceError
 from localtrace.losses import REMEDIES
+from localtrace.settings import Settings
 from localtrace.store.disk import DiskWatch
 from localtrace.store.layout import on_network, open_layout
-from localtrace.trainer_hooks.verl import job, seams
-from localtrace.trainer_hooks.verl.settings import hook_settings
+from localtrace.trainer_hooks.verl import installed, job, seams
+from localtrace.variables import look_over
 
 HOOK = "localtrace.trainer_hooks.verl"
 _DEFAULT_CHECKPOINTS = "checkpoints/<project_name>/<experiment_name>"
@@ -39,6 +40,7 @@ class Finding:
 
 
 def look(failure: BaseException | None, loaded: bool) -> Iterator[Finding]:
+    yield from _settings()
     if isinstance(failure, ModuleNotFoundError) and failure.name == "verl":
         yield Finding(
             "verl",
@@ -51,22 +53,14 @@ def look(failure: BaseException | None, loaded: bool) -> Iterator[Finding]:
         reason = f"cannot be imported: {type(failure).__name__}: {failure}"
         yield Finding("verl", "problem", reason, "make `import verl` work first")
         return
-    found = version("verl")
-    release = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
-    yield _version(found)
+    verl = installed.imported_verl()
+    release = tuple(int(part) for part in re.findall(r"\d+", verl.version)[:2])
+    yield Finding("verl", "ok" if verl.is_tested else "note", verl.describe())
     yield _hook(release, loaded)
     yield _places()
     yield _trainer(release)
     yield _key(release)
-    yield from _settings()
     yield from _store()
-
-
-def _version(found: str) -> Finding:
-    if found in job.KNOWN_VERSIONS:
-        return Finding("verl", "ok", f"{found}, which this hook was tested with")
-    known = ", ".join(job.KNOWN_VERSIONS)
-    return Finding("verl", "note", f"{found}; this hook was tested with {known}")
 
 
 def _hook(release: tuple[int, ...], loaded: bool) -> Finding:
@@ -137,13 +131,9 @@ def _key(release: tuple[int, ...]) -> Finding:
 
 
 def _settings() -> Iterator[Finding]:
-    try:
-        required = hook_settings().required
-    except ConfigError as error:
-        yield Finding("settings", "problem", str(error))
-        return
-    if required:
-        yield Finding("settings", "ok", "LOCALTRACE_REQUIRED=1: no recording, no training")
+    for variable in look_over(os.environ):
+        state: Literal["ok", "problem"] = "ok" if variable.is_usable else "problem"
+        yield Finding("settings", state, variable.text, variable.remedy)
 
 
 def store_path() -> Path:

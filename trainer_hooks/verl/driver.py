@@ -13,19 +13,17 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from localtrace import recorder as process
+from localtrace.config import variable
 from localtrace.errors import ConfigError
 from localtrace.store.layout import on_network
-from localtrace.trainer_hooks.generations import LONE_VARIABLE
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.process import say
-from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.process import hook_settings, say
+from localtrace.trainer_hooks.verl import installed, job
 from localtrace.trainer_hooks.verl.seams import seam
-from localtrace.trainer_hooks.verl.settings import hook_settings
 
 RUN_FILE = "localtrace_run.json"
 """Beside the checkpoints: which run wrote them, so that a resumed training is its next attempt."""
@@ -57,11 +55,11 @@ def announce(config: Any, runtime_env: dict[str, Any]) -> None:
     """Start recording in the driver and tell the workers of it through Ray's environment.
 
     Raises:
-        Exception: recording cannot start and LOCALTRACE_REQUIRED=1.
+        Exception: recording cannot start and recording is required.
     """
     try:
-        hook_settings()
-        _warn_of_unknown_version()
+        hook_settings()  # says what cannot be used, before anything begins
+        _warn_of_untested_version()
         variables = _begin(config)
     except Exception as error:
         job.report(error, "the driver does not record")
@@ -69,16 +67,10 @@ def announce(config: Any, runtime_env: dict[str, Any]) -> None:
     runtime_env.setdefault("env_vars", {}).update(variables)
 
 
-def _warn_of_unknown_version() -> None:
-    try:
-        found = version("verl")
-    except PackageNotFoundError:
-        return
-    if found not in job.KNOWN_VERSIONS:
-        say(
-            f"verl {found} is not among the versions that this hook was tested with "
-            f"({', '.join(job.KNOWN_VERSIONS)}); localtrace doctor shows what it could enter"
-        )
+def _warn_of_untested_version() -> None:
+    verl = installed.imported_verl()
+    if not verl.is_tested:
+        say(f"verl {verl.describe()}; localtrace doctor shows what the hook could enter")
 
 
 def _begin(config: Any) -> dict[str, str]:
@@ -103,10 +95,10 @@ def _variables(config: Any) -> dict[str, str]:
     for key in ("project", "experiment"):
         name = job.select(config, f"trainer.{key}_name")
         if name:
-            variables.setdefault(f"LOCALTRACE_{key.upper()}", str(name))
+            variables.setdefault(variable(key), str(name))
     if job.records_rollouts(config):
         # The agent loops record the trajectories; what engines record is matched with them.
-        variables.setdefault(LONE_VARIABLE, "0")
+        variables.setdefault(variable("lone_generations"), "0")
     variables.pop("LOCALTRACE_WORKER", None)
     return variables
 

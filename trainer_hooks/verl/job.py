@@ -9,14 +9,13 @@ from typing import Any
 
 import localtrace
 from localtrace import recorder as process
+from localtrace.config import refuse_pattern
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.losses import logger
-from localtrace.trainer_hooks.process import in_session_folder, say
-from localtrace.trainer_hooks.verl.settings import hook_settings
+from localtrace.trainer_hooks.process import hook_settings, in_session_folder, say
 
 BACKEND = "localtrace"
 BACKEND_KEY = "actor_rollout_ref.rollout.trace.backend"
-KNOWN_VERSIONS = ("0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")
 _EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
 
 _config: Any = None
@@ -74,9 +73,10 @@ def store_path(config: Any) -> Path:
     """Where the job is recorded: LOCALTRACE_STORE, else beside verl's checkpoints.
 
     Raises:
-        ConfigError: the path lies in Ray's copy of the working directory.
+        ConfigError: it is a pattern, or lies in Ray's copy of the working directory.
     """
     given = os.environ.get("LOCALTRACE_STORE")
+    refuse_pattern(given or "")
     checkpoints = select(config, "trainer.default_local_dir")
     path = Path(given or (Path(checkpoints).parent / "localtrace" if checkpoints else "localtrace"))
     path = path.expanduser().absolute()
@@ -107,7 +107,7 @@ def start_recording(
         first: this process starts the job, so it is the one that tells of the configuration.
 
     Raises:
-        LocalTraceError: it cannot, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: it cannot, and recording is required.
     """
     global _problem
     if process.active is not None:
@@ -151,22 +151,13 @@ def report(error: Exception, consequence: str) -> None:
     """Say what is not recorded and why; stop the job where recording is required.
 
     Raises:
-        Exception: `error`, where LOCALTRACE_REQUIRED=1.
+        Exception: `error`, where recording is required.
     """
     if not isinstance(error, LocalTraceError):
         logger.debug("localtrace: %s", consequence, exc_info=error)
     say(f"{consequence}: {error or type(error).__name__}")
-    if is_required():
+    if hook_settings().required:
         raise error
-
-
-def is_required() -> bool:
-    """Whether the job shall stop at start-up when it cannot be recorded."""
-    try:
-        return hook_settings().required
-    except ConfigError as error:
-        say(f"{error}; recording counts as not required")
-        return False
 
 
 def plain_config(config: Any) -> Any:
@@ -204,7 +195,7 @@ def refuse_late_start() -> None:
     """Say so when verl's modules were imported before this hook, which is then without effect.
 
     Raises:
-        SystemExit: LOCALTRACE_REQUIRED=1.
+        SystemExit: recording is required.
     """
     early = [module for module in _EARLY if module in sys.modules]
     if not early:
@@ -214,6 +205,6 @@ def refuse_late_start() -> None:
         "load the hook (localtrace doctor tells how)"
     )
     say(text)
-    if is_required():
+    if hook_settings().required:
         # verl passes over every Exception of a plugin.
         raise SystemExit(f"localtrace: {text}")

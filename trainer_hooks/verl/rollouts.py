@@ -18,10 +18,10 @@ from localtrace import recorder as process
 from localtrace.capture import trajectory, unrecorded
 from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import hook_settings
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
 from localtrace.trainer_hooks.verl.seams import seam
-from localtrace.trainer_hooks.verl.settings import hook_settings
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 _FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"

@@ -19,6 +19,7 @@ from typing import Any
 from localtrace import recorder as process
 from localtrace.losses import REMEDIES
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.process import hook_settings
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.seams import seam
 
@@ -179,8 +180,8 @@ def summary(statuses: Sequence[Status]) -> str:
         text += f"; not all do: {reasons}; find out more with  localtrace doctor --ray"
     elif not statuses:
         text += ": none is known to this process; see what there is with  localtrace runs"
-    if not recording and job.is_required():
-        text += "; LOCALTRACE_REQUIRED=1 asks for more: stop the job if its rollouts matter"
+    if not recording and hook_settings().required:
+        text += "; LOCALTRACE_REQUIRED asks for more: stop the job if its rollouts matter"
     return text
 
 

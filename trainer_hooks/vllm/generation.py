@@ -28,7 +28,7 @@ def begin(engine: Any, arguments: dict[str, Any]) -> Request | None:
         arguments: of `AsyncLLM.generate` or `LLMEngine.add_request`, by name.
 
     Raises:
-        LocalTraceError: the process cannot record, and LOCALTRACE_REQUIRED=1.
+        LocalTraceError: the process cannot record, and recording is required.
     """
     if not _is_generation(arguments) or not record_this_process("vllm"):
         return None

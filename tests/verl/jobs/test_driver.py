@@ -202,20 +202,34 @@ def test_a_required_recording_that_cannot_start_stops_the_job(
         environment(compose())
 
 
-def test_a_setting_that_cannot_be_used_is_said_and_training_goes_on(
+def test_a_setting_that_cannot_be_used_is_said_and_its_default_is_recorded_with(
     compose: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "many")
     environment(compose())
-    assert "use a share between 0 and 1" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("use a share between 0 and 1") == 1
+    assert localtrace.run_id() is not None
+
+
+def test_a_pattern_of_stores_to_read_is_no_store_to_record_into(
+    compose: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "*"))
+    environment(compose())
+    assert "name one folder to record into" in capsys.readouterr().err
+    assert not (tmp_path / "*").exists()
 
 
 def test_an_unknown_version_of_verl_is_said(
     compose: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(driver, "version", lambda name: "9.9.9")
-    environment(compose())
-    assert "verl 9.9.9 is not among the versions" in capsys.readouterr().err
+    config = compose()
+    monkeypatch.setattr("verl.__version__", "9.9.9")
+    environment(config)
+    assert "localtrace: verl 9.9.9 at /" in capsys.readouterr().err
 
 
 def test_a_store_on_a_network_file_system_keeps_its_journals_on_the_nodes(

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from localtrace.cli import main
-from localtrace.trainer_hooks.verl import checks
+from localtrace.trainer_hooks.verl import checks, installed
 from tests.environment import unavailable
 
 try:
@@ -123,6 +123,22 @@ def look(monkeypatch: pytest.MonkeyPatch, **environ: str) -> dict[str, checks.Fi
     return {one.check: one for one in checks.look(None, loaded=True)}
 
 
+def release(version: str) -> installed.Verl:
+    return installed.Verl(version, Path(verl.__file__).parent)
+
+
+def test_another_checkout_on_the_path_is_told_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl/__init__.py").write_text("__version__ = '0.9.1'")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    found = findings(code=1)["verl"]
+    assert found["state"] == "note"
+    expected = f"0.9.1 at {tmp_path}/verl, not the installed distribution ({verl.__version__})"
+    assert found["text"].startswith(expected)
+
+
 def test_too_little_space_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(monkeypatch, LOCALTRACE_MIN_FREE_BYTES=str(2**62))
     assert found["journals"].state == "problem"
@@ -176,7 +192,7 @@ def test_a_store_in_rays_copy_of_the_working_folder_is_a_problem(
 def test_each_version_of_verl_is_told_its_own_switch_and_trainer(
     monkeypatch: pytest.MonkeyPatch, found: str, switch: str, trainer: str
 ) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: found)
+    monkeypatch.setattr(installed, "imported_verl", lambda: release(found))
     seen = look(monkeypatch)
     assert seen["switch"].text == switch
     assert seen["trainer"].text.startswith(trainer)
@@ -193,7 +209,7 @@ def test_each_version_of_verl_is_told_its_own_switch_and_trainer(
 def test_older_versions_are_told_how_they_load_the_hook(
     monkeypatch: pytest.MonkeyPatch, found: str, remedy: str
 ) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: found)
+    monkeypatch.setattr(installed, "imported_verl", lambda: release(found))
     (hook,) = [one for one in checks.look(None, loaded=False) if one.check == "hook"]
     assert hook.state == "problem"
     assert remedy in str(hook.remedy)

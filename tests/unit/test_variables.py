@@ -1,0 +1,199 @@
+"""LOCALTRACE_* variables: one list, one idea of what each accepts, and a doctor that knows all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import localtrace
+from localtrace.config import load_settings, read_environment, variable
+from localtrace.errors import ConfigError, StoreError
+from localtrace.settings import VARIABLES_ONLY, HookSettings, Settings, UploaderSettings
+from localtrace.trainer_hooks import process
+from localtrace.trainer_hooks.process import hook_settings, record_this_process
+from localtrace.uploader.state import state_folder
+from localtrace.variables import look_over
+
+ROOT = Path(__file__).resolve().parents[2]
+ON = ("1", "true", "TRUE", "yes", "Yes", "on", " 1 ")
+OFF = ("0", "false", "False", "no", "off", "OFF")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(process, "_tried_in", None)
+    process._understood.cache_clear()
+
+
+# -- one idea of what a value is -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "expected"), [(ON, True), (OFF, False)])
+def test_every_switch_takes_the_same_words(words: tuple[str, ...], expected: bool) -> None:
+    for word in words:
+        assert load_settings("s", {}, {"LOCALTRACE_SEAL": word}).seal is expected
+        for kind in VARIABLES_ONLY:
+            for field in msgspec.structs.fields(kind):
+                if field.type.__origin__ is bool:
+                    found = read_environment(kind, {variable(field.name): word})
+                    assert getattr(found, field.name) is expected, (field.name, word)
+
+
+@pytest.mark.parametrize("word", ON)
+def test_a_required_recording_is_required_however_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "file"))
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", word)
+    with pytest.raises(StoreError):
+        record_this_process()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "accepted"),
+    [
+        ("LOCALTRACE_SEAL", "maybe", "use 1 or 0, true or false, yes or no, on or off"),
+        ("LOCALTRACE_QUEUE_MAX_BYTES", "64MiB", "use a whole number of bytes, 0 or more"),
+        ("LOCALTRACE_FSYNC_INTERVAL_S", "nan", "use a number of seconds, 0 or more"),
+        ("LOCALTRACE_ATTEMPT", "-1", "use a whole number, 0 or more and below 2147483648"),
+        ("LOCALTRACE_RESUME", "auto", "use must, or leave it out"),
+    ],
+)
+def test_init_refuses_a_bad_variable_by_its_name_with_what_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, accepted: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError) as refused:
+        localtrace.init(tmp_path / "store")
+    assert str(refused.value) == f"{name} cannot be {text!r}: {accepted}"
+    assert localtrace.run_id() is None
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "nan", "much"])
+def test_a_share_lies_between_0_and_1(share: str) -> None:
+    with pytest.raises(ConfigError, match="use a share between 0 and 1"):
+        read_environment(HookSettings, {"LOCALTRACE_TRAINER_TOKENS": share})
+
+
+def test_a_hook_says_once_what_it_cannot_use_and_goes_on_with_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "perhaps")
+    monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "many")
+    monkeypatch.setenv("LOCALTRACE_LONE_GENERATIONS", "off")
+    expected = HookSettings(lone_generations=False)
+    assert [hook_settings(), hook_settings()] == [expected, expected]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "LOCALTRACE_REQUIRED cannot be 'perhaps': use 1 or 0" in lines[0]
+    assert "LOCALTRACE_TRAINER_TOKENS cannot be 'many': use a share" in lines[1]
+
+
+def test_the_uploaders_folder_is_a_setting_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "mine"))
+    assert state_folder() == tmp_path / "mine"
+    assert read_environment(UploaderSettings, {"LOCALTRACE_STATE_DIR": ""}).state_dir is None
+
+
+# -- one list ------------------------------------------------------------------------------
+
+
+def test_every_variable_that_the_code_names_is_in_the_list() -> None:
+    known = {
+        variable(field.name)
+        for kind in (Settings, *VARIABLES_ONLY)
+        for field in msgspec.structs.fields(kind)
+    }
+    sources = [
+        path
+        for folder in ("localtrace", "trainer_hooks", "uploader", "tests/benchmarks")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".sql") and path.is_file()
+    ]
+    named = {
+        name
+        for path in [*sources, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"(?<!_)\bLOCALTRACE_[A-Z_]*[A-Z]\b", path.read_text("utf-8"))
+    }
+    assert len(sources) > 150
+    assert named <= known
+    assert known <= named | {"LOCALTRACE_ROTATE_MAX_BYTES"}
+
+
+def test_only_the_settings_read_the_words_of_variables() -> None:
+    by_hand = re.compile(r"environ(?:\.get\(|\[)\s*\"LOCALTRACE_\w+\"\)?\s*(?:==|!=|in\b)")
+    found = [
+        path.name
+        for folder in ("localtrace", "trainer_hooks", "uploader")
+        for path in (ROOT / folder).rglob("*.py")
+        if by_hand.search(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+# -- doctor --------------------------------------------------------------------------------
+
+
+def test_what_is_set_is_told_with_its_effect() -> None:
+    (found,) = look_over({"LOCALTRACE_SEAL": "off", "HOME": "/root", "LOCALTRACE_KEEP": ""})
+    assert found.is_usable
+    assert found.text == "LOCALTRACE_SEAL=off (off): Whether the sealer starts in the background"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("LOCALTRACE_REQIRED", "did you mean LOCALTRACE_REQUIRED?"),
+        ("LOCALTRACE_SAMPLES", "did you mean LOCALTRACE_SAMPLE?"),
+        ("LOCALTRACE_QUEUE_BYTES", "did you mean LOCALTRACE_QUEUE_MAX_BYTES?"),
+        ("localtrace_seal", "did you mean LOCALTRACE_SEAL?"),
+        ("LOCALTRACE_FLAVOUR", "unset it: it has no effect"),
+    ],
+)
+def test_a_mistyped_variable_is_named_with_what_was_probably_meant(name: str, remedy: str) -> None:
+    (found,) = look_over({name: "1"})
+    assert not found.is_usable
+    assert (found.text, found.remedy) == (f"{name} is no setting of localtrace", remedy)
+
+
+def doctor(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    # As where verl is not installed, which is where nothing else looks at the environment.
+    (folder / "verl.py").write_text("raise ModuleNotFoundError('no verl', name='verl')")
+    return subprocess.run(
+        [sys.executable, "-m", "localtrace", "doctor"],
+        env={**os.environ, **environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_doctor_names_mistyped_and_bad_variables_without_any_trainer(tmp_path: Path) -> None:
+    done = doctor(
+        tmp_path, LOCALTRACE_REQIRED="1", LOCALTRACE_SEAL="perhaps", LOCALTRACE_PROJECT="gsm8k"
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert "LOCALTRACE_REQIRED is no setting of localtrace" in lines[0]
+    assert "did you mean LOCALTRACE_REQUIRED?" in lines[1]
+    assert [line for line in lines if "LOCALTRACE_SEAL cannot be 'perhaps': use 1 or 0" in line]
+    assert [line for line in lines if line.startswith("ok") and "LOCALTRACE_PROJECT=gsm8k" in line]
+
+
+def test_doctor_is_content_with_an_environment_that_says_what_it_means(tmp_path: Path) -> None:
+    done = doctor(tmp_path, LOCALTRACE_REQUIRED="TRUE")
+    assert done.returncode == 0, done.stdout
+    assert "LOCALTRACE_REQUIRED=TRUE (on): Whether a job that cannot be recorded" in done.stdout
