@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from localtrace import __version__
 from localtrace.errors import ConfigError, LocalTraceError, QueryError, StoreNotFound
-from localtrace.terminal import escape
+from localtrace.terminal import escape, lost_its_reader, write_any_text
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -79,6 +80,7 @@ class _Commands(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         if COMPLETE_VARIABLE in os.environ:
             importlib.import_module("localtrace.cli.completion")  # adds what click lacks for bash
+        write_any_text(sys.stdout, sys.stderr)
         return super().main(*args, **options)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -95,10 +97,12 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # click ends quietly when the reader of a pipe has gone
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except (LocalTraceError, OSError) as error:
+            if isinstance(error, BrokenPipeError) and lost_its_reader(sys.stdout):
+                ctx.exit(0)  # such as head: it has what it wanted
             if ctx.params["debug"]:
                 raise
             kind = _WrongUsage if isinstance(error, _USAGE_ERRORS) else _Failure

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from localtrace.cli.fitting import Column, fitted, width_of
-from localtrace.terminal import escape, escape_line
+from localtrace.terminal import escape, escape_line, write_any_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,6 +120,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    write_any_text(sys.stdout, exactly=True)
     separator = "[\n"
     for row in rows:
         text = _JSON.encode(dict(zip(columns, row, strict=True))).decode()
@@ -130,6 +131,7 @@ def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None
 
 def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     safe: Callable[[str], str] = escape if sys.stdout.isatty() else str
+    write_any_text(sys.stdout, exactly=True)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(safe, columns))
     writer.writerows([safe(_plain(value)) for value in row] for row in rows)

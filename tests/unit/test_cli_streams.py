@@ -1,0 +1,104 @@
+"""The command line beside other programs: readers that stop early, terminals without UTF-8."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import answer, record
+
+TEXT = "née 日本 😀 …"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    record(tmp_path / "store", [{"answers": [answer(TEXT, [1])], "reward": 0.5}] * 3)
+    return tmp_path / "store"
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which a failure anywhere in a pipe counts."""
+    line = f"set -o pipefail; {command}".replace(
+        "localtrace ", f"{shlex.quote(sys.executable)} -m localtrace "
+    )
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
+def test_a_reader_that_stops_early_ends_a_command_quietly_and_well(store: Path, form: str) -> None:
+    done = shell(
+        f"localtrace sql -s {store} 'select i, repeat(md5(i::varchar), 30) as text "
+        f"from range(30000) r(i)' --format {form} | head -c 2000 >/dev/null"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_export_to_a_reader_that_stops_early_ends_well(store: Path) -> None:
+    done = shell(f"localtrace export jsonl --all -s {store} -o - | true")
+    assert done.returncode == 0
+    assert "Error" not in done.stderr
+
+
+def test_a_pipe_that_breaks_elsewhere_is_still_a_failure(store: Path) -> None:
+    code = (
+        "from localtrace.cli import main, ls\n"
+        "def broken(*args, **options): raise BrokenPipeError(32, 'a server hung up')\n"
+        "ls.command.callback = broken\n"
+        f"main(['ls', '-s', {str(store)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "a server hung up" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "encoding"),
+    [
+        ("ls", "ascii"),
+        ("show 3/17/0", "ascii"),
+        ("show 3/17/0", "iso-8859-1"),
+        ("group step=3", "cp437"),
+        ("diff 3/17/0 3/17/1", "ascii"),
+        ("query reward_by_step --plot", "ascii"),
+        ("tail --no-follow", "ascii"),
+    ],
+)
+def test_every_command_writes_to_a_terminal_without_utf_8(
+    store: Path, command: str, encoding: str
+) -> None:
+    done = shell(
+        f"localtrace {command} | iconv -f {encoding} -t utf-8",
+        LOCALTRACE_STORE=str(store),
+        PYTHONIOENCODING=encoding,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_json_in_a_narrow_encoding_is_the_same_json(store: Path) -> None:
+    sql = "select outputs from spans limit 1"
+    done = shell(f'localtrace sql -s {store} "{sql}" --format json', PYTHONIOENCODING="ascii")
+    assert done.stdout.isascii()
+    (row,) = json.loads(done.stdout)
+    assert json.loads(row["outputs"])["output_text"] == TEXT
+
+
+def test_the_c_locale_is_no_trouble(store: Path) -> None:
+    done = shell(
+        f"localtrace show -s {store} 3/17/0", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"
+    )
+    assert done.returncode == 0
+    assert "n\\u00e9e" in done.stdout
+    assert "Traceback" not in done.stderr
