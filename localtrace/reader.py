@@ -30,7 +30,7 @@ from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.snapshot import Copies, Snapshot, take_snapshots
 from localtrace.store.sources import find_stores, of_each_store
 from localtrace.store.tokenizers import RunTokenizers
-from localtrace.trajectories import read_batch
+from localtrace.trajectories import read_batch, whole_ids
 from localtrace.types import Trajectory
 from localtrace.views import Views
 
@@ -160,22 +160,41 @@ class Store:
         return self._filtered("runs", filters)
 
     def trajectory(self, trace_id: str) -> Trajectory:
-        """One trajectory with its calls and newest outcomes.
+        """Read one trajectory with its calls and newest outcomes.
+
+        Args:
+            trace_id: its id, or the beginning of it that no other id has.
 
         Raises:
-            QueryError: the store has no such trajectory.
+            QueryError: the store has no such trajectory, or several.
         """
         return next(self.read([trace_id]))
 
     def read(self, trace_ids: Iterable[str], batch_size: int = 64) -> Iterator[Trajectory]:
         """Read trajectories in the given order, `batch_size` of them in memory at a time.
 
+        Args:
+            trace_ids: their ids, or beginnings that each belong to one id only.
+            batch_size: how many are read at once.
+
         Raises:
-            QueryError: the store has no such trajectory.
+            QueryError: the store has no such trajectory, or several.
         """
         remaining = iter(trace_ids)
-        while batch := list(islice(remaining, batch_size)):
+        while given := list(islice(remaining, batch_size)):
+            whole = self.whole_ids(given)
+            batch = [whole.get(text, text) for text in given]
             yield from read_batch(self._run, self.decode, batch)
+
+    def whole_ids(self, beginnings: Iterable[str]) -> dict[str, str]:
+        """Return the whole trace id for each beginning of one; what no id begins with is absent.
+
+        Texts of 32 hex digits are taken for whole ids, whether the store has them or not.
+
+        Raises:
+            QueryError: several ids begin with one of them.
+        """
+        return whole_ids(self._run, beginnings)
 
     def read_each(
         self, trace_ids: Sequence[str], on_failure: Callable[[str, Exception], None]

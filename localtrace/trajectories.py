@@ -5,6 +5,7 @@ This module knows a store only as a function that runs SQL.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ Decode = Callable[[str, list[int]], str | None]
 """Turns a run's ids into text."""
 _Row = dict[str, Any]
 
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_SHOWN_MAX = 5
 _NO_DATES = "* exclude (started_at)"
 """To make dates with a time zone, pyarrow imports pandas if it is there, which takes a while."""
 _TRAJECTORY_FIELDS = (
@@ -67,6 +70,38 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         for trace_id, row in rows.items()
     }
     return [trajectories[trace_id] for trace_id in trace_ids]
+
+
+def whole_ids(run_sql: RunSql, beginnings: Iterable[str]) -> dict[str, str]:
+    """Return the whole trace id for each beginning of one; those that no id begins with are absent.
+
+    Raises:
+        QueryError: several ids begin with one of them.
+    """
+    whole, parts = {}, []
+    for text in dict.fromkeys(beginnings):
+        if _TRACE_ID.fullmatch(text.lower()):
+            whole[text] = text.lower()
+        else:
+            parts.append(text)
+    if not parts:
+        return whole
+    # The table and not the view: the view looks up every trajectory's outcomes.
+    found = run_sql(
+        "select part, list(trace_id order by trace_id <> part, trace_id) as ids "
+        "from (select unnest($parts) as part) join stored.trajectories "
+        "on starts_with(trace_id, lower(part)) or trace_id = part group by part",
+        {"parts": parts},
+    ).to_pylist()
+    for row in found:
+        first, *others = dict.fromkeys(row["ids"])
+        if others and first != row["part"]:
+            shown = ", ".join([first, *others][:_SHOWN_MAX]) + ", …" * (len(others) >= _SHOWN_MAX)
+            raise QueryError(
+                f"several trajectories begin with {row['part']!r}: give more of the id: {shown}"
+            )
+        whole[row["part"]] = first
+    return whole
 
 
 def listed_ids(trace_ids: Iterable[str]) -> tuple[str, dict[str, str]]:

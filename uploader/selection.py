@@ -67,6 +67,7 @@ class Selection:
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values for `$name` in `sql`."""
     trace_ids: tuple[str, ...] | None = None
+    """Ids, or beginnings that each belong to one id only."""
     best: int = 0
     """Keep this many of each group, those of the highest reward."""
     worst: int = 0
@@ -163,7 +164,10 @@ def _unknown(store: Store, ids: list[str]) -> list[str]:
 
 def _named(store: Store, selection: Selection) -> list[str] | None:
     """The ids that SQL or a list names, each once; None where neither is given."""
-    lists = [] if selection.trace_ids is None else [list(selection.trace_ids)]
+    lists = []
+    if selection.trace_ids is not None:
+        whole = store.whole_ids(selection.trace_ids)
+        lists.append([whole.get(given, given) for given in selection.trace_ids])
     if selection.sql is not None:
         lists.append(_column(store, selection.sql, selection.params))
     if not lists:

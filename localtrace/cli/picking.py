@@ -16,7 +16,6 @@ A trajectory is named by its trace id, by the beginning of one as long as it is
 unique, or by its place as step/sample_index/rollout_n, such as 3/17/0.
 """
 
-_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _PLACE = re.compile(r"(\d+)/(.+)/(\d+)", re.DOTALL)
 _SHOWN_MAX = 5
 
@@ -27,15 +26,12 @@ def find_trajectory(store: Store, text: str) -> str:
     Raises:
         QueryError: no trajectory is named so, or several are.
     """
-    if _TRACE_ID.fullmatch(text.lower()):
-        return text.lower()
     if place := _PLACE.fullmatch(text):
         return _at_place(store, text, *place.groups())
-    # The table and not the view: the view looks up every trajectory's outcomes.
-    found = _rows(store, "starts_with(trace_id, $prefix)", {"prefix": text.lower()})
+    found = store.whole_ids([text])
     if not found:
         raise QueryError(f"no trajectory begins with {text!r}: list them with localtrace ls")
-    return _the_one(found, f"begin with {text!r}: give more of the id")
+    return found[text]
 
 
 def _at_place(store: Store, text: str, step: str, sample_index: str, rollout_n: str) -> str:

@@ -27,7 +27,7 @@ _OPTIONS = (
         "--ids",
         type=click.File("r", encoding="utf-8"),
         metavar="FILE",
-        help="Trace ids, one per line; - for standard input.",
+        help="Trace ids or beginnings of them, one per line; - for standard input.",
     ),
     click.option("--all", "everything", is_flag=True, help="Everything in the store."),
     click.option("--best", type=click.IntRange(1), help="So many per group, of highest reward."),
