@@ -30,6 +30,7 @@ from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.snapshot import Copies, Snapshot, take_snapshots
 from localtrace.store.sources import find_stores, of_each_store
 from localtrace.store.tokenizers import RunTokenizers
+from localtrace.terminal import escape_line
 from localtrace.trajectories import read_batch, whole_ids
 from localtrace.types import Trajectory
 from localtrace.views import Views
@@ -43,6 +44,11 @@ _ORDERS = {
     "tokens": (*TABLES["trajectories"].sort_by, "turn", "position"),
 }
 """Of views that are no table's; tables have their own."""
+
+_HELD_SQL = """
+select count(*) as n, count(distinct run_id) as runs, min(step) as low, max(step) as high
+from stored.trajectories
+"""
 
 
 class Store:
@@ -61,6 +67,20 @@ class Store:
         self._look = look
         self._tokenizers = RunTokenizers(*layouts)
         self._stores, self._connection, self._views = self._connect()
+
+    def __repr__(self) -> str:
+        """Return where the store is and what it holds, in one line; it never fails."""
+        where = ", ".join(repr(str(path)) for path in self.paths)
+        try:
+            (held,) = self._run(_HELD_SQL, None).to_pylist()
+        except Exception as error:  # closed, or damaged: a repr is no place to fail
+            return f"<Store {where}: cannot be read now ({escape_line(one_line(error))})>"
+        steps = "" if held["low"] is None else f", steps {held['low']}..{held['high']}"
+        unsealed = self.unsealed_rows("trajectories")
+        waiting = f", {unsealed:,} of them not sealed yet" if unsealed else ""
+        return (
+            f"<Store {where}: runs: {held['runs']:,}, trajectories: {held['n']:,}{waiting}{steps}>"
+        )
 
     @property
     def paths(self) -> tuple[Path, ...]:

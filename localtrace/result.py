@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import MissingDependency
+from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
     import pandas
@@ -13,11 +16,45 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
+_SHOWN_ROWS = 20
+_SHOWN_CHARACTERS = 200
+_SHOWN_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The rows of a query, in memory."""
 
     _table: pa.Table
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as one dict each, few of them in memory at a time."""
+        for batch in self._table.to_batches(max_chunksize=1000):
+            yield from batch.to_pylist()
+
+    def __repr__(self) -> str:
+        """Return the size and the columns in one line."""
+        names = ", ".join(self.columns[:_SHOWN_NAMES]) + ", …" * (len(self.columns) > _SHOWN_NAMES)
+        return f"<Result: {_counted(len(self), 'row')} of {escape_line(names)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a table for notebooks; whatever was recorded is escaped."""
+        names = "".join(f"<th>{_html(name)}</th>" for name in self.columns)
+        columns = [column.to_pylist() for column in self._table.slice(0, _SHOWN_ROWS).columns]
+        rows = (
+            "".join(f"<td>{_html(value)}</td>" for value in row)
+            for row in zip(*columns, strict=True)  # not dicts: two columns may share a name
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        said = _counted(len(self), "row")
+        if len(self) > _SHOWN_ROWS:
+            said = f"the first {_SHOWN_ROWS} of {said}"
+        head = f"<thead><tr>{names}</tr></thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table><p>{said}</p>"
 
     @property
     def columns(self) -> list[str]:
@@ -46,3 +83,15 @@ class Result:
     def to_dicts(self) -> list[dict[str, Any]]:
         """The rows as one dict each."""
         return list(self._table.to_pylist())
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _html(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return escape_html(escape_line(cut))

@@ -1,0 +1,68 @@
+"""What a notebook or a prompt shows of results and stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from localtrace.reader import open_store
+from tests.commands import record
+from tests.snapshots import store_of
+
+HOSTILE = '<script>alert("x")</script>\x1b]0;owned\x07\u202e'
+
+
+def test_a_result_has_a_length_and_gives_its_rows_as_dicts() -> None:
+    with store_of() as store:
+        found = store.sql("select i, i % 2 = 0 as even from range(2500) r(i)")
+        nothing = store.sql("select 1 as one where false")
+    assert len(found) == 2500
+    assert [row["i"] for row in found] == list(range(2500))
+    assert next(iter(found)) == {"i": 0, "even": True}
+    assert (len(nothing), list(nothing)) == (0, [])
+
+
+def test_a_result_says_its_size_and_columns() -> None:
+    with store_of() as store:
+        found = store.sql("select 1 as a, 2 as b")
+        wide = store.sql("from trajectories")
+    assert repr(found) == "<Result: 1 row of a, b>"
+    assert repr(wide).startswith("<Result: 0 rows of project, experiment, run_id,")
+    assert repr(wide).endswith(", …>")
+
+
+def test_a_notebook_gets_a_table_in_which_recorded_text_is_only_text() -> None:
+    with store_of() as store:
+        found = store.sql('select $text as a, null as "<b>", 0.5 as f', {"text": HOSTILE})
+    html = found._repr_html_()
+    assert "<script" not in html
+    assert not set(html) & set("\x1b\x07\u202e")
+    root = ElementTree.fromstring(f"<div>{html}</div>")
+    assert [cell.text for cell in root.iter("th")] == ["a", "<b>", "f"]
+    first, second, third = (cell.text for cell in root.iter("td"))
+    assert first == '<script>alert("x")</script>\\u001b]0;owned\\u0007\\u202e'
+    assert (second, third) == (None, "0.5")
+
+
+def test_a_notebook_gets_the_first_rows_and_is_told_of_the_others() -> None:
+    with store_of() as store:
+        html = store.sql("select repeat('x', 5000) as long from range(1000)")._repr_html_()
+    assert html.count("<tr>") == 21
+    assert "the first 20 of 1,000 rows" in html
+    assert len(html) < 10_000
+
+
+def test_a_store_says_what_it_holds(tmp_path: Path) -> None:
+    record(tmp_path, [{"step": 3}, {"step": 8}], run_id="one")
+    record(tmp_path, [{"step": 5}], run_id="two")
+    with open_store(tmp_path) as store:
+        said = repr(store)
+    assert said == (
+        f"<Store '{tmp_path}': runs: 2, trajectories: 3, 3 of them not sealed yet, steps 3..8>"
+    )
+
+
+def test_an_empty_store_and_a_closed_one_say_so() -> None:
+    with store_of() as store:
+        assert repr(store) == "<Store 'nowhere': runs: 0, trajectories: 0>"
+    assert repr(store).startswith("<Store 'nowhere': cannot be read now (")
