@@ -105,6 +105,7 @@ def upload(
         left_out=dict(records.left_out),
         redactions=dict(records.redaction.counts),
         reads_back=target.reads_back,
+        double_rows=tally.double_rows,
     )
     receipt.write(receipts_folder())
     return receipt

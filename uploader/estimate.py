@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.replay import Limits
 from localtrace.uploader.selection import Choice
@@ -55,11 +56,12 @@ def measure(
     done = len(choice.unknown)
     for part in choice.runs:
         place = ledger.place(target.uri, container, part.run) or _NOWHERE
-        for record in records.of(part, place, found.rejected.__setitem__):
+        goes = partial(ledger.places, place)
+        for record in records.of(part, goes, found.rejected.__setitem__):
             done += 1
             on_progress(Progress(done, total, found.size_bytes))
             entry = record.entry
-            if ledger.known(place.destination, entry.trace_id) == (State.ACCEPTED, entry.digest):
+            if ledger.holds(entry):
                 found.present += 1
             elif found.size_bytes + record.size_bytes > (limits.max_bytes or float("inf")):
                 found.over_limit += 1

@@ -8,10 +8,12 @@ never in a store.
 from __future__ import annotations
 
 import fcntl
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +24,7 @@ from localtrace.errors import UploadError
 from localtrace.types import Run
 from localtrace.uploader.targets import Entry, Place
 
-LEDGER_VERSION = 2
+LEDGER_VERSION = 3
 _TABLES = """
 create table if not exists entries (
     destination text not null,
@@ -32,6 +34,7 @@ create table if not exists entries (
     state       text not null,
     reason      text,
     time_ns     integer not null,
+    ids_from    text not null default '',
     primary key (destination, trace_id)
 ) strict, without rowid;
 create table if not exists places (
@@ -50,6 +53,10 @@ create table if not exists speeds (
 """
 
 
+_WEAVE_ADDRESS = re.compile("weave:.*:(?=[^:]*$)")
+"""Destinations at Weave named the server, by one of its addresses, up to version 2."""
+
+
 class State(StrEnum):
     """What is known of a record at its destination."""
 
@@ -61,6 +68,22 @@ class State(StrEnum):
     """The target, or the check before it, refused the record; a repeated upload tries again."""
     MISSING = "missing"
     """It was accepted, but reading back did not find it; a repeated upload sends it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a trajectory at a destination."""
+
+    state: State
+    digest: str
+    """Of the record that the state is about."""
+    ids_from: str
+    """As in its `Place`."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the target is known to hold it, in this or an earlier version."""
+        return self.state is State.ACCEPTED
 
 
 class Ledger:
@@ -80,15 +103,51 @@ class Ledger:
             self._db.close()
             raise UploadError(f"{path} is of a newer version ({version}): upgrade localtrace")
         self._db.executescript(_TABLES)
-        self._db.execute(f"pragma user_version = {LEDGER_VERSION}")
+        if version < LEDGER_VERSION:
+            self._upgrade()
 
-    def known(self, destination: str, trace_id: str) -> tuple[State, str] | None:
-        """What is known of a trajectory at a destination, and the digest of its record."""
+    def _upgrade(self) -> None:
+        """Bring a new or an older file to this version; all of it, or nothing."""
+        self._db.execute("begin immediate")
+        with self._db:
+            (version,) = self._db.execute("pragma user_version").fetchone()
+            if version in (1, 2):
+                self._db.execute("alter table entries add column ids_from text not null default ''")
+                self._name_weave_by_project()
+            self._db.execute(f"pragma user_version = {LEDGER_VERSION}")
+
+    def _name_weave_by_project(self) -> None:
+        """What was accepted at an address keeps its ids, under the name of the project alone."""
+        for (old,) in self._db.execute("select distinct destination from entries").fetchall():
+            new = _WEAVE_ADDRESS.sub("weave:", old)
+            if new != old:
+                # Where two addresses led there, the first of them keeps what it knows.
+                self._db.execute(
+                    "update or ignore entries set destination = ?, ids_from = ? "
+                    "where destination = ?",
+                    (new, old, old),
+                )
+
+    def known(self, destination: str, trace_id: str) -> Known | None:
+        """What is known of a trajectory at a destination."""
         row = self._db.execute(
-            "select state, digest from entries where destination = ? and trace_id = ?",
+            "select state, digest, ids_from from entries where destination = ? and trace_id = ?",
             (destination, trace_id),
         ).fetchone()
-        return None if row is None else (State(row[0]), str(row[1]))
+        return None if row is None else Known(State(row[0]), *row[1:])
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the target is known to hold this very record."""
+        known = self.known(entry.place.destination, entry.trace_id)
+        return known is not None and known.accepted and known.digest == entry.digest
+
+    def places(self, place: Place, trace_ids: Iterable[str]) -> dict[str, Place]:
+        """The place for each trajectory, with what its ids there are known to be derived from."""
+        known = {trace_id: self.known(place.destination, trace_id) for trace_id in trace_ids}
+        return {
+            trace_id: replace(place, ids_from=one.ids_from) if one and one.ids_from else place
+            for trace_id, one in known.items()
+        }
 
     def mark(self, entries: Iterable[Entry], state: State, reason: str | None = None) -> None:
         """Write the state of entries, all or none, durably."""
@@ -97,12 +156,15 @@ class Ledger:
     def mark_each(self, states: Iterable[tuple[Entry, State, str | None]]) -> None:
         """Write a state and a reason for each entry, all or none, durably."""
         rows = [
-            (e.place.destination, e.trace_id, e.remote_id, e.digest, state, reason, time.time_ns())
+            (
+                e.place.destination, e.trace_id, e.remote_id, e.digest, state, reason,
+                time.time_ns(), e.place.ids_from,
+            )
             for e, state, reason in states
-        ]
+        ]  # fmt: skip
         self._db.execute("begin immediate")
         with self._db:
-            self._db.executemany("insert or replace into entries values (?,?,?,?,?,?,?)", rows)
+            self._db.executemany("insert or replace into entries values (?,?,?,?,?,?,?,?)", rows)
 
     def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
         """Note where a run's trajectories belong, so that a dry run need not ask the target."""
@@ -116,7 +178,10 @@ class Ledger:
             "select place from places where (uri, container, run_id, attempt) = (?,?,?,?)",
             (uri, container or "", run.run_id, run.attempt),
         ).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=Place)
+        if row is None:
+            return None
+        place = msgspec.json.decode(row[0], type=Place)
+        return replace(place, destination=_WEAVE_ADDRESS.sub("weave:", place.destination))
 
     def remember_speed(self, uri: str, trajectories: int, duration_s: float) -> None:
         """Note how long the sending of so many trajectories took."""

@@ -57,6 +57,13 @@ class TraceReceipt:
     """It was read back from the target, in its run, with this digest."""
     cuts: list[Cut] = field(default_factory=list)
     """Values that were shortened for the target."""
+    sent_bytes: Size | None = None
+    """What of it was sent: less than `size_bytes` where only a part had changed.
+
+    None: it was not to be sent, or the receipt is of a version that always sent all.
+    """
+    replaces: bool = False
+    """The target held an earlier version of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +100,14 @@ class Receipt:
     runs: list[RunReceipt]
     traces: list[TraceReceipt]
     counts: dict[str, int] = field(default_factory=dict)
-    """selected, sent, already there, rejected, left out, verified; and sent_bytes."""
+    """selected, sent, already there, rejected, left out, verified, replaced; and sent_bytes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What recording had dropped, by field and reason."""
     redactions: dict[str, int] = field(default_factory=dict)
     reads_back: bool = True
     """False: the target cannot be asked, so `sent` means accepted, not verified."""
+    double_rows: Size | None = None
+    """Rows that the target showed beyond one per call, until it merges them; None: it has none."""
     localtrace_version: str = __version__
     format_version: int = RECEIPT_VERSION
 
@@ -199,7 +208,12 @@ def count(traces: list[TraceReceipt]) -> dict[str, int]:
         "selected": len(traces),
         **{delivery.value: deliveries[delivery] for delivery in Delivery},
         "verified": sum(trace.verified for trace in traces),
-        "sent_bytes": sum(trace.size_bytes for trace in traces if trace.delivery is Delivery.SENT),
+        "replaced": sum(trace.replaces for trace in traces),
+        "sent_bytes": sum(
+            trace.size_bytes if trace.sent_bytes is None else trace.sent_bytes
+            for trace in traces
+            if trace.delivery is Delivery.SENT
+        ),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,6 +27,8 @@ NOT_IN_STORE = "not in the store"
 
 OnReject: TypeAlias = Callable[[str, str], None]
 """Called with a trace id and the reason why it cannot be uploaded."""
+Places: TypeAlias = Callable[[Sequence[str]], Mapping[str, Place]]
+"""Tells where each of some trajectories goes; those that it does not name are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Records:
     left_out: Counter[str] = field(default_factory=Counter)
     """What recording had dropped in the trajectories that were read, by field and reason."""
 
-    def of(self, part: ChosenRun, place: Place, on_reject: OnReject) -> Iterator[Record]:
+    def of(self, part: ChosenRun, places: Places, on_reject: OnReject) -> Iterator[Record]:
         """Yield the record of each trajectory; those that have none go to `on_reject`."""
         as_text = wants_text(part.run.config)
         remaining = iter(part.trace_ids)
@@ -50,7 +52,10 @@ class Records:
         batch_size = READ_FIRST
         while trace_ids := list(islice(remaining, batch_size)):
             size_bytes = 0
-            for trajectory in self.store.read_each(trace_ids, unreadable):
+            goes = places(trace_ids)
+            wanted = [trace_id for trace_id in trace_ids if trace_id in goes]
+            for trajectory in self.store.read_each(wanted, unreadable):
+                place = goes[trajectory.trace_id]
                 record = self._encode(trajectory, place, as_text, on_reject)
                 if record is not None:
                     size_bytes += record.size_bytes

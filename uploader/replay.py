@@ -10,7 +10,7 @@ timeout or a lost answer, and be repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
@@ -26,7 +26,14 @@ from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.sending import Answer, Sender
 from localtrace.uploader.tally import Tally
-from localtrace.uploader.targets import Entry, MetricsTarget, Place, Record, Target
+from localtrace.uploader.targets import (
+    Entry,
+    MergingTarget,
+    MetricsTarget,
+    Place,
+    Record,
+    Target,
+)
 from localtrace.uploader.targets.http import TryAgain
 
 if TYPE_CHECKING:
@@ -105,19 +112,28 @@ class Replay:
             self._tally.add(trace_id, Delivery.REJECTED, reason=reason)
 
         there: list[Entry] = []
-        may_hold_some = not self._patiently(self._target.is_empty, place)
-        found = self._unknown(self._records.of(part, place, reject), there)
+        is_empty = self._patiently(self._target.is_empty, place)
+        starts_slowly = is_empty and self._target.starts_slowly
+
+        def places(trace_ids: Sequence[str]) -> dict[str, Place]:
+            return self._places(part.run, place, trace_ids, there, ask=not is_empty)
+
+        # An empty place holds nothing, whatever the ledger knows of another one of its name.
+        believed = not (is_empty and self._target.reads_back)
+        found = self._unknown(self._records.of(part, places, reject), there, believed)
         senders = self._target.connections
         waiting: set[Future[list[Answer]]] = set()
         with ThreadPoolExecutor(senders, thread_name_prefix="localtrace-upload") as pool:
             try:
-                for batch, ask in self._batches(found):
+                for batch, ask in self._batches(found, starts_slowly):
                     self._pace.wait(sum(record.size_bytes for record in batch), self._ended)
                     self._ledger.mark([record.entry for record in batch], State.SENT)
                     deliver = self._sender.deliver
-                    waiting.add(pool.submit(deliver, batch, ask or may_hold_some))
+                    waiting.add(pool.submit(deliver, batch, ask or not is_empty))
                     # One batch more than there are senders, so that none of them is ever idle.
-                    waiting = self._collect(waiting, there, at_most=senders)
+                    at_most = 0 if starts_slowly else senders
+                    waiting = self._collect(waiting, there, at_most)
+                    starts_slowly = False
                 self._collect(waiting, there, at_most=0)
             except BaseException:
                 self._ended.set()
@@ -126,20 +142,41 @@ class Replay:
         self._leave_out(part)
         return there
 
+    def _places(
+        self, run: Run, place: Place, trace_ids: Sequence[str], there: list[Entry], *, ask: bool
+    ) -> dict[str, Place]:
+        """Where trajectories go, under the ids that they have there already, if they do."""
+        places = self._ledger.places(place, trace_ids)
+        known = {t: self._ledger.known(place.destination, t) for t in trace_ids}
+        doubtful = [t for t, one in known.items() if one is None or not one.accepted]
+        if not (ask and doubtful):
+            return places
+        for entry in self._patiently(self._target.recognise, place, run.run_id, doubtful).values():
+            if entry.place.destination:
+                places[entry.trace_id] = entry.place
+            else:
+                # Ids that cannot be made again: it is there, and stays as it is.
+                del places[entry.trace_id]
+                there.append(entry)
+                self._tally.add_entry(entry)
+        return places
+
     def _unknown(
-        self, found: Iterable[Record], there: list[Entry]
+        self, found: Iterable[Record], there: list[Entry], believed: bool
     ) -> Iterator[tuple[Record, bool]]:
         """Leave out what the ledger knows to be there; say of the rest whether to ask for it."""
         for record in found:
             entry = record.entry
-            known = self._ledger.known(entry.place.destination, entry.trace_id)
-            if known == (State.ACCEPTED, entry.digest):
+            if believed and self._ledger.holds(entry):
                 there.append(entry)
                 self._tally.add_record(record, Delivery.PRESENT)
             else:
+                known = self._ledger.known(entry.place.destination, entry.trace_id)
                 yield record, known is not None
 
-    def _batches(self, found: Iterable[tuple[Record, bool]]) -> Iterator[tuple[list[Record], bool]]:
+    def _batches(
+        self, found: Iterable[tuple[Record, bool]], starts_slowly: bool
+    ) -> Iterator[tuple[list[Record], bool]]:
         """Batches of the size that the target takes, and whether to ask before sending one."""
         batch: list[Record] = []
         size_bytes = parts = 0
@@ -149,8 +186,9 @@ class Replay:
                 size_bytes + record.size_bytes > self._batch_max_bytes
                 or parts + len(record.parts) > self._target.batch_max_parts
             )
-            if batch and too_large:
+            if batch and (too_large or starts_slowly):
                 yield batch, ask
+                starts_slowly = False
                 batch, size_bytes, parts, ask = [], 0, 0, False
             batch.append(record)
             size_bytes += record.size_bytes
@@ -205,7 +243,7 @@ class Replay:
             for answer in answers
         )
         for answer in answers:
-            self._tally.add_record(answer.record, answer.delivery, answer.reason)
+            self._tally.add_answer(answer)
 
     def _leave_out(self, part: ChosenRun) -> None:
         limit = self._limits.max_bytes
@@ -217,7 +255,9 @@ class Replay:
     def _verify(self, entries: list[Entry]) -> None:
         found = self._patiently(self._target.verify, entries)
         self._tally.verified(found)
-        missing = [entry for entry in entries if entry.trace_id not in found]
+        if isinstance(self._target, MergingTarget):
+            self._tally.add_double_rows(self._patiently(self._target.double_rows, entries))
+        missing = [e for e in entries if e.trace_id not in found and e.place.destination]
         self._ledger.mark(missing, State.MISSING, "not found when it was read back")
 
     def _send_metrics(self, run: Run, place: Place) -> MetricsDelivery:

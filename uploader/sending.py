@@ -24,6 +24,9 @@ class Answer:
     delivery: Delivery
     reason: str | None = None
     """Why it was rejected."""
+    sent_bytes: int = 0
+    replaces: bool = False
+    """Whether the target held an earlier version of it."""
 
 
 class Sender:
@@ -61,27 +64,33 @@ class _Delivery:
         self._target = target
         self._batch = batch
         self.in_doubt = ask
-        self._sent: set[str] = set()
+        self._sent_bytes: dict[str, int] = {}
+        self._replaced: set[str] = set()
 
     def attempt(self) -> None:
         absent = self._batch
         if self.in_doubt:
-            there = self._target.complete([record.entry for record in self._batch])
-            absent = [record for record in self._batch if record.entry.trace_id not in there]
+            found = self._target.find([record.entry for record in self._batch])
+            absent = [record for record in self._batch if not found.get(record.entry.trace_id)]
+            self._replaced |= {trace_id for trace_id, same in found.items() if not same}
         if not absent:
             return
-        self._sent.update(record.entry.trace_id for record in absent)
+        self._sent_bytes |= {record.entry.trace_id: record.size_bytes for record in absent}
         try:
-            self._target.send(absent)
+            self._sent_bytes |= self._target.send(absent)
         except TryAgain:
             self.in_doubt = True
             raise
 
     def answers(self) -> list[Answer]:
         return [
-            Answer(
-                record,
-                Delivery.SENT if record.entry.trace_id in self._sent else Delivery.PRESENT,
-            )
+            self._sent(record) if record.entry.trace_id in self._sent_bytes
+            else Answer(record, Delivery.PRESENT)
             for record in self._batch
-        ]
+        ]  # fmt: skip
+
+    def _sent(self, record: Record) -> Answer:
+        trace_id = record.entry.trace_id
+        replaces = trace_id in self._replaced
+        sent_bytes = self._sent_bytes[trace_id]
+        return Answer(record, Delivery.SENT, sent_bytes=sent_bytes, replaces=replaces)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from localtrace.uploader.receipt import Delivery, TraceReceipt
-from localtrace.uploader.targets import Record
+from localtrace.uploader.sending import Answer
+from localtrace.uploader.targets import Entry, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Tally:
         self._results: dict[str, TraceReceipt] = {}
         self._deliveries: Counter[Delivery] = Counter()
         self._sent_bytes = 0
+        self.double_rows: int | None = None
+        """Rows that the target shows beyond one per call; None: that was not asked."""
 
     @property
     def done(self) -> int:
@@ -52,15 +55,27 @@ class Tally:
         """Note a trajectory that has no record at the target."""
         self._add(TraceReceipt(trace_id, delivery, reason=reason))
 
+    def add_answer(self, answer: Answer) -> None:
+        """Note what became of a record that was to be sent."""
+        self._sent_bytes += answer.sent_bytes
+        self._add(
+            replace(
+                _receipt(answer.record, answer.delivery, answer.reason),
+                sent_bytes=answer.sent_bytes,
+                replaces=answer.replaces,
+            )
+        )
+
     def add_record(self, record: Record, delivery: Delivery, reason: str | None = None) -> None:
-        """Note a record that was sent, was there already, or was rejected."""
-        entry = record.entry
-        if delivery is Delivery.SENT:
-            self._sent_bytes += record.size_bytes
+        """Note a record that is not sent."""
+        self._add(_receipt(record, delivery, reason))
+
+    def add_entry(self, entry: Entry) -> None:
+        """Note a trajectory that is at the target, for which no record was built."""
         self._add(
             TraceReceipt(
-                entry.trace_id, delivery, entry.remote_id, entry.digest, record.size_bytes,
-                entry.span_count, reason, cuts=list(record.cuts),
+                entry.trace_id, Delivery.PRESENT, entry.remote_id, entry.digest,
+                span_count=entry.span_count,
             )
         )  # fmt: skip
 
@@ -69,7 +84,19 @@ class Tally:
         for trace_id in trace_ids:
             self._results[trace_id] = replace(self._results[trace_id], verified=True)
 
+    def add_double_rows(self, count: int) -> None:
+        """Note rows that the target shows beyond one per call."""
+        self.double_rows = (self.double_rows or 0) + count
+
     def _add(self, result: TraceReceipt) -> None:
         self._deliveries[result.delivery] += 1
         self._results[result.trace_id] = result
         self._on_progress(Progress(len(self._results), self.total, self._sent_bytes))
+
+
+def _receipt(record: Record, delivery: Delivery, reason: str | None) -> TraceReceipt:
+    entry = record.entry
+    return TraceReceipt(
+        entry.trace_id, delivery, entry.remote_id, entry.digest, record.size_bytes,
+        entry.span_count, reason, cuts=list(record.cuts),
+    )  # fmt: skip

@@ -164,8 +164,9 @@ def _print_summary(done: Receipt) -> None:
 
     n = done.counts
     checked = f"{n['verified']} read back" if done.reads_back else "accepted, not verified"
+    replaced = f", of which {n['replaced']} replace an earlier version" if n["replaced"] else ""
     click.echo(
-        f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}), "
+        f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}){replaced}, "
         f"{n['already there']} already there, {n['rejected']} rejected; {checked}"
     )
     click.echo(f"target      {escape_line(done.target)}")
@@ -173,6 +174,8 @@ def _print_summary(done: Receipt) -> None:
         metrics = f", {sum(run.metrics.values())} metric values" if run.metrics else ""
         where = f"{run.container}, run {run.place.run or run.run_id}{metrics}"
         click.echo(f"into        {escape_line(where)}")
+    if done.double_rows:
+        click.echo(f"double rows {done.double_rows}, which the service shows until it merges them")
     if n["left out"]:
         click.echo(f"left out    {n['left out']} for the next time: repeat the command to go on")
     _print_counts("left out    ", done.left_out, "at recording")

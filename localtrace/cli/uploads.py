@@ -107,6 +107,8 @@ def _print(receipt: Receipt, path: Path) -> None:
         ("selected", f"{counts['selected']} trajectories"),
         ("sent", f"{counts['sent']} ({show_size(counts['sent_bytes'])}), {checked}"),
         *((state, str(counts[state])) for state in _OTHER_STATES if counts[state]),
+        *([("replaced", f"{n} earlier versions")] if (n := counts["replaced"]) else []),
+        *([("double rows", f"{n}, until they are merged")] if (n := receipt.double_rows) else []),
         *(("run", _place(run)) for run in receipt.runs),
         *([("cut", f"{cuts} values that are too long for the target")] if cuts else []),
         *(("not stored", f"{n} x {what}") for what, n in sorted(receipt.left_out.items())),

@@ -213,9 +213,10 @@ def test_recorded_trajectories_are_complete_and_read_back(
     ids = [row["trace_id"] for row in store.sql("select trace_id from trajectories").to_dicts()]
     assert target.is_empty(place)
     found = records(target, place, [store.trajectory(trace_id) for trace_id in ids])
-    assert target.complete(entries(found)) == set()
+    assert target.find(entries(found)) == {}
     target.send(found)
-    assert target.complete(entries(found)) == target.verify(entries(found)) == set(ids)
+    assert target.find(entries(found)) == dict.fromkeys(ids, True)
+    assert target.verify(entries(found)) == set(ids)
     assert not target.is_empty(place)
     shown = read_back(failing_weave, tmp_path, place.experiment)
     assert len(shown) == sum(record.entry.span_count for record in found)
@@ -284,7 +285,7 @@ def test_other_content_under_the_same_ids_is_not_complete(
     (one,) = many(1, 2)
     target.send(records(target, place, [one]))
     changed = records(target, place, [replace(one, reward=1.0)])
-    assert target.complete(entries(changed)) == set()
+    assert target.find(entries(changed)) == {one.trace_id: False}
     target.send(changed)
     assert target.verify(entries(changed)) == all_ids(changed)
 
@@ -296,9 +297,9 @@ def test_calls_that_are_there_are_left_out_of_the_next_sending(
     found = records(target, place, many(3, 5))
     partly = replace(found[1], parts=found[1].parts[:3])
     target.send([found[0], partly])
-    assert target.complete(entries(found)) == {found[0].entry.trace_id}
+    assert target.find(entries(found)) == {found[0].entry.trace_id: True}
     target.send(found[1:])
-    assert target.complete(entries(found)) == all_ids(found)
+    assert target.verify(entries(found)) == all_ids(found)
     assert_each_call_was_sent_once(failing_weave, place, found)
 
 
@@ -367,7 +368,7 @@ def test_after_a_lost_answer_the_target_knows_what_is_there(
     failing_weave.fault(kind, next=1)
     with pytest.raises(TryAgain):
         target.send(found)
-    there = target.complete(entries(found))
+    there = target.verify(entries(found))
     assert there == (all_ids(found) if kind in ("cut_after_body", "lost_200") else set())
     if not there:
         target.send(found)
@@ -380,7 +381,7 @@ def test_a_server_that_does_not_know_the_newest_rows_is_asked_without_them(
     found = records(target, place, many(1, 1))
     target.send(found)
     failing_weave.fault(422, path="/calls/stream_query", containing="latest_only")
-    assert target.complete(entries(found)) == all_ids(found)
+    assert target.verify(entries(found)) == all_ids(found)
 
 
 def test_a_refusal_to_list_calls_gives_up_no_record(
@@ -388,7 +389,7 @@ def test_a_refusal_to_list_calls_gives_up_no_record(
 ) -> None:
     failing_weave.fault(400, path="/calls/stream_query")
     with pytest.raises(UploadError, match="does not list the calls") as caught:
-        target.complete(entries(records(target, place, many(1, 1))))
+        target.find(entries(records(target, place, many(1, 1))))
     assert not isinstance(caught.value, TargetRejected)
 
 

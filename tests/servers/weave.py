@@ -132,6 +132,12 @@ class WeaveServer:
         response.raise_for_status()
         return [json.loads(line) for line in response.text.splitlines()]
 
+    def delete_all(self, project: str) -> None:
+        """Delete every call, as somebody would on Weave's page."""
+        body = {"project_id": project, "call_ids": [call["id"] for call in self.calls(project)]}
+        response = self._control.post("/calls/delete", json=body, auth=("api", KEY))
+        response.raise_for_status()
+
     def started_at_values(self, project: str) -> dict[str, list[str]]:
         """For each id that was ever stored, the `started_at` texts in the order of sending."""
         values = defaultdict(list)

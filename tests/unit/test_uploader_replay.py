@@ -15,7 +15,7 @@ import pytest
 from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
 from localtrace.reader import Store
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.ledger import Known, Ledger, State
 from localtrace.uploader.receipt import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.redaction import Redaction
@@ -76,6 +76,7 @@ class MemoryTarget:
     connections = 1
     usual_trajectories_per_s = 10.0
     reads_back = True
+    starts_slowly = False
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
@@ -100,19 +101,24 @@ class MemoryTarget:
         entry = Entry(place, trajectory.trace_id, f"m-{trajectory.trace_id}", digest, 1)
         return Record(entry, (b"x" * size_bytes,))
 
-    def complete(self, entries: Sequence[Entry]) -> set[str]:
-        self.asked += 1
-        return {e.trace_id for e in entries if self.held.get(e.trace_id) == e.digest}
+    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
+        return {}
 
-    def send(self, records: Sequence[Record]) -> None:
+    def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
+        self.asked += 1
+        there = [entry for entry in entries if entry.trace_id in self.held]
+        return {entry.trace_id: self.held[entry.trace_id] == entry.digest for entry in there}
+
+    def send(self, records: Sequence[Record]) -> dict[str, int]:
         ids = [record.entry.trace_id for record in records]
         self.batches.append(ids)
         self.before(ids)
         self.held |= {record.entry.trace_id: record.entry.digest for record in records}
         self.after(ids)
+        return {}
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
-        return self.complete(entries)
+        return {trace_id for trace_id, same in self.find(entries).items() if same}
 
     def close(self) -> None: ...
 
@@ -199,7 +205,7 @@ def test_a_trajectory_that_has_changed_is_sent_again(upload, target, store) -> N
     store.trajectories[IDS[3]] = trajectory(IDS[3], {"size_bytes": 20})
     receipt = upload()
     assert target.batches == [[IDS[3]]]
-    assert receipt.counts["sent"] == 1
+    assert receipt.counts["sent"] == receipt.counts["replaced"] == 1
 
 
 def test_batches_end_at_their_size_in_bytes(upload, target, store) -> None:
@@ -323,7 +329,7 @@ def test_a_ledger_of_version_1_keeps_what_it_knows(tmp_path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as old:
         old.executescript(LEDGER_1)
     with closing(Ledger(tmp_path)) as ledger:
-        assert ledger.known("there", "t") == (State.ACCEPTED, "d")
+        assert ledger.known("there", "t") == Known(State.ACCEPTED, "d", "")
         assert ledger.speed("uri") is None
 
 
@@ -420,3 +426,28 @@ def test_a_target_that_cannot_be_asked_is_not_read_back(upload, target) -> None:
     receipt = upload()
     assert target.asked == 0
     assert not any(trace.verified for trace in receipt.traces)
+
+
+def test_the_first_record_of_an_empty_place_is_there_before_another_leaves(upload, target) -> None:
+    target.starts_slowly = True
+    target.connections = 4
+    held_before = []
+
+    def look(ids: list[str]) -> None:
+        held_before.append(len(target.held))
+        time.sleep(0.01)
+
+    target.before = look
+    assert upload().complete
+    assert [len(batch) for batch in target.batches] == [1, *[10] * 9, 9]
+    assert held_before[0] == 0
+    assert min(held_before[1:]) >= 1
+    target.batches.clear()
+    assert upload().counts["already there"] == 100
+
+
+def test_a_ledger_is_not_believed_of_an_empty_place(upload, target) -> None:
+    upload()
+    target.held.clear()  # another server, with a container of the same name
+    assert upload().complete
+    assert len(target.held) == 100

@@ -7,7 +7,7 @@ for all trackers and lives in `replay.py`: the ledger, batches, retries, bad rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -22,8 +22,7 @@ class Place:
     destination: str
     """Identity of the container at the target: a part of every id, and the ledger's first key.
 
-    It must not depend on how the target is reached, and must change when the container is made
-    anew.
+    It must not depend on how the target is reached.
     """
     experiment: str
     """The target's id of that container."""
@@ -31,6 +30,13 @@ class Place:
     """The target's id of the run."""
     container: str = ""
     """The container's name, for people."""
+    ids_from: str = ""
+    """What ids are derived from, where it is not the destination: what it was called before."""
+
+    @property
+    def seed(self) -> str:
+        """What the ids of a trajectory here are derived from, beside its own."""
+        return self.ids_from or self.destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Entry:
     place: Place
     trace_id: str
     remote_id: str
-    """The target's id of it, a function of the destination and the trace id."""
+    """The target's id of it, a function of the place's seed and the trace id."""
     digest: str
     """sha256 of everything that is sent."""
     span_count: int
@@ -106,6 +112,8 @@ class Target(Protocol):
     """How fast it is as a rule, for estimates before anything was sent to it."""
     reads_back: bool
     """Whether it can be asked what it holds; else a receipt says accepted, not verified."""
+    starts_slowly: bool
+    """Whether the first trajectory of an empty place goes alone, before there is any other."""
 
     def check(self) -> None:
         """Reach the tracker and make sure that it can take records; the first call made."""
@@ -123,17 +131,37 @@ class Target(Protocol):
     def encode(self, trajectory: Trajectory, place: Place) -> Record:
         """Build the record; asks the tracker nothing."""
 
-    def complete(self, entries: Sequence[Entry]) -> set[str]:
-        """Ask which entries are there, with the same digest; return their trace ids."""
+    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> Mapping[str, Entry]:
+        """Ask which trajectories of a run are there under other ids than they would get now.
 
-    def send(self, records: Sequence[Record]) -> None:
-        """Send records of one place. Returning means that all of them are stored."""
+        Returns:
+            By trace id an entry whose place has the seed of those ids, or no destination where
+            that cannot be known.
+        """
+
+    def find(self, entries: Sequence[Entry]) -> Mapping[str, bool]:
+        """Ask which entries are whole there; return by trace id whether with the same digest."""
+
+    def send(self, records: Sequence[Record]) -> Mapping[str, int]:
+        """Send records of one place. Returning means that all of them are stored.
+
+        Returns:
+            By trace id how many bytes of a record were sent, where that may be less than all.
+        """
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read entries of one place back, in their run; return the trace ids found there."""
 
     def close(self) -> None:
         """End connections, and whatever was started for the upload."""
+
+
+@runtime_checkable
+class MergingTarget(Protocol):
+    """A target that shows what was sent again as further rows, until it merges them."""
+
+    def double_rows(self, entries: Sequence[Entry]) -> int:
+        """Count the rows that it shows now of entries of one place, beyond one per call."""
 
 
 @runtime_checkable

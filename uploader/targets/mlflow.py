@@ -39,7 +39,7 @@ from localtrace.uploader.targets.mlflow_answers import (
     RunsAnswer,
     SearchAnswer,
     Trace,
-    held,
+    found,
 )
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
 from localtrace.uploader.targets.mlflow_spans import encode
@@ -62,6 +62,7 @@ class MlflowTarget:
     connections = 2
     usual_trajectories_per_s = 50.0
     reads_back = True
+    starts_slowly = False
 
     def __init__(self, uri: str | None, *, assessments: bool) -> None:
         """Prepare; nothing is contacted.
@@ -118,15 +119,15 @@ class MlflowTarget:
         """
         experiment = container or run.project
         try:
-            found = self._experiment(experiment)
-            run_id = self._run(run, found.experiment_id)
+            there = self._experiment(experiment)
+            run_id = self._run(run, there.experiment_id)
         except Refused as error:
             raise UploadError(
                 f"{self.uri} refused the experiment {experiment!r}: {error}; "
                 "name another with --experiment"
             ) from error
-        destination = f"mlflow:{found.experiment_id}:{found.creation_time}"
-        return Place(destination, found.experiment_id, run_id, experiment)
+        destination = f"mlflow:{there.experiment_id}:{there.creation_time}"
+        return Place(destination, there.experiment_id, run_id, experiment)
 
     def _experiment(self, name: str) -> Experiment:
         route = "/api/2.0/mlflow/experiments"
@@ -148,9 +149,9 @@ class MlflowTarget:
         route = "/api/2.0/mlflow/runs"
         key = derive_id(16, "mlflow run", run.run_id, str(run.attempt)).hex()
         search = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_KEY_TAG}` = '{key}'"}
-        found = self._http.ask(RunsAnswer, "POST", f"{route}/search", json=search).runs
-        if found:
-            run_id = found[0].info.run_id
+        runs = self._http.ask(RunsAnswer, "POST", f"{route}/search", json=search).runs
+        if runs:
+            run_id = runs[0].info.run_id
         else:
             tags = {
                 RUN_KEY_TAG: key,
@@ -177,15 +178,19 @@ class MlflowTarget:
         """Build the record: spans with tags, and the reward's assessment where asked for."""
         return encode(trajectory, place, assessments=self._assessments)
 
-    def complete(self, entries: Sequence[Entry]) -> set[str]:
-        """Ask by id which entries are there with this content."""
+    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
+        """None: ids follow from the experiment, which keeps its own when it is renamed."""
+        return {}
+
+    def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
+        """Ask by id which entries are there, and with which content."""
         wanted = {"trace_ids": [entry.remote_id for entry in entries]}
         answer = self._http.ask(
             InfosAnswer, "POST", "/api/3.0/mlflow/traces/batchGetInfos", json=wanted
         )
-        return held(entries, answer.trace_infos)
+        return found(entries, answer.trace_infos)
 
-    def send(self, records: Sequence[Record]) -> None:
+    def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the spans in one request, then each assessment."""
         place = records[0].entry.place
         headers = {
@@ -208,30 +213,29 @@ class MlflowTarget:
                 self._http.call(
                     "POST", "/api/3.0/mlflow/traces", content=record.assessment, headers=json
                 )
+        return {}
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Search the run; link what is there but not in the run; search again."""
         place = entries[0].place
-        found = self._linked(place, entries)
-        loose = [entry for entry in entries if entry.trace_id not in found]
+        linked = self._linked(place, entries)
+        loose = [entry for entry in entries if entry.trace_id not in linked]
         for start in range(0, len(loose), LINKS_MAX):
             part = loose[start : start + LINKS_MAX]
-            there = self.complete(part)
-            links = {
-                "run_id": place.run,
-                "trace_ids": [entry.remote_id for entry in part if entry.trace_id in there],
-            }
-            if there:
+            there = self.find(part)
+            ids = [entry.remote_id for entry in part if there.get(entry.trace_id)]
+            links = {"run_id": place.run, "trace_ids": ids}
+            if ids:
                 self._http.call("POST", "/api/2.0/mlflow/traces/link-to-run", json=links)
-        return found | self._linked(place, loose) if loose else found
+        return linked | self._linked(place, loose) if loose else linked
 
     def _linked(self, place: Place, entries: Sequence[Entry]) -> set[str]:
-        found: set[str] = set()
+        linked: set[str] = set()
         for page in self._pages(place):
-            found |= held(entries, page)
-            if len(found) == len(entries):
+            linked |= {trace_id for trace_id, same in found(entries, page).items() if same}
+            if len(linked) == len(entries):
                 break
-        return found
+        return linked
 
     def _pages(self, place: Place) -> Iterator[list[Trace]]:
         experiment = {"experiment_id": place.experiment}

@@ -45,11 +45,10 @@ class Trace(msgspec.Struct):
     tags: dict[str, str] = {}
     assessments: list[Assessment] = []
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether this is the entry, with the same content."""
+    def holds_all(self, entry: Entry) -> bool:
+        """Whether the assessment is attached that goes with the entry, if one does."""
         attached = {assessment.assessment_id for assessment in self.assessments}
-        wanted = {entry.assessment_id} - {None}
-        return self.tags.get(DIGEST_TAG) == entry.digest and wanted <= attached
+        return entry.assessment_id is None or entry.assessment_id in attached
 
 
 class InfosAnswer(msgspec.Struct):
@@ -61,11 +60,14 @@ class SearchAnswer(msgspec.Struct):
     next_page_token: str = ""
 
 
-def held(entries: Sequence[Entry], traces: Sequence[Trace]) -> set[str]:
-    """Trace ids of the entries that are among these traces, with the same content."""
+def found(entries: Sequence[Entry], traces: Sequence[Trace]) -> dict[str, bool]:
+    """Which entries are whole among these traces: by trace id whether with the same content."""
     by_id = {trace.trace_id: trace for trace in traces}
-    return {
-        entry.trace_id
-        for entry in entries
-        if (trace := by_id.get(entry.remote_id)) is not None and trace.holds(entry)
-    }
+    whole: dict[str, bool] = {}
+    for entry in entries:
+        trace = by_id.get(entry.remote_id)
+        if trace is not None and trace.tags.get(DIGEST_TAG) != entry.digest:
+            whole[entry.trace_id] = False
+        elif trace is not None and trace.holds_all(entry):
+            whole[entry.trace_id] = True
+    return whole

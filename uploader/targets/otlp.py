@@ -51,6 +51,7 @@ class OtlpTarget:
     connections = 2
     usual_trajectories_per_s = 50.0
     reads_back = False
+    starts_slowly = False
 
     def __init__(self, uri: str | None) -> None:
         """Prepare; nothing is contacted.
@@ -104,11 +105,15 @@ class OtlpTarget:
         """Build the record: spans with OpenTelemetry's names."""
         return encode(trajectory, place)
 
-    def complete(self, entries: Sequence[Entry]) -> set[str]:
+    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
         """None, as far as anyone can know."""
-        return set()
+        return {}
 
-    def send(self, records: Sequence[Record]) -> None:
+    def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
+        """None, as far as anyone can know."""
+        return {}
+
+    def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the spans in one request.
 
         Raises:
@@ -126,6 +131,7 @@ class OtlpTarget:
             raise TargetRejected(f"{rejected} spans were refused: {message or 'no reason given'}")
         if message:
             _log.warning("%s says: %s", self.uri, message)
+        return {}
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """None: the protocol has no way to read spans back."""

@@ -8,11 +8,10 @@ id and left out, also where only a part of a trajectory arrived.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from threading import Lock
-from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -29,21 +28,17 @@ from localtrace.uploader.targets.wandb import (
     names,
     server_url,
 )
-from localtrace.uploader.targets.weave_answers import CallId, Root, ServerInfo, read_lines
-from localtrace.uploader.targets.weave_calls import call_id, encode
+from localtrace.uploader.targets.weave_answers import ServerInfo
+from localtrace.uploader.targets.weave_calls import call_id, encode, root_id, split_digests
+from localtrace.uploader.targets.weave_reading import Reading, askable
+from localtrace.uploader.targets.weave_requests import (
+    CALLS_MAX,
+    REQUEST_MAX_BYTES,
+    Held,
+    requests,
+)
 
-CALLS_MAX = 1000
-REQUEST_MAX_BYTES = 30 * 2**20
-"""The service refuses requests above 32 MiB."""
 JSON = {"content-type": "application/json"}
-IDS_MAX = 1000
-"""Of one filter."""
-ANSWER_MAX_CALLS = 40_000
-"""Each is some 600 bytes of an answer."""
-ROOTS_MAX = 100
-"""Asked for at once with their attributes, which may be long."""
-
-T = TypeVar("T")
 
 
 class WeaveTarget:
@@ -56,6 +51,8 @@ class WeaveTarget:
     connections = 2
     usual_trajectories_per_s = 100.0
     reads_back = True
+    starts_slowly = True
+    """While a project is empty, the service asks its database for each call where it belongs."""
 
     def __init__(self, uri: str | None, *, wandb_run: str | None) -> None:
         """Prepare; nothing is contacted.
@@ -75,18 +72,21 @@ class WeaveTarget:
         self._run = wandb_run or ""
         self._doubt = ""
         """Why it is not known whether the project exists."""
-        self._newest: dict[str, Any] = {"latest_only": True}
-        self._stored: defaultdict[str, set[str]] = defaultdict(set)
-        """By trajectory the calls that must not be sent again, while the rest is missing."""
+        self._server = f"{self._url.netloc.decode()}{self._url.path}".rstrip("/")
+        self._runs_held: dict[tuple[str, str], bool] = {}
+        self._held: dict[str, Held] = {}
+        """By the target's id of trajectories of which something is missing."""
         self._lock = Lock()
         self._opened = ExitStack()
         self._http: HttpSession
+        self._reading: Reading
         self._api: HttpSession
 
     def check(self) -> None:
         """Find the key and reach the server."""
         login = httpx.BasicAuth("api", api_key(self._api_url.host))
         self._http = self._session(self.uri, login)
+        self._reading = Reading(self._http, self._not_listed)
         self._api = self._session(str(self._api_url), login)
         try:
             self._http.ask(ServerInfo, "GET", "/server_info")
@@ -109,8 +109,7 @@ class WeaveTarget:
                 # It may exist all the same, so this is told only where calls are refused.
                 self._doubt = f" ({self._api_url} could not be asked for the project: {error})"
         project = f"{entity}/{name}"
-        server = f"{self._url.netloc.decode()}{self._url.path}".rstrip("/")
-        place = Place(f"weave:{server}:{project}", project, self._run)
+        place = Place(f"weave:{project}", project, self._run)
         self.is_empty(place)
         return place
 
@@ -133,80 +132,70 @@ class WeaveTarget:
 
     def is_empty(self, place: Place) -> bool:
         """Whether the project has no call at all."""
-        return not self._calls(place, CallId, ["id", "trace_id"], limit=1)
+        return self._reading.is_empty(place)
 
     def encode(self, trajectory: Trajectory, place: Place) -> Record:
         """Build the calls, the trajectory's own last."""
         return encode(trajectory, place)
 
-    def complete(self, entries: Sequence[Entry]) -> set[str]:
-        """Ask which trajectories are there: all of their calls, and this content in the root."""
-        done: set[str] = set()
-        for part in _askable(entries):
-            calls = self._ids(part)
-            roots = [entry for entry in part if entry.remote_id in calls[entry.remote_id]]
-            digests = self._digests(roots)
+    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
+        """Ask for the trajectories by what localtrace wrote on them.
+
+        Ids were once derived from the server's address, and a project can be renamed.
+        """
+        if not self._holds(place, run_id):
+            return {}
+        seeds = (f"weave:{self._server}:{place.experiment}",)
+        found: dict[str, Entry] = {}
+        usual = set()
+        for root in self._reading.roots_of(place, trace_ids):
+            facts = root.facts
+            if root.id == root_id(place.destination, facts.trace_id):
+                usual.add(facts.trace_id)
+                continue
+            known = [s for s in (facts.ids_from, *seeds) if root_id(s, facts.trace_id) == root.id]
+            there = replace(place, ids_from=known[0]) if known else replace(place, destination="")
+            count = 1 + facts.span_count
+            entry = Entry(there, facts.trace_id, root.id, facts.digest, count)
+            found.setdefault(facts.trace_id, entry)
+        return {trace_id: entry for trace_id, entry in found.items() if trace_id not in usual}
+
+    def _holds(self, place: Place, run_id: str) -> bool:
+        """Whether the project held any trajectory of the run when that was first asked."""
+        key = (place.experiment, run_id)
+        if key not in self._runs_held:
+            self._runs_held[key] = self._reading.holds_run(place, run_id)
+        return self._runs_held[key]
+
+    def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
+        """Ask for all calls of the trajectories, and for the content that their roots name."""
+        found: dict[str, bool] = {}
+        for part in askable(entries):
+            calls = self._reading.ids(part)
+            roots = self._reading.roots([e for e in part if e.remote_id in calls[e.remote_id]])
             for entry in part:
-                found = calls[entry.remote_id]
-                same = digests.get(entry.remote_id) == entry.digest
-                if same and len(found) >= entry.span_count:
-                    done.add(entry.trace_id)
-                    found = set()
-                elif entry.remote_id in digests and not same:
-                    found = set()  # older content: all of it is sent anew
-                self._remember(entry, found)
-        return done
-
-    def _remember(self, entry: Entry, calls: set[str]) -> None:
-        with self._lock:
-            self._stored.pop(entry.remote_id, None)
-            if calls:
-                self._stored[entry.remote_id] = calls
-
-    def _ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
-        """The ids of the calls that are there, by trajectory."""
-        traces = {"trace_ids": [entry.remote_id for entry in entries]}
-        found: defaultdict[str, set[str]] = defaultdict(set)
-        for call in self._calls(entries[0].place, CallId, ["id", "trace_id"], filter=traces):
-            found[call.trace_id].add(call.id)
+                held = Held(calls[entry.remote_id])
+                root = roots.get(entry.remote_id)
+                if root is not None and root.facts.digest != entry.digest:
+                    found[entry.trace_id] = False
+                    held.digests = set(split_digests(root.facts.call_digests))
+                elif root is not None and len(held.ids) >= entry.span_count:
+                    found[entry.trace_id] = True
+                self._remember(entry, held)
         return found
 
-    def _digests(self, entries: Sequence[Entry]) -> dict[str, str]:
-        digests: dict[str, str] = {}
-        for start in range(0, len(entries), ROOTS_MAX):
-            part = entries[start : start + ROOTS_MAX]
-            roots = {"call_ids": [entry.remote_id for entry in part]}
-            answer = self._calls(part[0].place, Root, ["id", "attributes"], filter=roots)
-            digests |= {root.id: root.attributes.localtrace.digest for root in answer}
-        return digests
+    def _remember(self, entry: Entry, held: Held) -> None:
+        with self._lock:
+            self._held.pop(entry.remote_id, None)
+            if held.ids:
+                self._held[entry.remote_id] = held
 
-    def _calls(self, place: Place, kind: type[T], columns: list[str], **query: Any) -> list[T]:
-        query |= {"project_id": place.experiment, "columns": columns}
-        try:
-            body = self._query(query)
-        except Refused as error:
-            # No fault of the records that are asked for, so none of them is given up.
-            raise UploadError(
-                f"{self.uri} does not list the calls of {place.experiment}: {error}; name "
-                f"another project with --project{self._doubt}"
-            ) from error
-        return read_lines(body, kind)
-
-    def _query(self, query: dict[str, Any]) -> bytes:
-        newest = self._newest
-        try:
-            return self._http.call("POST", "/calls/stream_query", json={**query, **newest})
-        except Refused as error:
-            if error.status != 422 or not newest:
-                raise
-        self._newest = {}  # an older server; it may show calls twice, which does no harm here
-        return self._query(query)
-
-    def send(self, records: Sequence[Record]) -> None:
+    def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the calls that are not known to be there, in as many requests as they need."""
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
-        for request in _requests(list(self._missing(records))):
+        sent_bytes = dict.fromkeys((record.entry.trace_id for record in records), 0)
+        for request in requests(list(self._missing(records))):
             body = b'{"batch":[' + b",".join(part for _, part in request) + b"]}"
             try:
                 self._http.call("POST", path, content=body, headers=JSON)
@@ -221,32 +210,44 @@ class WeaveTarget:
                 raise
             with self._lock:
                 for entry, part in request:
-                    self._stored[entry.remote_id].add(call_id(part))
+                    sent_bytes[entry.trace_id] += len(part)
+                    self._held.setdefault(entry.remote_id, Held()).add(part)
         for record in records:
-            self._remember(record.entry, set())
+            self._remember(record.entry, Held())
+        return sent_bytes
 
     def _missing(self, records: Sequence[Record]) -> Iterator[tuple[Entry, bytes]]:
         for record in records:
             with self._lock:
-                stored = frozenset(self._stored.get(record.entry.remote_id, ()))
+                held = self._held.get(record.entry.remote_id, Held())
             for part in record.parts:
-                if call_id(part) not in stored:
+                if not held.has(part):
                     yield record.entry, part
 
     def _ask_again(self, records: Sequence[Record]) -> None:
         """Note what is there: the service may store the start of a batch that is too large."""
-        done = self.complete([record.entry for record in records])
+        found = self.find([record.entry for record in records])
         for record in records:
-            if record.entry.trace_id in done:
-                self._remember(record.entry, set(map(call_id, record.parts)))
+            if found.get(record.entry.trace_id):
+                self._remember(record.entry, Held(set(map(call_id, record.parts))))
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read back which trajectories are there with their content."""
-        return self.complete(entries)
+        return {trace_id for trace_id, same in self.find(entries).items() if same}
+
+    def double_rows(self, entries: Sequence[Entry]) -> int:
+        """Count the rows beyond one per call, which the service shows until it merges them."""
+        return sum(map(self._reading.double_rows, askable(entries)))
 
     def close(self) -> None:
         """Close connections."""
         self._opened.close()
+
+    def _not_listed(self, place: Place, refused: Refused) -> UploadError:
+        return UploadError(
+            f"{self.uri} does not list the calls of {place.experiment}: {refused}; name another "
+            f"project with --project{self._doubt}"
+        )
 
     def _explain(self, refused: Refused) -> UploadError | None:
         """What a refusal means that every other request would get too."""
@@ -264,31 +265,3 @@ class WeaveTarget:
         else:
             return None
         return UploadError(f"{self.uri} refused: {refused}; {remedy}{self._doubt}")
-
-
-def _askable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Entries that one answer can hold."""
-    part: list[Entry] = []
-    count = 0
-    for entry in entries:
-        if part and (len(part) == IDS_MAX or count + entry.span_count > ANSWER_MAX_CALLS):
-            yield part
-            part, count = [], 0
-        part.append(entry)
-        count += entry.span_count
-    if part:
-        yield part
-
-
-def _requests(parts: Iterable[tuple[Entry, bytes]]) -> Iterator[list[tuple[Entry, bytes]]]:
-    """Calls that one request can hold, in their order."""
-    request: list[tuple[Entry, bytes]] = []
-    size_bytes = 0
-    for entry, part in parts:
-        if request and (len(request) == CALLS_MAX or size_bytes + len(part) > REQUEST_MAX_BYTES):
-            yield request
-            request, size_bytes = [], 0
-        request.append((entry, part))
-        size_bytes += len(part)
-    if request:
-        yield request

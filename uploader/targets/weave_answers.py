@@ -20,8 +20,16 @@ class CallId(msgspec.Struct):
     trace_id: str
 
 
+class Count(msgspec.Struct):
+    count: int
+
+
 class Facts(msgspec.Struct):
+    trace_id: str = ""
     digest: str = ""
+    call_digests: str = ""
+    ids_from: str = ""
+    span_count: int = 0
 
 
 class Attributes(msgspec.Struct):
@@ -31,6 +39,11 @@ class Attributes(msgspec.Struct):
 class Root(msgspec.Struct):
     id: str
     attributes: Attributes = msgspec.field(default_factory=Attributes)
+
+    @property
+    def facts(self) -> Facts:
+        """What identifies the record."""
+        return self.attributes.localtrace
 
 
 class Project(msgspec.Struct):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -31,6 +32,9 @@ CALL_MAX_BYTES = 3_500_000
 ROOT_ATTRIBUTES_MAX_BYTES = 2**18
 """They are read back, many in one answer."""
 SHORT_MAX_CHARS = 1000
+DIGESTS_MAX = 4096
+"""A trajectory of more calls is sent whole when it has changed."""
+_DIGEST_CHARS = 12
 _NAME_MAX_CHARS = 128
 _JSON_MAX_GROWTH = 3
 """How much longer a value becomes at most as Python's JSON, in ASCII and with spaces."""
@@ -62,15 +66,15 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
     Calls stand after those that they made, and the trajectory itself is last: where it is stored,
     everything is.
     """
-    key = (place.destination, trajectory.trace_id)
-    root_id = _uuid(*key)
+    key = (place.seed, trajectory.trace_id)
+    trace_id = root_id(*key)
     ids = {span.span_id: _uuid(*key, span.span_id) for span in trajectory.spans}
     sums = summaries(trajectory)
     step = trajectory.step
     new = partial(
         Call,
         project_id=place.experiment,
-        trace_id=root_id,
+        trace_id=trace_id,
         wb_run_id=place.run or None,
         wb_run_step=step if place.run and step is not None and step >= 0 else None,
     )
@@ -80,7 +84,7 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
         call = new(
             id=ids[span.span_id],
             # A call whose caller was not recorded belongs directly under the trajectory.
-            parent_id=ids.get(span.parent_id or "", root_id),
+            parent_id=ids.get(span.parent_id or "", trace_id),
             op_name=_op_name(span.op, place),
             summary=sums[span.span_id],
             **_span_fields(span, trajectory),
@@ -88,17 +92,34 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
         parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
     name = trajectory.name or ROOT_NAME
     fields = _root_fields(trajectory, name, sums[None], cuts)
-    root = new(id=root_id, parent_id=None, op_name=_op_name(name, place), **fields)
+    root = new(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields)
     root = _fitted(root, name, cuts)
     digest = hashlib.sha256(b"\n".join([*parts, msgspec.json.encode(root)])).hexdigest()
-    root.attributes["localtrace"]["digest"] = digest
-    entry = Entry(place, trajectory.trace_id, root_id, digest, 1 + len(parts))
+    root.attributes["localtrace"] |= {"digest": digest, "ids_from": place.seed}
+    if len(parts) <= DIGESTS_MAX:
+        root.attributes["localtrace"]["call_digests"] = "".join(map(call_digest, parts))
+    entry = Entry(place, trajectory.trace_id, trace_id, digest, 1 + len(parts))
     return Record(entry, (*parts, msgspec.json.encode(root)), cuts=tuple(cuts))
+
+
+def root_id(seed: str, trace_id: str) -> str:
+    """The id of the call around a trajectory, which is also its trace id at Weave."""
+    return _uuid(seed, trace_id)
 
 
 def call_id(part: bytes) -> str:
     """The id of an encoded call."""
     return part[7:43].decode()
+
+
+def call_digest(part: bytes) -> str:
+    """A short digest of an encoded call, its id included: the same call, with the same content."""
+    return hashlib.sha256(part).hexdigest()[:_DIGEST_CHARS]
+
+
+def split_digests(text: str) -> Iterator[str]:
+    """Yield the digests of calls that a root names one after the other."""
+    return (text[start : start + _DIGEST_CHARS] for start in range(0, len(text), _DIGEST_CHARS))
 
 
 def _span_fields(span: Span, trajectory: Trajectory) -> dict[str, Any]:

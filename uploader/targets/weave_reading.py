@@ -1,0 +1,134 @@
+"""What a Weave project holds: the questions that an upload asks, and their answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from localtrace.errors import UploadError
+from localtrace.uploader.targets import Entry, Place
+from localtrace.uploader.targets.http import HttpSession, Refused
+from localtrace.uploader.targets.weave_answers import CallId, Count, Root, read_lines
+
+IDS_MAX = 1000
+"""Of one filter."""
+ANSWER_MAX_CALLS = 40_000
+"""Each is some 600 bytes of an answer."""
+ROOTS_MAX = 100
+"""Asked for at once with their attributes, which may be long."""
+_NEWEST = {"latest_only": True}
+
+T = TypeVar("T")
+
+
+class Reading:
+    """Asks one server for calls."""
+
+    def __init__(self, http: HttpSession, refusal: Callable[[Place, Refused], UploadError]) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            refusal: gives the error to raise where the server does not list a project's calls.
+        """
+        self._http = http
+        self._refusal = refusal
+        self._newest: dict[str, Any] = _NEWEST
+
+    def is_empty(self, place: Place) -> bool:
+        """Whether the project has no call at all."""
+        return not self._calls(place, CallId, ["id", "trace_id"], limit=1)
+
+    def ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
+        """The ids of the calls that are there, by the target's id of their trajectory."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        columns = ["id", "trace_id"]
+        for call in self._calls(entries[0].place, CallId, columns, filter=_traces(entries)):
+            found[call.trace_id].add(call.id)
+        return found
+
+    def roots(self, entries: Sequence[Entry]) -> dict[str, Root]:
+        """The trajectories' own calls that are there, by their ids."""
+        found: dict[str, Root] = {}
+        for start in range(0, len(entries), ROOTS_MAX):
+            part = entries[start : start + ROOTS_MAX]
+            roots = {"call_ids": [entry.remote_id for entry in part]}
+            answer = self._calls(part[0].place, Root, ["id", "attributes"], filter=roots)
+            found |= {root.id: root for root in answer}
+        return found
+
+    def holds_run(self, place: Place, run_id: str) -> bool:
+        """Whether any trajectory of a run is there, whatever its ids."""
+        query = _where("$eq", "run_id", {"$literal": run_id})
+        return bool(self._roots_where(place, query, limit=1))
+
+    def roots_of(self, place: Place, trace_ids: Sequence[str]) -> Iterator[Root]:
+        """Yield the own calls of trajectories, whatever their ids are, in the order of the ids."""
+        for start in range(0, len(trace_ids), ROOTS_MAX):
+            part = [{"$literal": trace_id} for trace_id in trace_ids[start : start + ROOTS_MAX]]
+            found = self._roots_where(place, _where("$in", "trace_id", part))
+            yield from sorted(found, key=lambda root: root.id)
+
+    def double_rows(self, entries: Sequence[Entry]) -> int:
+        """How many rows the server shows of these trajectories beyond one per call."""
+        place, traces = entries[0].place, _traces(entries)
+        query = {"project_id": place.experiment, "filter": traces}
+        with self._listing(place):
+            rows = self._http.ask(Count, "POST", "/calls/query_stats", json=query).count
+            if rows <= sum(entry.span_count for entry in entries):
+                return 0
+            query |= {"columns": ["id", "trace_id"]}
+            body = self._http.call("POST", "/calls/stream_query", json=query)
+        calls = [call.id for call in read_lines(body, CallId)]
+        return len(calls) - len(set(calls))
+
+    @contextmanager
+    def _listing(self, place: Place) -> Iterator[None]:
+        try:
+            yield
+        except Refused as error:
+            # No fault of the records that are asked for, so none of them is given up.
+            raise self._refusal(place, error) from error
+
+    def _roots_where(self, place: Place, query: dict[str, Any], **limit: int) -> list[Root]:
+        roots = {"trace_roots_only": True}
+        return self._calls(place, Root, ["id", "attributes"], filter=roots, query=query, **limit)
+
+    def _calls(self, place: Place, kind: type[T], columns: list[str], **query: Any) -> list[T]:
+        query |= {"project_id": place.experiment, "columns": columns}
+        with self._listing(place):
+            return read_lines(self._query(query), kind)
+
+    def _query(self, query: dict[str, Any]) -> bytes:
+        newest = self._newest
+        try:
+            return self._http.call("POST", "/calls/stream_query", json={**query, **newest})
+        except Refused as error:
+            if error.status != 422 or not newest:
+                raise
+        self._newest = {}  # an older server; it may show calls twice, which does no harm here
+        return self._query(query)
+
+
+def askable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Yield the entries in parts that one answer can hold."""
+    part: list[Entry] = []
+    count = 0
+    for entry in entries:
+        if part and (len(part) == IDS_MAX or count + entry.span_count > ANSWER_MAX_CALLS):
+            yield part
+            part, count = [], 0
+        part.append(entry)
+        count += entry.span_count
+    if part:
+        yield part
+
+
+def _traces(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    return {"trace_ids": [entry.remote_id for entry in entries]}
+
+
+def _where(operator: str, fact: str, value: Any) -> dict[str, Any]:
+    """A condition on what identifies a record, under the attributes of its own call."""
+    return {"$expr": {operator: [{"$getField": f"attributes.localtrace.{fact}"}, value]}}
