@@ -330,6 +330,9 @@ def test_a_ledger_of_version_1_keeps_what_it_knows(tmp_path) -> None:
         old.executescript(LEDGER_1)
     with closing(Ledger(tmp_path)) as ledger:
         assert ledger.known("there", "t") == Known(State.ACCEPTED, "d", "")
+        # Weave's destination was an address, and its ids stay those of the address.
+        known = ledger.known("weave:team/p", "t")
+        assert known == Known(State.ACCEPTED, "d", "weave:h:80:team/p")
         assert ledger.speed("uri") is None
 
 
@@ -340,6 +343,7 @@ create table entries (
     primary key (destination, trace_id)
 ) strict, without rowid;
 insert into entries values ('there', 't', 'r', 'd', 'accepted', null, 1);
+insert into entries values ('weave:h:80:team/p', 't', 'r', 'd', 'accepted', null, 1);
 pragma user_version = 1;
 """
 
@@ -435,7 +439,7 @@ def test_the_first_record_of_an_empty_place_is_there_before_another_leaves(uploa
 
     def look(ids: list[str]) -> None:
         held_before.append(len(target.held))
-        time.sleep(0.01)
+        time.sleep(0.2 if ids == IDS[:1] else 0)
 
     target.before = look
     assert upload().complete
