@@ -97,6 +97,7 @@ def _print(receipt: Receipt, path: Path) -> None:
 
     counts = count(receipt.traces)
     cuts = sum(len(trace.cuts) for trace in receipt.traces)
+    doubles = receipt.double_rows
     checked = f"{counts['verified']} read back" if receipt.reads_back else "accepted, not verified"
     lines = [
         ("upload", f"{receipt.upload_id}, {'' if receipt.complete else 'not '}complete"),
@@ -108,7 +109,7 @@ def _print(receipt: Receipt, path: Path) -> None:
         ("sent", f"{counts['sent']} ({show_size(counts['sent_bytes'])}), {checked}"),
         *((state, str(counts[state])) for state in _OTHER_STATES if counts[state]),
         *([("replaced", f"{n} earlier versions")] if (n := counts["replaced"]) else []),
-        *([("double rows", f"{n}, until they are merged")] if (n := receipt.double_rows) else []),
+        *([("double rows", f"{doubles}, until they are merged")] if doubles else []),
         *(("run", _place(run)) for run in receipt.runs),
         *([("cut", f"{cuts} values that are too long for the target")] if cuts else []),
         *(("not stored", f"{n} x {what}") for what, n in sorted(receipt.left_out.items())),
