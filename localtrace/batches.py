@@ -49,7 +49,7 @@ def record_tensors(
             tensor, such as `mask.sum(-1)`. Without it all do.
         tensors: by name: a tensor or an array of shape (rows, tokens), padded at the end of rows;
             one of shape (sum of lengths,); or a list with the values of each row. Of any type of
-            number.
+            number. Rows count the whole response or generated tokens only: see `outcome`.
     """
     recorder = process.active
     if recorder is None:

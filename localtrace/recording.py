@@ -155,6 +155,14 @@ def outcome(
         source: who says so, such as `reward_model`.
         values: by name (reward, advantage, fate, trained_step, …): a number, text, or a list with
             one number per token. The newest value of a name wins.
+
+    The view `tokens` puts the lists `old_log_probs`, `ref_log_prob`, `advantages`,
+    `rollout_log_probs` and `response_mask` beside the tokens. A list counts either the whole
+    response, all tokens between the end of the first prompt and the end of the last turn, those of
+    tools included, or the generated tokens only: its length says which. Of a response that was cut
+    off, or that goes on after the last turn, give its `response_mask` too, 1 where the model
+    generated the token. A list that fits neither layout is kept, but shown beside no token, and
+    the query `recording_gaps` counts it.
     """
     if process.active is not None:
         record_outcomes(process.active, trace_id, step, source, values)

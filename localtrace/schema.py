@@ -148,7 +148,11 @@ TRAJECTORIES = TableSchema(
         Column("reward", "double", "reward set inside the rollout; later ones are outcomes"),
         Column("span_count", "int64", "calls recorded in the trajectory"),
         Column("turn_count", "int64", "model generations among them"),
-        Column("output_tokens", "int64", "tokens generated in all turns; null: no turn has ids"),
+        Column(
+            "output_tokens",
+            "int64",
+            "tokens generated in all turns, as far as their masks say so; null: no turn has ids",
+        ),
         Column("attributes", "string", "everything else set on the trajectory, tagged JSON object"),
         Column("host", "string", "host name of the recording process"),
         Column("pid", "int64", "process id of the recording process"),

@@ -195,25 +195,48 @@ select s.*, p.node_id, p.actor_id, p.job_id
 from stored.calls as s
 left join processes as p on p.writer_id = s.writer_id;
 
+-- Whether a turn's prompt begins with the prompt of the turn before it and what that generated.
+create macro goes_on(base, kept, new_ids, before_id, before_tokens, before_ids) as coalesce(case
+    when base is not distinct from before_id and kept >= before_tokens + len(before_ids) then true
+    when kept <= before_tokens
+        then new_ids[before_tokens - kept + 1:before_tokens - kept + len(before_ids)] = before_ids
+    when base is not distinct from before_id
+        then new_ids[1:before_tokens + len(before_ids) - kept] = before_ids[kept - before_tokens + 1:]
+end, false);
+
+-- Turns, and whether each goes on from the one before it.
+create view stored.chained_turns as
+select
+    *,
+    row_number() over trace - 1 as turn,
+    turn = 0 or goes_on(
+        prompt_base, prompt_kept, prompt_ids, lag(span_id) over trace, lag(prompt_tokens) over trace,
+        lag(coalesce(output_ids, [])) over trace
+    ) as is_chained
+from stored.spans
+where is_turn
+-- All keys are the same within a trace; naming them lets a filter skip files.
+window trace as (partition by project, experiment, step, trace_id order by seq);
+
 -- One row per model generation; `turn` counts from 0 inside its trajectory. `response_start` is the
 -- place of the turn's first token in the trajectory's response, which is all that follows the first
--- prompt: what trainers count their per-token values by. Null where prompt lengths are unknown.
+-- prompt. Null where that is unknown: where prompt lengths are, and from the first turn on that does
+-- not go on from the one before it, such as one of a sub-agent.
 create view turns as
 select
-    -- All keys are the same within a trace; naming them lets a filter skip files.
-    row_number() over (
-        partition by project, experiment, step, trace_id order by seq
-    ) - 1 as turn,
-    if(turn = 0, 0, prompt_tokens - first_value(prompt_tokens) over (
-        partition by project, experiment, step, trace_id order by seq
-    )) as response_start,
+    turn,
+    if(
+        bool_and(is_chained) over trace,
+        if(turn = 0, 0, prompt_tokens - first_value(prompt_tokens) over trace),
+        null
+    ) as response_start,
     project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
     span_id, parent_id, seq, op, status, error, start_ns, end_ns, started_at,
     prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
     response_mask, prompt_text, output_text, messages_base, messages_kept, messages,
     finish_reason, weight_version, placeholder
-from stored.spans
-where is_turn;
+from stored.chained_turns
+window trace as (partition by project, experiment, step, trace_id order by seq);
 
 -- One row per generation as an engine recorded it (localtrace.trainer_hooks.generations), with the
 -- call that asked for it. `joined` says how that is known: carried, when the request carried its
@@ -267,26 +290,122 @@ from (
     from (select *, from_json(messages, '["JSON"]') as list from turns)
 );
 
+-- The elements of a list whose mask is not 0; all where there is no mask.
+create macro unmasked(list, mask) as if(
+    list is null or mask is null, list,
+    list_transform(list_filter(list_zip(list, mask), lambda x: x[2] <> 0), lambda x: x[1])
+);
+
+-- Turns with ids, and what tells where their tokens stand in a list of per-token values: by `laid_out`
+-- in one of the whole response, by `all_ids` in one of all ids of turns, by `all_generated` in one of
+-- those that no mask of a turn rules out. Each is the length of such a list; null: unknown.
+create view stored.measured_turns as
+select
+    *,
+    len(output_ids) as n,
+    len(unmasked(output_ids, response_mask)) as generated_n,
+    if(count(response_start) over trace = count(*) over trace,
+       max(response_start + len(output_ids)) over trace, null) as laid_out,
+    sum(n) over trace as all_ids,
+    sum(generated_n) over trace as all_generated,
+    sum(n) over earlier - n as ids_before,
+    sum(generated_n) over earlier - generated_n as generated_before
+from turns
+where len(output_ids) > 0
+window
+    trace as (partition by project, experiment, step, trace_id),
+    earlier as (partition by project, experiment, step, trace_id order by seq);
+
+-- The newest per-token values that belong to the tokens of trajectories.
+create view stored.token_values as
+select
+    trace_id as of_trace,
+    any_value("values") filter (name = 'response_mask') as mask,
+    any_value("values") filter (name = 'rollout_log_probs') as sent,
+    any_value("values") filter (name = 'old_log_probs') as trainer,
+    any_value("values") filter (name = 'ref_log_prob') as ref,
+    any_value("values") filter (name = 'advantages') as advantages
+from outcomes
+where name in (
+    'response_mask', 'rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages'
+)
+group by trace_id;
+
+-- Turns with the newest per-token values, and how the trainer's mask, where there is one, tells places:
+-- it is the response's own, perhaps cut off at the end (`mask_is_response`), or its ones stand for the
+-- generated tokens one after the other (`mask_is_order`).
+create view stored.valued_turns as
+select
+    *,
+    coalesce(len(mask) <= laid_out and sum(least(greatest(len(mask) - response_start, 0), n)) over trace
+        = len(list_filter(mask, lambda x: x <> 0)), false) as mask_is_response,
+    coalesce(len(list_filter(mask, lambda x: x <> 0)) = all_generated, false) as mask_is_order
+from stored.measured_turns
+left join stored.token_values on of_trace = trace_id
+window trace as (partition by project, experiment, step, trace_id);
+
+-- What a list of per-token values counts: response, all that follows the first prompt; masked, the
+-- same where only a mask tells which of it was generated; ids, all ids of turns; generated, those that
+-- no mask of a turn rules out. Null: its length fits none.
+create macro layout_of(list, t) as case
+    when len(list) = t.laid_out then 'response'
+    when len(list) = len(t.mask) and t.mask_is_response then 'response'
+    when len(list) = len(t.mask) and t.mask_is_order then 'masked'
+    when len(list) = t.all_ids then 'ids'
+    when len(list) = t.all_generated then 'generated'
+end;
+
+-- The values of a turn's ids, in their order; null for an id that a mask of its turn rules out.
+create macro spread(list, own_mask) as if(own_mask is null, list, list_transform(list_sort(list_concat(
+    list_zip(list_filter(range(1, len(own_mask) + 1), lambda i: own_mask[i] <> 0), list),
+    list_zip(list_filter(range(1, len(own_mask) + 1), lambda i: own_mask[i] = 0), []::float[])
+)), lambda x: x[2]));
+
+-- The part of a list of per-token values that belongs to a turn's ids.
+create macro part_of(list, t) as case layout_of(list, t)
+    when 'response' then list[t.response_start + 1:t.response_start + t.n]
+    when 'masked' then spread(unmasked(list, t.mask)[t.generated_before + 1:t.generated_before + t.generated_n], t.response_mask)
+    when 'ids' then list[t.ids_before + 1:t.ids_before + t.n]
+    when 'generated' then spread(list[t.generated_before + 1:t.generated_before + t.generated_n], t.response_mask)
+end;
+
+-- One row per trajectory with per-token values of tokens, and whether all of them have their place.
+create view stored.placed_values as
+select
+    v.of_trace as trace_id,
+    (v.mask is null or layout_of(v.mask, t) is not null)
+        and (v.sent is null or layout_of(v.sent, t) is not null)
+        and (v.trainer is null or layout_of(v.trainer, t) is not null)
+        and (v.ref is null or layout_of(v.ref, t) is not null)
+        and (v.advantages is null or layout_of(v.advantages, t) is not null) as all_placed
+from stored.token_values as v
+left join (select * from stored.valued_turns where ids_before = 0) as t on t.trace_id = v.of_trace;
+
 -- One row per token of a turn's output; `position` counts from 0 inside its turn,
 -- `response_position` inside the trajectory's response. `piece` is what the token adds to a text
 -- before it, a leading space included; U+FFFD stands for the part of a character that a token of
 -- bytes may hold. It is null where the store keeps no tokenizer of the run, the tokenizer has no
 -- such token, or the extra `text` is not installed. `generated` is false where the turn's own
 -- response mask is 0, or, for turns without one, the newest per-token outcome response_mask: there a
--- tool or the environment put the token into the response. Without a mask it is true: an agent
--- loop's turns hold only what the model generated. Values of the trainer are the newest per-token
--- outcomes old_log_probs, ref_log_prob and advantages, for the trajectories that have them; where
--- the engine gave no logprob, rollout_log_probs.
+-- tool or the environment put the token into the response, and its values are null. Without a mask it
+-- is true: an agent loop's turns hold only what the model generated. Values of the trainer are the
+-- newest per-token outcomes old_log_probs, ref_log_prob and advantages, for the trajectories that have
+-- them; where the engine gave no logprob, rollout_log_probs. The length of such a list says what it
+-- counts: the whole response, from the first prompt's end to the end of the last turn, or generated
+-- tokens only. Where it fits neither, the values are null (see the query recording_gaps).
 create view tokens as
 select
     project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
     span_id, turn, position, id,
     piece_of(run_id, id) as piece,
     coalesce(own_mask <> 0, sent_mask <> 0, true) as generated,
-    coalesce(own_logprob, sent_logprob) as logprob,
-    trainer_logprob, ref_logprob, advantage, weight_version,
+    if(generated, coalesce(own_logprob, sent_logprob), null) as logprob,
+    if(generated, trainer, null) as trainer_logprob,
+    if(generated, ref, null) as ref_logprob,
+    if(generated, advantage_here, null) as advantage,
+    weight_version,
     response_start + position as response_position,
-    trainer_logprob - coalesce(own_logprob, sent_logprob) as logprob_diff
+    trainer_logprob - logprob as logprob_diff
 from (
     select
         project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
@@ -294,28 +413,14 @@ from (
         generate_subscripts(output_ids, 1) - 1 as position,
         unnest(output_ids) as id,
         unnest(response_mask[:n]) as own_mask,
-        unnest(mask[a + 1:a + n]) as sent_mask,
+        unnest(part_of(mask, t)) as sent_mask,
         unnest(output_logprobs[:n]) as own_logprob,
-        unnest(sent[a + 1:a + n]) as sent_logprob,
-        unnest(trainer[a + 1:a + n]) as trainer_logprob,
-        unnest(ref[a + 1:a + n]) as ref_logprob,
-        unnest(advantages[a + 1:a + n]) as advantage,
+        unnest(part_of(sent, t)) as sent_logprob,
+        unnest(part_of(trainer, t)) as trainer,
+        unnest(part_of(ref, t)) as ref,
+        unnest(part_of(advantages, t)) as advantage_here,
         weight_version
-    from (select *, len(output_ids) as n, response_start as a from turns where len(output_ids) > 0)
-    left join (
-        select
-            trace_id as of_trace,
-            any_value("values") filter (name = 'response_mask') as mask,
-            any_value("values") filter (name = 'rollout_log_probs') as sent,
-            any_value("values") filter (name = 'old_log_probs') as trainer,
-            any_value("values") filter (name = 'ref_log_prob') as ref,
-            any_value("values") filter (name = 'advantages') as advantages
-        from outcomes
-        where name in (
-            'response_mask', 'rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages'
-        )
-        group by trace_id
-    ) on of_trace = trace_id
+    from stored.valued_turns as t
 );
 
 -- One row per scalar of a training step.

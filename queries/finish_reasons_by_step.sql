@@ -8,7 +8,7 @@ select
     coalesce(finish_type(u.finish_reason), 'unknown') as finish_reason,
     count(*) as turns,
     count(*) / sum(count(*)) over (partition by t.experiment, t.run_id, t.step) as share,
-    avg(len(u.output_ids)) as mean_tokens
+    avg(len(unmasked(u.output_ids, u.response_mask))) as mean_tokens
 from turns as u
 join trajectories as t on t.trace_id = u.trace_id and t.step is not distinct from u.step
 where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)

@@ -1,6 +1,7 @@
 -- What the recording itself lacks, per step: dropped and interrupted rollouts, small groups, gaps.
 -- params: run (optional), experiment (optional)
--- missing_steps_before counts steps without any rollout since the step before. Small groups have
+-- unplaced counts rollouts with per-token values whose lengths fit neither the whole response nor the
+-- generated tokens, so that tokens shows none of them. missing_steps_before counts steps without any rollout since the step before. Small groups have
 -- fewer rollouts than the most common size of the run. Superseded attempts are left out.
 with usual as (
     -- The larger one of two sizes that are equally common.
@@ -17,6 +18,7 @@ select
     t.interrupted,
     t.running,
     coalesce(g.small_groups, 0) as small_groups,
+    coalesce(p.unplaced, 0) as unplaced,
     t.step - lag(t.step) over (partition by t.experiment, t.run_id order by t.step) - 1
         as missing_steps_before,
     t.reasons
@@ -43,4 +45,12 @@ left join (
     group by experiment, run_id, step
 ) as g on g.experiment = t.experiment and g.run_id = t.run_id
     and g.step is not distinct from t.step
+left join (
+    select t.experiment, t.run_id, t.step, count(*) as unplaced
+    from trajectories as t
+    join stored.placed_values as v on v.trace_id = t.trace_id
+    where not v.all_placed
+    group by t.experiment, t.run_id, t.step
+) as p on p.experiment = t.experiment and p.run_id = t.run_id
+    and p.step is not distinct from t.step
 order by t.experiment, t.run_id, t.step

@@ -14,7 +14,8 @@ select
 from trajectories as t
 join (
     select
-        trace_id, step, sum(len(output_ids)) as tokens, sum((end_ns - start_ns) / 1e9) as generating_s
+        trace_id, step, sum(len(unmasked(output_ids, response_mask))) as tokens,
+        sum((end_ns - start_ns) / 1e9) as generating_s
     from turns
     where output_ids is not null
     group by trace_id, step

@@ -18,6 +18,7 @@ from localtrace.schema import (
     DETAIL_NAMES,
     DROPPED_NAMES,
     FINISH_NAMES,
+    MASK_NAMES,
     MESSAGE_NAMES,
     OUTPUT_NAMES,
     OUTPUT_TEXT_NAMES,
@@ -32,6 +33,7 @@ from localtrace.store.encoded import (
     raw_map,
 )
 from localtrace.store.records import Call, SpanCall, TurnCall
+from localtrace.store.values import as_list
 
 Fields = dict[str, msgspec.Raw]
 """Arguments or a result by name, still encoded."""
@@ -59,6 +61,18 @@ def output_elements(outputs: Fields | None) -> tuple[int, bytes] | None:
     """Count and bytes of the ids that a result says were generated."""
     name = first_named(outputs, OUTPUT_NAMES)
     return None if outputs is None or name is None else listed_elements(outputs[name])
+
+
+def generated_count(outputs: Fields | None) -> int | None:
+    """How many of the ids of a result the model generated, which a mask may say; None: no ids."""
+    listed = output_elements(outputs)
+    if listed is None:
+        return None
+    name = first_named(outputs, MASK_NAMES)
+    mask = as_list(codec.decode(outputs[name])) if outputs and name else None
+    if isinstance(mask, list) and len(mask) == listed[0]:
+        return sum(bool(one) for one in mask)
+    return listed[0]
 
 
 def generated_text(outputs: Fields) -> str | None:
@@ -138,9 +152,9 @@ class TurnTotals:
             return
         if self.turns == 0:
             self.prompt_hash = call.prompt_hash = prompt_hash(inputs)
-        generated = output_elements(outputs)
+        generated = generated_count(outputs)
         if generated is not None:
-            self.output_tokens = (self.output_tokens or 0) + generated[0]
+            self.output_tokens = (self.output_tokens or 0) + generated
         elif self.turns == 0:
             self.output_tokens = None
         self.turns += 1

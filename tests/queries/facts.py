@@ -6,7 +6,9 @@ rewards and rewards that are nan are told apart by the column `rewarded`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +90,8 @@ class Facts:
         rows = self._spans
         columns = [name for name in rows.column_names if name not in _LISTS]
         frame = _frame(rows.select(columns)).assign(row=np.arange(len(rows)))
-        frame["kind"] = [_kind(*call) for call in zip(frame["op"], frame["is_turn"], strict=True)]
+        frame["said"] = frame["kind"].notna()
+        frame["kind"] = _kinds(frame)
         frame["seconds"] = (frame["end_ns"] - frame["start_ns"]).astype(float) / 1e9
         known = rows["output_ids"].is_valid().to_numpy()
         frame["tokens"] = pd.array(self.lists["output_ids"].lengths, "Int64")
@@ -99,6 +102,30 @@ class Facts:
     def turns(self) -> Frame:
         """The calls that are generations, in their order."""
         return self.spans[self.spans["is_turn"]].sort_values(["trace_id", "seq"], kind="stable")
+
+    @cached_property
+    def unplaced(self) -> set[str]:
+        """Trajectories with a list of per-token values that is as long as nothing it may count."""
+        names = (
+            "response_mask",
+            "rollout_log_probs",
+            "old_log_probs",
+            "ref_log_prob",
+            "advantages",
+        )
+        rows = _frame(self._table("outcomes", ["trace_id", "name", "time_ns", "values"]))
+        rows = rows[rows["name"].isin(names) & rows["values"].notna()].sort_values("time_ns")
+        newest = rows.drop_duplicates(["trace_id", "name"], keep="last")
+        turns = self.turns.assign(n=self.turns["tokens"].fillna(0).astype(int))
+        first = turns.groupby("trace_id")["prompt_tokens"].transform("first")
+        turns["end"] = turns["prompt_tokens"] - first + turns["n"]
+        counted = (
+            turns[turns["n"] > 0].groupby("trace_id").agg(whole=("end", "max"), ids=("n", "sum"))
+        )
+        known = newest.join(counted, on="trace_id")
+        size = known["values"].map(len)
+        fits = ((size == known["whole"]) | (size == known["ids"])).fillna(False)
+        return set(known.loc[~fits, "trace_id"])
 
     @cached_property
     def texts(self) -> Frame:
@@ -116,7 +143,7 @@ class Facts:
         return self._table(
             "spans",
             ["experiment", "run_id", "attempt", "trace_id", "step", "span_id", "parent_id", "seq",
-             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text",
+             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text", "kind",
              "finish_reason", "weight_version", "prompt_crc32", "prompt_tokens", *_LISTS],
         )  # fmt: skip
 
@@ -162,13 +189,60 @@ def _superseded(frame: Frame) -> Array:
     return done_again
 
 
-def _kind(op: str, is_turn: bool) -> str:
-    if is_turn:
-        return "generation"
-    name = op.lower()
-    if any(word in name for word in ("reward", "score", "grade", "judge", "verif")):
-        return "reward"
-    return "tool" if "tool" in name or name.endswith(".execute") else "other"
+def finish_type(reason: Any) -> str | None:
+    """The kind of a finish reason, as text or in an engine's JSON."""
+    if not isinstance(reason, str):
+        return None
+    return str(json.loads(reason)["type"] if reason.startswith("{") else reason).lower()
+
+
+def _kinds(spans: Frame) -> list[str]:
+    """What is said of each call, else what the tree and the order of the turns tell."""
+    traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    columns = ["trace_id", "span_id", "parent_id", "seq", "op", "is_turn", "kind", "finish_reason"]
+    for place, one in enumerate(spans[columns].astype(object).to_dict("records")):
+        traces[one["trace_id"]].append({**one, "place": place})
+    kinds = [""] * len(spans)
+    for calls in traces.values():
+        for place, kind in _kinds_of(sorted(calls, key=lambda one: one["seq"])):
+            kinds[place] = kind
+    return kinds
+
+
+def _kinds_of(calls: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+    parents = {one["span_id"]: one["parent_id"] for one in calls}
+    agents = {one["span_id"] for one in calls if one["kind"] == "agent"}
+    turns = [one for one in calls if one["is_turn"]]
+    quiet = {one["span_id"] for one in calls if one["is_turn"] or isinstance(one["kind"], str)}
+    for turn in turns:
+        above = parents[turn["span_id"]]
+        while isinstance(above, str):
+            agents |= {above} - quiet
+            above = parents.get(above)
+    between = {
+        one["op"] for one in calls
+        if turns and not one["is_turn"] and turns[0]["seq"] < one["seq"] < turns[-1]["seq"]
+    }  # fmt: skip
+    asks = bool(turns) and finish_type(turns[-1]["finish_reason"]) == "tool_calls"
+    for one in calls:
+        if isinstance(one["kind"], str):
+            kind = one["kind"]
+        elif one["is_turn"]:
+            kind = "generation"
+        elif one["span_id"] in agents:
+            kind = "agent"
+        elif turns and isinstance(one["parent_id"], str) and one["parent_id"] not in agents:
+            kind = "other"
+        elif any(word in one["op"].lower() for word in ("reward", "grade")):
+            kind = "reward"
+        elif "tool" in one["op"].lower() or one["op"].endswith(".execute"):
+            kind = "tool"
+        elif not turns or one["seq"] < turns[0]["seq"]:
+            kind = "other"
+        else:
+            called = one["seq"] < turns[-1]["seq"] or asks or one["op"] in between
+            kind = "tool" if called else "other"
+        yield one["place"], kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,17 @@ OPS = {
 }  # fmt: skip
 
 
+SAID = np.array(
+    [
+        {"run": "agent", "generate": "generation", "tool": "tool", "execute": "tool",
+         "inner": "tool", "reward": "reward", "grade": "reward"}.get(name, "other")
+        for name in SLOT_OPS
+    ],
+    object,
+)  # fmt: skip
+"""Kinds that recording code says, now and then."""
+
+
 def span_rows(plan: Plan, shape: Shape, rng: np.random.Generator) -> pa.Table:
     """The calls of a batch, in the order of the spans' table."""
     of, slot = np.nonzero(shape.slots)
@@ -83,6 +94,7 @@ def span_rows(plan: Plan, shape: Shape, rng: np.random.Generator) -> pa.Table:
         "inputs": np.where(is_turn, '{"sampling_params":{"temperature":1.0}}', '{"query":"x"}'),
         "outputs": np.where(is_turn, '{"num_preempted":0}', '"found"'),
         "is_turn": is_turn,
+        "kind": np.where(rng.random(count) < 0.1, SAID[slot], None),
         "writer_id": shape.writer.take(of),
         "writer_seq": np.arange(count) + 10**8 * int(shape.true_step.min()),
     }
@@ -147,15 +159,22 @@ def _turns(
     prompt = _tokens(plan, key + np.uint64(1), added, np.zeros(count, np.int64))
     # Some engines give text alone, some stores have no tokenizer, some hooks no logprobs.
     text_only = rng.random(count) < 0.01
+    said = np.where(text_only, 0, length)
+    whole = added.copy()
+    kept = np.zeros(count, np.int64)
+    for number in range(1, turn.max(initial=0) + 1):
+        rows = np.flatnonzero((turn == number) & (before >= 0))
+        kept[rows] = whole[before[rows]] + said[before[rows]]
+        whole[rows] += kept[rows]
     no_text = rng.random(count) < 0.03
     no_logprobs = rng.random(count) < 0.05
     logprobs = -rng.exponential(0.4, int(length.sum())).astype(np.float32)
     mask = np.ones(int(length.sum()), np.int8)
     return {
         "prompt_name": np.where(is_turn, "prompt_ids", None),
-        "prompt_tokens": np.where(is_turn, added * (turn + 1), None),
+        "prompt_tokens": np.where(is_turn, whole, None),
         "prompt_base": ids.take(pa.array(before, mask=before < 0)),
-        "prompt_kept": np.where(before >= 0, added * turn, None),
+        "prompt_kept": np.where(before >= 0, kept, None),
         "prompt_ids": lists(prompt, added, is_turn, pa.int32()),
         "prompt_crc32": np.where(is_turn, (key % np.uint64(2**32)).astype(np.int64), None),
         "output_name": np.where(generated, "token_ids", None),

@@ -116,10 +116,11 @@ def _record_tokens(
         for flipped in generated[chosen].int().flip(-1)
     ]
     present = set(batch.keys())
+    tensors = {name: batch[name] for name in PER_TOKEN_NAMES if name in present}
+    # The mask tells which tokens the values belong to, also where verl cut the response off.
     values = {
-        name: [batch[name][row, :end].tolist() for row, end in zip(chosen, ends, strict=True)]
-        for name in PER_TOKEN_NAMES
-        if name in present
+        name: [tensor[row, :end].tolist() for row, end in zip(chosen, ends, strict=True)]
+        for name, tensor in {**tensors, "response_mask": generated}.items()
     }
     _record([str(trace_ids[row]) for row in chosen], values, step, suffix)
 

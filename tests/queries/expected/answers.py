@@ -18,14 +18,7 @@ from tests.queries.expected.rows import (
     training,
     with_trajectory,
 )
-from tests.queries.facts import Facts, Frame, Groups
-
-
-def finish_type(reason: Any) -> str | None:
-    """The kind of a finish reason, as text or in an engine's JSON."""
-    if not isinstance(reason, str):
-        return None
-    return str(json.loads(reason)["type"] if reason.startswith("{") else reason).lower()
+from tests.queries.facts import Facts, Frame, Groups, finish_type
 
 
 def finish_reasons_by_step(facts: Facts, **keys: Any) -> Frame:

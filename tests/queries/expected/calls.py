@@ -28,7 +28,7 @@ def time_by_kind(facts: Facts, **keys: Any) -> Frame:
     callers = pd.Index(spans["trace_id"] + spans["span_id"]).get_indexer(
         spans["trace_id"] + spans["parent_id"].fillna("none")
     )
-    is_named = (spans["kind"] != "other").to_numpy()
+    is_named = spans["kind"].isin(["generation", "tool", "reward"]).to_numpy()
     inside = np.zeros(len(spans), bool)
     caller = callers
     while (caller >= 0).any():
@@ -74,6 +74,8 @@ def tool_calls_by_step(facts: Facts, **keys: Any) -> Frame:
     calls = rows["trace_id"].map(tools["trace_id"].value_counts()).astype(float).fillna(0)
     errors = tools.loc[tools["status"] == "error", "trace_id"]
     failed = rows["trace_id"].map(errors.value_counts()).astype(float).fillna(0)
+    guessed = tools.loc[~tools["said"], "trace_id"]
+    derived = rows["trace_id"].map(guessed.value_counts()).astype(float).fillna(0)
     groups = Groups.of(rows, BY_STEP)
     total = groups.sum(calls)
     return groups.frame(
@@ -82,6 +84,7 @@ def tool_calls_by_step(facts: Facts, **keys: Any) -> Frame:
         mean_tool_calls=groups.mean(calls),
         max_tool_calls=groups.apply(calls, np.max),
         failed_share=groups.sum(failed) / np.where(total > 0, total, np.nan),
+        derived_share=groups.sum(derived) / np.where(total > 0, total, np.nan),
     )
 
 
@@ -161,6 +164,7 @@ def recording_gaps(facts: Facts, **keys: Any) -> Frame:
     lost = rows[rows["status"].isin(["dropped", "interrupted"]) & rows["error"].notna()]
     reasons = lost.groupby(groups.codes[lost.index])["error"].agg(lambda one: sorted(set(one)))
     frame = groups.frame(trajectories=groups.count(), **of_status)
+    frame["unplaced"] = groups.count(rows["trace_id"].isin(facts.unplaced).to_numpy())
     frame["reasons"] = [reasons.get(code) for code in range(len(frame))]
     frame = frame.merge(small, on=BY_STEP, how="left").fillna({"small_groups": 0})
     frame = frame.sort_values(BY_STEP).reset_index(drop=True)
