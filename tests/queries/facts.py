@@ -143,7 +143,8 @@ class Facts:
         return self._table(
             "spans",
             ["experiment", "run_id", "attempt", "trace_id", "step", "span_id", "parent_id", "seq",
-             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text", "kind",
+             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text",
+             "kind",
              "finish_reason", "weight_version", "prompt_crc32", "prompt_tokens", *_LISTS],
         )  # fmt: skip
 

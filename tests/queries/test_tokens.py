@@ -219,16 +219,16 @@ def test_a_store_that_is_left_open_says_nothing_when_the_program_ends(layout: St
 
 def test_a_token_is_generated_unless_a_mask_says_otherwise(layout: StoreLayout) -> None:
     rows: list[Row] = [
-        {"output_ids": [1, 2, 3], "response_mask": [1, 0, 1]},
-        {"output_ids": [4, 5], "prompt_tokens": 7},
-        {"output_ids": [6], "prompt_tokens": None},
+        {"prompt_ids": [9, 9, 9], "output_ids": [1, 2, 3], "response_mask": [1, 0, 1]},
+        {"prompt_ids": [9, 9, 9, 1, 2, 3, 8], "output_ids": [4, 5], "prompt_tokens": 7},
     ]
+    rows = [{"prompt_kept": 0, **row} for row in rows]
     # By place in the response: 0 to 2 are the first turn's, 4 and 5 the second's.
     mask = {"trace_id": "t", "name": "response_mask", "values": [1, 1, 1, 0, 0, 1]}
     with opened(layout, *rows, outcomes=[mask]) as store:
         found = [(row["id"], row["generated"]) for row in store.tokens().to_dicts()]
     own, trainers = [(1, True), (2, False), (3, True)], [(4, False), (5, True)]
-    assert found == [*own, *trainers, (6, True)]
+    assert found == [*own, *trainers]
 
 
 def test_the_newest_mask_of_the_trainer_counts(layout: StoreLayout) -> None:

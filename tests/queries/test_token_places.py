@@ -1,0 +1,140 @@
+"""Per-token values stand at their tokens, whichever of two layouts they have; else nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from localtrace.reader import Store
+from tests.snapshots import Row, store_of
+
+RUN: Row = {"trace_id": "t", "experiment": "e", "run_id": "r", "step": 1}
+
+
+def turn(seq: int, prompt: list[int], output: list[int] | None, **columns: Any) -> Row:
+    """A turn with its whole prompt."""
+    return {
+        **RUN, "span_id": str(seq), "seq": seq, "is_turn": True, "prompt_ids": prompt,
+        "prompt_tokens": len(prompt), "prompt_kept": 0, "output_ids": output, **columns,
+    }  # fmt: skip
+
+
+@contextmanager
+def rollout(turns: list[Row], **lists: list[float]) -> Iterator[Store]:
+    outcomes = [{"trace_id": "t", "name": name, "values": of} for name, of in lists.items()]
+    trajectory = {**RUN, "status": "ok", "validate": False}
+    with store_of(trajectories=[trajectory], spans=turns, outcomes=outcomes) as store:
+        yield store
+
+
+def trainers(store: Store) -> list[float | None]:
+    """The trainer's log-probabilities in the order of the tokens."""
+    rows = store.sql("select trainer_logprob as v from tokens order by turn, position").to_dicts()
+    return [row["v"] for row in rows]
+
+
+def unplaced(store: Store) -> int:
+    (row,) = store.query("recording_gaps").to_dicts()
+    return int(row["unplaced"])
+
+
+# The model says 10 11, a tool answers 5 6, the model says 12 13 14.
+TOOLS = [turn(0, [1, 2], [10, 11]), turn(1, [1, 2, 10, 11, 5, 6], [12, 13, 14])]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([1, 2, 0, 0, 3, 4, 5], id="whole response"),
+        pytest.param([1, 2, 3, 4, 5], id="generated tokens"),
+    ],
+)
+def test_both_layouts_give_each_token_its_own_value(values: list[float]) -> None:
+    with rollout(TOOLS, old_log_probs=values) as store:
+        assert trainers(store) == [1, 2, 3, 4, 5]
+        assert unplaced(store) == 0
+
+
+@pytest.mark.parametrize("size", [1, 4, 6, 8])
+def test_a_list_of_another_length_is_shown_nowhere_and_counted(size: int) -> None:
+    with rollout(TOOLS, old_log_probs=[1.0] * size, advantages=[1.0] * 5) as store:
+        assert trainers(store) == [None] * 5
+        assert store.sql("select sum(advantage) as s from tokens").to_dicts() == [{"s": 5.0}]
+        assert unplaced(store) == 1
+
+
+def test_a_mask_places_a_response_that_was_cut_off() -> None:
+    mask: list[float] = [1, 1, 0, 0, 1]
+    with rollout(TOOLS, old_log_probs=[1, 2, 0, 0, 3], response_mask=mask) as store:
+        assert trainers(store) == [1, 2, 3, None, None]
+        assert unplaced(store) == 0
+
+
+def test_a_mask_places_a_response_that_ends_with_a_tool() -> None:
+    mask: list[float] = [1, 1, 0, 0, 1, 1, 1, 0, 0]
+    values: list[float] = [1, 2, 0, 0, 3, 4, 5, 0, 0]
+    with rollout(TOOLS, old_log_probs=values, response_mask=mask) as store:
+        assert trainers(store) == [1, 2, 3, 4, 5]
+        assert unplaced(store) == 0
+
+
+def test_a_mask_of_what_counts_for_the_loss_is_not_taken_for_places() -> None:
+    # Two generated tokens were rejected: the ones are fewer than what was generated.
+    mask: list[float] = [1, 0, 0, 0, 1, 0, 1]
+    with rollout(TOOLS, old_log_probs=[1, 2, 0, 0, 3, 4, 5], response_mask=mask) as store:
+        rows = store.sql("from tokens order by turn, position").to_dicts()
+        assert [row["generated"] for row in rows] == [True, False, True, False, True]
+        assert [row["trainer_logprob"] for row in rows] == [1, None, 3, None, 5]
+
+
+@pytest.mark.parametrize(
+    "values", [pytest.param([1, 2, 9, 3], id="all"), pytest.param([1, 2, 3], id="generated")]
+)
+def test_tokens_that_a_turns_own_mask_rules_out_enter_no_mean(values: list[float]) -> None:
+    one = turn(
+        0, [1], [10, 11, 5, 12], response_mask=[1, 1, 0, 1], output_logprobs=[-1.0, -2.0, 0.0, -3.0]
+    )
+    with rollout([one], old_log_probs=values) as store:
+        assert trainers(store) == [1, 2, None, 3]
+        means = store.sql("select avg(logprob) as e, avg(logprob_diff) as d from tokens").to_dicts()
+        assert means == [{"e": -2.0, "d": 4.0}]
+        (surprise,) = store.query("entropy_by_step").to_dicts()
+        assert (surprise["tokens"], surprise["mean_surprise"]) == (3, 2.0)
+
+
+def test_a_sub_agent_has_no_place_in_the_response_and_its_tokens_have_their_values() -> None:
+    turns = [turn(0, [1, 2], [10, 11]), turn(1, [7] * 9, [12, 13]), turn(2, [1, 2, 10, 11], [14])]
+    with rollout(turns, old_log_probs=[1, 2, 3, 4, 5]) as store:
+        assert trainers(store) == [1, 2, 3, 4, 5]
+        starts = store.sql("select response_start as s from turns order by turn").to_dicts()
+        assert [row["s"] for row in starts] == [0, None, None]
+    with rollout(turns, old_log_probs=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]) as store:
+        assert trainers(store) == [None] * 5
+        assert unplaced(store) == 1
+
+
+def test_a_turn_that_failed_takes_no_place() -> None:
+    turns = [turn(0, [1, 2], [10]), turn(1, [1, 2, 10, 5], None), turn(2, [1, 2, 10, 5], [11])]
+    with rollout(turns, old_log_probs=[1, 0, 2], advantages=[3, 4]) as store:
+        assert trainers(store) == [1, 2]
+        found = store.sql("select advantage as v from tokens order by turn").to_dicts()
+        assert [row["v"] for row in found] == [3, 4]
+
+
+def test_prompts_stored_as_what_they_add_are_known_to_go_on() -> None:
+    added = turn(1, [5, 6], [12], prompt_base="0", prompt_kept=4, prompt_tokens=6)
+    later = turn(2, [11, 8], [13], prompt_base="0", prompt_kept=3, prompt_tokens=5)
+    with rollout([TOOLS[0], added], old_log_probs=[1, 2, 0, 0, 3]) as store:
+        assert trainers(store) == [1, 2, 3]
+    # It goes on from the first turn, but not from the one before it.
+    with rollout([TOOLS[0], added, later]) as store:
+        starts = store.sql("select response_start as s from turns order by turn").to_dicts()
+        assert [row["s"] for row in starts] == [0, 4, None]
+
+
+def test_values_of_a_rollout_without_token_ids_are_counted_as_unplaced() -> None:
+    with rollout([turn(0, [1], None, output_text="hi")], advantages=[1, 2]) as store:
+        assert unplaced(store) == 1
