@@ -28,12 +28,12 @@ from localtrace.schema import (
 from localtrace.store.encoded import (
     first_named,
     is_list,
+    list_bytes,
     list_elements,
     listed_elements,
     raw_map,
 )
 from localtrace.store.records import Call, SpanCall, TurnCall
-from localtrace.store.values import as_list
 
 Fields = dict[str, msgspec.Raw]
 """Arguments or a result by name, still encoded."""
@@ -69,10 +69,10 @@ def generated_count(outputs: Fields | None) -> int | None:
     if listed is None:
         return None
     name = first_named(outputs, MASK_NAMES)
-    mask = as_list(codec.decode(outputs[name])) if outputs and name else None
-    if isinstance(mask, list) and len(mask) == listed[0]:
-        return sum(bool(one) for one in mask)
-    return listed[0]
+    mask = listed_elements(outputs[name]) if outputs and name else None
+    if mask is None or mask[0] != listed[0]:
+        return listed[0]
+    return sum(map(bool, msgspec.msgpack.decode(list_bytes(*mask))))
 
 
 def generated_text(outputs: Fields) -> str | None:
