@@ -39,6 +39,8 @@ _OWN: dict[str, dict[str, str]] = {
         "fate": "what training did with it: trained, filtered, stale, aborted or failed",
         "fate_reason": "why, where training says it",
         "trained_step": "the step whose update used it",
+        "group_key": "what tells the groups of a run's step apart: `group` and its id, else "
+        "`sample` and its index, else `prompt` and its hash",
         "superseded": "whether a newer attempt did the step again",
     },
     "spans": {
@@ -70,6 +72,8 @@ _OWN: dict[str, dict[str, str]] = {
         "advantage": "its advantage, from advantages",
     },
     "groups": {
+        "group_id": "the trainer's id of the group; null: unknown",
+        "prompt_hash": "identity of its prompt; of one rollout's where they differ",
         "n": "how many rollouts",
         "rewards": "how many of them have a reward",
         "mean_reward": "mean of the rewards",
@@ -104,6 +108,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 _OWN["all_trajectories"] = _OWN["trajectories"]
+_OWN["groups"]["group_key"] = _OWN["trajectories"]["group_key"]
 _TABLES = {
     "runs": ("runs",),
     "processes": ("runs",),

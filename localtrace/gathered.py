@@ -30,7 +30,7 @@ NEWEST_COLUMNS = {f"newest_{name}": kind for name, kind in OUTCOME_TYPES.items()
 LATE_COLUMNS = ("trace_id", "name", "number", "text", "time_ns", "writer_id", "writer_seq")
 """Columns of an outcome that trajectories show."""
 _NAMES = ", ".join(f"'{name}'" for name in OUTCOME_TYPES)
-_PLACED = ("node_id", "actor_id", "job_id", "superseded")
+_PLACED = ("node_id", "actor_id", "job_id", "group_key", "superseded")
 """What `stored.placed` adds."""
 _LATE_PLACES = """
     select

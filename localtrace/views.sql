@@ -75,9 +75,17 @@ join (select run_id, attempt from later union select run_id, 0 from later) as ea
     on earlier.run_id = later.run_id and earlier.attempt < later.attempt
 group by later.run_id, later.validate, earlier.attempt;
 
--- Trajectories as recorded, and whether they are superseded.
+-- What tells the groups of a run's step apart, null where a rollout is known to be in none: the
+-- trainer's id of the group, else the sample, else, as in dumps of rollouts, the first prompt.
+create macro group_key_of(group_id, sample_index, prompt_hash) as coalesce(
+    'group ' || group_id, 'sample ' || sample_index, 'prompt ' || prompt_hash
+);
+
+-- Trajectories as recorded, their groups, and whether they are superseded.
 create view stored.flagged as
-select t.*, coalesce(t.step >= redone.first_step, false) as superseded
+select
+    t.*, group_key_of(group_id, sample_index, prompt_hash) as group_key,
+    coalesce(t.step >= redone.first_step, false) as superseded
 from stored.trajectories as t
 left join stored.redone as redone
     on redone.run_id = t.run_id and redone.attempt = t.attempt
@@ -90,10 +98,11 @@ create view superseded as select trace_id from stored.flagged where superseded;
 create macro newer(value, place, other, other_place) as
     if(other_place is null or place > other_place, value, other);
 
--- Trajectories as they were gathered, with their process, and whether they are superseded.
+-- The same of trajectories as they were gathered, with their process.
 create view stored.placed as
 select
     t.*, p.node_id, p.actor_id, p.job_id,
+    group_key_of(group_id, sample_index, prompt_hash) as group_key,
     coalesce(t.step >= redone.first_step, false) as superseded
 from stored.gathered as t
 left join processes as p on p.writer_id = t.writer_id
@@ -433,6 +442,19 @@ create macro repetition_of(list, n) as if(
         / (len(list) - n + 1)
 );
 
+-- The chance that one of k rollouts passes, drawn from n of which c pass: 1 - C(n-c, k) / C(n, k).
+-- Factor by factor, so that it is exactly 0 where none passes and 1 where it must.
+create macro pass_at_k_of(n, c, k) as
+    1 - list_product(list_transform(range(k), lambda i: (n - c - i) / (n - i)));
+
+-- The expected largest of k values drawn from a sorted list: its i-th is the largest in C(i-1, k-1)
+-- of C(n, k) cases. Not beyond the ends of the list, by which rounding may be off.
+create macro best_of_k_of(sorted, k) as least(sorted[-1], greatest(sorted[1], list_sum(
+    list_transform(range(k, len(sorted) + 1), lambda i: sorted[i] * k / i * exp(
+        lgamma(i + 1) - lgamma(i - k + 1) - lgamma(len(sorted) + 1) + lgamma(len(sorted) - k + 1)
+    ))
+)));
+
 -- One row per trajectory with a generation: its last one, which is the answer.
 create view answers as
 select
@@ -459,10 +481,10 @@ select
     coalesce(is_cut_off(s.finish_reason), false)
         or coalesce(t.attributes ->> '$.truncated' = 'true', false) as truncated,
     coalesce(regexp_full_match(s.output_text, '[\s\p{Z}]*'), len(s.output_ids) = 0, false) as empty,
-    s.output_hash is not null and (t.group_id is not null or t.sample_index is not null)
+    s.output_hash is not null and t.group_key is not null
         and count(*) over (
-            partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_id,
-                if(t.group_id is null, t.sample_index, null), s.output_hash
+            partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_key,
+                s.output_hash
         ) > 1 as duplicate,
     s.tool_errors,
     s.repetition
@@ -488,12 +510,15 @@ join (
 ) as s on s.trace_id = t.trace_id and s.step is not distinct from t.step
 where not t.superseded;
 
--- One row per group: all rollouts of one sample at one step. zero_variance is true where several
--- rewards are all the same, so that the group teaches nothing under GRPO.
+-- One row per group: all rollouts of one sample at one step. Where neither its id nor the sample was
+-- recorded, as in imported dumps, rollouts of the same first prompt are one. zero_variance is true
+-- where several rewards are all the same, so that the group teaches nothing under GRPO.
 create view groups as
 select
-    project, experiment, run_id, step, validate, group_id,
+    project, experiment, run_id, step, validate, group_key,
+    any_value(group_id) as group_id,
     any_value(sample_index) as sample_index,
+    any_value(prompt_hash) as prompt_hash,
     count(*) as n,
     count(reward) as rewards,
     avg(reward) as mean_reward,
@@ -502,10 +527,8 @@ select
     stddev_samp(reward) as std_reward,
     if(count(reward) > 1, min(reward) = max(reward), null) as zero_variance
 from trajectories
-where group_id is not null or sample_index is not null
-group by
-    project, experiment, run_id, step, validate, group_id,
-    if(group_id is null, sample_index, null);
+where group_key is not null
+group by project, experiment, run_id, step, validate, group_key;
 
 -- One row per upload and trajectory, of the receipts that were brought back into this store.
 create view uploads as select * from stored.uploads;

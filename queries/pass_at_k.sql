@@ -12,10 +12,10 @@ with prompts as (
         count(*) filter (reward >= coalesce($threshold::double, 1.0)) as c,
         list(reward order by reward) as rewards
     from trajectories
-    where not isnan(reward) and (group_id is not null or sample_index is not null)
+    where not isnan(reward) and group_key is not null
         and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
         and validate = coalesce($validate::boolean, false)
-    group by experiment, run_id, step, group_id, if(group_id is null, sample_index, null)
+    group by experiment, run_id, step, group_key
 )
 select
     experiment,
@@ -23,13 +23,8 @@ select
     step,
     k,
     count(*) as prompts,
-    avg(if(n - c < k, 1.0, 1 - exp(
-        lgamma(n - c + 1) - lgamma(n - c - k + 1) - lgamma(n + 1) + lgamma(n - k + 1)
-    ))) as pass_at_k,
-    -- The i-th smallest is the largest of k in C(i-1, k-1) of C(n, k) cases.
-    avg(list_sum(list_transform(range(k, n + 1), lambda i: rewards[i] * k / i * exp(
-        lgamma(i + 1) - lgamma(i - k + 1) - lgamma(n + 1) + lgamma(n - k + 1)
-    )))) as best_of_k
+    avg(pass_at_k_of(n, c, k)) as pass_at_k,
+    avg(best_of_k_of(rewards, k)) as best_of_k
 from (select *, unnest(range(1, n + 1)) as k from prompts)
 group by experiment, run_id, step, k
 order by experiment, run_id, step, k

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 
     from localtrace.reader import Store
 
-_GROUP = (
-    "project, experiment, run_id, attempt, step, validate, group_id, "
-    "if(group_id is null, sample_index, null)"
-)
-"""What makes rollouts one group, as in the view `groups`; never null as a whole."""
+_GROUP = "project, experiment, run_id, attempt, step, validate, group_key"
+"""What makes rollouts one group, as in the view `groups`: superseded ones can be chosen too."""
 _CHOSEN = """
 select trace_id, run_id, attempt, project, experiment, start_ns from {view} where {condition}
 order by project, experiment, run_id, attempt, step, sample_index, rollout_n, trace_id
@@ -37,17 +34,14 @@ select trace_id from (
         row_number() over (
             partition by {_GROUP} order by reward, trace_id) as from_worst,
     from all_trajectories
-    where reward is not null and (group_id is not null or sample_index is not null)
-      and {_LISTED}
+    where not isnan(reward) and group_key is not null and {_LISTED}
 )
 where from_best <= $best or from_worst <= $worst
 """
 _WHOLE_GROUPS = f"""
 select trace_id from stored.flagged
 where not superseded and ({_LISTED} or row({_GROUP}) in (
-    select row({_GROUP}) from stored.flagged
-    where {_LISTED}
-      and (group_id is not null or sample_index is not null)
+    select row({_GROUP}) from stored.flagged where {_LISTED} and group_key is not null
 ))
 """
 

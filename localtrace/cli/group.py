@@ -21,15 +21,15 @@ _SHOWN_MAX = 6
 _WORDS_MAX = 200
 """Characters of an output that are read; a table shows fewer."""
 _RESULT_TEXTS = ", ".join(f"a.outputs ->> '$.{name}'" for name in OUTPUT_TEXT_NAMES)
-_GROUP = "run_id, step, validate, group_id, if(group_id is null, sample_index, null)"
 _GROUPS_SQL = f"""
 select
     run_id, step, validate, any_value(group_id) as group_id,
-    any_value(sample_index) as sample_index, count(*) as n, list(trace_id) as trace_ids
+    any_value(sample_index) as sample_index, any_value(prompt_hash) as prompt_hash, count(*) as n,
+    list(trace_id) as trace_ids
 from stored.flagged
-where not superseded and (group_id is not null or sample_index is not null) and {{condition}}
-group by {_GROUP}
-order by run_id, step, validate, sample_index, group_id
+where not superseded and group_key is not null and {{condition}}
+group by project, experiment, run_id, step, validate, group_key
+order by run_id, step, validate, sample_index, group_id, prompt_hash
 limit {_SHOWN_MAX + 1}
 """
 _ROLLOUTS_SQL = f"""
@@ -149,4 +149,6 @@ def _place(group: dict[str, Any]) -> str:
     named = {"run": group["run_id"], **{k: group[k] for k in ("step", "sample_index")}}
     given = [f"{key}={value}" for key, value in named.items() if value is not None]
     given += [f"group={group['group_id']}"] if group["group_id"] is not None else []
+    if group["group_id"] is None and group["sample_index"] is None:
+        given.append(f"prompt_hash={group['prompt_hash']}")
     return f"{' '.join(given)} validate={str(group['validate']).lower()} ({group['n']} rollouts)"

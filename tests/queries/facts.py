@@ -73,10 +73,12 @@ class Facts:
         frame["fate"] = ids.map(self.newest("fate", "text"))
         frame["trained_step"] = ids.map(self.newest("trained_step", "number"))
         frame["superseded"] = _superseded(frame)
-        grouped = frame["group_id"].notna()
-        frame["group"] = np.where(grouped, "g" + frame["group_id"].astype(str),
-                                  "s" + frame["sample_index"].astype(str))  # fmt: skip
-        frame["grouped"] = grouped | frame["sample_index"].notna()
+        names = frame[["group_id", "sample_index", "prompt_hash"]]
+        known = names.notna()
+        frame["group"] = np.select(
+            [known[name] for name in names], [name[0] + names[name].astype(str) for name in names]
+        )
+        frame["grouped"] = known.any(axis="columns")
         return frame
 
     @cached_property

@@ -73,7 +73,7 @@ def zero_variance_groups(facts: Facts, **keys: Any) -> Frame:
     rows = group_rows(members)
     rows = rows[rows["zero_variance"] == True]  # noqa: E712  (it may be null)
     return named(rows, members).assign(reward=rows["mean_reward"].to_numpy())[
-        [*BY_STEP, "group_id", "sample_index", "n", "reward"]
+        [*BY_STEP, "group_id", "sample_index", "prompt_hash", "n", "reward"]
     ]
 
 
@@ -145,7 +145,7 @@ def pass_at_k_by_prompt(facts: Facts, k: Any, threshold: Any = 1, **keys: Any) -
     columns = ["n", "passed", "pass_at_k", "best_of_k"]
     frame = pd.DataFrame(found, columns=[*GROUP, *columns])
     rewarded = members[members["reward"].notna()]
-    return named(frame, rewarded)[[*BY_STEP, "group_id", "sample_index", *columns]]
+    return named(frame, rewarded)[[*BY_STEP, "group_id", "sample_index", "prompt_hash", *columns]]
 
 
 def prompts_changed(facts: Facts, from_step: Any, to_step: Any, **keys: Any) -> Frame:

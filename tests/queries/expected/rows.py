@@ -71,6 +71,7 @@ def group_rows(rows: Frame) -> Frame:
 
 
 def named(groups: Frame, members: Frame) -> Frame:
-    """Groups with the group_id of their members, and the sample_index that all of them share."""
-    first = members.groupby(GROUP, dropna=False)[["group_id", "sample_index"]].first().reset_index()
+    """Groups with what their members share: the group_id, the sample_index, the prompt_hash."""
+    names = ["group_id", "sample_index", "prompt_hash"]
+    first = members.groupby(GROUP, dropna=False)[names].first().reset_index()
     return groups.reset_index(drop=True).merge(first, on=GROUP, how="left")
