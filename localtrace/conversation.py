@@ -91,6 +91,11 @@ class Conversation:
         return f"{len(ids) - known} token ids" if text is None else text
 
 
+def said_by(span: Span) -> str:
+    """Return what a turn generated: its text, else what was recorded of it."""
+    return Turn(span, (), _text(span)).said
+
+
 def shortened(value: Any) -> str:
     """A value as text, cut where it is long."""
     text = as_text(value)

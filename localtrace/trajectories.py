@@ -64,7 +64,7 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         trace_id: Trajectory(
             **_picked(row, _TRAJECTORY_FIELDS),
             attributes=from_json(row["attributes"]) if row["attributes"] else {},
-            spans=_spans(spans_of[trace_id], decode),
+            spans=calls_of(spans_of[trace_id], decode),
             outcomes=[Outcome(**_picked(o, _OUTCOME_FIELDS)) for o in outcomes_of[trace_id]],
         )
         for trace_id, row in rows.items()
@@ -127,7 +127,8 @@ def _by_trace(table: pa.Table) -> dict[str, list[_Row]]:
     return rows
 
 
-def _spans(rows: list[_Row], decode: Decode) -> list[Span]:
+def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
+    """Return the calls of one trajectory from their rows; prompts whose base is absent are not."""
     prompts, messages = whole_prompts(rows), whole_messages(rows)
     spans = []
     for row in rows:

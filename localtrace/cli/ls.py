@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +13,10 @@ from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option
 from localtrace.errors import QueryError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from localtrace.filters import Filters
+    from localtrace.reader import Store
 
 _COLUMNS = (
     "trace_id", "run_id", "step", "sample_index", "rollout_n", "validate", "status", "reward",
@@ -20,21 +25,86 @@ _COLUMNS = (
 
 _LATE_COLUMNS = frozenset({"reward", "advantage", "fate"})
 """Columns that the table `trajectories` lacks, or holds as they were at the rollout's end."""
+_KEYS = ("trace_id", "run_id", "step", "sample_index", "rollout_n")
+_PLACE = ("step", "sample_index", "rollout_n")
+_MADE = ("label", "place", "prompt", "answer", "reference")
+"""Columns that are no view's."""
+_ON_TERMINAL = ("trace_id", "label", "place", "validate", "status", "reward", "prompt", "answer")
+"""What is shown where there is little room, but for columns that say nothing."""
+_USUAL: dict[str, list[Any]] = {"label": [None], "validate": [False], "status": ["ok"]}
+"""What such a column holds when it says nothing."""
+_SHARED_MIN = 12
+"""Characters that all prompts begin with, from which on they are left out."""
+
+
+def _columns(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in (*_COLUMNS, *_MADE)]
+    if unknown:
+        from localtrace.described import columns_of
+
+        known = [*(column.name for column in columns_of("trajectories")), *_MADE]
+        for name in unknown:
+            if name not in known:
+                hint = difflib.get_close_matches(name, known, 1)
+                meant = f", did you mean {hint[0]}?" if hint else ""
+                raise QueryError(
+                    f"no column is called {name!r}{meant}: there are {', '.join(known)}"
+                )
+    return names
 
 
 @click.command(epilog=FILTERS_HELP)
 @filters_argument
 @click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="0: all.")
 @click.option("--sort", default="-started_at", show_default=True, help="Column; -column: down.")
+@click.option("--columns", callback=_columns, metavar="A,B,C",
+              help="What to show: columns of the view trajectories, and label, place, prompt, "
+                   "answer, reference.")  # fmt: skip
 @store_option
 @format_option
 def command(
-    filters: Filters, limit: int, sort: str, store_paths: tuple[Path, ...], form: str
+    filters: Filters,
+    limit: int,
+    sort: str,
+    columns: tuple[str, ...] | None,
+    store_paths: tuple[Path, ...],
+    form: str,
 ) -> None:
-    """List trajectories, the newest first."""
+    """List trajectories, the newest first, with what they were asked and what they answered.
+
+    A terminal shows what fits; elsewhere everything is printed. place is the trajectory's
+    step/sample_index/rollout_n, label what tells its run from the others, reference the answer that
+    was wanted.
+    """
     from localtrace.cli.matching import say_nothing_matches
-    from localtrace.cli.output import print_table
+    from localtrace.cli.output import is_for_terminal, print_table
     from localtrace.reader import open_store
+
+    fits = columns is None and is_for_terminal(form)
+    names = columns or (_ON_TERMINAL if fits else (*_COLUMNS, "label", "prompt", "answer"))
+    with open_store(*store_paths) as store:
+        rows, total = _listed(store, filters, limit, sort, names)
+        if is_for_terminal(form):
+            rows = _without_shared_beginning(rows)
+        if fits:
+            rows = rows.select([name for name in names if _says_something(rows, name)])
+        print_table(rows, form)
+        if not len(rows):
+            say_nothing_matches(store, filters)
+        elif total > len(rows):
+            said = f"{limit} of {total} trajectories; see more with --limit"
+            click.echo(said, err=True)
+
+
+def _listed(
+    store: Store, filters: Filters, limit: int, sort: str, names: Sequence[str]
+) -> tuple[pa.Table, int]:
+    """The rows to show, and how many there are in all."""
     from localtrace.trajectories import listed_ids, listed_steps
 
     column = sort.removeprefix("-")
@@ -47,21 +117,76 @@ def command(
     if filters.knows_table and column not in _LATE_COLUMNS:
         # The view looks up the outcomes of every trajectory before it sorts.
         chosen = f"from stored.flagged where not superseded and {condition}"
-    with open_store(*store_paths) as store:
-        if limit:
-            listed = store.sql(f"select trace_id, step {chosen} {order}", params).to_arrow()
-            in_ids, bound = listed_ids(listed["trace_id"].to_pylist())
-            chosen_rows = f"{in_ids} and {listed_steps(listed['step'].to_pylist())}"
-        else:
-            chosen_rows, bound = condition, params
-        rows = store.sql(
-            f"select {', '.join(_COLUMNS)} from trajectories where {chosen_rows} {order}", bound
-        ).to_arrow()
-        print_table(rows, form)
-        if not len(rows):
-            say_nothing_matches(store, filters)
-        elif len(rows) == limit:
-            (total,) = store.sql(f"select count(*) as n {chosen}", params).to_dicts()
-            if total["n"] > limit:
-                said = f"{limit} of {total['n']} trajectories; see more with --limit"
-                click.echo(said, err=True)
+    if limit:
+        listed = store.sql(f"select trace_id, step {chosen} {order}", params).to_arrow()
+        in_ids, bound = listed_ids(listed["trace_id"].to_pylist())
+        chosen_rows = f"{in_ids} and {listed_steps(listed['step'].to_pylist())}"
+    else:
+        chosen_rows, bound = condition, params
+    taken = dict.fromkeys((*_KEYS, *(name for name in names if name not in _MADE)))
+    taken |= {"attributes": None} if "reference" in names else {}
+    rows = store.sql(
+        f"select {', '.join(taken)} from trajectories where {chosen_rows} {order}", bound
+    ).to_arrow()
+    total = len(rows)
+    if total == limit:
+        total = store.sql(f"select count(*) as n {chosen}", params).to_dicts()[0]["n"]
+    return _with_made(store, rows, names), total
+
+
+def _with_made(store: Store, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The columns of these names, those that no view has among them."""
+    import pyarrow as pa
+
+    from localtrace.cli.labels import run_labels
+    from localtrace.codec import from_json
+    from localtrace.excerpts import Excerpt, read_excerpts, reference_of
+
+    columns = {name: rows[name] for name in names if name not in _MADE}
+    made: dict[str, list[Any]] = {}
+    if "label" in names:
+        labels = run_labels(store)
+        made["label"] = [labels.get(run_id) for run_id in rows["run_id"].to_pylist()]
+    if "place" in names:
+        places = zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
+        made["place"] = ["/".join("-" if at is None else str(at) for at in one) for one in places]
+    if "reference" in names:
+        made["reference"] = [
+            reference_of(from_json(text)) if text else None
+            for text in rows["attributes"].to_pylist()
+        ]
+    if "prompt" in names or "answer" in names:
+        steps = dict(zip(rows["trace_id"].to_pylist(), rows["step"].to_pylist(), strict=True))
+        found = read_excerpts(lambda *sql: store.sql(*sql).to_arrow(), store.decode, steps)
+        excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]
+        made["prompt"] = [excerpt.prompt for excerpt in excerpts]
+        made["answer"] = [excerpt.answer for excerpt in excerpts]
+    texts = {name: pa.array(values, pa.string()) for name, values in made.items()}
+    return pa.table({name: {**columns, **texts}[name] for name in names})
+
+
+def _says_something(rows: pa.Table, name: str) -> bool:
+    return name not in _USUAL or any(
+        value not in _USUAL[name] for value in rows[name].unique().to_pylist()
+    )
+
+
+def _without_shared_beginning(rows: pa.Table) -> pa.Table:
+    """What all prompts begin with, such as a system prompt, tells nothing of any of them."""
+    import pyarrow as pa
+
+    from localtrace.tokens import shared_prefix
+
+    if "prompt" not in rows.column_names:
+        return rows
+    prompts = rows["prompt"].to_pylist()
+    distinct = {prompt for prompt in prompts if prompt is not None}
+    # What the first and the last in order begin with, all do.
+    least, most = min(distinct, default=""), max(distinct, default="")
+    shared = least[: shared_prefix(list(least), list(most))] if least != most else ""
+    known = 1 + max(shared.rfind(space) for space in " \n")
+    if known < _SHARED_MIN:
+        return rows
+    shorter = [None if prompt is None else f"…{prompt[known:]}" for prompt in prompts]
+    place = rows.column_names.index("prompt")
+    return rows.set_column(place, "prompt", pa.array(shorter, pa.string()))

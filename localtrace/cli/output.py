@@ -28,6 +28,11 @@ _NAMES_MAX = 6
 _JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
+def is_for_terminal(form: str) -> bool:
+    """Return whether rows in this format are for a person's eyes, and have to fit a terminal."""
+    return form == "table" and sys.stdout.isatty()
+
+
 def print_table(table: pa.Table, form: str) -> None:
     """Print rows in a format: table, json, csv or parquet.
 
@@ -46,7 +51,7 @@ def print_table(table: pa.Table, form: str) -> None:
 
 def print_listing(table: pa.Table, form: str) -> None:
     """Print rows that end with prose, which a terminal shows in lines beside or below the rest."""
-    if form != "table" or not sys.stdout.isatty():
+    if not is_for_terminal(form):
         print_table(table, form)
         return
     rows = [[escape_line(_cell(value)) for value in row] for row in _rows(table)]

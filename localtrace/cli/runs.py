@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option, store_option
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from localtrace.filters import Filters
 
+_ON_TERMINAL = ("run_id", "attempt", "label", "steps", "trajectories", "mean_reward", "started_at")
 _SQL = """
 select
     r.run_id, attempt, project, experiment, started_at, ended_at,
@@ -33,14 +36,40 @@ order by started_at, r.run_id, attempt
 @store_option
 @format_option
 def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
-    """List the runs, one line per attempt."""
+    """List the runs, one line per attempt.
+
+    label is what tells a run from the others: the experiment, or values of the config.
+    """
+    import pyarrow as pa
+
+    from localtrace.cli.labels import run_labels
     from localtrace.cli.matching import say_nothing_matches
-    from localtrace.cli.output import print_table
+    from localtrace.cli.output import is_for_terminal, print_table
     from localtrace.reader import open_store
 
     condition, params = filters.where_clause("runs")
     with open_store(*store_paths) as store:
         rows = store.sql(_SQL.format(condition=condition), params).to_arrow()
-        print_table(rows, form)
+        labels = run_labels(store)
+        told = [labels.get(run_id) for run_id in rows["run_id"].to_pylist()]
+        rows = rows.append_column("label", pa.array(told, pa.string()))
+        print_table(_shortly(rows) if is_for_terminal(form) else rows, form)
         if not len(rows):
             say_nothing_matches(store, filters)
+
+
+def _shortly(rows: pa.Table) -> pa.Table:
+    """The columns that a narrow terminal has room for, without those that say nothing."""
+    import pyarrow as pa
+
+    ends = zip(rows["first_step"].to_pylist(), rows["last_step"].to_pylist(), strict=True)
+    steps = [None if low is None else f"{low}..{high}" for low, high in ends]
+    rows = rows.append_column("steps", pa.array(steps, pa.string()))
+    nothing: dict[str, set[Any]] = {"attempt": {0}, "label": {None}}
+    return rows.select(
+        [
+            name
+            for name in _ON_TERMINAL
+            if not set(rows[name].to_pylist()) <= nothing.get(name, set())
+        ]
+    )

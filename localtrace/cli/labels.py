@@ -1,0 +1,80 @@
+"""What tells runs apart: the project, the experiment, or the fewest values of their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localtrace.codec import from_json
+
+if TYPE_CHECKING:
+    from localtrace.reader import Store
+
+_PARTS_MAX = 3
+_VALUE_MAX = 24
+"""Longer values are paths and the like, which say little in a list."""
+
+_Facts = dict[str, str]
+
+
+def run_labels(store: Store) -> dict[str, str]:
+    """Return a label for each run id, such as seed=1; none where there is one run."""
+    runs = store.sql(
+        "select run_id, arg_max(project, attempt) as project, "
+        "arg_max(experiment, attempt) as experiment, arg_max(config, attempt) as config, "
+        "strftime(min(started_at), '%m-%d %H:%M') as started from runs group by run_id"
+    ).to_dicts()
+    if len(runs) < 2:
+        return {}
+    facts = {run["run_id"]: _facts(run) for run in runs}
+    labels = {run_id: " ".join(parts) for run_id, parts in _telling(facts).items()}
+    shared = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    return {
+        run["run_id"]: f"{labels[run['run_id']]} {run['started']}".strip()
+        if labels[run["run_id"]] in shared
+        else labels[run["run_id"]]
+        for run in runs
+    }
+
+
+def _facts(run: Mapping[str, Any]) -> _Facts:
+    config = from_json(run["config"]) if run["config"] else {}
+    flat = dict(_flat(config)) if isinstance(config, Mapping) else {}
+    return {"project": run["project"], "experiment": run["experiment"]} | flat
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        elif isinstance(value, str | int | float) and len(str(value)) <= _VALUE_MAX:
+            yield f"{above}{name}", str(value)
+
+
+def _telling(facts: dict[str, _Facts]) -> dict[str, list[str]]:
+    """The values of few names that tell as many runs apart as possible, most telling first."""
+    names = list(dict.fromkeys(name for known in facts.values() for name in known))
+    seen: dict[str, tuple[str | None, ...]] = dict.fromkeys(facts, ())
+    chosen: list[str] = []
+    while len(chosen) < _PARTS_MAX and names:
+        kinds = {
+            name: len({(*seen[run], known.get(name)) for run, known in facts.items()})
+            for name in names
+        }
+        best = max(names, key=kinds.__getitem__)  # the first of several
+        if kinds[best] == len(set(seen.values())):
+            break
+        chosen.append(best)
+        seen = {run: (*seen[run], known.get(best)) for run, known in facts.items()}
+    short = {name: name.rpartition(".")[2] for name in chosen}
+    return {
+        run: [
+            known[name]
+            if name in ("project", "experiment")
+            else f"{short[name] if list(short.values()).count(short[name]) == 1 else name}"
+            f"={known[name]}"
+            for name in chosen
+            if name in known
+        ]
+        for run, known in facts.items()
+    }

@@ -1,0 +1,168 @@
+"""`localtrace ls` and `runs`: what a person sees first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace import testing
+from localtrace.cli.fitting import cut, width_of
+from tests.commands import answer, record, rows, run
+from tests.terminals import on_terminal
+
+SYSTEM = "You are a helpful assistant that thinks step by step and then answers in a box."
+
+
+@localtrace.op
+def chat(messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
+    return given
+
+
+def record_chats(path: Path, questions: list[str], **options: Any) -> list[str]:
+    """Rollouts of two turns each, recorded as chats with one system prompt."""
+    ids = []
+    with testing.recording(path, **options):
+        for number, question in enumerate(questions):
+            with localtrace.trajectory(step=1, sample_index=number, rollout_n=0) as t:
+                messages = [
+                    {"role": "system", "content": SYSTEM},
+                    {"role": "user", "content": question},
+                ]
+                chat(messages, answer("let me see", [1]))
+                t.set(reward=0.5, ground_truth=str(number))
+                chat([*messages, {"role": "user", "content": "go on"}], answer(f"is {number}", [2]))
+            ids.append(t.trace_id)
+    return ids
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    record_chats(tmp_path / "store", ["2 + 2?", "a long question " * 20], run_id="run")
+    return tmp_path / "store"
+
+
+def test_every_trajectory_says_what_it_was_asked_and_what_it_answered(store: Path) -> None:
+    listed = rows("ls", "-s", store, "--sort", "sample_index")
+    assert [(row["prompt"], row["answer"]) for row in listed] == [
+        ("2 + 2?", "is 0"),
+        ("a long question " * 20, "is 1"),
+    ]
+
+
+def test_a_terminal_of_80_columns_shows_all_of_it_without_wrapping(store: Path) -> None:
+    shown = on_terminal(80, "ls", "-s", store)
+    assert shown.exit_code == 0
+    assert [width_of(line) <= 80 for line in shown.lines] == [True] * 3
+    assert shown.lines[0].split() == ["trace_id", "place", "reward", "prompt", "answer"]
+    assert "2 + 2?" in shown.lines[2]
+    assert "a long question" in shown.lines[1]
+    assert shown.lines[1].endswith("is 1")
+
+
+def test_the_short_id_and_the_place_that_are_shown_name_the_trajectory(store: Path) -> None:
+    line = on_terminal(80, "ls", "-s", store, "sample_index=0").lines[1]
+    short, place, *_ = line.split()
+    (whole,) = (row["trace_id"] for row in rows("ls", "-s", store, "sample_index=0"))
+    assert (whole.startswith(short), place) == (True, "1/0/0")
+    for name in (short, place):
+        assert f"trajectory {whole}" in run("show", "-s", store, name).stdout
+
+
+def test_elsewhere_than_on_a_terminal_everything_is_printed(store: Path) -> None:
+    said = run("ls", "-s", store).stdout
+    assert "a long question " * 20 in said
+    assert all(row["trace_id"] in said for row in rows("ls", "-s", store))
+
+
+def test_columns_are_chosen_by_name(store: Path) -> None:
+    listed = rows("ls", "-s", store, "--columns", "reference,place,turn_count,group_id")
+    assert listed[0] == {"reference": "1", "place": "1/1/0", "turn_count": 2, "group_id": None}
+    wrong = run("ls", "-s", store, "--columns", "rewards; drop")
+    assert wrong.exit_code == 2
+    assert "no column is called 'rewards; drop'" in wrong.stderr
+    assert "did you mean reward?" in run("ls", "-s", store, "--columns", "rewrd").stderr
+
+
+def test_what_all_prompts_begin_with_is_left_out_on_a_terminal(tmp_path: Path) -> None:
+    record_chats(tmp_path, [f"{SYSTEM} What is {number}?" for number in (1, 2)])
+    lines = on_terminal(80, "ls", "-s", tmp_path).lines
+    assert "helpful" not in "".join(lines)
+    assert "…2?" in lines[1]
+    assert "helpful" in run("ls", "-s", tmp_path).stdout
+
+
+def test_a_trajectory_without_a_turn_is_listed(tmp_path: Path) -> None:
+    record(tmp_path, [{}])
+    (row,) = rows("ls", "-s", tmp_path)
+    assert (row["prompt"], row["answer"]) == (None, None)
+    assert on_terminal(80, "ls", "-s", tmp_path).exit_code == 0
+
+
+def test_terminal_commands_in_prompts_and_labels_are_escaped(tmp_path: Path) -> None:
+    hostile = "\x1b]0;owned\x07"
+    for name in ("one", "two"):
+        record_chats(tmp_path, [hostile], run_id=name, config={"note": hostile + name})
+    for command in ("ls", "runs"):
+        said = "".join(on_terminal(120, command, "-s", tmp_path).lines)
+        assert "\x07" not in said
+        assert "\\u001b" in said
+
+
+# -- labels of runs --------------------------------------------------------------------------
+
+
+def labels(path: Path, *configs: dict[str, Any], **options: Any) -> list[str | None]:
+    """The labels of runs with these configs, in the order in which they began."""
+    for number, config in enumerate(configs):
+        record_chats(path, ["?"], run_id=f"run{number}", config=config, **options)
+    by_run = {row["run_id"]: row["label"] for row in rows("runs", "-s", path)}
+    listed = {row["run_id"]: row["label"] for row in rows("ls", "-s", path)}
+    assert listed == by_run
+    return [by_run[f"run{number}"] for number in range(len(configs))]
+
+
+def test_runs_are_told_apart_by_the_fewest_differing_values(tmp_path: Path) -> None:
+    base = {"model": "m", "steps": 10, "optim": {"lr": 0.1}}
+    assert labels(tmp_path / "a", {**base, "seed": 0}, {**base, "seed": 1}) == ["seed=0", "seed=1"]
+    assert labels(
+        tmp_path / "b",
+        {**base, "seed": 0},
+        {**base, "seed": 1},
+        {**base, "seed": 1, "optim": {"lr": 0.2}},
+    ) == ["lr=0.1 seed=0", "lr=0.1 seed=1", "lr=0.2 seed=1"]
+
+
+def test_runs_alike_are_told_apart_by_when_they_began(tmp_path: Path) -> None:
+    config = {"path": "/a/very/long/path/that/says/nothing"}
+    first, second = labels(tmp_path, config, {"path": config["path"] + "/more"})
+    assert first is not None
+    assert second is not None
+    assert first[2] == second[2] == "-"  # a date such as 11-22 03:28
+
+
+def test_experiments_come_before_configs(tmp_path: Path) -> None:
+    for name in ("ppo", "grpo"):
+        record_chats(tmp_path, ["?"], experiment=name, run_id=name, config={"seed": name})
+    assert {row["label"] for row in rows("runs", "-s", tmp_path)} == {"ppo", "grpo"}
+
+
+def test_one_run_alone_needs_no_label(tmp_path: Path) -> None:
+    assert labels(tmp_path, {"seed": 0}) == [None]
+    assert "label" not in on_terminal(80, "runs", "-s", tmp_path).lines[0]
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_runs(tmp_path: Path) -> None:
+    labels(tmp_path, {"seed": 0}, {"seed": 1})
+    lines = on_terminal(80, "runs", "-s", tmp_path).lines
+    assert max(map(width_of, lines)) <= 80
+    assert "seed=1" in lines[2]
+
+
+def test_what_is_cut_says_so_and_wide_letters_count_twice() -> None:
+    assert cut("日本語です", 5) == "日本…"
+    assert cut("日本語です", 5, shows_end=True) == "…です"
+    assert cut("short", 5) == "short"
+    assert width_of("e\u0301") == 1
