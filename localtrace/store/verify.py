@@ -20,6 +20,7 @@ from localtrace.store.journal import list_journals, read_frames, read_journal
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.seal import SealReport, seal
+from localtrace.store.snapshot import take_snapshot
 from localtrace.store.tables import (
     CommittedFile,
     committed_files,
@@ -38,6 +39,7 @@ class VerifyReport:
 
     files: int = 0
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    """Rows by table that can be read, of files and of journals that are not sealed."""
     journals: int = 0
     quarantined: int = 0
     problems: list[str] = field(default_factory=list)
@@ -52,6 +54,8 @@ def verify(layout: StoreLayout, progress: Callable[[int, int], None] | None = No
     """
     report = VerifyReport()
     states = {name: _state(layout, schema, report) for name, schema in TABLES.items()}
+    for name, count in _unsealed_rows(layout).items():
+        report.rows[name] += count
     total = sum(len(files) for files in states.values())
     for name, files in states.items():
         _verify_table(layout, TABLES[name], files, report, lambda: _tell(progress, report, total))
@@ -104,6 +108,14 @@ def _state(layout: StoreLayout, schema: TableSchema, report: VerifyReport) -> li
     except StoreError as error:
         report.problems.append(str(error))
         return []
+
+
+def _unsealed_rows(layout: StoreLayout) -> dict[str, int]:
+    try:
+        pending = take_snapshot(layout).pending
+    except StoreError:
+        return {}  # what is wrong with a table is said of that table
+    return {name: rows.num_rows for name, rows in pending.items()}
 
 
 def _verify_table(

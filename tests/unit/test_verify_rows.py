@@ -1,0 +1,51 @@
+"""What verify says of rows agrees with what readers see, sealed or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import localtrace
+from localtrace import testing
+from localtrace.cli import main
+from localtrace.schema import TABLES
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.store.verify import verify
+
+
+@localtrace.op
+def call() -> int:
+    return 1
+
+
+def record(folder: Path, trajectories: int, calls: int) -> None:
+    with testing.recording(folder, project="p", run_id="r"):
+        for step in range(trajectories):
+            with localtrace.trajectory(step=step):
+                for _ in range(calls):
+                    call()
+            localtrace.log_metrics({"loss": 1.0}, step=step)
+
+
+def seen(folder: Path) -> dict[str, int]:
+    with localtrace.open_store(folder) as store:
+        return {
+            name: store.sql(f"select count(*) as n from stored.{name}").to_dicts()[0]["n"]
+            for name in TABLES
+        }
+
+
+def test_rows_of_journals_are_counted_before_and_after_they_are_sealed(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    record(folder, 3, 4)
+    told = {"runs": 2, "trajectories": 3, "spans": 12, "outcomes": 0, "metrics": 3}
+    assert verify(open_layout(folder)).rows == seen(folder) == told
+    seal(open_layout(folder))
+    assert verify(open_layout(folder)).rows == seen(folder) == told
+    record(folder, 1, 2)
+    both = {"runs": 4, "trajectories": 4, "spans": 14, "outcomes": 0, "metrics": 4}
+    assert verify(open_layout(folder)).rows == seen(folder) == both
+    said = CliRunner().invoke(main, ["verify", "-s", str(folder)]).stdout
+    assert "1 journals: 4 runs, 4 trajectories, 14 spans, 4 metrics" in said
