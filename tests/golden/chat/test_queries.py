@@ -1,0 +1,109 @@
+"""Every query, view and detector is right on a loop of one's own in OpenAI's chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localtrace.reader import Store, open_store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.testing import recording
+from tests.golden.chat import truth
+from tests.golden.chat.loop import record
+from tests.golden.chat.script import SESSIONS
+from tests.golden.comparing import differences
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "store"
+    with recording(folder, run_id="golden"):
+        record()
+    seal(open_layout(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[Store]:
+    with open_store(folder) as store:
+        yield store
+
+
+def trace_ids(store: Store) -> dict[tuple[int, str, int], str]:
+    return {
+        (row["step"], row["sample_index"], row["rollout_n"]): row["trace_id"]
+        for row in store.trajectories().to_dicts()
+    }
+
+
+@pytest.mark.parametrize("name", truth.QUERIES)
+def test_the_query_tells_the_truth(store: Store, name: str) -> None:
+    assert differences(store.query(name).to_dicts(), truth.QUERIES[name]) == []
+
+
+@pytest.mark.parametrize(("name", "values", "rows"), truth.WITH_VALUES)
+def test_the_query_tells_the_truth_of_what_it_is_asked(
+    store: Store, name: str, values: dict[str, Any], rows: truth.Rows
+) -> None:
+    assert differences(store.query(name, **values).to_dicts(), rows) == []
+
+
+def test_every_call_is_of_its_kind(store: Store) -> None:
+    rows = store.sql("select distinct op, kind from spans").to_dicts()
+    assert sorted((row["op"], row["kind"]) for row in rows) == sorted(truth.KINDS.items())
+
+
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda one: "-".join(map(str, one.key)))
+def test_the_turns_are_what_the_model_said(store: Store, session: Any) -> None:
+    trace_id = trace_ids(store)[session.key]
+    turns = store.sql("from turns where trace_id = $t order by turn", {"t": trace_id}).to_dicts()
+    assert [row["finish_reason"] for row in turns] == [one.finish for one in session.answers]
+    assert [row["output_text"] for row in turns] == [one.content for one in session.answers]
+    whole = store.trajectory(trace_id)
+    assert whole.reward == session.reward
+    said = [span.messages[0]["content"] for span in whole.spans if span.is_turn and span.messages]
+    assert said == [session.question] * len(session.answers)
+
+
+def test_the_detectors_find_what_is_wrong_and_nothing_else(store: Store) -> None:
+    rows = store.sql("from detectors").to_dicts()
+    found = {
+        (row["step"], row["sample_index"], row["rollout_n"]): (
+            row["truncated"], row["empty"], row["duplicate"], row["tool_errors"],
+        )
+        for row in rows
+    }  # fmt: skip
+    assert found == truth.DETECTED
+
+
+@pytest.mark.parametrize(
+    ("filters", "keys"),
+    [
+        ({"tool_errors": "1.."}, {(1, "add", 1), (1, "add", 2)}),
+        ({"truncated": True}, {(2, "add", 0)}),
+        ({"empty": True}, {(2, "add", 1)}),
+        ({"duplicate": True, "step": 1}, {(1, "double", 0), (1, "double", 1)}),
+        ({"contains": "run_python"}, {(1, "add", 2)}),
+        ({"contains": "lexicon"}, {(1, "add", 1)}),
+        ({"op": "look_up"}, {(1, "add", 1)}),
+        ({"validate": True}, {(2, "double", 0)}),
+        ({"fate": "filtered"}, {(1, "double", 0), (1, "double", 1)}),
+        ({"group": "1-add", "reward": ">=0.5"}, {(1, "add", 0), (1, "add", 1)}),
+    ],
+)
+def test_the_filter_finds_the_rollouts(
+    store: Store, filters: dict[str, Any], keys: set[tuple[int, str, int]]
+) -> None:
+    rows = store.trajectories(**filters).to_dicts()
+    assert {(row["step"], row["sample_index"], row["rollout_n"]) for row in rows} == keys
+
+
+def test_time_is_told_apart_by_kind(store: Store) -> None:
+    for row in store.query("time_by_kind").to_dicts():
+        assert row["generation_s"] > 0
+        assert (row["tool_s"] > 0) == (row["step"] == 1)
+        assert row["reward_s"] > 0
