@@ -13,6 +13,8 @@ LocalTraceError
 │   └── TargetRejected               the target refused: trying again will not help
 └── MissingDependency(ImportError)   an optional package is not installed
 
+NamesakeWarning(UserWarning) is no error: a filter may mean one of two things.
+
 Every message says what happened, where, and what to do next. All of them survive pickling, so
 they can cross process borders in Ray or multiprocessing.
 """
@@ -71,3 +73,7 @@ class MissingDependency(LocalTraceError, ImportError):
     def for_extra(cls, package: str, extra: str) -> MissingDependency:
         """Build the error that names the package and the command that installs it."""
         return cls(f'{package} is not installed: run  pip install "localtrace[{extra}]"')
+
+
+class NamesakeWarning(UserWarning):
+    """A filter asks a detector, and rollouts set an attribute of the same name."""

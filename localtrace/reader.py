@@ -21,6 +21,7 @@ from localtrace.connection import connect
 from localtrace.errors import QueryError, StoreError
 from localtrace.filters import Filters
 from localtrace.limits import BATCH_ROWS, Limits, OnProgress
+from localtrace.namesakes import warn_of_namesakes
 from localtrace.result import Result
 from localtrace.schema import TABLES
 from localtrace.slices import may_be_large, step_slices
@@ -241,6 +242,10 @@ class Store:
         """
         return self._tokenizers.decode(run_id, ids)
 
+    def warn_of_namesakes(self, filters: Filters) -> None:
+        """Warn where a filter asks a detector whose name rollouts gave to an attribute too."""
+        warn_of_namesakes(self._run, filters)
+
     def files(self, table: str = "spans") -> list[str]:
         """The sealed Parquet files of a table, as absolute paths.
 
@@ -261,6 +266,7 @@ class Store:
         import pyarrow as pa
 
         chosen = Filters(**filters)
+        self.warn_of_namesakes(chosen)
         condition, params = chosen.where_clause(view)
         order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
         slices = ["true"]

@@ -132,6 +132,7 @@ def choose(store: Store, chosen: Chosen) -> Choice:
         QueryError: the filters or the SQL cannot be run, or the SQL has no column `trace_id`.
     """
     selection = Selection.of(chosen)
+    store.warn_of_namesakes(selection.filters)
     ids = _named(store, selection)
     condition, params = selection.filters.where_clause()
     # The view looks up outcomes, those of every trajectory where many are chosen.

@@ -9,12 +9,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from localtrace import __version__
-from localtrace.errors import ConfigError, LocalTraceError, QueryError, StoreNotFound
+from localtrace.errors import (
+    ConfigError,
+    LocalTraceError,
+    NamesakeWarning,
+    QueryError,
+    StoreNotFound,
+)
 from localtrace.terminal import escape, lost_its_reader, write_any_text
 
 if TYPE_CHECKING:
@@ -55,6 +62,16 @@ COMPLETE_VARIABLE = "_LOCALTRACE_COMPLETE"
 _USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
 
 
+_show_as_python = warnings.showwarning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    if issubclass(category, NamesakeWarning):
+        click.echo(f"note: {escape(str(message))}", err=True)
+    else:
+        _show_as_python(message, category, *place)
+
+
 class _Failure(click.ClickException):
     """One line on stderr that says what happened and what to do."""
 
@@ -81,6 +98,7 @@ class _Commands(click.Group):
         if COMPLETE_VARIABLE in os.environ:
             importlib.import_module("localtrace.cli.completion")  # adds what click lacks for bash
         write_any_text(sys.stdout, sys.stderr)
+        warnings.showwarning = _show_warning
         return super().main(*args, **options)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

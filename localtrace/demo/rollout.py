@@ -82,7 +82,7 @@ async def roll_out(engine: Engine, task: Task) -> Rollout:
         rollout = Rollout(trajectory.trace_id, task.group_id, task.validate)
         answer = await _converse(engine, task, rollout)
         rollout.reward = score(task.problem, answer, rollout.tool_errors)
-        trajectory.set(reward=rollout.reward, tool_errors=rollout.tool_errors)
+        trajectory.set(reward=rollout.reward, failed_calls=rollout.tool_errors)
     return rollout
 
 

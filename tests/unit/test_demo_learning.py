@@ -125,6 +125,6 @@ def test_calls_that_fail_are_recorded_as_errors_of_the_calculator(store: Store) 
     assert failed
     assert {row["error"].split(":")[0] for row in failed} == {"CalculatorError"}
     counted = store.sql(
-        "select sum((attributes ->> '$.tool_errors')::int) as n from trajectories"
+        "select sum((attributes ->> '$.failed_calls')::int) as n from trajectories"
     ).to_dicts()
     assert counted == [{"n": len(failed)}]
