@@ -21,7 +21,7 @@ from tests.golden.comparing import differences
 from tests.golden.demo.truth import Seen, by_step
 
 CONFIG = DemoConfig(
-    workers=1, warm_up_steps=350, steps=3, problems_per_step=8, group_size=4, validate_every=2,
+    workers=1, warm_up_steps=250, steps=3, problems_per_step=8, group_size=4, validate_every=2,
     validation_problems=4,
 )  # fmt: skip
 QUERIES = (
