@@ -65,11 +65,18 @@ _USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
 _show_as_python = warnings.showwarning
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: IO[str] | None = None,
+    line: str | None = None,
+) -> None:
     if issubclass(category, NamesakeWarning):
         click.echo(f"note: {escape(str(message))}", err=True)
     else:
-        _show_as_python(message, category, *place)
+        _show_as_python(message, category, filename, lineno, file, line)
 
 
 class _Failure(click.ClickException):
