@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import warnings
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -70,7 +70,7 @@ def _show_warning(
     category: type[Warning],
     filename: str,
     lineno: int,
-    file: IO[str] | None = None,
+    file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
     if issubclass(category, NamesakeWarning):
