@@ -70,7 +70,7 @@ def upload(
     from localtrace.uploader.redaction import Redaction
     from localtrace.uploader.replay import Limits, Replay
     from localtrace.uploader.selection import choose
-    from localtrace.uploader.state import receipts_folder, state_folder
+    from localtrace.uploader.state import receipts_folder, state_folder, writing
     from localtrace.uploader.tally import Tally
     from localtrace.uploader.targets import MetricsTarget, open_target
 
@@ -107,7 +107,8 @@ def upload(
         reads_back=target.reads_back,
         double_rows=tally.double_rows,
     )
-    receipt.write(receipts_folder())
+    with writing(receipts_folder()) as receipts:
+        receipt.write(receipts)
     return receipt
 
 

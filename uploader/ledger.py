@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import re
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -22,6 +21,8 @@ import msgspec
 
 from localtrace.errors import UploadError
 from localtrace.types import Run
+from localtrace.uploader.ledger_file import LedgerFile
+from localtrace.uploader.state import writing
 from localtrace.uploader.targets import Entry, Place
 
 LEDGER_VERSION = 3
@@ -93,36 +94,35 @@ class Ledger:
         """Open `ledger.sqlite` in a folder, or make it.
 
         Raises:
-            UploadError: the file was written by a newer version.
+            UploadError: the file was written by a newer version, is damaged, or cannot be written.
         """
         path = folder / "ledger.sqlite"
         self._folder = folder
-        self._db = sqlite3.connect(path, isolation_level=None)
-        (version,) = self._db.execute("pragma user_version").fetchone()
+        self._file = LedgerFile(path)
+        ((version,),) = self._file.rows("pragma user_version")
         if version > LEDGER_VERSION:
-            self._db.close()
+            self._file.close()
             raise UploadError(f"{path} is of a newer version ({version}): upgrade localtrace")
-        self._db.executescript(_TABLES)
+        self._file.script(_TABLES)
         if version < LEDGER_VERSION:
             self._upgrade()
 
     def _upgrade(self) -> None:
         """Bring a new or an older file to this version; all of it, or nothing."""
-        self._db.execute("begin immediate")
-        with self._db:
-            (version,) = self._db.execute("pragma user_version").fetchone()
+        with self._file.transaction():
+            ((version,),) = self._file.rows("pragma user_version")
             if version in (1, 2):
-                self._db.execute("alter table entries add column ids_from text not null default ''")
+                self._file.rows("alter table entries add column ids_from text not null default ''")
                 self._name_weave_by_project()
-            self._db.execute(f"pragma user_version = {LEDGER_VERSION}")
+            self._file.rows(f"pragma user_version = {LEDGER_VERSION}")
 
     def _name_weave_by_project(self) -> None:
         """What was accepted at an address keeps its ids, under the name of the project alone."""
-        for (old,) in self._db.execute("select distinct destination from entries").fetchall():
+        for (old,) in self._file.rows("select distinct destination from entries"):
             new = _WEAVE_ADDRESS.sub("weave:", old)
             if new != old:
                 # Where two addresses led there, the first of them keeps what it knows.
-                self._db.execute(
+                self._file.rows(
                     "update or ignore entries set destination = ?, ids_from = ? "
                     "where destination = ?",
                     (new, old, old),
@@ -130,11 +130,11 @@ class Ledger:
 
     def known(self, destination: str, trace_id: str) -> Known | None:
         """What is known of a trajectory at a destination."""
-        row = self._db.execute(
+        rows = self._file.rows(
             "select state, digest, ids_from from entries where destination = ? and trace_id = ?",
             (destination, trace_id),
-        ).fetchone()
-        return None if row is None else Known(State(row[0]), *row[1:])
+        )
+        return Known(State(rows[0][0]), *rows[0][1:]) if rows else None
 
     def holds(self, entry: Entry) -> bool:
         """Whether the target is known to hold this very record."""
@@ -162,38 +162,37 @@ class Ledger:
             )
             for e, state, reason in states
         ]  # fmt: skip
-        self._db.execute("begin immediate")
-        with self._db:
-            self._db.executemany("insert or replace into entries values (?,?,?,?,?,?,?,?)", rows)
+        with self._file.transaction():
+            self._file.each("insert or replace into entries values (?,?,?,?,?,?,?,?)", rows)
 
     def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
         """Note where a run's trajectories belong, so that a dry run need not ask the target."""
         key = (uri, container or "", run.run_id, run.attempt)
         text = msgspec.json.encode(place).decode()
-        self._db.execute("insert or replace into places values (?,?,?,?,?)", (*key, text))
+        self._file.rows("insert or replace into places values (?,?,?,?,?)", (*key, text))
 
     def place(self, uri: str, container: str | None, run: Run) -> Place | None:
         """Where the trajectories of a run went before."""
-        row = self._db.execute(
+        rows = self._file.rows(
             "select place from places where (uri, container, run_id, attempt) = (?,?,?,?)",
             (uri, container or "", run.run_id, run.attempt),
-        ).fetchone()
-        if row is None:
+        )
+        if not rows:
             return None
-        place = msgspec.json.decode(row[0], type=Place)
+        place = msgspec.json.decode(rows[0][0], type=Place)
         return replace(place, destination=_WEAVE_ADDRESS.sub("weave:", place.destination))
 
     def remember_speed(self, uri: str, trajectories: int, duration_s: float) -> None:
         """Note how long the sending of so many trajectories took."""
         row = (uri, trajectories, duration_s)
-        self._db.execute("insert or replace into speeds values (?,?,?)", row)
+        self._file.rows("insert or replace into speeds values (?,?,?)", row)
 
     def speed(self, uri: str) -> float | None:
         """Trajectories per second in the last upload to a target that sent any."""
-        row = self._db.execute(
+        rows = self._file.rows(
             "select trajectories / duration_s from speeds where uri = ? and duration_s > 0", (uri,)
-        ).fetchone()
-        return None if row is None else float(row[0])
+        )
+        return float(rows[0][0]) if rows else None
 
     @contextmanager
     def claim(self, uri: str) -> Iterator[None]:
@@ -203,7 +202,9 @@ class Ledger:
             UploadError: another upload to this target is running.
         """
         name = sha256(uri.encode()).hexdigest()[:16]
-        with (self._folder / f"{name}.lock").open("w") as lock:
+        with ExitStack() as opened:
+            with writing(self._folder / f"{name}.lock") as path:
+                lock = opened.enter_context(path.open("w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -214,4 +215,4 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Event
 
-from localtrace.errors import TargetRejected
+from localtrace.errors import TargetRejected, TargetUnavailable
 from localtrace.uploader.patience import patiently
 from localtrace.uploader.receipt import Delivery
 from localtrace.uploader.targets import Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
+
+PROBES = 3
+"""A server that fails on so many single records, and has taken none, is broken itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Sender:
         self._target = target
         self._patience_s = patience_s
         self._ended = ended
+        self._has_taken = False
+        """Whether the target has taken any record since the upload began."""
+        self._failed_alone = 0
+        """How many records, sent alone, the target failed on before it took any."""
 
     def deliver(self, batch: list[Record], ask: bool) -> list[Answer]:
         """Send a batch; where the target refuses it, halve it until the bad record is alone.
@@ -45,6 +52,7 @@ class Sender:
 
         Raises:
             TryAgain: the target stopped answering.
+            TargetUnavailable: the target fails whatever it is sent.
             UploadError: the target takes no records at all.
         """
         delivery = _Delivery(self._target, batch, ask)
@@ -52,11 +60,34 @@ class Sender:
             patiently(self._patience_s, self._ended)(delivery.attempt)
         except (TargetRejected, Doubtful) as error:
             if len(batch) == 1:
+                self._note_failure(error)
                 return [Answer(batch[0], Delivery.REJECTED, str(error))]
-            middle = len(batch) // 2
             # Asking first: Weave may have stored a part of a batch that it calls too large.
-            return self.deliver(batch[:middle], True) + self.deliver(batch[middle:], True)
+            return [
+                answer for part in self._parted(batch, error) for answer in self.deliver(part, True)
+            ]
+        self._has_taken = True
         return delivery.answers()
+
+    def _parted(self, batch: list[Record], error: Exception) -> list[list[Record]]:
+        """Halves; or first records alone, far apart, where it may be the server that is broken."""
+        middle = len(batch) // 2
+        if self._has_taken or not isinstance(error, Doubtful):
+            return [batch[:middle], batch[middle:]]
+        probes = sorted({0, middle, len(batch) - 1})
+        rest = [record for place, record in enumerate(batch) if place not in probes]
+        return [[batch[place]] for place in probes] + ([rest] if rest else [])
+
+    def _note_failure(self, error: Exception) -> None:
+        """Stop the upload where the server fails on each record and has never taken one."""
+        if self._has_taken or not isinstance(error, Doubtful):
+            return
+        self._failed_alone += 1
+        if self._failed_alone >= PROBES:
+            raise TargetUnavailable(
+                f"{self._target.uri} took no record, and failed on {self._failed_alone} that were "
+                f"sent alone ({error}): look into the server's log, then repeat the same upload"
+            ) from error
 
 
 class _Delivery:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from localtrace.config import read_environment
-from localtrace.errors import ConfigError
+from localtrace.errors import ConfigError, UploadError
 from localtrace.settings import UploaderSettings
 
 
@@ -27,6 +29,22 @@ def state_folder() -> Path:
             "set LOCALTRACE_STATE_DIR to a folder that can be written"
         ) from error
     return folder
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Turn a failure to write a file of the uploader's own into one that says what to do.
+
+    Raises:
+        UploadError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        yield path
+    except OSError as error:
+        raise UploadError(
+            f"cannot write {path}: {error.strerror}; free space there, or set LOCALTRACE_STATE_DIR "
+            "to a folder that can be written; then repeat the upload, which sends nothing twice"
+        ) from error
 
 
 def receipts_folder() -> Path:

@@ -350,7 +350,7 @@ pragma user_version = 1;
 
 def test_a_ledger_of_a_newer_version_is_refused(tmp_path) -> None:
     with closing(Ledger(tmp_path)) as ledger:
-        ledger._db.execute("pragma user_version = 99")
+        ledger._file.rows("pragma user_version = 99")
     with pytest.raises(UploadError, match="newer version"):
         Ledger(tmp_path)
 

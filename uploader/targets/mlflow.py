@@ -1,4 +1,5 @@
-"""MLflow, through its HTTP routes: only this file and `mlflow_metrics.py` know them.
+"""MLflow, through its HTTP routes: only this file, `mlflow_places.py` and `mlflow_metrics.py`
+know them.
 
 Spans go as OTLP to `/v1/traces`: many traces in one request, stored as a whole or not at all, and
 sending them again overwrites them with themselves. The server also accepts a run that does not
@@ -20,8 +21,7 @@ import httpx
 
 from localtrace.errors import TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Metric, Place, Record, mlflow_metrics
+from localtrace.uploader.targets import Entry, Metric, Place, Record, mlflow_metrics, mlflow_places
 from localtrace.uploader.targets.http import (
     Doubtful,
     HttpSession,
@@ -32,11 +32,7 @@ from localtrace.uploader.targets.http import (
     without_login,
 )
 from localtrace.uploader.targets.mlflow_answers import (
-    Experiment,
-    ExperimentAnswer,
     InfosAnswer,
-    RunAnswer,
-    RunsAnswer,
     SearchAnswer,
     Trace,
     found,
@@ -46,8 +42,6 @@ from localtrace.uploader.targets.mlflow_spans import encode
 
 OLDEST_VERSION = (3, 14)
 """The first version that takes tags and the run with the spans."""
-RUN_KEY_TAG = "localtrace.run_key"
-"""Tag of an MLflow run by which it is found again: a hash, so it needs no quoting in a filter."""
 LINKS_MAX = 100
 SEARCH_MAX = 500
 
@@ -119,56 +113,20 @@ class MlflowTarget:
         """
         experiment = container or run.project
         try:
-            there = self._experiment(experiment)
-            run_id = self._run(run, there.experiment_id)
+            there = mlflow_places.experiment(self._http, experiment)
+            run_id = mlflow_places.run(self._http, run, there.experiment_id)
         except Refused as error:
             raise UploadError(
                 f"{self.uri} refused the experiment {experiment!r}: {error}; "
                 "name another with --experiment"
             ) from error
+        if there.lifecycle_stage != "active":
+            raise UploadError(
+                f"the experiment {experiment!r} was deleted at {self.uri}: restore it, or name "
+                "another"
+            )
         destination = f"mlflow:{there.experiment_id}:{there.creation_time}"
         return Place(destination, there.experiment_id, run_id, experiment)
-
-    def _experiment(self, name: str) -> Experiment:
-        route = "/api/2.0/mlflow/experiments"
-        query = {"experiment_name": name}
-        try:
-            answer = self._http.ask(ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
-        except Refused as error:
-            if error.status != 404:
-                raise
-            self._http.call("POST", f"{route}/create", json={"name": name})
-            answer = self._http.ask(ExperimentAnswer, "GET", f"{route}/get-by-name", params=query)
-        if answer.experiment.lifecycle_stage != "active":
-            raise UploadError(
-                f"the experiment {name!r} was deleted at {self.uri}: restore it, or name another"
-            )
-        return answer.experiment
-
-    def _run(self, run: Run, experiment_id: str) -> str:
-        route = "/api/2.0/mlflow/runs"
-        key = derive_id(16, "mlflow run", run.run_id, str(run.attempt)).hex()
-        search = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_KEY_TAG}` = '{key}'"}
-        runs = self._http.ask(RunsAnswer, "POST", f"{route}/search", json=search).runs
-        if runs:
-            run_id = runs[0].info.run_id
-        else:
-            tags = {
-                RUN_KEY_TAG: key,
-                "localtrace.run_id": run.run_id,
-                "localtrace.attempt": str(run.attempt),
-            }
-            new = {
-                "experiment_id": experiment_id,
-                "run_name": run.experiment,
-                "start_time": run.start_ns // 10**6,
-                "tags": [{"key": name, "value": value} for name, value in tags.items()],
-            }
-            run_id = self._http.ask(RunAnswer, "POST", f"{route}/create", json=new).run.info.run_id
-        if run.end_ns is not None:
-            end = {"run_id": run_id, "status": "FINISHED", "end_time": run.end_ns // 10**6}
-            self._http.call("POST", f"{route}/update", json=end)
-        return run_id
 
     def is_empty(self, place: Place) -> bool:
         """Whether the run has no trajectory yet."""

@@ -24,8 +24,22 @@ class RunInfo(msgspec.Struct):
     run_id: str
 
 
+class Tag(msgspec.Struct):
+    key: str
+    value: str
+
+
+class RunData(msgspec.Struct):
+    tags: list[Tag] = []
+
+
 class Run(msgspec.Struct):
     info: RunInfo
+    data: RunData = msgspec.field(default_factory=RunData)
+
+    def tag(self, key: str) -> str:
+        """The value of a tag; empty where there is none."""
+        return next((tag.value for tag in self.data.tags if tag.key == key), "")
 
 
 class RunAnswer(msgspec.Struct):

@@ -1,0 +1,91 @@
+"""Experiments and runs at MLflow: found, or made, by several uploads at once if need be."""
+
+from __future__ import annotations
+
+import time
+
+from localtrace.types import Run
+from localtrace.uploader.ids import derive_id
+from localtrace.uploader.targets.http import HttpSession, Refused
+from localtrace.uploader.targets.mlflow_answers import (
+    Experiment,
+    ExperimentAnswer,
+    RunAnswer,
+    RunsAnswer,
+)
+
+RUN_KEY_TAG = "localtrace.run_key"
+"""Tag of an MLflow run by which it is found again: a hash, so it needs no quoting in a filter."""
+MADE_AT_TAG = "localtrace.made_at_ns"
+"""Tag of an MLflow run: when it was made, which its start time does not say."""
+_EXPERIMENTS = "/api/2.0/mlflow/experiments"
+_RUNS = "/api/2.0/mlflow/runs"
+
+
+def experiment(http: HttpSession, name: str) -> Experiment:
+    """Find the experiment of a name, or make it; it may have been deleted.
+
+    Raises:
+        Refused: the server does not make it.
+    """
+    refused = None
+    found = _named(http, name)
+    if found is None:
+        try:
+            http.call("POST", f"{_EXPERIMENTS}/create", json={"name": name})
+        except Refused as error:
+            refused = error  # it may be that another upload has made it meanwhile
+        found = _named(http, name)
+    if found is None:
+        raise refused or Refused("it is not there after it was made")
+    return found
+
+
+def _named(http: HttpSession, name: str) -> Experiment | None:
+    query = {"experiment_name": name}
+    try:
+        answer = http.ask(ExperimentAnswer, "GET", f"{_EXPERIMENTS}/get-by-name", params=query)
+    except Refused as error:
+        if error.status != 404:
+            raise
+        return None
+    return answer.experiment
+
+
+def run(http: HttpSession, recorded: Run, experiment_id: str) -> str:
+    """Find the MLflow run of a recorded run, or make it with the original times; return its id."""
+    key = derive_id(16, "mlflow run", recorded.run_id, str(recorded.attempt)).hex()
+    run_id = _oldest(http, key, experiment_id)
+    if run_id is None:
+        own_id = _new(http, recorded, key, experiment_id)
+        # Another upload may have made one at the same moment: all go on with the oldest.
+        run_id = _oldest(http, key, experiment_id) or own_id
+        if run_id != own_id:
+            http.call("POST", f"{_RUNS}/delete", json={"run_id": own_id})
+    if recorded.end_ns is not None:
+        end = {"run_id": run_id, "status": "FINISHED", "end_time": recorded.end_ns // 10**6}
+        http.call("POST", f"{_RUNS}/update", json=end)
+    return run_id
+
+
+def _oldest(http: HttpSession, key: str, experiment_id: str) -> str | None:
+    search = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_KEY_TAG}` = '{key}'"}
+    runs = http.ask(RunsAnswer, "POST", f"{_RUNS}/search", json=search).runs
+    first = min(runs, key=lambda one: (one.tag(MADE_AT_TAG), one.info.run_id), default=None)
+    return None if first is None else first.info.run_id
+
+
+def _new(http: HttpSession, recorded: Run, key: str, experiment_id: str) -> str:
+    tags = {
+        RUN_KEY_TAG: key,
+        MADE_AT_TAG: f"{time.time_ns():020}",
+        "localtrace.run_id": recorded.run_id,
+        "localtrace.attempt": str(recorded.attempt),
+    }
+    new = {
+        "experiment_id": experiment_id,
+        "run_name": recorded.experiment,
+        "start_time": recorded.start_ns // 10**6,
+        "tags": [{"key": name, "value": value} for name, value in tags.items()],
+    }
+    return http.ask(RunAnswer, "POST", f"{_RUNS}/create", json=new).run.info.run_id
