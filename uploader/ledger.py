@@ -202,16 +202,30 @@ class Ledger:
             UploadError: another upload to this target is running.
         """
         name = sha256(uri.encode()).hexdigest()[:16]
+        with self._locked(name, fcntl.LOCK_NB) as is_ours:
+            if not is_ours:
+                raise UploadError(
+                    f"another upload to {uri} is running: wait until it ends, then repeat this one"
+                )
+            yield
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let one upload at a time find or make its places: two addresses may be one target."""
+        with self._locked("places", 0):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, flags: int) -> Iterator[bool]:
         with ExitStack() as opened:
             with writing(self._folder / f"{name}.lock") as path:
                 lock = opened.enter_context(path.open("w"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UploadError(
-                    f"another upload to {uri} is running: wait until it ends, then repeat this one"
-                ) from error
-            yield
+                fcntl.flock(lock, fcntl.LOCK_EX | flags)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def close(self) -> None:
         """Close the file."""

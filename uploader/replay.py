@@ -93,7 +93,8 @@ class Replay:
         return runs
 
     def _run(self, part: ChosenRun, container: str | None, metrics: bool) -> RunReceipt:
-        place = self._patiently(self._target.place, part.run, container)
+        with self._ledger.in_turn():
+            place = self._patiently(self._target.place, part.run, container)
         self._ledger.remember_place(self._target.uri, container, part.run, place)
         there = self._send(part, place)
         if there and self._target.reads_back:

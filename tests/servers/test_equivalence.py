@@ -74,7 +74,7 @@ WEAVE_ADDS = {
 WEAVE_ROOT_SHOWS = {
     *(f"attribute localtrace.{name}" for name in (
         "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source", "status",
-        "span_count", "weight_versions", "set", "digest",
+        "span_count", "weight_versions", "set", "digest", "call_digests", "ids_from",
     )),
     *(f"attribute {name}" for name in VERL_FACTS),
     "attribute reward", "summary reward", "summary usage", "status",

@@ -12,30 +12,28 @@ from mlflow import MlflowClient
 
 from localtrace.reader import Store
 
-UPLOADS = 3
-
 
 def test_first_uploads_at_once_share_one_experiment_and_one_run(
     store: Store, mlflow_url: str, tmp_path: Path
 ) -> None:
     experiment = f"at once {uuid4()}"
-    command = [
-        *(sys.executable, "-m", "localtrace.uploader", "--all", "--to", "mlflow"),
-        *("--uri", mlflow_url, "--experiment", experiment, "--store", str(store.path)),
-    ]
+    # Two share a ledger, and one is as on a machine of its own.
+    other_url = mlflow_url.replace("127.0.0.1", "localhost")
     uploads = [
         subprocess.Popen(
-            command,
-            # As on machines of their own, so that no ledger keeps them apart.
-            env={**os.environ, "LOCALTRACE_STATE_DIR": str(tmp_path / str(number))},
+            [
+                *(sys.executable, "-m", "localtrace.uploader", "--all", "--to", "mlflow"),
+                *("--uri", url, "--experiment", experiment, "--store", str(store.path)),
+            ],
+            env={**os.environ, "LOCALTRACE_STATE_DIR": str(tmp_path / folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for number in range(UPLOADS)
+        for url, folder in ((mlflow_url, "a"), (other_url, "a"), (mlflow_url, "b"))
     ]
     said = [upload.communicate(timeout=120)[0] for upload in uploads]
-    assert [upload.returncode for upload in uploads] == [0] * UPLOADS, said
+    assert [upload.returncode for upload in uploads] == [0] * 3, said
     client = MlflowClient(mlflow_url)
     place = client.get_experiment_by_name(experiment).experiment_id
     (run,) = client.search_runs([place])

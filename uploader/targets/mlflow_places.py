@@ -57,8 +57,10 @@ def run(http: HttpSession, recorded: Run, experiment_id: str) -> str:
     key = derive_id(16, "mlflow run", recorded.run_id, str(recorded.attempt)).hex()
     run_id = _oldest(http, key, experiment_id)
     if run_id is None:
+        began_s = time.monotonic()
         own_id = _new(http, recorded, key, experiment_id)
-        # Another upload may have made one at the same moment: all go on with the oldest.
+        # Another upload may be making one at this moment, about as fast: all take the oldest.
+        time.sleep(2 * (time.monotonic() - began_s))
         run_id = _oldest(http, key, experiment_id) or own_id
         if run_id != own_id:
             http.call("POST", f"{_RUNS}/delete", json={"run_id": own_id})

@@ -1,0 +1,67 @@
+"""A ledger that cannot be used says where it is and what to do, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import localtrace
+from localtrace.cli import main
+from localtrace.errors import UploadError
+from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.state import writing
+from localtrace.uploader.targets import Entry, Place
+from tests.crash.disks import fill, mounted
+
+ENTRY = Entry(Place("memory:", "e", "r"), "t" * 32, "remote", "digest", 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "disk", "size=256k") as folder:
+        yield folder
+
+
+def test_a_full_disk_names_the_folder_and_the_remedy_and_loses_nothing(small_disk: Path) -> None:
+    with closing(Ledger(small_disk)) as ledger:
+        ledger.mark([ENTRY], State.ACCEPTED)
+        fill(small_disk / "checkpoint")
+        with pytest.raises(UploadError, match=r"disk/ledger.sqlite.*free space in .*/disk, or"):
+            ledger.mark([ENTRY] * 5000, State.SENT)
+        (small_disk / "checkpoint").unlink()
+        assert ledger.holds(ENTRY)
+
+
+def test_a_receipt_that_cannot_be_written_says_that_nothing_is_sent_twice(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            UploadError, match=r"cannot write .*receipts.*; free space there, or set LOC"
+        ),
+        writing(tmp_path / "receipts") as folder,
+    ):
+        (folder / "one.json").write_bytes(b"")
+
+
+@pytest.mark.parametrize("content", [b"no database" * 1000, b"SQLite format 3\0" + b"x" * 9000])
+def test_a_damaged_ledger_names_the_file_and_the_remedy(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(content)
+    with pytest.raises(UploadError, match=r"ledger.sqlite: .*move the file away and repeat"):
+        Ledger(tmp_path)
+
+
+def test_the_command_tells_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    localtrace.init(tmp_path / "store", project="p", min_free_bytes=0, seal=False)
+    with localtrace.trajectory(step=0):
+        pass
+    localtrace.close()
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path))
+    (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 1000)
+    arguments = ["upload", "--all", "--to", "otlp", "--uri", "http://127.0.0.1:9", "--dry-run"]
+    done = CliRunner().invoke(main, [*arguments, "-s", str(tmp_path / "store")])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"localtrace: {tmp_path}/ledger.sqlite: file is not a database;")
+    assert done.stderr.count("\n") == 1
