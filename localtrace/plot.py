@@ -1,13 +1,14 @@
-"""Rows with a column `step` as lines: on a terminal (plotille) or as a picture (matplotlib).
+"""Rows as lines by step: on a terminal (plotille) or as a picture (matplotlib).
 
-Columns before `step`, and as many after it as it takes to tell the rows of a step apart, say which
-line a row belongs to; the first columns of numbers after them are drawn, one chart each.
+A query says what is drawn (`-- plot:`). For one that does not, columns before `step`, and as many
+after it as it takes to tell the rows of a step apart, say which line a row belongs to; the first
+columns of numbers after them are drawn, one chart each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,18 @@ from localtrace.terminal import escape_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from localtrace.sql import Plot
+
 PICTURES = (".png", ".svg")
 """Endings of the files that `save` writes."""
 
 _CHARTS_MAX = 3
 _LINES_MAX = 10
 _HEIGHT = 12
+_BESIDE = 19
+"""Places that the axes and their names take, but for that of x."""
+_TICK = 10
+"""Places between two ticks of plotille's x axis."""
 _MARKS = "abcdefghij"
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white", "bright_cyan",
             "bright_red", "bright_green")  # fmt: skip
@@ -46,15 +53,48 @@ class Chart:
     lines: list[Line]
     left_out: int
     """Lines that are not there because there are too many."""
+    x: str = "step"
 
 
-def charts(table: pa.Table) -> list[Chart]:
-    """What there is to draw.
+def charts(
+    table: pa.Table, plot: Plot | None = None, run_labels: Mapping[str, str] | None = None
+) -> list[Chart]:
+    """Return what there is to draw.
+
+    Args:
+        table: the rows of a query.
+        plot: what the query says is its measure.
+        run_labels: what to call runs, by run id.
 
     Raises:
         QueryError: there is no column `step`, there are no numbers, or several rows per step that
             no column tells apart.
     """
+    labels = run_labels or {}
+    return _guessed(table, labels) if plot is None else [_said(table, plot, labels)]
+
+
+def _said(table: pa.Table, plot: Plot, run_labels: Mapping[str, str]) -> Chart:
+    missing = [name for name in (plot.x, *plot.y, *plot.by) if name not in table.column_names]
+    if missing:
+        raise QueryError(f"no plot: the query has no column {missing[0]}, which its line 3 names")
+    table = table.filter(table[plot.x].is_valid())
+    if not len(table):
+        raise QueryError(f"nothing to plot: the query has no row with a {plot.x}")
+    labels = _labels(table, plot.by, run_labels)
+    places = list(zip(labels, table[plot.x].to_pylist(), strict=True))
+    if len(set(places)) < len(places):
+        raise QueryError(f"no plot: several rows of a {plot.x} cannot be told apart")
+    lines: list[Line] = []
+    for name in plot.y:
+        ends = f"{name}" if len(plot.y) > 1 else ""
+        named = [", ".join(filter(None, (label, ends))) for label in labels]
+        lines += _lines(table, plot.x, name, named)
+    left_out = max(0, len(lines) - _LINES_MAX)
+    return Chart(escape_line(", ".join(plot.y)), lines[:_LINES_MAX], left_out, plot.x)
+
+
+def _guessed(table: pa.Table, run_labels: Mapping[str, str]) -> list[Chart]:
     if "step" not in table.column_names:
         raise QueryError(
             "no plot without a column step: choose a query by step, or leave out --plot"
@@ -66,7 +106,7 @@ def charts(table: pa.Table) -> list[Chart]:
     columns = _numbers(table, keys)
     if not columns:
         raise QueryError("nothing to plot: the query has no column of numbers beside step")
-    labels = _labels(table, keys)
+    labels = _labels(table, keys, run_labels)
     return [_chart(table, column, labels) for column in columns]
 
 
@@ -96,10 +136,12 @@ def _numbers(table: pa.Table, keys: Sequence[str]) -> list[str]:
     return (floats or counts)[:_CHARTS_MAX]
 
 
-def _labels(table: pa.Table, keys: Sequence[str]) -> list[str]:
+def _labels(table: pa.Table, keys: Sequence[str], run_labels: Mapping[str, str]) -> list[str]:
     """Of each row which line it belongs to; what is the same everywhere is not said."""
     columns = {key: table[key].to_pylist() for key in keys}
     telling = {key: values for key, values in columns.items() if len(set(values)) > 1}
+    if "run_id" in telling:
+        telling["run_id"] = [run_labels.get(run, run) for run in telling["run_id"]]
     rows = zip(*telling.values(), strict=True) if telling else [()] * len(table)
     return [
         ", ".join(_label(key, value) for key, value in zip(telling, row, strict=True))
@@ -112,17 +154,21 @@ def _label(key: str, value: Any) -> str:
 
 
 def _chart(table: pa.Table, column: str, labels: list[str]) -> Chart:
+    lines = _lines(table, "step", column, labels)
+    return Chart(escape_line(column), lines[:_LINES_MAX], max(0, len(lines) - _LINES_MAX))
+
+
+def _lines(table: pa.Table, x: str, column: str, labels: list[str]) -> list[Line]:
     points: dict[str, list[tuple[int, float]]] = {label: [] for label in labels}
     values = table[column].to_pylist()
-    for label, step, value in zip(labels, table["step"].to_pylist(), values, strict=True):
+    for label, step, value in zip(labels, table[x].to_pylist(), values, strict=True):
         if value is not None and math.isfinite(value):
             points[label].append((int(step), float(value)))
-    lines = [
+    return [
         Line(label, [step for step, _ in sorted(drawn)], [value for _, value in sorted(drawn)])
         for label, drawn in points.items()
         if drawn
     ]
-    return Chart(escape_line(column), lines[:_LINES_MAX], max(0, len(lines) - _LINES_MAX))
 
 
 def drawn(chart: Chart, width: int, coloured: bool) -> str:
@@ -136,14 +182,16 @@ def drawn(chart: Chart, width: int, coloured: bool) -> str:
     except ImportError:
         raise MissingDependency.for_extra("plotille", "plot") from None
     figure = plotille.Figure()
-    figure.width, figure.height = max(20, width - 20), _HEIGHT
-    figure.x_label, figure.y_label = "step", chart.column
+    figure.height = _HEIGHT
+    figure.x_label, figure.y_label = chart.x, chart.column
     figure.color_mode, figure.with_colors = "names", coloured
     figure.origin = False
     figure.register_label_formatter(float, _tick)
-    steps = [step for line in chart.lines for step in line.steps]
-    if steps and min(steps) < max(steps):
-        figure.set_x_limits(min(steps), max(steps))
+    steps = [step for line in chart.lines for step in line.steps] or [0]
+    span = max(steps) - min(steps)
+    figure.width, shown = _whole_ticks(span, max(2, (width - _BESIDE - len(chart.x)) // _TICK))
+    figure.set_x_limits(min(steps), min(steps) + shown)
+    figure.x_ticks_fkt = _whole
     several = len(chart.lines) > 1
     for line, mark, colour in zip(chart.lines, _MARKS, _COLOURS, strict=False):
         figure.plot(
@@ -154,6 +202,21 @@ def drawn(chart: Chart, width: int, coloured: bool) -> str:
             marker=mark if several and not coloured else None,
         )
     return str(figure.show(legend=several))
+
+
+def _whole_ticks(span: int, ticks_max: int) -> tuple[int, int]:
+    """The width of a chart whose ticks are whole numbers, and how many of x it shows."""
+    span = max(1, span)
+    if span <= ticks_max:
+        return _TICK * (ticks_max // span) * span, span
+    each = math.ceil(span / ticks_max)
+    ticks = math.ceil(span / each)
+    return _TICK * ticks, ticks * each
+
+
+def _whole(value: float, following: float) -> str:
+    """What stands at a tick of x: nothing between two whole numbers."""
+    return str(round(value)) if math.isclose(value, round(value), abs_tol=1e-6) else ""
 
 
 def _tick(val: float, chars: int, delta: float, left: bool = False) -> str:
@@ -169,13 +232,15 @@ def save(shown: list[Chart], path: Path) -> None:
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise MissingDependency.for_extra("matplotlib", "plot") from None
     figure = Figure(figsize=(9, 3.2 * len(shown)), layout="constrained")
     for chart, axes in zip(shown, figure.subplots(len(shown), squeeze=False)[:, 0], strict=True):
         for line in chart.lines:
             axes.plot(line.steps, line.values, marker=".")
-        axes.set_xlabel("step")
+        axes.set_xlabel(chart.x)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(chart.column, parse_math=False)
         axes.grid(alpha=0.3)
         if len(chart.lines) > 1:

@@ -1,20 +1,24 @@
 """Named queries, one `.sql` file each, and the rule for what user SQL may be.
 
 The first comment line of a file is its description; the second names the parameters, as in
-`-- params: run (optional), step`. The body is one SELECT with DuckDB's own `$name` parameters; an
-optional parameter that is not given is null. This module knows nothing of stores.
+`-- params: run (optional), step (range)`; a third one may say what a plot of it draws, as in
+`-- plot: x=step y=mean_reward by=run_id`. The body is one SELECT with DuckDB's own `$name`
+parameters, and `$name_from` and `$name_to` for both ends of a range; what is not given is null.
+This module knows nothing of stores.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
+from localtrace.filters import NUMERIC, Filters
 from localtrace.sqltext import one_line, without_explain
 
 if TYPE_CHECKING:
@@ -23,7 +27,28 @@ if TYPE_CHECKING:
 OWN_QUERIES = Path(__file__).parent / "queries"
 """The folder of the queries that come with localtrace."""
 
-_PARAMETER = re.compile(r"\s*(\w+)\s*(\(optional\))?\s*")
+_PARAMETERS = re.compile(r",(?![^(]*\))")
+"""Commas, but for those in brackets."""
+_PARAMETER = re.compile(r"\s*(\w+)\s*(?:\(([\w ,]*)\))?\s*")
+_MARKS = frozenset({"optional", "range"})
+_PLOT = "-- plot:"
+
+_ENDS = {
+    "=": (True, True, 0), ">=": (True, False, 0), ">": (True, False, 1),
+    "<=": (False, True, 0), "<": (False, True, -1),
+}  # fmt: skip
+"""By operator: whether it sets the low end, the high end, and how far from the number they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What a plot of a query draws: columns by their names."""
+
+    x: str
+    y: tuple[str, ...]
+    """Several are drawn over each other."""
+    by: tuple[str, ...] = ()
+    """Rows that differ in these belong to different lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +60,14 @@ class NamedQuery:
     parameters: dict[str, bool]
     """By name, true where the parameter must be given."""
     sql: str
+    ranges: frozenset[str] = frozenset()
+    """Parameters that take a range of whole numbers, as the filters of these names do."""
+    plot: Plot | None = None
+
+    @property
+    def usage(self) -> str:
+        """The parameters, those in brackets that may be left out."""
+        return " ".join(name if needed else f"[{name}]" for name, needed in self.parameters.items())
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of all parameters, None for optional ones that were not given.
@@ -42,7 +75,7 @@ class NamedQuery:
         Raises:
             QueryError: a parameter is missing or unknown.
         """
-        usage = f"{self.name} takes {', '.join(self.parameters) or 'no parameters'}"
+        usage = f"{self.name} takes {self.usage or 'no parameters'}"
         for name in values:
             if name not in self.parameters:
                 raise QueryError(
@@ -53,7 +86,9 @@ class NamedQuery:
         ]
         if missing:
             raise QueryError(f"query {self.name} needs {missing[0]}=…: {usage}")
-        return {name: values.get(name) for name in self.parameters}
+        plain = {name: values.get(name) for name in self.parameters if name not in self.ranges}
+        ends = (_ends(name, values.get(name)) for name in self.parameters if name in self.ranges)
+        return dict(ChainMap(plain, *ends))
 
 
 def load_queries(folders: Iterable[Path] = ()) -> dict[str, NamedQuery]:
@@ -113,13 +148,44 @@ def _read(path: Path) -> NamedQuery:
         raise QueryError(
             f"{path} must begin with two comment lines: '-- what it shows' and '-- params: …'"
         )
-    parameters = {}
-    for text in filter(str.strip, lines[1].removeprefix("-- params:").split(",")):
+    parameters: dict[str, bool] = {}
+    ranges = set()
+    for text in filter(str.strip, _PARAMETERS.split(lines[1].removeprefix("-- params:"))):
         match = _PARAMETER.fullmatch(text)
-        if match is None:
+        marks = {mark.strip() for mark in (match[2] or "").split(",")} - {""} if match else set()
+        if match is None or not marks <= _MARKS:
             raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2")
-        parameters[match[1]] = match[2] is None
-    return NamedQuery(path.stem, lines[0].removeprefix("-- ").strip(), parameters, sql)
+        name = match[1]
+        parameters[name] = "optional" not in marks
+        if "range" in marks:
+            ranges.add(name)
+            if NUMERIC.get(name) is not int:
+                known = ", ".join(key for key, kind in NUMERIC.items() if kind is int)
+                raise QueryError(f"{path}: {name} cannot be a range, only {known} can")
+    plot = _plot(path, lines[2]) if len(lines) > 2 and lines[2].startswith(_PLOT) else None
+    description = lines[0].removeprefix("-- ").strip()
+    return NamedQuery(path.stem, description, parameters, sql, frozenset(ranges), plot)
+
+
+def _plot(path: Path, line: str) -> Plot:
+    words = dict(word.partition("=")[::2] for word in line.removeprefix(_PLOT).split())
+    if not {"x", "y"} <= words.keys() <= {"x", "y", "by"}:
+        raise QueryError(f"{path}: write line 3 as  -- plot: x=step y=mean_reward by=run_id")
+    lists = {key: tuple(filter(None, words.get(key, "").split(","))) for key in ("y", "by")}
+    return Plot(words["x"], **lists)
+
+
+def _ends(name: str, value: Any) -> dict[str, int | None]:
+    """Both ends of a range, included; null where it is open."""
+    low: int | None = None
+    high: int | None = None
+    for term in Filters(**{name: value}).terms:
+        if term.operator not in _ENDS or not isinstance(term.value, int):
+            raise QueryError(f"{term}: {name} takes one range here, such as {name}=3..10")
+        takes_low, takes_high, beyond = _ENDS[term.operator]
+        low = term.value + beyond if takes_low else low
+        high = term.value + beyond if takes_high else high
+    return {f"{name}_from": low, f"{name}_to": high}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 -- Two runs side by side, step by step.
 -- params: a, b
+-- plot: x=step y=mean_reward_a,mean_reward_b
 -- a and b are run ids. Validation and superseded attempts are left out.
 select
     coalesce(x.step, y.step) as step,

@@ -1,5 +1,5 @@
 -- Answers that are empty, or that other rollouts of the same group gave word for word.
--- params: step (optional), run (optional), experiment (optional)
+-- params: step (range, optional), run (optional), experiment (optional)
 -- Superseded attempts are left out; validation counts.
 select
     a.experiment, a.run_id, a.step, a.validate, a.group_id, a.sample_index, a.rollout_n, a.trace_id,
@@ -7,7 +7,7 @@ select
 from answers as a
 join detectors as d on d.trace_id = a.trace_id and d.step is not distinct from a.step
 where (d.empty or d.duplicate)
-    and ($step is null or a.step = $step::bigint)
+    and ($step_from is null or a.step >= $step_from) and ($step_to is null or a.step <= $step_to)
     and ($run is null or a.run_id = $run) and ($experiment is null or a.experiment = $experiment)
 order by a.experiment, a.run_id, a.step, a.group_id, a.sample_index, a.output_hash, a.rollout_n,
     a.trace_id

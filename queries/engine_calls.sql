@@ -1,5 +1,5 @@
 -- What the engine says of the generations of a step: cached tokens, time in the engine, weights.
--- params: step (optional), run (optional), experiment (optional)
+-- params: step (range, optional), run (optional), experiment (optional)
 -- A generation whose call is not known has no trace_id. Superseded attempts and validation are
 -- not left out.
 select
@@ -11,6 +11,6 @@ select
     (c.end_ns - c.start_ns - (e.end_ns - e.start_ns)) / 1e9 as around_engine_s
 from engine_calls as e
 left join spans as c on c.trace_id = e.trace_id and c.span_id = e.span_id
-where ($step is null or e.step = $step::bigint)
+where ($step_from is null or e.step >= $step_from) and ($step_to is null or e.step <= $step_to)
     and ($run is null or e.run_id = $run) and ($experiment is null or e.experiment = $experiment)
 order by e.start_ns

@@ -1,5 +1,5 @@
 -- Calls that failed, by op and kind of error.
--- params: run (optional), experiment (optional), step (optional)
+-- params: run (optional), experiment (optional), step (range, optional)
 -- Superseded attempts are left out; validation counts.
 select
     op,
@@ -14,7 +14,7 @@ select
 from spans
 where status <> 'ok'
     and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step is null or step = $step::bigint)
+    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     and trace_id not in (select trace_id from superseded)
 group by op, status, error_type
 order by calls desc, op, error_type

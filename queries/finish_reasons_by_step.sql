@@ -1,5 +1,6 @@
 -- Why generations stopped, per step: how many and what share.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=share by=run_id,finish_reason
 -- Every turn counts. Validation and superseded attempts are left out.
 select
     t.experiment,

@@ -1,5 +1,6 @@
 -- How much rewards differ inside the groups of each step.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_std by=run_id
 -- A group whose rewards are all the same teaches nothing under GRPO. Superseded attempts and
 -- validation are left out.
 select

@@ -1,5 +1,6 @@
 -- Tokens and turns of finished training rollouts per step.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_tokens by=run_id
 -- Superseded attempts are left out.
 select
     experiment,

@@ -1,5 +1,5 @@
 -- Rollouts far longer or shorter than the others of their step.
--- params: deviations (optional), step (optional), run (optional), experiment (optional)
+-- params: deviations (optional), step (range, optional), run (optional), experiment (optional)
 -- By the distance from the median in median absolute deviations, 5 when not given. Validation and
 -- superseded attempts are left out.
 select
@@ -14,7 +14,7 @@ from (
     from trajectories
     where not validate and output_tokens is not null
         and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-        and ($step is null or step = $step::bigint)
+        and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
 )
 where abs(output_tokens - median_tokens) > coalesce($deviations::double, 5) * mad_tokens
     and mad_tokens > 0

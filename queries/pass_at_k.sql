@@ -1,5 +1,6 @@
 -- pass@k and best-of-k per step, for every k up to the size of the groups.
 -- params: threshold (optional), validate (optional), run (optional), experiment (optional)
+-- plot: x=step y=pass_at_k by=run_id,k
 -- A rollout passes with a reward of at least the threshold, 1 when not given. Estimates without
 -- bias from n rollouts of which c pass: pass@k = 1 - C(n-c, k) / C(n, k), and best-of-k is the
 -- expected largest of k rewards drawn without replacement; means over the groups with n >= k.

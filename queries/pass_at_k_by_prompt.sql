@@ -1,5 +1,5 @@
 -- pass@k and best-of-k of every prompt of a step, hardest first.
--- params: k, step (optional), threshold (optional), run (optional), experiment (optional)
+-- params: k, step (range, optional), threshold (optional), run (optional), experiment (optional)
 -- A rollout passes with a reward of at least the threshold, 1 when not given; see pass_at_k for the
 -- estimates. Groups of fewer than k rollouts with a reward (nan is none) are left out, as are
 -- validation and superseded attempts.
@@ -26,7 +26,7 @@ from (
     where not isnan(reward) and group_key is not null
         and not validate
         and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-        and ($step is null or step = $step::bigint)
+        and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     group by experiment, run_id, step, group_key
 )
 where n >= k and k >= 1

@@ -1,5 +1,6 @@
 -- What the recording itself lacks, per step: dropped and interrupted rollouts, small groups, gaps.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=dropped,interrupted,small_groups by=run_id
 -- unplaced counts rollouts with per-token values whose lengths fit neither the whole response nor the
 -- generated tokens, so that tokens shows none of them. missing_steps_before counts steps without any rollout since the step before. Small groups have
 -- fewer rollouts than the most common size of the run. Superseded attempts are left out.

@@ -1,5 +1,6 @@
 -- When it started to repeat itself: share of repeated 4-grams per step.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_repetition by=run_id
 -- `repeating` counts rollouts with a turn of which more than half is repeated. Validation and
 -- superseded attempts are left out.
 select

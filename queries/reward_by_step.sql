@@ -1,5 +1,6 @@
 -- Training rewards per step, mean validation reward beside.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_reward by=run_id
 -- Superseded attempts are left out.
 select
     experiment,

@@ -1,5 +1,6 @@
 -- One prompt across steps and runs: rewards, lengths and the best answer each time.
 -- params: prompt_hash (optional), sample_index (optional), run (optional), experiment (optional)
+-- plot: x=step y=mean_reward by=run_id,validate,prompt_hash
 -- Name the prompt by its hash or by sample_index. Validation counts. Superseded attempts are left
 -- out.
 select

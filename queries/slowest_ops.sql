@@ -1,5 +1,5 @@
 -- Where the time goes: calls and durations per op.
--- params: run (optional), experiment (optional), step (optional)
+-- params: run (optional), experiment (optional), step (range, optional)
 -- Superseded attempts are left out; validation counts. Callers contain what they call.
 select
     op,
@@ -12,7 +12,7 @@ select
     arg_max(trace_id, end_ns - start_ns) as slowest_trace_id
 from spans
 where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step is null or step = $step::bigint)
+    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     and trace_id not in (select trace_id from superseded)
 group by op
 order by total_s desc, op

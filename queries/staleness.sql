@@ -1,5 +1,6 @@
 -- How far the weights that generated are behind the step, and rollouts of mixed weights.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_behind by=run_id
 -- From the turns' weight_version where it is a number, such as verl's global_steps: behind is
 -- step - the oldest version of the rollout, mixed counts rollouts of several versions, and
 -- trained_behind is trained_step - step. Validation and superseded attempts are left out.

@@ -1,5 +1,6 @@
 -- How often outputs contain a text, or match a regular expression, per step: to see an exploit grow.
 -- params: text (optional), regex (optional), run (optional), experiment (optional)
+-- plot: x=step y=hit_rate by=run_id
 -- A rollout hits when one of its turns does. Rollouts without a generation, validation and superseded
 -- attempts are left out.
 select

@@ -1,5 +1,6 @@
 -- Where a rollout's time goes, per step: generation, tools, reward, waiting and everything else.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=generation_s,tool_s,reward_s,waiting_s by=run_id
 -- Means in seconds per rollout. A call below one of these kinds counts with the outer one; waiting is
 -- what is left of the rollout's duration, and 0 where calls ran at the same time. Validation and
 -- superseded attempts are left out.

@@ -1,5 +1,6 @@
 -- Generated tokens per second and step: of a single generation, and of all rollouts together.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=tokens_per_s by=run_id
 -- The whole is tokens by the time from the first rollout's start to the last one's end. Validation,
 -- superseded attempts and generations without token ids are left out.
 select

@@ -1,5 +1,6 @@
 -- Calls of tools per rollout and step, and how many failed.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=mean_tool_calls by=run_id
 -- derived_share is the share of the calls that nobody said to be tools (kind_derived in spans): their
 -- place among the turns tells. Validation and superseded attempts are left out.
 select

@@ -1,5 +1,5 @@
 -- Failed calls of tools, by tool and message.
--- params: step (optional), run (optional), experiment (optional)
+-- params: step (range, optional), run (optional), experiment (optional)
 -- Numbers in messages are shown as N, so that equal mistakes count together. Superseded attempts are
 -- left out; validation counts.
 select
@@ -13,7 +13,7 @@ select
 from spans
 where status = 'error' and kind = 'tool'
     and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step is null or step = $step::bigint)
+    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     and trace_id not in (select trace_id from superseded)
 group by op, message
 order by calls desc, op, message

@@ -1,5 +1,6 @@
 -- Rollouts that a length limit cut off, per step, and what they earned.
 -- params: run (optional), experiment (optional)
+-- plot: x=step y=truncated_share by=run_id
 -- Validation and superseded attempts are left out.
 select
     t.experiment,

@@ -1,9 +1,9 @@
 -- Groups that teach nothing under GRPO, because all their rewards are the same.
--- params: step (optional), run (optional), experiment (optional)
+-- params: step (range, optional), run (optional), experiment (optional)
 -- Validation and superseded attempts are left out.
 select experiment, run_id, step, group_id, sample_index, prompt_hash, n, mean_reward as reward
 from groups
 where zero_variance and not validate
-    and ($step is null or step = $step::bigint)
+    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
 order by experiment, run_id, step, sample_index, group_id, prompt_hash

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from localtrace.errors import ConfigError, QueryError
 
 if TYPE_CHECKING:
     from localtrace.filters import Filters
+
+_PARAM = re.compile(r"(\w+)\s*(<=|>=|=|<|>)(.*)", re.DOTALL)
 
 
 class _StorePath(click.Path):
@@ -87,18 +90,18 @@ filters_argument = click.argument(
 """Passes `Filters`; a command that uses it appends FILTERS_HELP to its help."""
 
 
-def parse_params(texts: Iterable[str]) -> dict[str, str]:
-    """Read a named query's parameters from texts such as `run=RUN_ID`.
+def parse_params(texts: Iterable[str], ranges: Collection[str] = ()) -> dict[str, str]:
+    """Read a named query's parameters from texts such as `run=RUN_ID`, `step=3..10` or `step<5`.
 
     Raises:
-        QueryError: a text has no `=`.
+        QueryError: a text is no parameter, or compares one that is not among `ranges`.
     """
     params = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
+        match = _PARAM.fullmatch(text)
+        if match is None or (match[2] != "=" and match[1] not in ranges):
             raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
-        params[key] = value
+        params[match[1]] = match[3] if match[2] == "=" else match[2] + match[3]
     return params
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from localtrace.reader import Store
+    from localtrace.sql import Plot
 
 _TERMINAL = "terminal"
 _FILTERS = ("run", "experiment", "step")
@@ -39,7 +40,7 @@ _FILTERS = ("run", "experiment", "step")
     is_flag=False,
     flag_value=_TERMINAL,
     metavar="[FILE]",
-    help="Draw the numbers by step on the terminal, or into a .png or .svg FILE.",
+    help="Draw what the query measures on the terminal, or into a .png or .svg FILE.",
 )
 @store_option
 @format_option
@@ -53,38 +54,49 @@ def command(
     form: str,
     timeout_s: float,
 ) -> None:
-    """Run a named query, or list them when no NAME is given."""
-    from localtrace.cli.output import print_table
+    """Run a named query, or list them when no NAME is given.
+
+    A step may be a range, as in filters: step=3..10 or 'step<5'. In the list, parameters in
+    [brackets] may be left out.
+    """
+    from localtrace.cli.labels import run_labels
+    from localtrace.cli.output import is_for_terminal, print_listing, print_table
+    from localtrace.sql import find_query
 
     if plot is not None:
         if form != "table":
             raise click.UsageError("--plot and --format exclude each other: choose one")
         plot, name, values = _told_apart(plot, name, values)
     if name is None:
-        print_table(_listing(folders), form)
+        print_listing(_listing(folders), form)
+        if is_for_terminal(form):
+            click.echo("\nParameters in [brackets] may be left out.", err=True)
         return
-    params = parse_params(values)
+    query = find_query(name, folders)
+    params = parse_params(values, query.ranges)
     with scanned(store_paths, timeout_s) as store:
         rows = store.query(name, folders=folders, **params).to_arrow()
         if not len(rows):
             click.echo(f"no rows: {_why_none(store, params)}", err=True)
+        labels = run_labels(store) if plot else {}
     if plot is None:
         print_table(rows, form)
     elif len(rows):
-        _plot(rows, plot)
+        _plot(rows, plot, query.plot, labels)
 
 
 def _told_apart(
     plot: str, name: str | None, values: tuple[str, ...]
 ) -> tuple[str, str | None, tuple[str, ...]]:
     """What follows --plot is a file only when it ends like one; else it is a word of the query."""
+    from localtrace.filters import is_filter
     from localtrace.plot import PICTURES
 
     if plot == _TERMINAL or plot.endswith(PICTURES):
         return plot, name, values
-    if "=" not in plot and name is not None and "=" not in name:
+    if not is_filter(plot) and name is not None and not is_filter(name):
         raise click.UsageError(f"--plot {plot}: name a file that ends with .png or .svg")
-    words = sorted([plot, *([] if name is None else [name]), *values], key=lambda word: "=" in word)
+    words = sorted([plot, *([] if name is None else [name]), *values], key=is_filter)
     return _TERMINAL, words[0], tuple(words[1:])
 
 
@@ -96,10 +108,10 @@ def _why_none(store: Store, params: dict[str, Any]) -> str:
     return why_nothing(store, Filters(**given))
 
 
-def _plot(rows: pa.Table, plot: str) -> None:
+def _plot(rows: pa.Table, plot: str, drawing: Plot | None, labels: dict[str, str]) -> None:
     from localtrace.plot import charts, drawn, save
 
-    shown = charts(rows)
+    shown = charts(rows, drawing, labels)
     if plot != _TERMINAL:
         save(shown, Path(plot))
         click.echo(f"wrote {plot}", err=True)
@@ -119,7 +131,7 @@ def _listing(folders: tuple[Path, ...]) -> pa.Table:
     rows = [
         {
             "name": query.name,
-            "parameters": " ".join(query.parameters),
+            "parameters": query.usage,
             "description": query.description,
         }
         for query in load_queries(folders).values()

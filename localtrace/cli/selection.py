@@ -83,7 +83,7 @@ def _selection(
     bound: dict[str, Any] = {}
     if query:
         found = find_query(query, ())
-        sql, bound = found.sql, found.bind(parse_params(params))
+        sql, bound = found.sql, found.bind(parse_params(params, found.ranges))
     return Selection(
         filters=Filters.parse([*filters, *([f"run={run}"] if run else [])]),
         sql=sql,

@@ -1,0 +1,207 @@
+"""What the comment lines of a query file say: parameters, ranges of steps, what a plot draws."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from localtrace.errors import QueryError
+from localtrace.plot import Line, charts, drawn
+from localtrace.sql import NamedQuery, Plot, find_query, load_queries
+from localtrace.terminal import escape_line
+from tests.commands import record, rows, run
+from tests.snapshots import store_of
+from tests.terminals import on_terminal
+
+STEPS = [{"trace_id": f"{step}", "step": step} for step in (*range(1, 13), None)]
+SQL = """\
+-- Steps.
+-- params: step (range, optional), run (optional)
+select step from trajectories
+where ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
+    and ($run is null or run_id = $run)
+order by step
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "steps.sql").write_text(SQL)
+    (tmp_path / "old.sql").write_text(
+        "-- One step.\n-- params: step\nselect count(*) as n from trajectories "
+        "where step = $step::bigint"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("3..5", [3, 4, 5]),
+        ("11..", [11, 12]),
+        ("..2", [1, 2]),
+        ("<3", [1, 2]),
+        ("<=3", [1, 2, 3]),
+        (">10", [11, 12]),
+        (">=11", [11, 12]),
+        ("7", [7]),
+        (7, [7]),
+        (None, [*range(1, 13), None]),
+    ],
+)
+def test_a_step_may_be_a_range(folder: Path, given: Any, found: list[int]) -> None:
+    with store_of(trajectories=STEPS) as store:
+        told = store.query("steps", folders=[folder], step=given).to_dicts()
+    assert [row["step"] for row in told] == found
+
+
+def test_a_range_is_written_on_the_command_line_as_in_filters(folder: Path) -> None:
+    record(folder / "store", [{"step": step} for step in range(1, 6)])
+    for word, found in (("step=2..3", [2, 3]), ("step<3", [1, 2]), ("step>=5", [5])):
+        told = rows("query", "-s", folder / "store", "--queries", folder, "steps", word)
+        assert [row["step"] for row in told] == found
+
+
+def test_a_query_that_takes_one_step_keeps_working(folder: Path) -> None:
+    record(folder / "store", [{"step": step} for step in (1, 2, 2)])
+    words = ["query", "-s", folder / "store", "--queries", folder, "old"]
+    assert rows(*words, "step=2") == [{"n": 2}]
+    wrong = run(*words, "step<2")
+    assert wrong.exit_code == 2
+    assert "'step<2' is not a parameter" in wrong.stderr
+
+
+@pytest.mark.parametrize("value", ["x", "3..x", "1.5", "5..3..1"])
+def test_what_is_no_range_is_refused(folder: Path, value: str) -> None:
+    with store_of() as store, pytest.raises(QueryError, match="step"):
+        store.query("steps", folders=[folder], step=value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("step (rnge)", "cannot read the parameter 'step"),
+        ("word (range)", "word cannot be a range, only attempt, step"),
+    ],
+)
+def test_a_mark_that_is_unknown_or_does_not_fit_is_named(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "wrong.sql").write_text(f"-- Wrong.\n-- params: {line}\nselect 1")
+    with pytest.raises(QueryError, match=said.replace("(", r"\(")):
+        load_queries([tmp_path])
+
+
+def test_every_query_that_takes_a_step_takes_a_range_of_them() -> None:
+    for query in load_queries().values():
+        assert ("step" in query.parameters) == ("step" in query.ranges)
+
+
+# -- what must be given ----------------------------------------------------------------------
+
+
+def test_the_list_and_the_error_tell_what_must_be_given() -> None:
+    listed = {row["name"]: row["parameters"] for row in rows("query")}
+    assert listed["compare_runs"] == "a b"
+    assert listed["pass_at_k_by_prompt"].startswith("k [step]")
+    with store_of() as store, pytest.raises(QueryError, match=r"takes k \[step\] \[threshold\]"):
+        store.query("pass_at_k_by_prompt")
+
+
+def test_the_list_fits_a_terminal_and_cuts_nothing() -> None:
+    shown = on_terminal(80, "query")
+    assert max(map(len, shown.lines)) <= 80
+    words = " ".join(" ".join(shown.lines).split())
+    assert all(query.description in words for query in load_queries().values())
+    assert "[brackets]" in shown.stderr
+
+
+# -- what a plot draws -----------------------------------------------------------------------
+
+
+def plot_of(line: str, tmp_path: Path) -> NamedQuery:
+    (tmp_path / "q.sql").write_text(f"-- Q.\n-- params:\n{line}\nselect 1")
+    return find_query("q", [tmp_path])
+
+
+def test_the_third_line_says_what_is_drawn(tmp_path: Path) -> None:
+    query = plot_of("-- plot: x=step y=a,b by=run_id,k", tmp_path)
+    assert query.plot == Plot("step", ("a", "b"), ("run_id", "k"))
+    assert plot_of("-- some note", tmp_path).plot is None
+    for wrong in ("-- plot: x=step", "-- plot: y=a", "-- plot: x=step y=a of=b"):
+        with pytest.raises(QueryError, match="write line 3 as"):
+            plot_of(wrong, tmp_path)
+
+
+def test_every_plot_of_an_own_query_names_columns_that_it_has() -> None:
+    with store_of() as store:
+        for query in load_queries().values():
+            needed = {name: "1" for name, is_needed in query.parameters.items() if is_needed}
+            if query.plot is not None:
+                drawn_columns = {query.plot.x, *query.plot.y, *query.plot.by}
+                assert drawn_columns <= set(store.query(query.name, **needed).columns)
+
+
+def test_queries_by_step_say_what_they_measure() -> None:
+    without = {name for name, query in load_queries().items() if query.plot is None}
+    assert not {name for name in without if name.endswith("_by_step")}
+
+
+def test_the_measure_is_drawn_and_runs_lie_over_each_other() -> None:
+    table = pa.table(
+        {
+            "run_id": ["r1", "r1", "r2", "r2"],
+            "step": [1, 2, 1, 2],
+            "other": [9.0] * 4,
+            "mean": [0.1, 0.2, 0.3, None],
+        }
+    )
+    plot = Plot("step", ("mean",), ("run_id",))
+    (chart,) = charts(table, plot, {"r1": "seed=0", "r2": "seed=1"})
+    assert chart.column == "mean"
+    assert chart.lines == [Line("seed=0", [1, 2], [0.1, 0.2]), Line("seed=1", [1], [0.3])]
+
+
+def test_several_measures_lie_over_each_other_with_their_names() -> None:
+    table = pa.table({"step": [1, 2], "a": [0.1, 0.2], "b": [3, 4]})
+    (chart,) = charts(table, Plot("step", ("a", "b")))
+    assert [(line.label, line.values) for line in chart.lines] == [
+        ("a", [0.1, 0.2]),
+        ("b", [3.0, 4.0]),
+    ]
+
+
+def test_rows_that_a_plot_cannot_tell_apart_and_columns_it_lacks_are_named() -> None:
+    table = pa.table({"step": [1, 1], "a": [0.1, 0.2]})
+    with pytest.raises(QueryError, match="cannot be told apart"):
+        charts(table, Plot("step", ("a",)))
+    with pytest.raises(QueryError, match="no column c, which its line 3 names"):
+        charts(table, Plot("step", ("a",), ("c",)))
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 2], [1, 4], [0, 7], [5, 33], [1, 120], [0, 100_000]])
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_ticks_of_the_step_are_whole_numbers_at_equal_distances(
+    steps: list[int], width: int
+) -> None:
+    table = pa.table({"step": steps, "mean": [0.5] * len(steps)})
+    (chart,) = charts(table, Plot("step", ("mean",)))
+    lines = drawn(chart, width, coloured=False).splitlines()
+    assert max(map(len, lines)) <= width
+    ticks = lines[-1].partition("|")[2]
+    shown = [int(tick) for tick in ticks.split()]
+    assert shown[0] == steps[0]
+    assert shown[-1] >= steps[-1]
+    assert len({after - before for before, after in itertools.pairwise(shown)}) <= 1
+    for tick in shown:
+        assert (ticks.index(f" {tick} ") - ticks.index(f" {shown[0]} ")) % 10 == 0
+
+
+def test_a_hostile_label_of_a_run_is_only_text() -> None:
+    table = pa.table({"run_id": ["a", "b"], "step": [1, 1], "mean": [0.1, 0.2]})
+    (chart,) = charts(table, Plot("step", ("mean",), ("run_id",)), {"a": "\x1b[2J", "b": "ok"})
+    assert chart.lines[0].label == escape_line("\x1b[2J")
