@@ -19,7 +19,7 @@ import duckdb
 
 from localtrace.connection import connect
 from localtrace.errors import QueryError, StoreError
-from localtrace.filters import Filters
+from localtrace.filters import LATEST, Filters, newest_run
 from localtrace.limits import BATCH_ROWS, Limits, OnProgress
 from localtrace.namesakes import warn_of_namesakes
 from localtrace.result import Result
@@ -152,13 +152,22 @@ class Store:
         Args:
             name: a file of `localtrace/queries` or of `folders`, without `.sql`.
             folders: more folders of queries; they win over localtrace's own.
-            params: the query's parameters.
+            params: the query's parameters; `run="latest"` is the run that started last.
 
         Raises:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
         """
         query = find_query(name, folders)
-        return self.sql(query.sql, query.bind(params))
+        return self.sql(query.sql, self.bound(query.bind(params)))
+
+    def bound(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a named query, with the id of the run that is called `latest`."""
+        run, experiment = params.get("run"), params.get("experiment")
+        if run != LATEST:
+            return dict(params)
+        of = ("experiment = $of", {"of": experiment}) if experiment else ("true", None)
+        ((found,),) = self._run(f"select {newest_run(of[0])}", of[1]).to_pydict().values()
+        return {**params, "run": run if found is None else found}
 
     def trajectories(self, **filters: Any) -> Result:
         """Trajectories that match the filters, without superseded ones; see `Filters`."""

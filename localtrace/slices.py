@@ -23,7 +23,10 @@ _CHEAP_KEYS = frozenset(
 def may_be_large(view: str, filters: Filters) -> bool:
     """Whether it is worth counting what filters find in a view before it is read."""
     is_cheap = all(term.key in _CHEAP_KEYS for term in filters.terms)
-    one_step = any(term.key == "step" and term.operator == "=" for term in filters.terms)
+    one_step = any(
+        term.key == "step" and term.operator == "=" and len(term.values) == 1
+        for term in filters.terms
+    )
     return view in ("trajectories", "spans", "outcomes") and is_cheap and not one_step
 
 

@@ -83,7 +83,7 @@ class Selection:
     @property
     def text(self) -> str:
         """The selection in words, for receipts and bundles."""
-        terms = [f"{term.key}{term.operator}{term.value}" for term in self.filters.terms]
+        terms = [str(term) for term in self.filters.terms]
         sql = [] if self.sql is None else [" ".join(self.sql.split())]
         params = [f"{name}={value}" for name, value in self.params.items()]
         ids = [] if self.trace_ids is None else [f"{len(self.trace_ids)} trace ids"]
@@ -164,7 +164,7 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
         whole = store.whole_ids(selection.trace_ids)
         lists.append([whole.get(given, given) for given in selection.trace_ids])
     if selection.sql is not None:
-        lists.append(_column(store, selection.sql, selection.params))
+        lists.append(_column(store, selection.sql, store.bound(selection.params)))
     if not lists:
         return None
     both = set(lists[0]).intersection(*lists[1:])

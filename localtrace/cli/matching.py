@@ -33,7 +33,11 @@ def why_nothing(store: Store, filters: Filters) -> str:
         condition, params = alone.where_clause()
         found = store.sql(f"select 1 from trajectories where {condition} limit 1", params)
         if not found.to_dicts():
-            values = "" if key in _UNCOUNTED else _values(store, key, str(alone.terms[0].value))
+            values = (
+                ""
+                if key in _UNCOUNTED
+                else _values(store, key, next(map(str, alone.terms[0].values), ""))
+            )
             return f"nothing has {' '.join(str(alone).split())}{values}"
     together = "" if len(filters.by_key()) < 2 else "each filter matches some, but none all; "
     return f"{together}there are {', '.join(runs[:_SHOWN_MAX])}{_more(runs)}"

@@ -107,13 +107,16 @@ def parse_params(texts: Iterable[str], ranges: Collection[str] = ()) -> dict[str
 
 FILTERS_HELP = """
 \b
-Filters are written key=value, and all of them must hold:
-  run project experiment group agent data_source fate status op sample_index
-              equal, such as status=error
+Filters are written key=value or key!=value, and all of them must hold:
+  run project experiment group agent data_source fate status op
+  sample_index prompt_hash
+              equal, such as status=error; run=latest is the newest run
   attempt step rollout_n reward tool_errors repetition
               a number, a range or a comparison: step=3..10 'reward<0.1'
   validate truncated empty duplicate
               true or false
   contains    text inside prompts, outputs, messages, arguments or results
   where       any SQL condition, such as 'where=turn_count > 2'
+A comma means any of several for numbers, status, fate, prompt_hash and
+sample_index: step=3,5 sample_index=1,2
 """

@@ -16,7 +16,10 @@ from tests.snapshots import Row, store_of
 
 WORDS = ["cat", "dog", 'a "quoted" word', "two\nlines", "größe", "50%_"]
 OPS = ["generate", "tool"]
-Value = str | int | float | bool
+Value = str | int | float | bool | list[str] | list[int]
+_LISTED = ("status", "fate", "prompt_hash", "sample_index")
+"""Texts that may be several, parted by commas."""
+_NUMBERS = ("step", "rollout_n", "attempt", "reward")
 
 
 def _rows() -> dict[str, list[Row]]:
@@ -34,6 +37,7 @@ def _rows() -> dict[str, list[Row]]:
                 "group_id": f"g{number % 6}" if number % 4 else None, "validate": number % 8 == 0,
                 "agent": "single" if number % 2 else None, "data_source": "maths",
                 "status": "error" if number % 11 == 0 else "ok",
+                "prompt_hash": f"h{number % 3}" if number % 7 else None,
                 "reward": [None, 0.0, 0.5, 1.0, float("nan")][number % 5],
             }
         )  # fmt: skip
@@ -100,15 +104,21 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 def _holds(fact: Row, key: str, value: Value) -> bool:
     known = fact[key]
+    if isinstance(value, list):
+        return any(_holds(fact, key, one) for one in value)
     if key == "contains":
         return any(str(value) in text for text in known)
+    text = str(value)
+    if text.startswith("!="):
+        return known is not None and not _holds(fact, key, text.removeprefix("!="))
+    if key in (*_LISTED, *_NUMBERS) and "," in text:
+        return any(_holds(fact, key, one) for one in text.split(","))
     if key == "op":
         return value in known
     if known is None:
         return False
-    if key not in ("step", "rollout_n", "attempt", "reward"):
+    if key not in _NUMBERS:
         return bool(known == value)
-    text = str(value)
     if ".." in text:
         low, high = text.split("..")
         return (not low or _COMPARE[">="](known, float(low))) and (
@@ -122,36 +132,59 @@ _OPERATORS = st.sampled_from(["", "<", "<=", ">", ">="])
 
 
 def _numbers(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Value]:
+    several = st.lists(numbers, min_size=1, max_size=3)
+    unequal = several.map(lambda values: f"!={','.join(map(str, values))}")
     ranges = st.tuples(numbers, numbers).map(lambda ends: f"{ends[0]}..{ends[1]}")
     opened = st.one_of(numbers.map("{}..".format), numbers.map("..{}".format))
     compared = st.tuples(_OPERATORS, numbers).map(lambda both: f"{both[0]}{both[1]}")
-    return st.one_of(numbers, ranges, opened, compared)
+    commas = several.map(lambda values: ",".join(map(str, values)))
+    return st.one_of(numbers, ranges, opened, compared, several, unequal, commas)
+
+
+def _names(names: list[str]) -> st.SearchStrategy[Value]:
+    """One of them, another one, or any of some."""
+    name = st.sampled_from(names)
+    return st.one_of(name, name.map("!={}".format), st.lists(name, max_size=3))
+
+
+def _listed(names: list[str]) -> st.SearchStrategy[Value]:
+    several = st.lists(st.sampled_from(names), min_size=1, max_size=3).map(",".join)
+    return st.one_of(_names(names), several, several.map("!={}".format))
 
 
 _REWARDS = st.sampled_from([-0.25, 0.0, 0.1, 0.5, 1.0])
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "run": st.sampled_from(["run0", "run1", "run2"]),
-    "project": st.sampled_from(["p", "q"]),
+    "run": _names(["run0", "run1", "run2"]),
+    "project": _names(["p", "q"]),
     "experiment": st.just("e"),
     "attempt": _numbers(st.integers(0, 1)),
     "step": _numbers(st.integers(0, 7)),
-    "sample_index": st.integers(0, 4).map(str),
+    "sample_index": _listed(["0", "1", "2", "3", "4"]),
     "rollout_n": _numbers(st.integers(0, 3)),
-    "group": st.sampled_from(["g0", "g1", "g5"]),
+    "group": _names(["g0", "g1", "g5"]),
+    "prompt_hash": _listed(["h0", "h1", "h5"]),
     "validate": st.booleans(),
-    "agent": st.just("single"),
+    "agent": _names(["single", "none"]),
     "data_source": st.just("maths"),
     "reward": _numbers(_REWARDS),
-    "fate": st.sampled_from(["trained", "stale"]),
-    "status": st.sampled_from(["ok", "error"]),
-    "op": st.sampled_from(OPS),
+    "fate": _listed(["trained", "stale"]),
+    "status": _listed(["ok", "error"]),
+    "op": _names(OPS),
     "contains": st.sampled_from([*WORDS, "quoted", "two", "bird"]),
 }
 
 
 def _as_text(key: str, value: Value) -> str:
+    """As on the command line; a list that has no such form stands for itself in SQL."""
+    if isinstance(value, list):
+        listed = ", ".join(f"'{one}'" if isinstance(one, str) else str(one) for one in value)
+        column = {"run": "run_id", "group": "group_id"}.get(key, key)
+        condition = f"{column} in ({listed or 'null'})"
+        if key == "op":
+            condition = f"trace_id in (select trace_id from spans where {condition})"
+        return f"where={condition}"
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{key}{text}" if text.startswith(("<", ">")) else f"{key}={text}"
+    return f"{key}{text}" if text.startswith(("<", ">", "!")) else f"{key}={text}"
 
 
 @settings(deadline=None)

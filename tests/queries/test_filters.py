@@ -51,6 +51,7 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "sample_index": st.integers(0, 12).map(str),
     "rollout_n": numbers(st.integers(0, 8)),
     "group": st.tuples(st.integers(1, 12), st.integers(0, 12)).map("uid-{0[0]}-{0[1]}".format),
+    "prompt_hash": st.sampled_from(["none"]),
     "validate": st.sampled_from(["true", "false"]),
     "agent": st.sampled_from(["tool_agent", "single_turn"]),
     "data_source": st.sampled_from(["maths", "code"]),

@@ -27,7 +27,7 @@ LIMIT = 5
 # Each of them is true of all rollouts of the store.
 FILTERS: dict[str, Any] = {
     "run": "only", "project": "p", "experiment": "e", "attempt": 0, "step": 3,
-    "sample_index": 7, "rollout_n": f"0..{ROLLOUTS}", "group": "g", "validate": False,
+    "prompt_hash": "!=none", "sample_index": "7,8", "rollout_n": f"0..{ROLLOUTS}", "group": "g", "validate": False,
     "agent": "a", "data_source": "d", "reward": ">=0", "fate": "trained", "status": "ok",
     "op": "generate", "contains": "four", "truncated": False, "empty": False, "duplicate": True,
     "tool_errors": 0, "repetition": "<1", "where": "turn_count = 1",
@@ -70,7 +70,7 @@ def texts(keys: tuple[str, ...]) -> list[str]:
     """These filters as they are written on the command line."""
     values = {key: str(FILTERS[key]) for key in keys}
     return [
-        f"{key}{value}" if value[0] in "<>" else f"{key}={value.lower()}"
+        f"{key}{value}" if value[0] in "<>!" else f"{key}={value.lower()}"
         for key, value in values.items()
     ]
 
@@ -91,11 +91,11 @@ def test_a_selection_is_cut_whatever_chose_it(store, key: str, more: dict[str, A
     everything = choose(store, Selection(filters, **more)).trace_ids
     assert len(everything) == ROLLOUTS
     assert choose(store, Selection(filters, **more, limit=LIMIT)).trace_ids == everything[:LIMIT]
-    both = Filters(**{"run": "only", "attempt": 0, key: FILTERS[key]})
+    both = Filters(**{"run": ["only"], "attempt": 0, key: FILTERS[key]})
     assert choose(store, Selection(both, **more, limit=LIMIT)).trace_ids == everything[:LIMIT]
 
 
-@pytest.mark.parametrize("keys", [("run",), ("attempt", "step")])
+@pytest.mark.parametrize("keys", [("run",), ("attempt", "step", "sample_index")])
 @pytest.mark.parametrize(
     "command",
     ["ls --format json", "tail --no-follow", "export jsonl", "export sft", "export otlp",

@@ -1,0 +1,229 @@
+"""What a filter may be given: lists, `!=`, the newest run; and that nothing else passes unsaid."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import localtrace
+from localtrace import testing
+from localtrace.cli import main
+from localtrace.errors import QueryError
+from localtrace.filters import KEYS, Filters
+from localtrace.reader import Store
+from localtrace.uploader.selection import Selection, choose
+from tests.snapshots import Row, store_of
+
+SECOND = 10**9
+UUID = uuid.UUID(int=5)
+SAMPLES: list[str | None] = ["1", "2", "3", "1,2", str(UUID), None]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """A trajectory of each sample, at the step of its place, and two runs of two projects."""
+    rows: list[Row] = [
+        {"trace_id": f"{place}", "step": place, "sample_index": sample, "prompt_hash": f"h{place}",
+         "status": ["ok", "error", "dropped"][place % 3],
+         "run_id": ["old", "new", "other"][place % 3],
+         "project": "q" if place % 3 == 2 else "p"}
+        for place, sample in enumerate(SAMPLES)
+    ]  # fmt: skip
+    runs = [
+        {"run_id": run, "project": project, "time_ns": time_s * SECOND}
+        for run, project, time_s in (("old", "p", 1), ("new", "p", 5), ("other", "q", 9))
+    ]
+    calls = [
+        {**rows[place], "span_id": f"s{place}", "op": op}
+        for place, op in ((0, "search"), (0, "run"), (1, "run"))
+    ]
+    with store_of(trajectories=rows, runs=runs, spans=calls) as opened:
+        yield opened
+
+
+def places(store: Store, **filters: Any) -> list[int]:
+    return sorted(int(row["trace_id"]) for row in store.trajectories(**filters).to_dicts())
+
+
+class Named(str, Enum):  # noqa: UP042  (its str() is not its value)
+    TWO = "2"
+
+
+@pytest.mark.parametrize(("filters", "found"), [
+    ({"sample_index": [1, 2]}, [0, 1]),
+    ({"sample_index": (1, "3")}, [0, 2]),
+    ({"sample_index": range(1, 4)}, [0, 1, 2]),
+    ({"sample_index": {"1"}}, [0]),
+    ({"sample_index": []}, []),
+    ({"sample_index": "1,2"}, [0, 1]),
+    ({"sample_index": ["1,2"]}, [3]),
+    ({"sample_index": "!=1"}, [1, 2, 3, 4]),
+    ({"sample_index": "!=1,2"}, [2, 3, 4]),
+    ({"sample_index": UUID}, [4]),
+    ({"sample_index": Named.TWO}, [1]),
+    ({"sample_index": [Named.TWO]}, [1]),
+    ({"sample_index": np.array([1, 2])}, [0, 1]),
+    ({"sample_index": np.int64(3)}, [2]),
+    ({"sample_index": pd.Series(["1", "3"])}, [0, 2]),
+    ({"step": [0, 5]}, [0, 5]),
+    ({"step": "0,5"}, [0, 5]),
+    ({"step": "!=0,5"}, [1, 2, 3, 4]),
+    ({"step": "!=0"}, [1, 2, 3, 4, 5]),
+    ({"step": range(2, 5)}, [2, 3, 4]),
+    ({"step": range(0, 6, 2)}, [0, 2, 4]),
+    ({"step": range(10**12)}, [0, 1, 2, 3, 4, 5]),
+    ({"step": range(0)}, []),
+    ({"step": np.arange(2)}, [0, 1]),
+    ({"step": np.float32(1).astype(np.int8)}, [1]),
+    ({"prompt_hash": "h3"}, [3]),
+    ({"prompt_hash": "h3,h4"}, [3, 4]),
+    ({"prompt_hash": "!=h3"}, [0, 1, 2, 4, 5]),
+    ({"status": "ok,error"}, [0, 1, 3, 4]),
+    ({"status": "!=ok"}, [1, 2, 4, 5]),
+    ({"run": ["old", "other"]}, [0, 2, 3, 5]),
+    ({"run": "!=new"}, [0, 2, 3, 5]),
+    ({"run": "latest"}, [2, 5]),
+    ({"run": "!=latest"}, [0, 1, 3, 4]),
+    ({"run": ["latest", "old"]}, [0, 2, 3, 5]),
+    ({"run": "latest", "project": "p"}, [1, 4]),
+    ({"run": "latest", "project": ["p", "q"], "step": 2}, [2]),
+    ({"run": "latest", "project": "p", "step": 2}, []),
+    ({"run": "latest", "project": "none"}, []),
+    ({"validate": np.bool_(False)}, [0, 1, 2, 3, 4, 5]),
+    ({"validate": "!=false"}, []),
+    ({"validate": [True, False]}, [0, 1, 2, 3, 4, 5]),
+    ({"op": "run"}, [0, 1]),
+    ({"op": "!=search"}, [1, 2, 3, 4, 5]),
+    ({"op": ["search", "none"]}, [0]),
+    ({"op": "!=search", "step": "<2"}, [1]),
+])  # fmt: skip
+def test_lists_and_signs_mean_what_they_say(
+    store: Store, filters: dict[str, Any], found: list[int]
+) -> None:
+    assert places(store, **filters) == found
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", [
+    {"a": 1}, b"1", object(), date(2026, 1, 1), Decimal(1), [None], [[1]], {1: 2}.keys(), 1.5 + 1j,
+    (one for one in "12"), np.datetime64("2026-01-01"), float, print, ["1", b"2"],
+])  # fmt: skip
+def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(QueryError, match=key):
+        Filters(**{key: value})
+
+
+@pytest.mark.parametrize(("filters", "said"), [
+    ({"sample_index": 17.0}, "sample_index takes text, a whole number or a list"),
+    ({"sample_index": True}, "sample_index takes text, a whole number or a list"),
+    ({"run": float("nan")}, "run takes text"),
+    ({"step": 3.0}, "not a whole number"),
+    ({"step": True}, "not a whole number"),
+    ({"step": [1, 2.5]}, "not a whole number"),
+    ({"step": "1,2..4"}, "not a whole number"),
+    ({"step": "1,"}, "not a whole number"),
+    ({"step": "<1,2"}, "not a whole number"),
+    ({"validate": 1}, "say true or false"),
+    ({"contains": ["a", "b"]}, "contains takes text"),
+    ({"where": ["true"]}, "where takes text"),
+    ({"contains": 7}, "contains takes text"),
+])  # fmt: skip
+def test_what_would_match_nothing_by_its_type_says_so(filters: dict[str, Any], said: str) -> None:
+    with pytest.raises(QueryError, match=said):
+        Filters(**filters)
+
+
+@pytest.mark.parametrize("text", ["contains!=a", "where!=true", "contains<a", "status<=ok"])
+def test_signs_that_a_filter_lacks_are_refused(text: str) -> None:
+    with pytest.raises(QueryError, match="can only be compared with ="):
+        Filters.parse([text])
+
+
+def test_text_that_is_searched_may_begin_with_a_sign() -> None:
+    assert Filters(contains="!=1,2").terms == Filters.parse(["contains=!=1,2"]).terms
+    (term,) = Filters(contains="!=1,2").terms
+    assert (term.operator, term.value) == ("=", "!=1,2")
+
+
+def test_filters_are_said_as_they_are_written() -> None:
+    said = ["step!=3", "sample_index=1,2", "run=latest", "validate=true"]
+    assert str(Filters.parse(said)).split() == said
+    assert str(Filters(step=list(range(40)))).endswith("9,… (40 values)")
+
+
+def test_calls_of_an_op_and_other_calls_share_out_the_calls(store: Store) -> None:
+    assert [row["span_id"] for row in store.spans(op="!=run").to_dicts()] == ["s0"]
+    assert len(store.spans(op=["run", "search"]).to_dicts()) == 3
+
+
+def test_the_newest_run_is_meant_in_every_view_and_query(store: Store) -> None:
+    assert [row["run_id"] for row in store.runs(run="latest").to_dicts()] == ["other"]
+    assert [row["run_id"] for row in store.runs(run="latest", project="p").to_dicts()] == ["new"]
+    # Only what has a step of its own is asked beyond the view.
+    assert [row["run_id"] for row in store.runs(run="latest", project="p", step=4).to_dicts()] == [
+        "new"
+    ]
+    assert len(store.spans(run="latest", project="p").to_dicts()) == 1
+    rows = store.query("reward_by_step", run="latest").to_dicts()
+    assert {row["run_id"] for row in rows} == {"other"}
+    chosen = Selection(sql="select trace_id from trajectories where run_id = $run",
+                       params={"run": "latest"})  # fmt: skip
+    assert sorted(choose(store, chosen).trace_ids) == ["2", "5"]
+
+
+def test_a_run_that_was_resumed_last_is_the_newest() -> None:
+    runs = [{"run_id": "a", "time_ns": 1}, {"run_id": "b", "time_ns": 2},
+            {"run_id": "a", "attempt": 1, "time_ns": 3}]  # fmt: skip
+    rows = [{"trace_id": run, "run_id": run} for run in "ab"]
+    with store_of(trajectories=rows, runs=runs) as opened:
+        assert [row["trace_id"] for row in opened.trajectories(run="latest").to_dicts()] == ["a"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs one after the other, of four samples each."""
+    folder: Path = tmp_path_factory.mktemp("values") / "store"
+    for run in ("one", "two", "three"):
+        with testing.recording(folder, project="p", run_id=run):
+            for sample in range(4):
+                with localtrace.trajectory(step=sample, sample_index=sample) as t:
+                    t.set(reward=0.0)
+    return folder
+
+
+@pytest.mark.parametrize(("texts", "n"), [
+    (["run=latest"], 4), (["run!=latest"], 8), (["run=latest", "sample_index=1,2"], 2),
+    (["step=0,3"], 6), (["status!=ok"], 0), (["run=latest", "step!=0"], 3),
+])  # fmt: skip
+def test_every_command_understands_them(
+    folder: Path, tmp_path: Path, texts: list[str], n: int
+) -> None:
+    def said(*words: str) -> Any:
+        return CliRunner().invoke(main, [*words, *texts, "-s", str(folder)])
+
+    shown = json.loads(said("ls", "--format", "json", "--limit", "0").stdout)
+    assert len(shown) == n
+    with localtrace.open_store(folder) as opened:
+        assert len(choose(opened, Filters.parse(texts)).trace_ids) == n
+    if n:
+        assert f"{n} trajectories" in said("bundle", "-o", str(tmp_path / "bundle")).stdout
+        assert f"{n} of {n}" in said("export", "jsonl", "-o", str(tmp_path / "out")).stderr
+        assert len(said("tail", "--no-follow", "-n", "99").stdout.splitlines()) == n
+    if texts == ["run=latest"]:
+        done = CliRunner().invoke(
+            main,
+            ["export", "jsonl", "--run", "latest", "-s", str(folder), "-o", str(tmp_path / "run")],
+        )
+        assert f"{n} of {n}" in done.stderr
+        assert {json.loads(line)["run_id"] for line in (tmp_path / "run").open()} == {"three"}
