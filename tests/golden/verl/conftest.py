@@ -1,0 +1,65 @@
+"""The golden rollouts of verl, recorded once and sealed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.reader import Store, open_store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from tests.environment import unavailable
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A recording and its truth."""
+
+    path: Path
+    store: Store
+    truth: Any
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model lies."""
+    if importlib.util.find_spec("verl") is None:
+        unavailable("verl is not installed: pip install verl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl names every engine that it does not find
+        import verl.trainer.ppo.v1  # noqa: F401
+    from tests.verl.agent_loops.model import write_model
+
+    return write_model(tmp_path_factory.mktemp("golden") / "model")
+
+
+@pytest.fixture(scope="session")
+def v1(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+    """V1's rollouts and one step of its trainer."""
+    folder = tmp_path_factory.mktemp("v1")
+    path = folder / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
+            patch.delenv(name)
+        patch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
+        localtrace.init(
+            path, project="golden", experiment="v1", run_id="v1", tokenizer=model, seal=False,
+            min_free_bytes=0,
+        )  # fmt: skip
+        try:
+            from tests.golden.verl.drive import run_v1
+
+            truth = run_v1(folder, model)
+        finally:
+            localtrace.close()
+    seal(open_layout(path), wait_s=30)
+    with open_store(path) as store:
+        yield Golden(path, store, truth)
