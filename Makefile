@@ -70,7 +70,7 @@ test-ray: $(VENV)/test-installed  ## Run the Ray hook's tests on real clusters
 	$(BIN)/python -m pytest tests/ray
 
 test-verl: $(VENV)/test-installed  ## Run the tests that drive verl's own workers and trainers
-	$(BIN)/python -m pytest tests/verl
+	$(BIN)/python -m pytest tests/verl tests/golden/verl
 
 .venv-verl-%/installed: tests/verl/matrix/requirements-%.txt tests/verl/matrix/*.txt $(TEST_SOURCES)
 	$(PYTHON) -m venv .venv-verl-$*

@@ -92,7 +92,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "detectors": {
         "truncated": "a limit cut the last generation off, or the trainer said so",
-        "empty": "the answer has no tokens, or nothing but white space",
+        "empty": "the answer has no tokens, or nothing but white space and marks of the end",
         "duplicate": "another rollout of the group gave the same answer",
         "tool_errors": "failed calls of tools",
         "repetition": "largest share of repeated 4-grams in the ids of a turn, 0 to 1",

@@ -228,7 +228,12 @@ SPANS = TableSchema(
             "text in its result",
         ),
         Column("finish_reason", "string", "why the generation stopped"),
-        Column("weight_version", "string", "version of the policy weights that generated"),
+        Column(
+            "weight_version",
+            "string",
+            "version of the policy weights that generated; `5..6` where a generation begun with 5 "
+            "was continued with 6",
+        ),
         Column(
             "placeholder", "string", "why a prompt or message list cannot be rebuilt; null: it can"
         ),
@@ -313,6 +318,8 @@ FINISH_NAMES = ("finish_reason", "stop_reason")
 """Result fields that say why a generation stopped."""
 WEIGHT_NAMES = ("weight_version", "weight_versions", "global_steps")
 """Result fields that name the policy weights."""
+WEIGHT_RANGE_NAMES = ("min_global_steps", "max_global_steps")
+"""Result fields that name the first and the last policy weights of one generation."""
 DETAIL_NAMES = ("extra_fields", "meta_info")
 """Result fields that hold the finish reason or the weights one level deeper."""
 DROPPED_NAMES = frozenset(

@@ -469,8 +469,14 @@ join (
     qualify row_number() over (partition by project, experiment, step, trace_id order by seq desc) = 1
 ) as last on last.trace_id = t.trace_id and last.step is not distinct from t.step;
 
+-- Whether a text is nothing but white space and the marks by which models end a turn or a sequence.
+create macro says_nothing(text) as regexp_full_match(
+    text,
+    '([\s\p{Z}]|<\|[^|<>]*\|>|<｜[^｜<>]*｜>|</?s>|<eos>|<pad>|<end_of_turn>)*'
+);
+
 -- One row per trajectory with a generation, and what looks wrong with it: truncated by a limit;
--- empty, no tokens or only white space; duplicate, the same answer as another rollout of its group;
+-- empty, no tokens or only white space and marks of the end; duplicate, the same answer as another rollout of its group;
 -- tool_errors, failed calls of tools; repetition, the largest share of repeated 4-grams of a turn,
 -- of tokens, or of words where only the text is known.
 create view detectors as
@@ -480,7 +486,7 @@ select
     t.validate,
     coalesce(is_cut_off(s.finish_reason), false)
         or coalesce(t.attributes ->> '$.truncated' = 'true', false) as truncated,
-    coalesce(regexp_full_match(s.output_text, '[\s\p{Z}]*'), len(s.output_ids) = 0, false) as empty,
+    coalesce(says_nothing(s.output_text), len(s.output_ids) = 0, false) as empty,
     s.output_hash is not null and t.group_key is not null
         and count(*) over (
             partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_key,

@@ -2,8 +2,9 @@
 -- params: run (optional), experiment (optional)
 -- plot: x=step y=mean_behind by=run_id
 -- From the turns' weight_version where it is a number, such as verl's global_steps: behind is
--- step - the oldest version of the rollout, mixed counts rollouts of several versions, and
--- trained_behind is trained_step - step. Validation and superseded attempts are left out.
+-- step - the oldest version of the rollout, mixed counts rollouts of several versions, also inside
+-- of one generation (5..6), and trained_behind is trained_step - step. Validation and superseded
+-- attempts are left out.
 select
     t.experiment,
     t.run_id,
@@ -19,9 +20,9 @@ left join (
     select
         trace_id,
         step,
-        count(distinct weight_version) as versions,
-        min(try_cast(weight_version as bigint)) as oldest
-    from turns
+        count(distinct version) as versions,
+        min(try_cast(version as bigint)) as oldest
+    from (select trace_id, step, unnest(string_split(weight_version, '..')) as version from turns)
     group by trace_id, step
 ) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
 where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)

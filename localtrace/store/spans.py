@@ -17,6 +17,7 @@ from localtrace.schema import (
     MESSAGE_NAMES,
     OUTPUT_NAMES,
     WEIGHT_NAMES,
+    WEIGHT_RANGE_NAMES,
 )
 from localtrace.store.deltas import DeltaReader
 from localtrace.store.encoded import first_named, raw_map
@@ -76,7 +77,7 @@ class SpanReader:
             _take(fields, MASK_NAMES, row, "mask_name", "response_mask", pa.int8())
         known = with_details(fields)
         row["finish_reason"] = _text(named_value(known, FINISH_NAMES))
-        row["weight_version"] = _text(named_value(known, WEIGHT_NAMES))
+        row["weight_version"] = _text(_weights(known))
         row["outputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(fields))
         return ids
 
@@ -185,6 +186,14 @@ def _narrow(values: Any, kind: pa.DataType) -> pa.Array | None:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, OverflowError):
         return None
+
+
+def _weights(known: Fields) -> Any:
+    """The version of the weights that generated, or the first and the last where it changed."""
+    first, last = (named_value(known, (name,)) for name in WEIGHT_RANGE_NAMES)
+    if None not in (first, last) and first != last:
+        return f"{first}..{last}"
+    return named_value(known, WEIGHT_NAMES)
 
 
 def _text(value: Any) -> str | None:

@@ -19,7 +19,7 @@ from localtrace.capture import trajectory, unrecorded
 from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.process import hook_settings
-from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl import job, outcomes
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
 from localtrace.trainer_hooks.verl.seams import seam
 
@@ -29,6 +29,7 @@ _EXTRA_NAMES = (
     "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
 )  # fmt: skip
 _STEPS_REMEMBERED = 8
+ROLLOUT_FAILED = "the rollout failed"
 
 
 @dataclass(slots=True)
@@ -114,7 +115,8 @@ def open_rollout(
         agent=rollout.agent,
         data_source=_plain(fields.get("data_source")),
     )
-    return RecordedRollout(rollout, made if trace else unrecorded(), live)
+    trained_at = None if validate else _plain(step)
+    return RecordedRollout(rollout, made if trace else unrecorded(), live, trained_at)
 
 
 def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
@@ -140,9 +142,13 @@ def _plain(value: Any) -> Any:
 class RecordedRollout:
     """The trajectory around one rollout. Entering and leaving never raise."""
 
-    def __init__(self, rollout: Rollout, scope: trajectory | unrecorded, trace: bool | None):
+    def __init__(
+        self, rollout: Rollout, scope: trajectory | unrecorded, trace: bool | None, step: Any
+    ):
         self.trace = trace
         """What to tell verl's own backend; None: what it was told anyway."""
+        self._step = step
+        """Of training; None: it validates."""
         self._rollout = rollout
         self._scope = scope
 
@@ -161,10 +167,20 @@ class RecordedRollout:
         if isinstance(self._scope, trajectory):
             _read_output(self._rollout, self._scope)
         self._leave(kind, error, traceback)
+        if isinstance(error, Exception):
+            _note_failure(self._rollout, self._step)
 
     @harmless
     def _leave(self, *error: Any) -> None:
         self._scope.__exit__(*error)
+
+
+@harmless
+def _note_failure(rollout: Rollout, step: Any) -> None:
+    """Say what becomes of a failed rollout of V1, which has no row in the group that verl drops."""
+    if "session_id" in rollout.fields and step is not None and outcomes.is_wanted():
+        trace_ids = [rollout.trace_id] if rollout.trace_id else []
+        outcomes.record_fate(trace_ids, "failed", step=step, fate_reason=ROLLOUT_FAILED)
 
 
 @harmless

@@ -1,4 +1,4 @@
-"""The golden rollouts in verl's own workers, queue users and trainer; nothing of localtrace is used.
+"""The golden rollouts in verl's own workers and trainer; nothing of localtrace is used.
 
 The server says what the script says and notes the tokens; everything else is verl's.
 """

@@ -221,7 +221,9 @@ def test_the_difference_of_logprobs_is_over_generated_tokens_alone(v1: Golden) -
     for row in v1.store.query("logprob_difference").to_dicts():
         of_step = [one for key, one in differences.items() if PROMPTS[key[0]].step == row["step"]]
         assert row["trajectories"] == len(of_step) == 4
-        assert row["mean_difference"] == pytest.approx(statistics.mean(map(statistics.mean, of_step)))
+        assert row["mean_difference"] == pytest.approx(
+            statistics.mean(map(statistics.mean, of_step))
+        )
         assert row["max_difference"] == max(map(max, of_step))
 
 
@@ -246,7 +248,10 @@ def test_surprise_is_the_mean_over_all_tokens_of_a_step(v1: Golden) -> None:
     rows = {row["step"]: row for row in v1.store.query("entropy_by_step").to_dicts()}
     for step in STEPS:
         logprobs = [
-            logprob for key, _ in at(step) for one in v1.truth.turns[key] for logprob in one.logprobs
+            logprob
+            for key, _ in at(step)
+            for one in v1.truth.turns[key]
+            for logprob in one.logprobs
         ]
         assert rows[step]["tokens"] == len(logprobs)
         assert rows[step]["mean_surprise"] == pytest.approx(-statistics.mean(logprobs))
@@ -318,8 +323,9 @@ def test_detectors_see_what_is_wrong_with_an_answer(v1: Golden) -> None:
         expected = max(repetition(one.ids) for one in v1.truth.turns[key])
         assert row["repetition"] == pytest.approx(expected), key
     assert any(row["repetition"] > 0 for (row,) in found.values())
+    names = ("group_id", "rollout_n", "empty", "duplicate")
     listed = v1.store.query("empty_or_duplicated").to_dicts()
-    assert {(row["group_id"], row["rollout_n"], row["empty"], row["duplicate"]) for row in listed} == {
+    assert {tuple(row[name] for name in names) for row in listed} == {
         ("apple", 0, False, True), ("apple", 2, False, True), ("fig", 3, True, False),
     }  # fmt: skip
     cut = {row["step"]: row["truncated"] for row in v1.store.query("truncated_by_step").to_dicts()}
