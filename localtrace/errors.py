@@ -66,6 +66,10 @@ class TargetRejected(UploadError):
     """The target refused a record; sending the same record again will not help."""
 
 
+class NothingChosen(QueryError):
+    """A selection holds no trajectory."""
+
+
 class MissingDependency(LocalTraceError, ImportError):
     """An optional package is not installed."""
 

@@ -15,15 +15,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localtrace.errors import ConfigError
+from localtrace.errors import ConfigError, MissingDependency, NothingChosen
 from localtrace.uploader.targets import TargetOptions
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
-    from localtrace.uploader.estimate import Estimate
+    from localtrace.uploader.estimation import Estimate
+    from localtrace.uploader.limits import Limits
     from localtrace.uploader.receipt import Receipt
-    from localtrace.uploader.replay import Limits
-    from localtrace.uploader.selection import Chosen
+    from localtrace.uploader.selection import Choice, Chosen
     from localtrace.uploader.tally import Progress
 
 __all__ = ["TargetOptions", "estimate", "upload"]
@@ -58,18 +58,17 @@ def upload(
         on_progress: called after each trajectory.
 
     Raises:
-        QueryError: the selection cannot be read.
+        QueryError: the selection cannot be read, or holds nothing.
         ConfigError: the target's uri or the rules cannot be used.
         TargetUnavailable: the target does not answer; the same upload can go on later.
         UploadError: the target can take no record, or another upload to it is running.
         BundleError: what was to be uploaded is a bundle that was damaged.
     """
     from localtrace.uploader.ledger import Ledger
+    from localtrace.uploader.limits import Limits
     from localtrace.uploader.receipt import Receipt, count, new_upload_id, now
     from localtrace.uploader.records import Records
     from localtrace.uploader.redaction import Redaction
-    from localtrace.uploader.replay import Limits, Replay
-    from localtrace.uploader.selection import choose
     from localtrace.uploader.state import receipts_folder, state_folder, writing
     from localtrace.uploader.tally import Tally
     from localtrace.uploader.targets import MetricsTarget, open_target
@@ -78,15 +77,21 @@ def upload(
         from localtrace.uploader.bundles.check import check_bundle
 
         check_bundle(path).require()
-    choice = choose(store, chosen)
+    choice = _choice(store, chosen)
     started_at = now()
     target = open_target(kind, uri, options)
     if metrics and not isinstance(target, MetricsTarget):
         raise ConfigError(f"{kind} takes no metrics: leave them out, or upload them to mlflow")
     records = Records(store, target, Redaction.load(redact))
     tally = Tally(len(choice.trace_ids) + len(choice.unknown), on_progress)
+    try:
+        from localtrace.uploader.replay import Replay
+    except ModuleNotFoundError as error:
+        raise MissingDependency.for_extra(error.name or "a package", kind) from None
     folder = state_folder()
     with closing(Ledger(folder)) as ledger, ledger.claim(target.uri), closing(target):
+        if target.opening:
+            tally.tell(target.opening)
         target.check()
         replay = Replay(records, ledger, limits or Limits(), tally)
         runs = replay.run(choice, container, metrics=metrics)
@@ -127,20 +132,28 @@ def estimate(
     """Read and map a selection without contacting the target; arguments as in `upload`.
 
     Raises:
-        QueryError: the selection cannot be read.
+        QueryError: the selection cannot be read, or holds nothing.
         ConfigError: the target's uri or the rules cannot be used.
     """
-    from localtrace.uploader.estimate import measure
+    from localtrace.uploader.estimation import measure
     from localtrace.uploader.ledger import Ledger
+    from localtrace.uploader.limits import Limits
     from localtrace.uploader.records import Records
     from localtrace.uploader.redaction import Redaction
-    from localtrace.uploader.replay import Limits
-    from localtrace.uploader.selection import choose
     from localtrace.uploader.state import state_folder
     from localtrace.uploader.targets import open_target
 
-    choice = choose(store, chosen)
+    choice = _choice(store, chosen)
     target = open_target(kind, uri, options)
     records = Records(store, target, Redaction.load(redact))
     with closing(Ledger(state_folder())) as ledger, closing(target):
         return measure(records, ledger, choice, container, limits or Limits(), on_progress)
+
+
+def _choice(store: Store, chosen: Chosen) -> Choice:
+    from localtrace.uploader.selection import choose
+
+    choice = choose(store, chosen)
+    if not (choice.trace_ids or choice.unknown):
+        raise NothingChosen(f"no trajectory is chosen by {choice.text}")
+    return choice

@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
 
 from localtrace.errors import TargetUnavailable
 from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.limits import Limits
 from localtrace.uploader.metrics import MetricsDelivery, run_metrics, send_metrics
 from localtrace.uploader.pace import Pace
 from localtrace.uploader.patience import patiently
@@ -38,17 +38,6 @@ from localtrace.uploader.targets.http import TryAgain
 
 if TYPE_CHECKING:
     from localtrace.types import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much an upload may send, how fast, and how long it waits."""
-
-    max_bytes: int | None = None
-    """Send no more than this; the rest is left for the next upload."""
-    rate_bytes_per_s: float | None = None
-    patience_s: float = 120.0
-    """How long one request is repeated while the target does not answer."""
 
 
 class Replay:
@@ -254,6 +243,7 @@ class Replay:
                 self._tally.add(trace_id, Delivery.LEFT_OUT, reason=reason)
 
     def _verify(self, entries: list[Entry]) -> None:
+        self._tally.tell(f"reading back from {self._target.uri}")
         found = self._patiently(self._target.verify, entries)
         self._tally.verified(found)
         if isinstance(self._target, MergingTarget):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from localtrace.uploader.receipt import Delivery, TraceReceipt
-from localtrace.uploader.sending import Answer
 from localtrace.uploader.targets import Entry, Record
+
+if TYPE_CHECKING:
+    from localtrace.uploader.sending import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Progress:
     """Trajectories that were sent, were there already, or were rejected."""
     total: int
     sent_bytes: int
+    doing: str = ""
+    """What the upload waits for, where it sends nothing at the moment."""
 
 
 class Tally:
@@ -83,6 +88,10 @@ class Tally:
         """Note which trajectories were read back from the target."""
         for trace_id in trace_ids:
             self._results[trace_id] = replace(self._results[trace_id], verified=True)
+
+    def tell(self, doing: str) -> None:
+        """Say what the upload waits for now."""
+        self._on_progress(Progress(len(self._results), self.total, self._sent_bytes, doing))
 
     def add_double_rows(self, count: int) -> None:
         """Note rows that the target shows beyond one per call."""

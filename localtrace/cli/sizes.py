@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes in bytes and times in seconds, as people write and read them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def show_size(size_bytes: float) -> str:
         if size_bytes < 1000:
             return f"{size_bytes:.1f} {unit}"
     return f"{size_bytes / 1000:.2f} GB"
+
+
+def show_duration(seconds: float) -> str:
+    """A time in its largest units, such as 2 h 5 min; at least a second."""
+    minutes, whole = divmod(max(1, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{whole} s"

@@ -11,11 +11,12 @@ import click
 
 from localtrace.cli.options import FILTERS_HELP, store_option
 from localtrace.cli.selection import selection_options
-from localtrace.cli.sizes import show_size, size
+from localtrace.cli.sizes import show_duration, show_size, size
+from localtrace.errors import NothingChosen, QueryError
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
-    from localtrace.uploader.estimate import Estimate
+    from localtrace.uploader.estimation import Estimate
     from localtrace.uploader.receipt import Receipt
     from localtrace.uploader.selection import Selection
 
@@ -86,10 +87,11 @@ def command(
         kind, experiment=experiment, project=project, wandb_run=wandb_run,
         assessments=assessments, metrics=metrics,
     )  # fmt: skip
+    from localtrace.cli.matching import why_nothing
     from localtrace.cli.upload_progress import show_progress
     from localtrace.reader import open_store
     from localtrace.uploader import TargetOptions, estimate, upload
-    from localtrace.uploader.replay import Limits
+    from localtrace.uploader.limits import Limits
 
     target: dict[str, Any] = {
         "kind": kind,
@@ -98,11 +100,17 @@ def command(
         "redact": redact,
         "limits": Limits(max_bytes, rate),
     }
-    with open_store(*store_paths) as store, show_progress(quiet) as on_progress:
-        if dry_run:
-            found = estimate(store, selection, uri, **target, on_progress=on_progress)
-        else:
-            done = upload(store, selection, uri, **target, metrics=metrics, on_progress=on_progress)
+    with open_store(*store_paths) as store:
+        try:
+            with show_progress(quiet) as on_progress:
+                target["on_progress"] = on_progress
+                if dry_run:
+                    found = estimate(store, selection, uri, **target)
+                else:
+                    done = upload(store, selection, uri, **target, metrics=metrics)
+        except NothingChosen as error:
+            why = why_nothing(store, selection.filters) if selection.filters.terms else str(error)
+            raise QueryError(f"nothing to upload: {why}") from error
     if dry_run:
         _print_estimate(found)
         return
@@ -136,8 +144,10 @@ def _print_estimate(found: Estimate) -> None:
         f"{found.to_send} of {found.selected} trajectories, {show_size(found.size_bytes)}, would "
         f"go to {escape_line(found.target)}"
     )
+    for container in found.containers:
+        click.echo(f"into        {escape_line(container)}")
     how = "as fast as the last upload there" if found.measured else "a guess before the first one"
-    click.echo(f"time        about {_duration(found.duration_s)} ({how})")
+    click.echo(f"time        about {show_duration(found.duration_s)} ({how})")
     if found.present:
         click.echo(f"skipped     {found.present} are there already, as the ledger knows")
     if found.over_limit:
@@ -194,9 +204,3 @@ def _print_rejected(reasons: Mapping[str, str]) -> None:
         click.echo(f"failed {escape_line(f'{trace_id}: {reason}')}", err=True)
     if len(reasons) > _REASONS_SHOWN:
         click.echo(f"and {len(reasons) - _REASONS_SHOWN} more, see the receipt", err=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, whole = divmod(max(1, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{whole} s"

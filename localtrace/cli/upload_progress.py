@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.sizes import show_size
+from localtrace.cli.sizes import show_duration, show_size
+from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
     from localtrace.uploader.tally import Progress
 
 LINE_INTERVAL_S = 10.0
+WINDOW_S = 30.0
+"""The rate is that of so long before now: what was skipped at first says nothing of the rest."""
+MEANINGFUL_S = 5.0
+"""A rate over less time than this is not shown."""
+_BAR = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} trajectories [{elapsed}{postfix}]"
 
 
 @contextmanager
@@ -28,29 +35,63 @@ def show_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     else:
         from tqdm import tqdm
 
-        with tqdm(unit=" trajectories", leave=False, smoothing=0.05) as bar:
+        with tqdm(leave=False, bar_format=_BAR) as bar:
+            remaining = Remaining()
 
             def show(progress: Progress) -> None:
                 bar.total = progress.total
-                bar.set_postfix_str(show_size(progress.sent_bytes), refresh=False)
+                said = [
+                    show_size(progress.sent_bytes),
+                    _left(remaining(progress, time.monotonic())),
+                ]
+                bar.set_postfix_str(", ".join(filter(None, said)), refresh=False)
+                bar.set_description_str(escape_line(progress.doing), refresh=bool(progress.doing))
                 bar.update(progress.done - bar.n)
 
             yield show
 
 
+class Remaining:
+    """How long an upload will take yet, from how fast it has been lately."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def __call__(self, progress: Progress, now_s: float) -> float | None:
+        """Return the seconds that are left, or None while nobody can know."""
+        if progress.doing or not progress.done:
+            self._seen.clear()
+            return None
+        self._seen.append((now_s, progress.done))
+        while self._seen[0][0] < now_s - WINDOW_S:
+            self._seen.popleft()
+        began_s, done_before = self._seen[0]
+        took_s, done = now_s - began_s, progress.done - done_before
+        if took_s < MEANINGFUL_S or not done:
+            return None
+        return (progress.total - progress.done) * took_s / done
+
+
 class _Lines:
     def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._next_s = self._began_s + LINE_INTERVAL_S
+        self._next_s = time.monotonic() + LINE_INTERVAL_S
+        self._remaining = Remaining()
 
     def __call__(self, progress: Progress) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        left_s = self._remaining(progress, now_s)
+        is_first = bool(progress.doing) and not progress.done
+        if now_s < self._next_s and not is_first:
             return
         self._next_s = now_s + LINE_INTERVAL_S
-        left_s = (progress.total - progress.done) * (now_s - self._began_s) / progress.done
-        click.echo(
-            f"{progress.done} of {progress.total} trajectories, "
-            f"{show_size(progress.sent_bytes)}, about {left_s:.0f} s left",
-            err=True,
-        )
+        said = [
+            f"{progress.done} of {progress.total} trajectories",
+            show_size(progress.sent_bytes),
+            _left(left_s),
+        ]
+        line = progress.doing if is_first else ", ".join(filter(None, [*said, progress.doing]))
+        click.echo(escape_line(line), err=True)
+
+
+def _left(left_s: float | None) -> str:
+    return "" if left_s is None else f"about {show_duration(left_s)} left"

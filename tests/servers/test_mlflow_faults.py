@@ -21,8 +21,8 @@ from mlflow import MlflowClient
 from localtrace.filters import Filters
 from localtrace.reader import Store, open_store
 from localtrace.uploader import TargetOptions, upload
+from localtrace.uploader.limits import Limits
 from localtrace.uploader.receipt import Delivery, Receipt
-from localtrace.uploader.replay import Limits
 
 
 @pytest.fixture

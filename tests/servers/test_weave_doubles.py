@@ -16,7 +16,7 @@ import pytest
 import localtrace
 from localtrace.filters import Filters
 from localtrace.reader import Store
-from localtrace.uploader import upload
+from localtrace.uploader import estimate, upload
 from localtrace.uploader.receipt import Delivery, Receipt
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.weave import WeaveTarget
@@ -84,6 +84,7 @@ def roots(server: WeaveServer, project: str) -> list[str]:
 @pytest.mark.parametrize("keeps_ledger", [True, False])
 def test_a_server_under_another_name_gets_nothing_twice(
     failing_weave: WeaveServer,
+    store: Store,
     send: Callable[..., Receipt],
     project: str,
     state_folder: Path,
@@ -92,7 +93,10 @@ def test_a_server_under_another_name_gets_nothing_twice(
     assert send(failing_weave.url).counts["sent"] == 6
     if not keeps_ledger:
         (state_folder / "ledger.sqlite").unlink()
-    again = send(failing_weave.url.replace("127.0.0.1", "localhost"))
+    other_name = failing_weave.url.replace("127.0.0.1", "localhost")
+    dry = estimate(store, Filters(), other_name, kind="weave", container=project)
+    assert dry.present == (6 if keeps_ledger else 0)
+    again = send(other_name)
     assert again.complete
     assert again.counts["already there"] == 6
     assert set(sendings(failing_weave, project)) == {1}

@@ -16,10 +16,11 @@ from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
 from localtrace.reader import Store
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Known, Ledger, State
+from localtrace.uploader.limits import Limits
 from localtrace.uploader.receipt import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.redaction import Redaction
-from localtrace.uploader.replay import Limits, Replay
+from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.tally import Tally
 from localtrace.uploader.targets import Entry, Place, Record
@@ -89,6 +90,9 @@ class MemoryTarget:
 
     def place(self, run: Run, container: str | None) -> Place:
         return Place(f"memory:{container}", container or run.project, run.run_id)
+
+    def expected(self, run: Run, container: str | None) -> Place:
+        return Place("", "", "", container or run.project)
 
     def is_empty(self, place: Place) -> bool:
         return not self.held

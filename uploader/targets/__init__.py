@@ -103,6 +103,8 @@ class Target(Protocol):
     kind: str
     uri: str
     """Where it is, without secrets."""
+    opening: str
+    """What `check` does, for people, where they have to wait for it; else empty."""
     batch_max_parts: int
     batch_max_bytes: int
     record_max_bytes: int
@@ -124,6 +126,9 @@ class Target(Protocol):
         Args:
             container: an MLflow experiment or a Weave project; None: the project of the run.
         """
+
+    def expected(self, run: Run, container: str | None) -> Place:
+        """The place of a run as far as it is known without asking; arguments as in `place`."""
 
     def is_empty(self, place: Place) -> bool:
         """Whether the place is known to hold no trajectory yet, so that none need be asked for."""

@@ -55,6 +55,7 @@ class MlflowTarget:
     record_max_bytes = 64 * 2**20
     connections = 2
     usual_trajectories_per_s = 50.0
+    opening = ""
     reads_back = True
     starts_slowly = False
 
@@ -70,6 +71,7 @@ class MlflowTarget:
         uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path.cwd() / 'mlflow.db'}"
         if uri.startswith(SQLITE):
             self.uri = f"{SQLITE}{database_path(uri)}"
+            self.opening = f"starting an MLflow server for {database_path(uri)}"
         else:
             url = http_url(uri, "MLflow uri: give http://HOST:PORT or sqlite:///FILE.db")
             self.uri = str(without_login(url))
@@ -111,7 +113,7 @@ class MlflowTarget:
         another server, or after the database was made anew, is another destination, and the same
         database reached by another uri is the same.
         """
-        experiment = container or run.project
+        experiment = self.expected(run, container).container
         try:
             there = mlflow_places.experiment(self._http, experiment)
             run_id = mlflow_places.run(self._http, run, there.experiment_id)
@@ -127,6 +129,10 @@ class MlflowTarget:
             )
         destination = f"mlflow:{there.experiment_id}:{there.creation_time}"
         return Place(destination, there.experiment_id, run_id, experiment)
+
+    def expected(self, run: Run, container: str | None) -> Place:
+        """The experiment by its name; its id is the server's."""
+        return Place("", "", "", container or run.project)
 
     def is_empty(self, place: Place) -> bool:
         """Whether the run has no trajectory yet."""

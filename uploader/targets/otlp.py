@@ -50,6 +50,7 @@ class OtlpTarget:
     record_max_bytes = 64 * 2**20
     connections = 2
     usual_trajectories_per_s = 50.0
+    opening = ""
     reads_back = False
     starts_slowly = False
 
@@ -94,6 +95,10 @@ class OtlpTarget:
         Headers often choose where at the server the spans go: by an id, or by whose key it is. So
         a hash of them, too short to tell anything of a key, is part of the destination.
         """
+        return self.expected(run, container)
+
+    def expected(self, run: Run, container: str | None) -> Place:
+        """The place: the endpoint knows none."""
         name = container or run.project
         return Place(f"otlp:{self.uri}:{self._door}:{name}", name, run.run_id)
 

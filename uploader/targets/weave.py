@@ -50,6 +50,7 @@ class WeaveTarget:
     record_max_bytes = 256 * 2**20
     connections = 2
     usual_trajectories_per_s = 100.0
+    opening = ""
     reads_back = True
     starts_slowly = True
     """While a project is empty, the service asks its database for each call where it belongs."""
@@ -108,10 +109,17 @@ class WeaveTarget:
             except (Refused, TryAgain) as error:
                 # It may exist all the same, so this is told only where calls are refused.
                 self._doubt = f" ({self._api_url} could not be asked for the project: {error})"
-        project = f"{entity}/{name}"
-        place = Place(f"weave:{project}", project, self._run)
+        place = self._place(entity, name)
         self.is_empty(place)
         return place
+
+    def expected(self, run: Run, container: str | None) -> Place:
+        """The project, whose name W&B may write in another way."""
+        return self._place(*self._project(run, container))
+
+    def _place(self, entity: str, name: str) -> Place:
+        project = f"{entity}/{name}"
+        return Place(f"weave:{project}", project, self._run)
 
     def _project(self, run: Run, container: str | None) -> tuple[str, str]:
         entity = os.environ.get("WANDB_ENTITY", "")

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from localtrace.uploader.ledger import Ledger
+from localtrace.uploader.limits import Limits
 from localtrace.uploader.records import NOT_IN_STORE, Records
-from localtrace.uploader.replay import Limits
 from localtrace.uploader.selection import Choice
 from localtrace.uploader.tally import Progress
-from localtrace.uploader.targets import Place
-
-_NOWHERE = Place("", "", "")
 
 
 @dataclass(slots=True)
@@ -23,6 +20,8 @@ class Estimate:
     target: str
     """Where to, without secrets."""
     selected: int
+    containers: list[str] = field(default_factory=list)
+    """The experiments or projects there, each once."""
     to_send: int = 0
     size_bytes: int = 0
     """As the target counts them: the bodies of the requests."""
@@ -54,8 +53,11 @@ def measure(
     total = len(choice.trace_ids) + len(choice.unknown)
     found = Estimate(target.uri, total, rejected=dict.fromkeys(choice.unknown, NOT_IN_STORE))
     done = len(choice.unknown)
+    containers: dict[str, None] = {}
     for part in choice.runs:
-        place = ledger.place(target.uri, container, part.run) or _NOWHERE
+        expected = target.expected(part.run, container)
+        place = ledger.place(target.uri, container, part.run) or expected
+        containers[place.container or place.experiment or expected.container] = None
         goes = partial(ledger.places, place)
         for record in records.of(part, goes, found.rejected.__setitem__):
             done += 1
@@ -69,6 +71,7 @@ def measure(
                 found.to_send += 1
                 found.size_bytes += record.size_bytes
                 found.cuts += len(record.cuts)
+    found.containers = list(containers)
     found.left_out = dict(records.left_out)
     found.redactions = dict(records.redaction.counts)
     known_speed = ledger.speed(target.uri)

@@ -1,0 +1,135 @@
+"""What `localtrace upload` says before and while it sends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import localtrace
+from localtrace.cli import main
+from localtrace.cli.upload_progress import Remaining
+from localtrace.errors import TargetUnavailable
+from localtrace.uploader.tally import Progress
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
+    for name in ("WANDB_ENTITY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "store"
+    localtrace.init(path, project="gsm8k", min_free_bytes=0, seal=False)
+    for step in range(2):
+        with localtrace.trajectory(step=step):
+            pass
+    localtrace.close()
+    return path
+
+
+@pytest.fixture
+def upload(store: Path) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["upload", *arguments, "-s", str(store)])
+
+    return run
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_run_that_is_not_there_is_wrong_usage_and_the_runs_are_named(
+    upload: Callable[..., Result], store: Path, more: tuple[str, ...]
+) -> None:
+    with localtrace.open_store(store) as opened:
+        ((run_id,),) = opened.sql("select run_id from runs").to_arrow().to_pandas().values.tolist()
+    target = ("--to", "otlp", "--uri", "http://127.0.0.1:9")
+    done = upload("--run", "nosuchrun", *target, *more)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "nothing to upload: nothing has run=nosuchrun" in done.stderr
+    assert run_id in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "container"),
+    [
+        (("--to", "mlflow"), "gsm8k"),
+        (("--to", "mlflow", "--experiment", "mine"), "mine"),
+        (("--to", "weave", "--project", "team/maths"), "team/maths"),
+        (("--to", "otlp", "--uri", "http://127.0.0.1:9"), "gsm8k"),
+    ],
+)
+def test_a_dry_run_names_where_the_trajectories_would_go(
+    upload: Callable[..., Result], arguments: tuple[str, ...], container: str
+) -> None:
+    done = upload("--all", *arguments, "--dry-run")
+    assert done.exit_code == 0, done.stderr
+    assert f"into        {container}\n" in done.stdout
+
+
+def test_a_dry_run_without_a_weave_entity_says_so_before_the_upload_does(
+    upload: Callable[..., Result],
+) -> None:
+    done = upload("--all", "--to", "weave", "--dry-run")
+    assert done.exit_code == 2
+    assert "give --project ENTITY/NAME" in done.stderr
+
+
+ALONE = """
+import sys
+for name in {blocked}:
+    sys.modules[name] = None
+from localtrace.cli import main
+main(sys.argv[1:])
+"""
+
+
+def without(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a Python that lacks some packages."""
+    program = [sys.executable, "-c", ALONE.format(blocked=blocked)]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_dry_run_needs_nothing_that_only_sending_needs(store: Path) -> None:
+    target = ("--to", "weave", "--project", "team/maths", "-s", str(store))
+    done = without(("tenacity", "jinja2"), "upload", "--all", *target, "--dry-run")
+    assert (done.returncode, done.stdout.split(" ", 1)[0]) == (0, "2"), done.stderr
+    refused = without(("tenacity",), "upload", "--all", *target)
+    assert refused.returncode == 1
+    assert 'tenacity is not installed: run  pip install "localtrace[weave]"' in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_no_time_is_named_before_it_can_be_known() -> None:
+    remaining = Remaining()
+    assert remaining(Progress(0, 1000, 0, "starting a server"), 0.0) is None
+    # A server took 40 s to start; then there are 50 trajectories in each second.
+    said = [remaining(Progress(n, 1000, 0), 40 + n / 50) for n in range(1, 1001)]
+    assert said[:200] == [None] * 200
+    known = [(n, left) for n, left in enumerate(said, 1) if left is not None]
+    assert known
+    assert all(abs(left - (1000 - n) / 50) < 0.5 for n, left in known)
+
+
+def test_what_was_skipped_at_first_does_not_make_the_rest_look_fast() -> None:
+    remaining = Remaining()
+    for n in range(1, 9001):
+        remaining(Progress(n, 10_000, 0), n / 100_000)
+    said = [remaining(Progress(9000 + n, 10_000, 0), 0.1 + n) for n in range(1, 61)]
+    assert said[-1] == pytest.approx(940, rel=0.05)
+
+
+def test_the_start_of_an_mlflow_server_is_said_before_it_is_waited_for(
+    upload: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(database: Path) -> None:
+        raise TargetUnavailable("it did not start")
+
+    monkeypatch.setattr("localtrace.uploader.targets.mlflow.EmbeddedServer", refuse)
+    done = upload("--all", "--to", "mlflow", "--uri", f"sqlite:///{tmp_path}/mlflow.db")
+    waiting, failure = done.stderr.splitlines()
+    assert waiting == f"starting an MLflow server for {tmp_path}/mlflow.db"
+    assert failure == "localtrace: it did not start"
