@@ -2,13 +2,12 @@
 
 Every recording process is a process of the timeline, named by host, pid and worker. Its rows hold
 the trajectories, each in rows of its own while it lasts, and below a trajectory its calls: turns,
-tools, rewards, others. Calls that ran at the same time get a row more. Times are microseconds since
-the first trajectory began, which `otherData` gives in ns since the Unix epoch.
+agents, tools, rewards, others. Calls that ran at the same time get a row more. Times are
+microseconds since the first trajectory began, which `otherData` gives in ns since the Unix epoch.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _TEXT_MAX = 200
 """Characters of a text in the details of a slice."""
-_TOOL = re.compile(r"tool", re.IGNORECASE)
-_REWARD = re.compile(r"reward|score|verif(y|ier)|grade", re.IGNORECASE)
 _ORDERED = """
 select t.trace_id, t.host, t.pid, r.worker
 from stored.trajectories as t
@@ -196,11 +193,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _category(span: Span) -> str:
-    if span.is_turn:
-        return "turn"
-    if _REWARD.search(span.op):
-        return "reward"
-    return "tool" if _TOOL.search(span.op) else "call"
+    return "turn" if span.is_turn else span.kind
 
 
 def _details(span: Span) -> dict[str, Any]:

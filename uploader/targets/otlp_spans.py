@@ -98,6 +98,7 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
     ends = [span.end_ns for span in trajectory.spans]
     end_ns = trajectory.end_ns or max([trajectory.start_ns, *ends])
     turns = [span for span in trajectory.spans if span.is_turn]
+    generated = [len(turn.output_ids) for turn in turns if turn.output_ids is not None]
     values = {
         "openinference.span.kind": "AGENT",
         "gen_ai.operation.name": "invoke_agent",
@@ -118,7 +119,7 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
         "rl.status": trajectory.status,
         "rl.reward": trajectory.reward,
         "rl.turns": len(turns),
-        "rl.output_tokens": sum(len(turn.output_ids or []) for turn in turns),
+        "rl.output_tokens": sum(generated) if generated else None,
     }
     for outcome in trajectory.outcomes:
         values |= _outcome(outcome)
