@@ -8,6 +8,7 @@ LocalTraceError
 │   ├── StoreFormatError             the path is not a store, or a newer one
 │   └── BundleError                  a bundle is incomplete, damaged or hostile
 ├── QueryError(ValueError)           a filter, query or SQL text that cannot run
+├── NothingRecorded(LookupError)     a named query finds nothing: its recording is lacking
 ├── UploadError(RuntimeError)        something about an upload
 │   ├── TargetUnavailable            the target did not answer: try again later
 │   └── TargetRejected               the target refused: trying again will not help
@@ -52,6 +53,10 @@ class BundleError(StoreError):
 
 class QueryError(LocalTraceError, ValueError):
     """A filter, a named query or an SQL text cannot be run."""
+
+
+class NothingRecorded(LocalTraceError, LookupError):
+    """A named query finds nothing, because what it is made from was not recorded."""
 
 
 class UploadError(LocalTraceError, RuntimeError):

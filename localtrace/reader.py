@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from localtrace.connection import connect
-from localtrace.errors import QueryError, StoreError
+from localtrace.errors import NothingRecorded, QueryError, StoreError
 from localtrace.filters import LATEST, Filters, newest_run
 from localtrace.limits import BATCH_ROWS, Limits, OnProgress
 from localtrace.namesakes import warn_of_namesakes
@@ -156,9 +156,16 @@ class Store:
 
         Raises:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
+            NothingRecorded: it finds nothing, because what it is made from was not recorded.
         """
         query = find_query(name, folders)
-        return self.sql(query.sql, self.bound(query.bind(params)))
+        bound = self.bound(query.bind(params))
+        found = self.sql(query.sql, bound)
+        if not len(found) and len(self.sql("from stored.trajectories limit 1")):
+            for need in query.needs:
+                if not len(self.sql(f"select 1 from ({need.sql}) limit 1", need.bind(bound))):
+                    raise NothingRecorded(f"query {name} needs {need.text}")
+        return found
 
     def bound(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a named query, with the id of the run that is called `latest`."""

@@ -2,8 +2,11 @@
 
 The first comment line of a file is its description; the second names the parameters, as in
 `-- params: run (optional), step (range)`; a third one may say what a plot of it draws, as in
-`-- plot: x=step y=mean_reward by=run_id`. The body is one SELECT with DuckDB's own `$name`
-parameters, and `$name_from` and `$name_to` for both ends of a range; what is not given is null.
+`-- plot: x=step y=mean_reward by=run_id`. Lines such as
+`-- needs: turns <- from turns` say what must have been recorded, in words and as SQL that then finds
+a row; where a query finds nothing, its user is told the first of them that is lacking. The body is
+one SELECT with DuckDB's own `$name` parameters, and `$name_from` and `$name_to` for both ends of a
+range; what is not given is null.
 This module knows nothing of stores.
 """
 
@@ -32,6 +35,8 @@ _PARAMETERS = re.compile(r",(?![^(]*\))")
 _PARAMETER = re.compile(r"\s*(\w+)\s*(?:\(([\w ,]*)\))?\s*")
 _MARKS = frozenset({"optional", "range"})
 _PLOT = "-- plot:"
+_NEED = re.compile(r"-- needs: (.+) <- (.+)")
+_VALUE = re.compile(r"\$(\w+)")
 
 _ENDS = {
     "=": (True, True, 0), ">=": (True, False, 0), ">": (True, False, 1),
@@ -52,6 +57,21 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """A recording that a query is made from."""
+
+    text: str
+    """The recording in words."""
+    sql: str
+    """Finds a row where there is such a recording."""
+
+    def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of a query's bound values that the SQL names."""
+        named = set(_VALUE.findall(self.sql))
+        return {name: value for name, value in values.items() if name in named}
+
+
+@dataclass(frozen=True, slots=True)
 class NamedQuery:
     """One query file."""
 
@@ -63,6 +83,7 @@ class NamedQuery:
     ranges: frozenset[str] = frozenset()
     """Parameters that take a range of whole numbers, as the filters of these names do."""
     plot: Plot | None = None
+    needs: tuple[Need, ...] = ()
 
     @property
     def usage(self) -> str:
@@ -164,7 +185,8 @@ def _read(path: Path) -> NamedQuery:
                 raise QueryError(f"{path}: {name} cannot be a range, only {known} can")
     plot = _plot(path, lines[2]) if len(lines) > 2 and lines[2].startswith(_PLOT) else None
     description = lines[0].removeprefix("-- ").strip()
-    return NamedQuery(path.stem, description, parameters, sql, frozenset(ranges), plot)
+    needs = tuple(Need(*match.groups()) for match in map(_NEED.fullmatch, lines) if match)
+    return NamedQuery(path.stem, description, parameters, sql, frozenset(ranges), plot, needs)
 
 
 def _plot(path: Path, line: str) -> Plot:

@@ -1,6 +1,8 @@
 -- Two runs side by side, step by step.
 -- params: a, b
 -- plot: x=step y=mean_reward_a,mean_reward_b
+-- needs: a run whose id is a; localtrace runs lists them <- from runs where run_id = $a
+-- needs: a run whose id is b; localtrace runs lists them <- from runs where run_id = $b
 -- a and b are run ids. Validation and superseded attempts are left out.
 select
     coalesce(x.step, y.step) as step,

@@ -1,5 +1,6 @@
 -- Answers that are empty, or that other rollouts of the same group gave word for word.
 -- params: step (range, optional), run (optional), experiment (optional)
+-- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
 -- Superseded attempts are left out; validation counts.
 select
     a.experiment, a.run_id, a.step, a.validate, a.group_id, a.sample_index, a.rollout_n, a.trace_id,

@@ -1,5 +1,6 @@
 -- What the engine says of the generations of a step: cached tokens, time in the engine, weights.
 -- params: step (range, optional), run (optional), experiment (optional)
+-- needs: generations that a hook in SGLang or vLLM recorded <- from engine_calls
 -- A generation whose call is not known has no trace_id. Superseded attempts and validation are
 -- not left out.
 select

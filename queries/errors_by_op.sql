@@ -1,5 +1,6 @@
 -- Calls that failed, by op and kind of error.
 -- params: run (optional), experiment (optional), step (range, optional)
+-- needs: calls, of functions under @localtrace.op <- from spans
 -- Superseded attempts are left out; validation counts.
 select
     op,

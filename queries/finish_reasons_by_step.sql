@@ -1,6 +1,7 @@
 -- Why generations stopped, per step: how many and what share.
 -- params: run (optional), experiment (optional)
 -- plot: x=step y=share by=run_id,finish_reason
+-- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
 -- Every turn counts. Validation and superseded attempts are left out.
 select
     t.experiment,

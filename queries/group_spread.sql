@@ -1,6 +1,7 @@
 -- How much rewards differ inside the groups of each step.
 -- params: run (optional), experiment (optional)
 -- plot: x=step y=mean_std by=run_id
+-- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
 -- A group whose rewards are all the same teaches nothing under GRPO. Superseded attempts and
 -- validation are left out.
 select

@@ -1,5 +1,6 @@
 -- Rollouts far longer or shorter than the others of their step.
 -- params: deviations (optional), step (range, optional), run (optional), experiment (optional)
+-- needs: token ids of what was generated, such as output_ids in a generation's result <- from trajectories where output_tokens is not null
 -- By the distance from the median in median absolute deviations, 5 when not given. Validation and
 -- superseded attempts are left out.
 select

@@ -1,5 +1,7 @@
 -- pass@k and best-of-k of every prompt of a step, hardest first.
 -- params: k, step (range, optional), threshold (optional), run (optional), experiment (optional)
+-- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
+-- needs: rewards, by set(reward=…) in the rollout or outcome(trace_id, reward=…) <- from trajectories where reward is not null
 -- A rollout passes with a reward of at least the threshold, 1 when not given; see pass_at_k for the
 -- estimates. Groups of fewer than k rollouts with a reward (nan is none) are left out, as are
 -- validation and superseded attempts.

@@ -1,5 +1,7 @@
 -- Prompts whose mean reward changed most between two steps, better and worse.
 -- params: from_step, to_step, run (optional), experiment (optional)
+-- needs: rewards, by set(reward=…) in the rollout or outcome(trace_id, reward=…) <- from trajectories where reward is not null
+-- needs: prompts, or sample_index of trajectories <- from trajectories where coalesce(prompt_hash, sample_index) is not null
 -- A prompt is known by its first prompt's hash, else by sample_index. Validation counts, as that
 -- is where the same prompts come again. Superseded attempts are left out.
 with means as (

@@ -1,6 +1,7 @@
 -- One prompt across steps and runs: rewards, lengths and the best answer each time.
 -- params: prompt_hash (optional), sample_index (optional), run (optional), experiment (optional)
 -- plot: x=step y=mean_reward by=run_id,validate,prompt_hash
+-- needs: prompt_hash=… or sample_index=… <- select 1 where $prompt_hash is not null or $sample_index is not null
 -- Name the prompt by its hash or by sample_index. Validation counts. Superseded attempts are left
 -- out.
 select

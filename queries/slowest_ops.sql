@@ -1,5 +1,6 @@
 -- Where the time goes: calls and durations per op.
 -- params: run (optional), experiment (optional), step (range, optional)
+-- needs: calls, of functions under @localtrace.op <- from spans
 -- Superseded attempts are left out; validation counts. Callers contain what they call.
 select
     op,

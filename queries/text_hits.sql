@@ -1,6 +1,8 @@
 -- How often outputs contain a text, or match a regular expression, per step: to see an exploit grow.
 -- params: text (optional), regex (optional), run (optional), experiment (optional)
 -- plot: x=step y=hit_rate by=run_id
+-- needs: text=… or regex=… <- select 1 where $text is not null or $regex is not null
+-- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
 -- A rollout hits when one of its turns does. Rollouts without a generation, validation and superseded
 -- attempts are left out.
 select

@@ -1,5 +1,6 @@
 -- Failed calls of tools, by tool and message.
 -- params: step (range, optional), run (optional), experiment (optional)
+-- needs: calls of tools, such as functions under @localtrace.op(kind="tool") <- from spans where kind = 'tool'
 -- Numbers in messages are shown as N, so that equal mistakes count together. Superseded attempts are
 -- left out; validation counts.
 select

@@ -1,6 +1,7 @@
 -- Rollouts that a length limit cut off, per step, and what they earned.
 -- params: run (optional), experiment (optional)
 -- plot: x=step y=truncated_share by=run_id
+-- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
 -- Validation and superseded attempts are left out.
 select
     t.experiment,

@@ -1,5 +1,7 @@
 -- Groups that teach nothing under GRPO, because all their rewards are the same.
 -- params: step (range, optional), run (optional), experiment (optional)
+-- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
+-- needs: rewards, by set(reward=…) in the rollout or outcome(trace_id, reward=…) <- from trajectories where reward is not null
 -- Validation and superseded attempts are left out.
 select experiment, run_id, step, group_id, sample_index, prompt_hash, n, mean_reward as reward
 from groups

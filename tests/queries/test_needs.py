@@ -1,0 +1,68 @@
+"""A query whose inputs were not recorded says which, instead of finding nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localtrace.errors import NothingRecorded
+from localtrace.sql import load_queries
+from tests.snapshots import Row, store_of
+
+RUN: Row = {"experiment": "e", "run_id": "r", "step": 1}
+BARE: Row = {**RUN, "trace_id": "t", "status": "ok", "validate": False}
+"""A trajectory of which nothing else is known."""
+LACKING = {
+    "compare_runs": "a run whose id is a",
+    "empty_or_duplicated": "turns",
+    "engine_calls": "generations that a hook in SGLang or vLLM recorded",
+    "entropy_by_step": "log-probabilities of turns",
+    "errors_by_op": "calls",
+    "finish_reasons_by_step": "turns",
+    "group_spread": "groups",
+    "length_outliers": "token ids",
+    "logprob_difference": "the outcomes logprob_diff_mean",
+    "pass_at_k": "groups",
+    "pass_at_k_by_prompt": "groups",
+    "prompts_changed": "rewards",
+    "repetition_by_step": "turns",
+    "same_prompt": "prompt_hash=… or sample_index=…",
+    "slowest_ops": "calls",
+    "text_hits": "text=… or regex=…",
+    "tokens_per_second": "token ids",
+    "tool_errors": "calls of tools",
+    "truncated_by_step": "turns",
+    "zero_variance_groups": "groups",
+}
+
+
+def required(name: str) -> dict[str, Any]:
+    return {key: "1" for key, needed in load_queries()[name].parameters.items() if needed}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_query_says_what_it_needs_where_a_rollout_recorded_nothing_else(name: str) -> None:
+    said = pytest.raises(NothingRecorded, match=f"^query {name} needs {LACKING[name]}")
+    with store_of(trajectories=[BARE]) as store, said:
+        store.query(name, **required(name))
+
+
+def test_every_other_query_has_rows_for_a_rollout_of_which_nothing_else_is_known() -> None:
+    with store_of(trajectories=[BARE]) as store:
+        for name in load_queries().keys() - LACKING.keys():
+            assert len(store.query(name, **required(name))) == 1, name
+
+
+@pytest.mark.parametrize("name", load_queries())
+def test_a_store_without_rollouts_lacks_nothing_in_particular(name: str) -> None:
+    with store_of() as store:
+        assert len(store.query(name, **required(name))) == 0
+
+
+def test_no_errors_are_good_news_and_no_lack() -> None:
+    turn = {**RUN, "trace_id": "t", "span_id": "1", "seq": 0, "is_turn": True, "status": "ok"}
+    call = {**turn, "span_id": "2", "seq": 1, "is_turn": False, "kind": "tool", "op": "look_up"}
+    with store_of(trajectories=[BARE], spans=[turn, call]) as store:
+        for name in ("tool_errors", "errors_by_op", "empty_or_duplicated"):
+            assert len(store.query(name)) == 0
