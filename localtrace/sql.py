@@ -3,11 +3,10 @@
 The first comment line of a file is its description; the second names the parameters, as in
 `-- params: run (optional), step (range)`; a third one may say what a plot of it draws, as in
 `-- plot: x=step y=mean_reward by=run_id`. Lines such as
-`-- needs: turns <- from turns` say what must have been recorded, in words and as SQL that then finds
-a row; where a query finds nothing, its user is told the first of them that is lacking. The body is
-one SELECT with DuckDB's own `$name` parameters, and `$name_from` and `$name_to` for both ends of a
-range; what is not given is null.
-This module knows nothing of stores.
+`-- needs: turns <- from turns` say what must have been recorded, in words and as SQL that then
+finds a row; where a query finds nothing, its user is told the first of them that is lacking. The
+body is one SELECT with DuckDB's own `$name` parameters, and `$name_from` and `$name_to` for both
+ends of a range; what is not given is null. This module knows nothing of stores.
 """
 
 from __future__ import annotations

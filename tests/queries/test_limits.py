@@ -27,7 +27,8 @@ LIMIT = 5
 # Each of them is true of all rollouts of the store.
 FILTERS: dict[str, Any] = {
     "run": "only", "project": "p", "experiment": "e", "attempt": 0, "step": 3,
-    "prompt_hash": "!=none", "sample_index": "7,8", "rollout_n": f"0..{ROLLOUTS}", "group": "g", "validate": False,
+    "prompt_hash": "!=none", "sample_index": "7,8", "rollout_n": f"0..{ROLLOUTS}", "group": "g",
+    "validate": False,
     "agent": "a", "data_source": "d", "reward": ">=0", "fate": "trained", "status": "ok",
     "op": "generate", "contains": "four", "truncated": False, "empty": False, "duplicate": True,
     "tool_errors": 0, "repetition": "<1", "where": "turn_count = 1",
