@@ -109,6 +109,12 @@ class Filters:
         """The filters as they are written on the command line."""
         return " ".join(map(str, self.terms))
 
+    def __and__(self, other: Filters) -> Filters:
+        """Return the filters of both, which must all hold."""
+        both = Filters()
+        both._set([*self.terms, *other.terms])
+        return both
+
     @property
     def knows_table(self) -> bool:
         """Whether columns of the table `trajectories` answer all of them, without outcomes."""

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from localtrace.uploader.selection import Selection
 
 _REASONS_SHOWN = 10
+_VALIDATION = "validation rollouts: --validate takes them too"
 
 
 @click.group()
@@ -32,8 +35,12 @@ def command() -> None:
     """
 
 
-def _export(form: Callable[..., Any]) -> click.Command:
-    """Make a format's function a command: it gets the source, the open file and its options."""
+def _export(form: Callable[..., Any], *, trains: bool = False) -> click.Command:
+    """Make a format's function a command: it gets the source, the open file and its options.
+
+    Args:
+        trains: whether a model is trained on it, so that validation is left out by default.
+    """
 
     @selection_options
     @click.option(
@@ -56,15 +63,41 @@ def _export(form: Callable[..., Any]) -> click.Command:
         store_paths: tuple[Path, ...],
         **options: Any,
     ) -> None:
-        with _opened(store_paths, selection, out, force, redact) as (source, file):
-            left_out = form(source, file, **options)
-        _print(source, out, left_out or Counter())
+        chosen = selection
+        if trains and not options.pop("validate"):
+            chosen = _without_validation(selection)
+        with _opened(store_paths, chosen, out, force, redact) as (source, file):
+            left_out = form(source, file, **options) or Counter()
+            if chosen is not selection:
+                left_out[_VALIDATION] = _validation(source, selection)
+        _print(source, out, left_out)
         if source.failures:
             context.exit(1)
 
     made = command.command(form.__name__, help=form.__doc__, epilog=FILTERS_HELP)(run)
     made.params += getattr(form, "__click_params__", [])
+    if trains:
+        about = "Validation rollouts too, which are left out unless a filter asks for them."
+        made.params.append(click.Option(["--validate"], is_flag=True, help=about))
     return made
+
+
+def _without_validation(selection: Selection) -> Selection:
+    from localtrace.filters import Filters
+
+    if any(term.key == "validate" for term in selection.filters.terms):
+        return selection
+    return replace(selection, filters=selection.filters & Filters(validate=False))
+
+
+def _validation(source: Source, selection: Selection) -> int:
+    """How many validation rollouts a selection would have met."""
+    from localtrace.filters import Filters
+    from localtrace.uploader.selection import choose
+
+    validation = selection.filters & Filters(validate=True)
+    met = replace(selection, filters=validation, best=0, worst=0, groups=False, limit=None)
+    return len(choose(source.store, met).trace_ids)
 
 
 @contextmanager
@@ -114,20 +147,23 @@ def parquet(source: Source, file: BinaryIO, rows: str) -> None:
     written.close()
 
 
-@_export
-def sft(source: Source, file: BinaryIO) -> Counter[str]:
+@partial(_export, trains=True)
+@click.option("--dedupe", is_flag=True, help="Of equal rows only the first.")
+@click.option("--meta", is_flag=True, help="Say trace_id, reward and step in each row.")
+def sft(source: Source, file: BinaryIO, dedupe: bool, meta: bool) -> Counter[str]:
     """Rows for supervised fine-tuning: chat messages, or prompt and completion.
 
     With --best 1 only the best rollout of each group. A conversation is one row, with the messages
-    as the agent sent them; where turns have no messages, each is a row of prompt and completion.
+    as the agent sent them, and the tools that the last one calls; where turns have no messages,
+    each is a row of prompt and completion. Of training rollouts only, unless --validate is given.
     """
-    from localtrace.exporters.sft import rows
+    from localtrace.exporters.sft import Rows
     from localtrace.exporters.shape import plain_decoder
 
-    left_out: Counter[str] = Counter()
     decode, plain = source.store.decode, plain_decoder(source.store)
-    source.each(source.choice.trace_ids, lambda one: file.write(rows(one, decode, plain, left_out)))
-    return left_out
+    rows = Rows(decode, plain, is_deduped=dedupe, has_meta=meta)
+    source.each(source.choice.trace_ids, lambda one: file.write(rows.lines(one)))
+    return rows.left_out
 
 
 @_export

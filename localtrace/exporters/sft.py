@@ -4,63 +4,103 @@
     {"prompt": …, "completion": …}
 
 A conversation is one row: its last turn, which repeats the ones before; a branch that no later turn
-continues, such as a sub-agent's, is a row of its own. Where a turn has no messages, every turn is a
-row of prompt and completion, special tokens included, so that nothing but generated text is in a
-completion. Turns whose text nobody knows are counted and left out.
+continues, such as a sub-agent's, is a row of its own. The tools that the last turn called stand in
+its message. Where a turn has no messages, every turn is a row of prompt and completion, special
+tokens included, so that nothing but generated text is in a completion. Turns of which neither text
+nor calls are known are counted and left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 from localtrace.codec import to_json
-from localtrace.exporters.shape import Decode, generations, given_text, prompt_text
+from localtrace.exporters.shape import (
+    Decode,
+    generations,
+    given_text,
+    given_tool_calls,
+    prompt_text,
+)
 from localtrace.tokens import shared_prefix
 from localtrace.types import Span, Trajectory
 
-NO_TEXT = "turns without text: the store keeps no tokenizer for their run"
+NO_TOKENIZER = "turns without text: the store keeps no tokenizer for their run"
+NO_TEXT = "turns that say neither text nor tool calls"
 NO_TURN = "trajectories without a turn"
 FAILED = "turns that failed"
+REPEATED = "rows that were written already"
 
 
-def rows(trajectory: Trajectory, decode: Decode, plain: Decode, left_out: Counter[str]) -> bytes:
-    """The lines of a trajectory.
+class Rows:
+    """The rows of trajectories, one after the other.
 
     Args:
         decode: ids as text, special tokens included; plain: without them.
-        left_out: counts what gives no row, by reason.
+        is_deduped: whether of equal rows only the first is written.
+        has_meta: whether each row names its trajectory, with reward and step.
     """
-    turns = generations(trajectory.spans)
-    left_out[NO_TURN] += not turns
-    done = [turn for turn in turns if turn.status == "ok"]
-    left_out[FAILED] += len(turns) - len(done)
-    lines = []
-    for turn in _last_of_conversations(done):
-        row = _row(turn, trajectory.run_id, decode, plain)
-        if row is None:
-            left_out[NO_TEXT] += 1
-        else:
-            lines.append(to_json(row).encode() + b"\n")
-    return b"".join(lines)
 
+    def __init__(
+        self, decode: Decode, plain: Decode, *, is_deduped: bool = False, has_meta: bool = False
+    ) -> None:
+        self.left_out: Counter[str] = Counter()
+        """What gave no row, by reason."""
+        self._decode = decode
+        self._plain = plain
+        self._has_meta = has_meta
+        self._written: set[bytes] | None = set() if is_deduped else None
 
-def _row(turn: Span, run_id: str, decode: Decode, plain: Decode) -> dict[str, Any] | None:
-    given = given_text(turn)
-    if turn.messages is not None:
+    def lines(self, trajectory: Trajectory) -> bytes:
+        """The lines of a trajectory."""
+        turns = generations(trajectory.spans)
+        self.left_out[NO_TURN] += not turns
+        done = [turn for turn in turns if turn.status == "ok"]
+        self.left_out[FAILED] += len(turns) - len(done)
+        meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
+                "step": trajectory.step}  # fmt: skip
+        lines = []
+        for turn in _last_of_conversations(done):
+            row = self._row(turn, trajectory.run_id)
+            if row is None:
+                self.left_out[NO_TEXT if turn.output_ids is None else NO_TOKENIZER] += 1
+            elif self._is_new(row):
+                lines.append(to_json(row | meta if self._has_meta else row).encode() + b"\n")
+        return b"".join(lines)
+
+    def _is_new(self, row: dict[str, Any]) -> bool:
+        if self._written is None:
+            return True
+        digest = sha256(to_json(row).encode()).digest()
+        is_new = digest not in self._written
+        self._written.add(digest)
+        self.left_out[REPEATED] += not is_new
+        return is_new
+
+    def _row(self, turn: Span, run_id: str) -> dict[str, Any] | None:
+        if turn.messages is not None:
+            message = self._answer(turn, run_id)
+            return None if message is None else {"messages": [*turn.messages, message]}
+        prompt = prompt_text(turn, run_id, self._decode)
+        completion = turn.output_text
+        completion = _decoded(turn, run_id, self._decode) if completion is None else completion
+        completion = given_text(turn) if completion is None else completion
+        if prompt is None or completion is None:
+            return None
+        return {"prompt": prompt, "completion": completion}
+
+    def _answer(self, turn: Span, run_id: str) -> dict[str, Any] | None:
+        text, calls = given_text(turn), given_tool_calls(turn)
+        if calls:
+            # Its ids spell the calls once more. Chat templates write a null content as "None".
+            return {"role": "assistant", "content": text or "", "tool_calls": calls}
         # A chat template puts the special tokens in again.
-        answer = given if given is not None else _decoded(turn, run_id, plain)
-        answer = turn.output_text if answer is None else answer
-        message = {"role": "assistant", "content": answer}
-        return None if answer is None else {"messages": [*turn.messages, message]}
-    prompt = prompt_text(turn, run_id, decode)
-    completion = turn.output_text
-    completion = _decoded(turn, run_id, decode) if completion is None else completion
-    completion = given if completion is None else completion
-    if prompt is None or completion is None:
-        return None
-    return {"prompt": prompt, "completion": completion}
+        text = _decoded(turn, run_id, self._plain) if text is None else text
+        text = turn.output_text if text is None else text
+        return None if text is None else {"role": "assistant", "content": text}
 
 
 def _decoded(turn: Span, run_id: str, decode: Decode) -> str | None:

@@ -69,6 +69,19 @@ def given_text(span: Span) -> str | None:
     return named_text(span.outputs, OUTPUT_TEXT_NAMES)
 
 
+def given_tool_calls(span: Span) -> list[Any] | None:
+    """The tools that a call's result says that the model called, as engines write them."""
+    outputs = span.outputs if isinstance(span.outputs, dict) else {}
+    choices = outputs.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    for holder in (outputs, choice):
+        message = holder.get("message", holder) if isinstance(holder, dict) else None
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if isinstance(calls, list) and calls:
+            return calls
+    return None
+
+
 def plain_decoder(store: Store) -> Decode:
     """A function from run id and token ids to text without special tokens."""
     layouts = [open_layout(path) for path in store.paths]
@@ -98,6 +111,6 @@ def generations(spans: Sequence[Span]) -> list[Span]:
     return turns or [
         span
         for span in outermost
-        if given_text(span) is not None
+        if (given_text(span) is not None or given_tool_calls(span) is not None)
         and (span.messages is not None or named_text(span.inputs, PROMPT_TEXT_NAMES) is not None)
     ]

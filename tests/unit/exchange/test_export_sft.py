@@ -1,0 +1,131 @@
+"""What of a run becomes rows for fine-tuning: training, once if asked, with the tools it called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import localtrace
+from localtrace import testing
+
+Command = Callable[..., Result]
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+ASKED = [{"role": "user", "content": "2 + 2?"}]
+
+
+@localtrace.op
+def chat(messages: list[Any], result: Any) -> Any:
+    return result
+
+
+def record(folder: Path, rollouts: list[dict[str, Any]]) -> list[str]:
+    """Rollouts of one turn each, with a result and a place."""
+    ids = []
+    with testing.recording(folder, project="p", run_id="r"):
+        for number, rollout in enumerate(rollouts):
+            given = {"rollout_n": number, **rollout}
+            result, reward = given.pop("result", {"text": "4"}), given.pop("reward", 1.0)
+            with localtrace.trajectory(**{"step": 1, "sample_index": 0, **given}) as t:
+                chat(ASKED, result)
+                t.set(reward=reward)
+            ids.append(t.trace_id)
+    return ids
+
+
+def answered(said: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [*ASKED, {"role": "assistant", "content": said}], **more}
+
+
+class Export:
+    def __init__(self, command: Command, folder: Path) -> None:
+        self._command, self._folder = command, folder
+
+    def __call__(self, *words: str) -> list[dict[str, Any]]:
+        out = self._folder / "out.jsonl"
+        done = self._command(
+            "export", "sft", *words, "-s", self._folder / "store", "-o", out, "--force"
+        )
+        assert done.exit_code == 0, done.stderr
+        self.said = done.stderr
+        return [json.loads(line) for line in out.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def export(tmp_path: Path, command: Command) -> Export:
+    return Export(command, tmp_path)
+
+
+def test_validation_is_left_out_unless_it_is_asked_for(export: Export, tmp_path: Path) -> None:
+    places = [(False, "a"), (True, "b"), (False, "c"), (True, "d"), (True, "e")]
+    ids = record(
+        tmp_path / "store",
+        [{"validate": is_validation, "result": {"text": text}} for is_validation, text in places],
+    )
+    assert export("--all") == [answered("a"), answered("c")]
+    assert "left out    3 validation rollouts: --validate takes them too" in export.said
+    assert len(export("--all", "--validate")) == 5
+    assert "validation rollouts" not in export.said
+    assert export("validate=true") == [answered("b"), answered("d"), answered("e")]
+    # A limit counts what is written.
+    assert len(export("--all", "--limit", "2")) == 2
+    assert export("--sql", f"select '{ids[0]}' as trace_id union all select '{ids[1]}'") == [
+        answered("a")
+    ]
+
+
+def test_equal_rows_are_written_once_where_asked(export: Export, tmp_path: Path) -> None:
+    ids = record(tmp_path / "store", [{"result": {"text": text}} for text in ("4", "5", "4", "4")])
+    assert len(export("--all")) == 4
+    assert sorted(row["messages"][1]["content"] for row in export("--all", "--dedupe")) == [
+        "4", "5",
+    ]  # fmt: skip
+    assert "left out    2 rows that were written already" in export.said
+    # What tells rollouts apart does not make their rows differ.
+    rows = export("--all", "--dedupe", "--meta")
+    assert len(rows) == 2
+    assert {row["trace_id"] for row in rows} <= set(ids)
+
+
+def test_rows_can_name_their_trajectory_reward_and_step(export: Export, tmp_path: Path) -> None:
+    first, second = record(
+        tmp_path / "store", [{"reward": 0.5, "step": 3}, {"reward": None, "step": 4}]
+    )
+    assert export("--all", "--meta") == [
+        answered("4", trace_id=first, reward=0.5, step=3),
+        answered("4", trace_id=second, reward=None, step=4),
+    ]
+    assert export("step=3") == [answered("4")]
+
+
+@pytest.mark.parametrize("result", [
+    {"text": None, "tool_calls": [CALL]},
+    {"content": None, "tool_calls": [CALL], "output_ids": [1, 2], "finish_reason": "tool_calls"},
+    {"message": {"role": "assistant", "content": None, "tool_calls": [CALL]}},
+    {"choices": [{"message": {"role": "assistant", "tool_calls": [CALL]}}]},
+])  # fmt: skip
+def test_a_conversation_that_ends_on_a_tool_call_keeps_the_call(
+    export: Export, tmp_path: Path, result: dict[str, Any]
+) -> None:
+    record(tmp_path / "store", [{"result": result}])
+    (row,) = export("--all")
+    assert row["messages"] == [
+        *ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ]  # fmt: skip
+
+
+def test_text_beside_a_tool_call_is_kept(export: Export, tmp_path: Path) -> None:
+    record(tmp_path / "store", [{"result": {"text": "let me add", "tool_calls": [CALL]}}])
+    (row,) = export("--all")
+    assert row["messages"][-1]["content"] == "let me add"
+    assert row["messages"][-1]["tool_calls"] == [CALL]
+
+
+def test_what_gives_no_row_is_counted_by_its_own_reason(export: Export, tmp_path: Path) -> None:
+    record(tmp_path / "store", [{"result": {"output_ids": [1]}}, {"result": {"text": "4"}}])
+    assert export("--all") == [answered("4")]
+    assert "1 turns without text: the store keeps no tokenizer for their run" in export.said
