@@ -1,8 +1,10 @@
 """Trajectories side by side: aligned turn by turn, and where they first differ.
 
-Turn i of one stands beside turn i of the other. Of each turn three parts are compared: what it was
-given, the calls before it, and what it generated. The work is bounded: of long parts that differ
-only the beginning after the first difference is compared, and the result says what was left out.
+Turn i of one stands beside turn i of the other, and what came after the last turns beside each
+other. Of each turn are compared: what it was given, the calls before it, and what it generated.
+Calls correspond that are of one op and come in the same order; others have no counterpart, and no
+words of theirs are compared. The work is bounded: of long parts that differ only the
+beginning after the first difference is compared, and the result says what was left out.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from localtrace.conversation import Conversation, as_text
@@ -19,9 +22,6 @@ from localtrace.types import Span, Trajectory
 
 UNITS_MAX = 2_000
 """Words or ids of each side that are compared between the same beginning and the same end."""
-
-PARTS = ("given", "calls", "output", "finish reason")
-"""The parts of a turn, in the order in which they came about."""
 
 _EXACT_MAX = 300
 """Units up to which frequent ones count like all others."""
@@ -38,23 +38,31 @@ class Part:
     """What a turn was given, called or generated."""
 
     name: str
-    """One of PARTS."""
+    """given, output, finish reason, or call and the op."""
     text: str
     ids: list[int] | None = None
     logprobs: list[float] | None = None
 
 
-Turn = dict[str, Part]
-"""The parts of a turn by name."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The parts of a turn, in the order in which they came about."""
+
+    parts: list[Part]
+    is_end: bool = False
+    """Whether it is no turn, but the calls after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Where two trajectories first differ."""
 
-    turn: int
+    turn: str
+    """What the turn is called, such as turn 1."""
     part: str
     """The part's name, or turn where one of them has no such turn."""
+    alone: bool = False
+    """Whether only one of them has the part."""
     word: int | None = None
     """Words before it in the part."""
     token: int | None = None
@@ -77,45 +85,65 @@ class Stretch:
 
 
 def turn_parts(trajectory: Trajectory, conversation: Conversation) -> list[Turn]:
-    """The parts of each turn; calls after the last turn stand in one more turn, alone."""
+    """Return the parts of each turn; calls after the last one are the end."""
     around = _around_turns(trajectory.spans)
     turns: list[Turn] = []
-    calls: list[str] = []
+    calls: list[Part] = []
     for span in trajectory.spans:
         turn = conversation.turns.get(span.span_id)
         if turn is not None:
-            parts = (
-                Part("given", "\n".join(turn.given)),
-                Part("calls", "\n".join(calls)),
-                Part("output", turn.said, span.output_ids, span.output_logprobs),
-                Part("finish reason", span.finish_reason or ""),
-            )
-            turns.append({part.name: part for part in parts})
+            given = Part("given", "\n".join(turn.given))
+            output = Part("output", turn.said, span.output_ids, span.output_logprobs)
+            reason = Part("finish reason", span.finish_reason or "")
+            turns.append(Turn([given, *calls, output, reason]))
             calls = []
         elif span.span_id not in around:
-            calls.append(_call(span))
-    return [*turns, {"calls": Part("calls", "\n".join(calls))}] if calls else turns
+            calls.append(Part(f"call {span.op}", _call(span)))
+    return [*turns, Turn(calls, is_end=True)] if calls else turns
 
 
-def pairs(left: Turn, right: Turn) -> Iterator[tuple[Part, Part]]:
-    """The parts of two turns beside each other; what one lacks is empty."""
-    for name in PARTS:
-        if name in left or name in right:
-            yield left.get(name, Part(name, "")), right.get(name, Part(name, ""))
+def turn_pairs(
+    left: list[Turn], right: list[Turn]
+) -> Iterator[tuple[str, Turn | None, Turn | None]]:
+    """Yield turns that stand beside each other, after what they are called."""
+    ours, theirs = ([turn for turn in side if not turn.is_end] for side in (left, right))
+    for number, (one, other) in enumerate(zip_longest(ours, theirs)):
+        yield f"turn {number}", one, other
+    ends = [next((turn for turn in side if turn.is_end), None) for side in (left, right)]
+    if any(ends):
+        nothing = Turn([], is_end=True)
+        yield "after the last turn", ends[0] or nothing, ends[1] or nothing
+
+
+def pairs(left: Turn, right: Turn) -> Iterator[tuple[Part | None, Part | None]]:
+    """Yield the parts of two turns that correspond, in order; None stands for a lacking one."""
+    ours, theirs = ([part.name for part in turn.parts] for turn in (left, right))
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for tag, low, high, other_low, other_high in matcher.get_opcodes():
+        first, second = left.parts[low:high], right.parts[other_low:other_high]
+        if tag == "equal":
+            yield from zip(first, second, strict=True)
+        else:
+            yield from ((part, None) for part in first)
+            yield from ((None, part) for part in second)
 
 
 def first_difference(left: list[Turn], right: list[Turn]) -> Difference | None:
-    """Where two trajectories first differ; None where all their parts are equal."""
-    for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
+    """Return where two trajectories first differ; None where all their parts are equal."""
+    for name, ours, theirs in turn_pairs(left, right):
+        if ours is None or theirs is None:
+            return Difference(name, "turn", alone=True)
         for one, other in pairs(ours, theirs):
+            known = one or other
+            assert known is not None
+            if one is None or other is None:
+                return Difference(name, known.name, alone=True)
             if one.text != other.text or one.ids != other.ids:
-                return _where(number, one, other)
-    if len(left) != len(right):
-        return Difference(min(len(left), len(right)), "turn")
+                return _where(name, one, other)
     return None
 
 
-def _where(turn: int, one: Part, other: Part) -> Difference:
+def _where(turn: str, one: Part, other: Part) -> Difference:
     token = None
     if one.ids is not None and other.ids is not None:
         token = shared_prefix(one.ids, other.ids)
@@ -124,7 +152,7 @@ def _where(turn: int, one: Part, other: Part) -> Difference:
         ours, theirs = words(one.text), words(other.text)
         known = ours[: shared_prefix(ours, theirs)]
         word = sum(not unit.isspace() for unit in known)
-    return Difference(turn, one.name, word, token)
+    return Difference(turn, one.name, word=word, token=token)
 
 
 def words(text: str) -> list[str]:

@@ -18,6 +18,8 @@ from localtrace.types import Span
 
 _BATCH = 200
 _REFERENCES = ("ground_truth", "reference", "solution")
+_ROWS = {"reward_model": _REFERENCES, "dataset_row": (*_REFERENCES, "answer", "reward_model")}
+"""Attributes that hold a part of the dataset row, and the names that mean a reference in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,17 @@ def read_excerpts(
 
 def reference_of(attributes: Mapping[str, Any]) -> str | None:
     """Return the answer that was wanted, where a trajectory's attributes say it."""
-    for name in _REFERENCES:
-        if attributes.get(name) is not None:
-            return as_text(attributes[name])
-    nested = attributes.get("reward_model")
-    return reference_of(nested) if isinstance(nested, Mapping) else None
+    return _reference(attributes, (*_REFERENCES, *_ROWS))
+
+
+def _reference(fields: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        value = fields.get(name)
+        if name in _ROWS:
+            value = _reference(value, _ROWS[name]) if isinstance(value, Mapping) else None
+        if value is not None:
+            return as_text(value)
+    return None
 
 
 def _excerpts(rows: list[dict[str, Any]], decode: Decode) -> dict[str, Excerpt]:

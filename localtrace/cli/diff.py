@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from localtrace.terminal import escape
 
 if TYPE_CHECKING:
     from localtrace.compare import Difference, Part, Stretch, Turn
+    from localtrace.reader import Store
     from localtrace.types import Trajectory
 
 _CONTEXT = 24
@@ -42,29 +42,46 @@ def command(
     The first one is compared with each of the others. Words that only it has are red on a
     terminal and [-so-] elsewhere; words that only the other has are green, and {+so+} elsewhere.
     """
-    if not 2 <= len(trajectories) <= len(ascii_uppercase):
+    if len(trajectories) < 2:
         raise click.UsageError("name two trajectories or more: localtrace diff A B")
     from localtrace.cli.picking import find_trajectory
-    from localtrace.cli.show import conversation_of
-    from localtrace.compare import turn_parts
     from localtrace.reader import open_store
 
+    asked = (("text", text), ("ids", ids), ("logprobs", logprobs))
     with open_store(*store_paths) as store:
         trace_ids = [find_trajectory(store, name) for name in trajectories]
-        whole = [store.trajectory(trace_id) for trace_id in trace_ids]
-        turns = [turn_parts(one, conversation_of(store, one)) for one in whole]
-    for letter, one in zip(ascii_uppercase, whole, strict=False):
-        click.echo(f"{letter}  {escape(_about(one))}")
-    kinds = [
-        kind for kind, asked in (("text", text), ("ids", ids), ("logprobs", logprobs)) if asked
-    ]
-    for letter, one, theirs in zip(ascii_uppercase[1:], whole[1:], turns[1:], strict=False):
+        print_comparison(store, trace_ids, [kind for kind, is_asked in asked if is_asked])
+
+
+def print_comparison(store: Store, trace_ids: Sequence[str], kinds: Sequence[str]) -> None:
+    """Print how each of the others differs from the first trajectory.
+
+    Args:
+        store: where they are.
+        trace_ids: two or more whole ids.
+        kinds: what is compared: text, ids, logprobs.
+    """
+    from localtrace.cli.show import conversation_of
+    from localtrace.compare import turn_parts
+
+    whole = list(store.read(trace_ids))
+    for number, one in enumerate(whole):
+        click.echo(f"{_letter(number)}  {escape(_about(one))}")
+    first = turn_parts(whole[0], conversation_of(store, whole[0]))
+    for number, one in enumerate(whole[1:], start=1):
         click.echo()
         if one.trace_id == whole[0].trace_id:
-            click.echo(f"A and {letter} are the same trajectory")
+            click.echo(f"A and {_letter(number)} are the same trajectory")
             continue
-        for line in _compared(letter, turns[0], theirs, kinds):
+        theirs = turn_parts(one, conversation_of(store, one))
+        for line in _compared(_letter(number), first, theirs, kinds):
             click.echo(line)
+
+
+def _letter(number: int) -> str:
+    """A, B and so on to Z, then A1, B1."""
+    round_, place = divmod(number, len(ascii_uppercase))
+    return f"{ascii_uppercase[place]}{round_ or ''}"
 
 
 def _about(one: Trajectory) -> str:
@@ -74,41 +91,59 @@ def _about(one: Trajectory) -> str:
     return f"{one.trace_id}  {', '.join([*given, f'{turns} turns', one.status])}"
 
 
-def _compared(letter: str, ours: list[Turn], theirs: list[Turn], kinds: list[str]) -> Iterator[str]:
-    from localtrace.compare import first_difference, pairs
+def _compared(
+    letter: str, ours: list[Turn], theirs: list[Turn], kinds: Sequence[str]
+) -> Iterator[str]:
+    from localtrace.compare import first_difference, turn_pairs
 
     difference = first_difference(ours, theirs)
     if difference is None:
-        said = f"{len(ours)} turns" if ours else "no turns and no calls"
+        count = sum(not turn.is_end for turn in ours)
+        said = f"{count} turns" if ours else "no turns and no calls"
         yield f"A and {letter} are identical: {said}"
         return
-    yield f"A and {letter} first differ {_place(difference)}"
-    for number, (left, right) in enumerate(zip_longest(ours, theirs)):
-        mark = "  <- first difference" if number == difference.turn else ""
+    yield f"A and {letter} first differ {escape(_place(difference))}"
+    for name, left, right in turn_pairs(ours, theirs):
+        mark = "  <- first difference" if name == difference.turn else ""
         if left is None or right is None:
-            yield f"turn {number}  only in {letter if left is None else 'A'}{mark}"
+            yield f"{name}  only in {letter if left is None else 'A'}{mark}"
             continue
-        parts = [pair for pair in pairs(left, right) if pair[0].text or pair[1].text]
-        lines = [line for one, other in parts for line in _part(one, other, kinds)]
-        yield f"turn {number}{'' if lines else '  the same'}{mark}"
+        lines = list(_turn(letter, left, right, kinds))
+        yield f"{name}{'' if lines else '  the same'}{mark}"
         yield from (f"  {line}" for text in lines for line in text.split("\n"))
+
+
+def _turn(letter: str, left: Turn, right: Turn, kinds: Sequence[str]) -> Iterator[str]:
+    """What to say of the parts of a turn; nothing where there is no difference to show."""
+    from localtrace.compare import pairs
+    from localtrace.conversation import shortened
+
+    for one, other in pairs(left, right):
+        if one is not None and other is not None:
+            yield from _part(one, other, kinds)
+        elif (known := one or other) and known.text:
+            whose = letter if one is None else "A"
+            yield escape(f"{known.name}  only in {whose}: {shortened(known.text)}")
 
 
 def _place(difference: Difference) -> str:
     if difference.part == "turn":
-        return f"at turn {difference.turn}, which only one has"
+        return f"at {difference.turn}, which only one has"
+    where = difference.turn if difference.turn.startswith("after") else f"in {difference.turn}"
+    if difference.alone:
+        return f"{where}, {difference.part}, which only one has"
     at = [f"{unit} {n}" for unit, n in (("token", difference.token), ("word", difference.word))
           if n is not None]  # fmt: skip
     counted = f" at {', '.join(at)} (counted from 0)" if at else ""
-    return f"in turn {difference.turn}, {difference.part}{counted}"
+    return f"{where}, {difference.part}{counted}"
 
 
-def _part(one: Part, other: Part, kinds: list[str]) -> Iterator[str]:
+def _part(one: Part, other: Part, kinds: Sequence[str]) -> Iterator[str]:
     """What to say of a part; nothing where there is no difference to show."""
     from localtrace.compare import align, words
 
     if one.text != other.text and "text" in kinds:
-        yield f"{one.name}: {_inline(align(words(one.text), words(other.text)), ''.join)}"
+        yield f"{escape(one.name)}: {_inline(align(words(one.text), words(other.text)), ''.join)}"
     if one.ids is None or other.ids is None:
         if "text" not in kinds and one.text != other.text and one.name == "output":
             yield "output: differs, and not both have token ids"

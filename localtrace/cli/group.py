@@ -10,7 +10,6 @@ import click
 from localtrace.cli.completing import complete_filter
 from localtrace.cli.options import FILTERS_HELP, format_option, store_option
 from localtrace.errors import QueryError
-from localtrace.schema import OUTPUT_TEXT_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from localtrace.reader import Store
 
 _SHOWN_MAX = 6
-_WORDS_MAX = 200
-"""Characters of an output that are read; a table shows fewer."""
-_RESULT_TEXTS = ", ".join(f"a.outputs ->> '$.{name}'" for name in OUTPUT_TEXT_NAMES)
+_HEAD_MAX, _TAIL_MAX = 300, 500
+"""Characters of a prompt that are shown: its beginning, and its end, where the question stands."""
 _GROUPS_SQL = f"""
 select
     run_id, step, validate, any_value(group_id) as group_id,
@@ -32,21 +30,16 @@ group by project, experiment, run_id, step, validate, group_key
 order by run_id, step, validate, sample_index, group_id, prompt_hash
 limit {_SHOWN_MAX + 1}
 """
-_ROLLOUTS_SQL = f"""
+_ROLLOUTS_SQL = """
 select
     if(max(reward) over () > min(reward) over (), case reward
         when max(reward) over () then 'best' when min(reward) over () then 'worst' end, null)
         as mark,
     t.trace_id, rollout_n, status, reward, advantage, fate, turn_count, output_tokens,
-    (end_ns - start_ns) / 1e9 as duration_s, finish_type(a.reason) as finish_reason,
-    left(coalesce(a.text, {_RESULT_TEXTS}), {_WORDS_MAX}) as output, run_id,
-    a.ids[:{_WORDS_MAX}] as ids
+    (end_ns - start_ns) / 1e9 as duration_s, finish_type(a.reason) as finish_reason, attributes
 from trajectories as t
 left join (
-    select
-        trace_id, arg_max_null(finish_reason, seq) as reason,
-        arg_max_null(output_text, seq) as "text", arg_max_null(output_ids, seq) as ids,
-        arg_max_null(outputs, seq) as outputs
+    select trace_id, arg_max_null(finish_reason, seq) as reason
     from stored.spans
     where is_turn and step is not distinct from $step and trace_id in (select unnest($trace_ids))
     group by trace_id
@@ -54,32 +47,77 @@ left join (
 where t.trace_id in (select unnest($trace_ids)) and t.step is not distinct from $step
 order by rollout_n, start_ns, t.trace_id
 """
+_ALL_ALIKE = {"status", "finish_reason"}
+"""Columns without a word of difference between the rollouts are left out on a terminal."""
+_ON_TERMINAL = ("mark", "trace_id", "rollout_n", "status", "reward", "output_tokens",
+                "finish_reason", "output")  # fmt: skip
 
 
 @click.command(epilog=FILTERS_HELP)
 @click.argument("words", nargs=-1, metavar="[GROUP] [FILTER]...",
                 shell_complete=complete_filter)  # fmt: skip
+@click.option("--diff", "differs", is_flag=True,
+              help="Then compare the best rollout with each of the others.")  # fmt: skip
 @store_option
 @format_option
-def command(words: tuple[str, ...], store_paths: tuple[Path, ...], form: str) -> None:
+def command(
+    words: tuple[str, ...], differs: bool, store_paths: tuple[Path, ...], form: str
+) -> None:
     """Compare the rollouts of one group: rewards, lengths, how they ended, how they answer.
+
+    Before them stand the prompt and, where it was recorded, the reference: the answer that was
+    wanted.
 
     GROUP is a group id, or the beginning of one as long as it is unique. Filters that leave one
     group do as well, such as step=3 sample_index=17. Other formats than table print the rollouts.
     """
     if not words:
         raise click.UsageError("say which group: its id, or filters such as step=3 sample_index=17")
-    from localtrace.cli.output import print_table
+    if differs and form != "table":
+        raise click.UsageError("--diff and --format exclude each other: choose one")
+    from localtrace.cli.diff import print_comparison
+    from localtrace.cli.output import is_for_terminal, print_table
     from localtrace.reader import open_store
 
     with open_store(*store_paths) as store:
         group = _the_one(store, words)
-        rollouts = _rollouts(store, group)
-    if form == "table":
-        _print_head(group, rollouts)
-        if not any(rollouts["mark"].to_pylist()):
-            rollouts = rollouts.drop_columns(["mark"])
-    print_table(rollouts, form)
+        rollouts, prompts = _rollouts(store, group)
+        if form == "table":
+            _print_head(group, rollouts, prompts)
+            if not any(rollouts["mark"].to_pylist()):
+                rollouts = rollouts.drop_columns(["mark"])
+        shown = rollouts.drop_columns(["attributes"])
+        if is_for_terminal(form):
+            shown = _shortly(shown)
+        print_table(shown, form)
+        if differs:
+            best, *others = _best_first(rollouts)
+            click.echo()
+            print_comparison(store, [best, *others], ["text"])
+
+
+def _shortly(rollouts: pa.Table) -> pa.Table:
+    """The columns that a narrow terminal has room for."""
+    return rollouts.select(
+        [
+            name
+            for name in _ON_TERMINAL
+            if name in rollouts.column_names
+            and not (name in _ALL_ALIKE and len(rollouts[name].unique()) < 2)
+        ]
+    )
+
+
+def _best_first(rollouts: pa.Table) -> list[str]:
+    """The ids, that of the highest reward before the others in their order."""
+    rewards = rollouts["reward"].to_pylist()
+    known = [reward for reward in rewards if reward is not None]
+    if len(rewards) < 2 or not known:
+        lack = "one rollout alone" if len(rewards) < 2 else "no rollout has a reward"
+        raise QueryError(f"nothing is the best to compare with: {lack}")
+    ids = rollouts["trace_id"].to_pylist()
+    best = ids[rewards.index(max(known))]
+    return [best, *(trace_id for trace_id in ids if trace_id != best)]
 
 
 def _the_one(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
@@ -110,29 +148,32 @@ def _the_one(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
     return groups[0]
 
 
-def _rollouts(store: Store, group: dict[str, Any]) -> pa.Table:
+def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str]]:
+    """The rollouts, and their prompts, each once."""
     import pyarrow as pa
+
+    from localtrace.excerpts import Excerpt, read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
     rows = store.sql(_ROLLOUTS_SQL, params).to_arrow()
-    outputs = [
-        store.decode(run_id, ids) if text is None and ids else text
-        for run_id, text, ids in zip(
-            *(rows[name].to_pylist() for name in ("run_id", "output", "ids")), strict=True
-        )
-    ]
-    place = rows.column_names.index("output")
-    rows = rows.set_column(place, "output", pa.array(outputs, pa.string()))
-    return rows.drop_columns(["run_id", "ids"])
+    steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
+    found = read_excerpts(lambda *sql: store.sql(*sql).to_arrow(), store.decode, steps)
+    excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]
+    outputs = pa.array([excerpt.answer for excerpt in excerpts], pa.string())
+    prompts = [excerpt.prompt for excerpt in excerpts if excerpt.prompt is not None]
+    return rows.append_column("output", outputs), list(dict.fromkeys(prompts))
 
 
-def _print_head(group: dict[str, Any], rollouts: pa.Table) -> None:
+def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -> None:
     from statistics import fmean, stdev
 
-    from localtrace.terminal import escape_line
+    from localtrace.terminal import escape, escape_line
 
     rewards = [reward for reward in rollouts["reward"].to_pylist() if reward is not None]
     click.echo(escape_line(f"group {_place(group)}"))
+    for what, text in (("prompt", _one_of(prompts)), ("reference", _one_of(_references(rollouts)))):
+        if text is not None:
+            click.echo(escape(f"{what}: {text}"))
     if not rewards:
         click.echo("no rewards yet")
         return
@@ -143,6 +184,27 @@ def _print_head(group: dict[str, Any], rollouts: pa.Table) -> None:
     )
     if len(rewards) > 1 and min(rewards) == max(rewards):
         click.echo("zero variance: all rewards are the same, so the group teaches nothing in GRPO")
+
+
+def _references(rollouts: pa.Table) -> list[str]:
+    from localtrace.codec import from_json
+    from localtrace.excerpts import reference_of
+
+    texts = rollouts["attributes"].to_pylist()
+    found = (reference_of(from_json(text)) for text in texts if text)
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _one_of(texts: list[str]) -> str | None:
+    """The first of them, shortened; they should be the same."""
+    if not texts:
+        return None
+    first = texts[0]
+    left_out = len(first) - _HEAD_MAX - _TAIL_MAX
+    if left_out > 0:
+        first = f"{first[:_HEAD_MAX]} …({left_out} characters)… {first[-_TAIL_MAX:]}"
+    more = f"\n  (and {len(texts) - 1} others in this group)" if len(texts) > 1 else ""
+    return f"{first}{more}"
 
 
 def _place(group: dict[str, Any]) -> str:

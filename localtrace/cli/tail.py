@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localtrace.cli.fitting import SHORT_ID
 from localtrace.cli.options import FILTERS_HELP, filters_argument, store_option
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def command(
         try:
             rows = follow(store, filters, lines, interval_s if follows else None, nothing)
             for row in rows:
-                click.echo(_line(row))
+                click.echo(_line(row, SHORT_ID if sys.stdout.isatty() else None))
         except KeyboardInterrupt:
             click.echo(err=True)
 
@@ -85,13 +87,13 @@ def follow(
                 yield row
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, Any], id_length: int | None) -> str:
     from localtrace.terminal import escape_line
 
     reward = "" if row["reward"] is None else f"{row['reward']:.4g}"
     tokens = "?" if row["output_tokens"] is None else row["output_tokens"]
     place = f"step {row['step']}, sample {row['sample_index']}, rollout {row['rollout_n']}"
     return escape_line(
-        f"{row['ended_at']:%H:%M:%S}  {row['trace_id']}  {place}  {row['status']}  "
+        f"{row['ended_at']:%H:%M:%S}  {row['trace_id'][:id_length]}  {place}  {row['status']}  "
         f"reward {reward or '-'}  {row['turn_count']} turns  {tokens} tokens"
     )

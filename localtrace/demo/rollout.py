@@ -82,7 +82,11 @@ async def roll_out(engine: Engine, task: Task) -> Rollout:
         rollout = Rollout(trajectory.trace_id, task.group_id, task.validate)
         answer = await _converse(engine, task, rollout)
         rollout.reward = score(task.problem, answer, rollout.tool_errors)
-        trajectory.set(reward=rollout.reward, failed_calls=rollout.tool_errors)
+        trajectory.set(
+            reward=rollout.reward,
+            failed_calls=rollout.tool_errors,
+            ground_truth=str(task.problem.partial_sums()[-1]),
+        )
     return rollout
 
 

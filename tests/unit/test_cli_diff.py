@@ -63,8 +63,28 @@ def test_calls_of_tools_are_compared(path: Path) -> None:
     answers = [answer("x", [1]), answer("y", [2])]
     record(path, [{"answers": answers, "tools": ["cat"]}, {"answers": answers, "tools": ["dog"]}])
     said = diff(path, "3/17/0", "3/17/1")
-    assert any(line.startswith("A and B first differ in turn 1, calls at word") for line in said)
+    assert any(
+        line.startswith("A and B first differ in turn 1, call look_up at word") for line in said
+    )
     assert any("[-cat-]{+dog+}" in line for line in said)
+
+
+def test_calls_that_only_one_has_are_shown_and_not_compared(path: Path) -> None:
+    answers = [answer("x", [1]), answer("y", [2])]
+    record(path, [{"answers": answers, "tools": ["cat", "dog"]}, {"answers": answers}])
+    said = diff(path, "3/17/0", "3/17/1")
+    assert said[3] == "A and B first differ in turn 1, call look_up, which only one has"
+    assert [line for line in said if "only in A" in line] == [
+        f'call look_up  only in A: look_up({{"word":"{word}"}}) -> {word} is known'
+        for word in ("cat", "dog")
+    ]
+    assert not any("[-" in line or "{+" in line for line in said)
+
+
+def test_more_than_the_alphabet_are_compared(path: Path) -> None:
+    record(path, [{"answers": [answer("x", [1])]}] * 28)
+    said = diff(path, *(f"3/17/{number}" for number in range(28)))
+    assert said[-1] == "A and B1 are identical: 1 turns"
 
 
 def test_three_are_compared_with_the_first(path: Path) -> None:

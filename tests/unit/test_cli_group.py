@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.commands import answer, record, rows, run
+from tests.terminals import on_terminal
+from tests.unit.test_cli_ls import SYSTEM, record_chats
 
 
 @pytest.fixture
@@ -73,3 +76,67 @@ def test_what_is_no_single_group_is_said_in_one_line(
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_prompt_and_the_reference_come_first(tmp_path: Path) -> None:
+    record_chats(tmp_path, ["2 + 2?"], run_id="run")
+    said = run("group", "-s", tmp_path, "step=1").stdout.splitlines()
+    assert said[1:3] == ["prompt: 2 + 2?", "reference: 0"]
+    assert said[3].startswith("1 rewards: mean 0.5")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "wanted"),
+    [
+        ({"ground_truth": "42"}, "42"),
+        ({"ground_truth": ["a", "b"]}, '["a","b"]'),
+        ({"reward_model": {"style": "rule", "ground_truth": 7}}, "7"),
+        ({"dataset_row": {"question": "?", "answer": "Paris"}}, "Paris"),
+        ({"answer": "what the model said"}, None),
+        ({}, None),
+    ],
+)
+def test_the_reference_is_found_where_trainers_put_it(
+    attributes: dict[str, Any], wanted: str | None
+) -> None:
+    from localtrace.excerpts import reference_of
+
+    assert reference_of(attributes) == wanted
+
+
+def test_a_long_prompt_is_shown_with_its_end(tmp_path: Path) -> None:
+    record_chats(tmp_path, [SYSTEM * 50 + " So what is 6 x 7?"], run_id="run")
+    said = run("group", "-s", tmp_path, "step=1").stdout
+    assert "So what is 6 x 7?" in said
+    assert "characters)…" in said
+    assert len(said) < 3000
+
+
+def test_the_best_is_compared_with_each_of_the_others(store: Path) -> None:
+    said = run("group", "-s", store, "group-a", "--diff").stdout
+    ids = [row["trace_id"] for row in rows("group", "-s", store, "group-a")]
+    lines = said.splitlines()
+    named = [line for line in lines if line[:3] in ("A  ", "B  ", "C  ")]
+    assert [line.split()[1] for line in named] == [ids[1], ids[0], ids[2]]
+    changed = [line for line in lines if line.startswith("  output: ")]
+    assert ["idea" in line for line in changed] == [True, False]
+    assert changed[1] == "  output: [-four, of course-]{+4?+}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["step=4", "--diff"], "one rollout alone"),
+        (["group-a", "--diff", "--format", "json"], "exclude each other"),
+    ],
+)
+def test_where_nothing_can_be_compared_it_is_said(store: Path, words: list[str], said: str) -> None:
+    result = run("group", "-s", store, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_group_fits_a_terminal_of_80_columns(store: Path) -> None:
+    shown = on_terminal(80, "group", "-s", store, "group-a")
+    assert max(map(len, shown.lines[-4:])) <= 80
+    assert shown.lines[-4].split()[-1] == "output"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtrace.compare import Difference, Part, align, first_difference, words
+from localtrace.compare import Difference, Part, Turn, align, first_difference, pairs, words
 
 
 @given(st.text())
@@ -41,23 +41,66 @@ def test_long_lists_that_repeat_themselves_are_compared() -> None:
     assert not all(stretch.is_same for stretch in align(left, right))
 
 
-def part(text: str, ids: list[int] | None = None) -> dict[str, Part]:
-    return {"output": Part("output", text, ids)}
+def turn(text: str, ids: list[int] | None = None, calls: str = "") -> Turn:
+    """A turn after calls, each a letter that is its op and its text."""
+    return Turn([*(Part(f"call {op}", op) for op in calls), Part("output", text, ids)])
+
+
+def end(*calls: Part) -> Turn:
+    return Turn(list(calls), is_end=True)
 
 
 @pytest.mark.parametrize(
     ("left", "right", "where"),
     [
-        ([part("a b")], [part("a b")], None),
-        ([part("a b")], [part("a c")], Difference(0, "output", word=1)),
-        ([part("a"), part("b")], [part("a")], Difference(1, "turn")),
-        ([part("a", [1, 2])], [part("a", [1, 3])], Difference(0, "output", token=1)),
-        ([part("a", [1])], [part("b")], Difference(0, "output", word=0)),
-        ([{}], [part("a")], Difference(0, "output", word=0)),
+        ([turn("a b")], [turn("a b")], None),
+        ([turn("a b")], [turn("a c")], Difference("turn 0", "output", word=1)),
+        ([turn("a"), turn("b")], [turn("a")], Difference("turn 1", "turn", alone=True)),
+        ([turn("a", [1, 2])], [turn("a", [1, 3])], Difference("turn 0", "output", token=1)),
+        ([turn("a", [1])], [turn("b")], Difference("turn 0", "output", word=0)),
+        ([Turn([])], [turn("a")], Difference("turn 0", "output", alone=True)),
+        ([turn("a", calls="x")], [turn("a")], Difference("turn 0", "call x", alone=True)),
+        (
+            [turn("a"), turn("b"), end(Part("call score", "1"))],
+            [turn("a"), end(Part("call score", "1"))],
+            Difference("turn 1", "turn", alone=True),
+        ),
+        (
+            [turn("a"), end(Part("call score", "of 1"))],
+            [turn("a"), end(Part("call score", "of 2"))],
+            Difference("after the last turn", "call score", word=1),
+        ),
+        ([turn("a")], [turn("a"), end(Part("call x", ""))],
+         Difference("after the last turn", "call x", alone=True)),
         ([], [], None),
     ],
-)
+)  # fmt: skip
 def test_the_first_difference(
-    left: list[dict[str, Part]], right: list[dict[str, Part]], where: Difference | None
+    left: list[Turn], right: list[Turn], where: Difference | None
 ) -> None:
     assert first_difference(left, right) == where
+
+
+def beside(left: str, right: str) -> list[tuple[str, str]]:
+    found = pairs(turn("", calls=left), turn("", calls=right))
+    return [
+        (one.text if one else "-", other.text if other else "-")
+        for one, other in found
+        if (one or other) != Part("output", "")
+    ]
+
+
+def test_calls_correspond_by_op_and_order() -> None:
+    assert beside("xyx", "xyx") == [("x", "x"), ("y", "y"), ("x", "x")]
+    assert beside("xy", "y") == [("x", "-"), ("y", "y")]
+    assert beside("y", "xy") == [("-", "x"), ("y", "y")]
+    assert beside("x", "y") == [("x", "-"), ("-", "y")]
+    assert beside("", "xx") == [("-", "x"), ("-", "x")]
+
+
+@given(st.text("xyz", max_size=8), st.text("xyz", max_size=8))
+def test_every_call_stands_somewhere_in_its_own_order(left: str, right: str) -> None:
+    found = beside(left, right)
+    assert "".join(one for one, _ in found if one != "-") == left
+    assert "".join(other for _, other in found if other != "-") == right
+    assert all(one == other for one, other in found if "-" not in (one, other))
