@@ -10,12 +10,17 @@ verl writes a file `STEP.jsonl` per step, with one line per rollout:
     request_id, …   V0, and what the reward function returned  -> attributes of the same names
 
 There are no token ids, turns, times or sample indexes, and nothing tells a validation rollout from
-others. The one call of each trajectory, `verl.rollout`, has the texts; its time is the file's.
+others. V1 writes a line for each output of a rollout, and for copies that only fill up its batch:
+here a rollout is one trajectory with a call `verl.rollout` for each output, and copies are left
+out. The time of a call is the file's.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,8 @@ from localtrace.importers.rollouts import CallIn, Rollout, digest_id
 
 PATTERN = "*.jsonl"
 OP = "verl.rollout"
+_PADDING = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
+"""Keys of the copies that make V1's batches divisible by the number of processes."""
 
 
 def default_run_id(paths: Iterable[Path]) -> str:
@@ -37,47 +44,84 @@ def default_run_id(paths: Iterable[Path]) -> str:
 def read_rollouts(
     lines: Iterable[Line], run_id: str, *, validate: bool, report: Report
 ) -> Iterator[Rollout]:
-    """Yield the trajectory of each line; lines that hold none are counted in the report.
+    """Yield the trajectory of each rollout; lines that hold none are counted in the report.
 
-    Its id follows from the run, the number of the line and its text.
+    Its id follows from the run, the number of its first line and that line's text.
     """
+    for _, outputs in groupby(_outputs(lines, report), key=lambda one: one.session):
+        yield _rollout(list(outputs), run_id, validate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A line: one output of an agent loop, most of which give one."""
+
+    line: Line
+    prompt: str
+    answer: str
+    fields: dict[str, Any]
+    """All others."""
+    session: tuple[Any, ...]
+    """Equal for the outputs of one rollout, which stand together."""
+
+
+def _outputs(lines: Iterable[Line], report: Report) -> Iterator[_Output]:
     for line in lines:
         try:
-            yield _rollout(line, run_id, validate)
+            output = _output(line)
         except BadLine as error:
             report.refuse(line.place, str(error))
+            continue
+        if _PADDING.fullmatch(str(output.fields.get("uid"))):
+            report.left_out["copies with which verl fills up a batch"] += 1
+        else:
+            yield output
 
 
-def _rollout(line: Line, run_id: str, validate: bool) -> Rollout:
+def _output(line: Line) -> _Output:
     fields = line.fields()
     prompt, answer = fields.pop("input", None), fields.pop("output", None)
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise BadLine("no text under input and output, which every line of verl's dumps has")
+    group_id, rollout_n = _group(fields.get("uid"))
+    session = (line.number,) if rollout_n is None else (group_id, rollout_n)
+    return _Output(line, prompt, answer, fields, (line.path, *session))
+
+
+def _rollout(outputs: list[_Output], run_id: str, validate: bool) -> Rollout:
+    """The trajectory of a rollout; its last output is the one that is scored."""
+    first, fields = outputs[0].line, dict(outputs[-1].fields)
     step = fields.pop("step", None)
     if type(step) is not int:
-        step = int(line.path.stem) if line.path.stem.isdecimal() else None
-    place = (run_id, str(validate), str(line.number), line.data)
+        step = int(first.path.stem) if first.path.stem.isdecimal() else None
+    places = [(run_id, str(validate), str(one.line.number), one.line.data) for one in outputs]
     group_id, rollout_n = _group(fields.get("uid"))
     source = fields.get("data_source")
-    call = CallIn(
-        span_id=int.from_bytes(digest_id(8, "span", *place), "big"),
-        op=OP,
-        start_ns=line.modified_ns,
-        duration_ns=0,
-        inputs={"prompt": prompt},
-        outputs={"text": answer},
+    calls = tuple(
+        CallIn(
+            span_id=int.from_bytes(digest_id(8, "span", *place), "big"),
+            op=OP,
+            start_ns=one.line.modified_ns,
+            duration_ns=0,
+            inputs={"prompt": one.prompt},
+            outputs={"text": one.answer},
+            seq=seq,
+        )
+        for seq, (one, place) in enumerate(zip(outputs, places, strict=True))
     )
+    if len(outputs) > 1:
+        fields["outputs"] = len(outputs)
     return Rollout(
-        trace_id=digest_id(16, "trace", *place).hex(),
-        calls=(call,),
-        start_ns=line.modified_ns,
+        trace_id=digest_id(16, "trace", *places[0]).hex(),
+        calls=calls,
+        start_ns=first.modified_ns,
         step=step,
         rollout_n=rollout_n,
         group_id=group_id,
         validate=validate,
         data_source=source if isinstance(source, str) else None,
         values=_values(fields),
-        size_bytes=len(line.data),
+        size_bytes=sum(len(one.line.data) for one in outputs),
     )
 
 
