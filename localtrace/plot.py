@@ -77,7 +77,9 @@ def charts(
 def _said(table: pa.Table, plot: Plot, run_labels: Mapping[str, str]) -> Chart:
     missing = [name for name in (plot.x, *plot.y, *plot.by) if name not in table.column_names]
     if missing:
-        raise QueryError(f"no plot: the query has no column {missing[0]}, which its line 3 names")
+        raise QueryError(
+            f"no plot: the query has no column {missing[0]}, which its line -- plot: names"
+        )
     table = table.filter(table[plot.x].is_valid())
     if not len(table):
         raise QueryError(f"nothing to plot: the query has no row with a {plot.x}")

@@ -1,7 +1,7 @@
 """Named queries, one `.sql` file each, and the rule for what user SQL may be.
 
 The first comment line of a file is its description; the second names the parameters, as in
-`-- params: run (optional), step (range)`; a third one may say what a plot of it draws, as in
+`-- params: run (optional), step (range)`; another one may say what a plot of it draws, as in
 `-- plot: x=step y=mean_reward by=run_id`. Lines such as
 `-- needs: turns <- from turns` say what must have been recorded, in words and as SQL that then
 finds a row; where a query finds nothing, its user is told the first of them that is lacking. The
@@ -168,9 +168,18 @@ def _read(path: Path) -> NamedQuery:
         raise QueryError(
             f"{path} must begin with two comment lines: '-- what it shows' and '-- params: …'"
         )
+    parameters, ranges = _parameters(path, lines[1])
+    plot = next((_plot(path, line) for line in lines if line.startswith(_PLOT)), None)
+    description = lines[0].removeprefix("-- ").strip()
+    needs = tuple(Need(*match.groups()) for match in map(_NEED.fullmatch, lines) if match)
+    return NamedQuery(path.stem, description, parameters, sql, ranges, plot, needs)
+
+
+def _parameters(path: Path, line: str) -> tuple[dict[str, bool], frozenset[str]]:
+    """The parameters, with whether they must be given, and those of them that take a range."""
     parameters: dict[str, bool] = {}
     ranges = set()
-    for text in filter(str.strip, _PARAMETERS.split(lines[1].removeprefix("-- params:"))):
+    for text in filter(str.strip, _PARAMETERS.split(line.removeprefix("-- params:"))):
         match = _PARAMETER.fullmatch(text)
         marks = {mark.strip() for mark in (match[2] or "").split(",")} - {""} if match else set()
         if match is None or not marks <= _MARKS:
@@ -182,16 +191,13 @@ def _read(path: Path) -> NamedQuery:
             if NUMERIC.get(name) is not int:
                 known = ", ".join(key for key, kind in NUMERIC.items() if kind is int)
                 raise QueryError(f"{path}: {name} cannot be a range, only {known} can")
-    plot = _plot(path, lines[2]) if len(lines) > 2 and lines[2].startswith(_PLOT) else None
-    description = lines[0].removeprefix("-- ").strip()
-    needs = tuple(Need(*match.groups()) for match in map(_NEED.fullmatch, lines) if match)
-    return NamedQuery(path.stem, description, parameters, sql, frozenset(ranges), plot, needs)
+    return parameters, frozenset(ranges)
 
 
 def _plot(path: Path, line: str) -> Plot:
     words = dict(word.partition("=")[::2] for word in line.removeprefix(_PLOT).split())
     if not {"x", "y"} <= words.keys() <= {"x", "y", "by"}:
-        raise QueryError(f"{path}: write line 3 as  -- plot: x=step y=mean_reward by=run_id")
+        raise QueryError(f"{path}: write {line!r} as  -- plot: x=step y=mean_reward by=run_id")
     lists = {key: tuple(filter(None, words.get(key, "").split(","))) for key in ("y", "by")}
     return Plot(words["x"], **lists)
 

@@ -52,6 +52,14 @@ def test_every_trajectory_says_what_it_was_asked_and_what_it_answered(store: Pat
     ]
 
 
+def test_of_examples_in_the_prompt_the_question_itself_is_shown(tmp_path: Path) -> None:
+    with testing.recording(tmp_path), localtrace.trajectory(step=1, sample_index=0, rollout_n=0):
+        given = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 3?")]
+        messages = [{"role": role, "content": content} for role, content in given]
+        chat(messages, answer("5", [1]))
+    assert [row["prompt"] for row in rows("ls", "-s", tmp_path)] == ["2 + 3?"]
+
+
 def test_a_terminal_of_80_columns_shows_all_of_it_without_wrapping(store: Path) -> None:
     shown = on_terminal(80, "ls", "-s", store)
     assert shown.exit_code == 0

@@ -32,7 +32,8 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        env={**os.environ, **environment},
+        # With buffers, as for most people: what is left in one is written at the very end.
+        env={**os.environ, **environment, "PYTHONUNBUFFERED": ""},
     )
 
 

@@ -128,12 +128,13 @@ def plot_of(line: str, tmp_path: Path) -> NamedQuery:
     return find_query("q", [tmp_path])
 
 
-def test_the_third_line_says_what_is_drawn(tmp_path: Path) -> None:
+def test_a_comment_line_says_what_is_drawn(tmp_path: Path) -> None:
     query = plot_of("-- plot: x=step y=a,b by=run_id,k", tmp_path)
     assert query.plot == Plot("step", ("a", "b"), ("run_id", "k"))
-    assert plot_of("-- some note", tmp_path).plot is None
+    assert plot_of("-- a note\n-- plot: x=step y=a", tmp_path).plot == Plot("step", ("a",))
+    assert plot_of("-- a note", tmp_path).plot is None
     for wrong in ("-- plot: x=step", "-- plot: y=a", "-- plot: x=step y=a of=b"):
-        with pytest.raises(QueryError, match="write line 3 as"):
+        with pytest.raises(QueryError, match="as  -- plot: x=step"):
             plot_of(wrong, tmp_path)
 
 
@@ -179,7 +180,7 @@ def test_rows_that_a_plot_cannot_tell_apart_and_columns_it_lacks_are_named() -> 
     table = pa.table({"step": [1, 1], "a": [0.1, 0.2]})
     with pytest.raises(QueryError, match="cannot be told apart"):
         charts(table, Plot("step", ("a",)))
-    with pytest.raises(QueryError, match="no column c, which its line 3 names"):
+    with pytest.raises(QueryError, match="no column c, which its line -- plot: names"):
         charts(table, Plot("step", ("a",), ("c",)))
 
 
