@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def v1(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
     """V1's rollouts and one step of its trainer."""
-    folder = tmp_path_factory.mktemp("v1")
+    from tests.golden.verl.drive import run_v1
+
+    with recorded(tmp_path_factory.mktemp("v1"), model, run_v1) as golden:
+        yield golden
+
+
+@pytest.fixture(scope="session")
+def v0(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+    """V0's rollouts and one step of its trainer."""
+    from localtrace.trainer_hooks.verl import trainer as hook
+    from tests.golden.verl.drive import run_v0
+    from tests.verl.trainers.v0 import Trainer
+
+    trainer = Trainer()
+
+    def run(folder: Path, model: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hook, "_trainer", lambda: trainer)
+            return run_v0(folder, model, trainer)
+
+    with recorded(tmp_path_factory.mktemp("v0"), model, run) as golden:
+        yield golden
+
+
+@contextmanager
+def recorded(folder: Path, model: Path, run: Callable[[Path, Path], Any]) -> Iterator[Golden]:
+    """What is recorded of a run, sealed."""
     path = folder / "store"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
             patch.delenv(name)
         patch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
         localtrace.init(
-            path, project="golden", experiment="v1", run_id="v1", tokenizer=model, seal=False,
+            path, project="golden", experiment="verl", run_id="verl", tokenizer=model, seal=False,
             min_free_bytes=0,
         )  # fmt: skip
         try:
-            from tests.golden.verl.drive import run_v1
-
-            truth = run_v1(folder, model)
+            truth = run(folder, model)
         finally:
             localtrace.close()
     seal(open_layout(path), wait_s=30)

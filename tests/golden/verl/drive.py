@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import transfer_queue
 from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.utils import tensordict_utils as tu
 
 from tests.golden.verl.script import (
     PROMPTS,
+    PROMPTS_V0,
     ROLLOUTS,
     STEP,
     Prompt,
@@ -28,9 +31,9 @@ from tests.golden.verl.script import (
     reference_logprob,
     trainer_logprob,
 )
-from tests.verl.agent_loops.drive import batch_v1
-from tests.verl.agent_loops.light import Workshop, workshop
-from tests.verl.trainers import in_memory, sessions
+from tests.verl.agent_loops.drive import batch_v0, batch_v1
+from tests.verl.agent_loops.light import Local, Workshop, workshop
+from tests.verl.trainers import in_memory, sessions, v0
 from tests.verl.trainers.whole import buffer
 
 HERE = Path(__file__).resolve().parent
@@ -56,15 +59,16 @@ class Noted:
 class Server:
     """Says what the script says, part by part."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, prompts: dict[str, Prompt]) -> None:
         self._tokenizer = tokenizer
+        self._prompts = prompts
         self._parts: dict[tuple[str, int], list[tuple[int, int]]] = {
             (uid, n): [
                 (turn, part)
                 for turn, one in enumerate(session.turns)
                 for part in range(len(one.parts))
             ]
-            for uid, prompt in PROMPTS.items()
+            for uid, prompt in prompts.items()
             for n, session in enumerate(prompt.sessions)
         }
         self.noted: dict[tuple[str, int], list[Noted]] = {key: [] for key in self._parts}
@@ -75,11 +79,11 @@ class Server:
         from verl.workers.rollout.replica import TokenOutput
 
         uid, _, session = str(sampling_params["seed"]).partition("/")
-        key = uid, int(session)
+        key = uid, int(session) % ROLLOUTS  # V0 counts the rows of the batch
         if not self._parts[key]:
             raise RuntimeError("the engine is gone")
         at, part = self._parts[key].pop(0)
-        turn = PROMPTS[uid].sessions[key[1]].turns[at]
+        turn = self._prompts[uid].sessions[key[1]].turns[at]
         is_last = part == len(turn.parts) - 1
         ids = self._tokenizer.encode(turn.parts[part])
         if is_last and turn.finish == "stop":
@@ -141,18 +145,47 @@ class Truth:
     tokenizer: Any
 
 
-def row(uid: str, prompt: Prompt) -> dict[str, Any]:
+def row(uid: str, index: int) -> dict[str, Any]:
     """A prompt as verl's dataset has it."""
     return {
         "raw_prompt": [{"role": "user", "content": f"What is {uid}?"}],
         "data_source": "fruit",
         "reward_model": {"style": "rule", "ground_truth": "good"},
-        "extra_info": {"index": list(PROMPTS).index(uid)},
-        "index": list(PROMPTS).index(uid),
+        "extra_info": {"index": index},
+        "index": index,
         "tools_kwargs": {},
         "agent_name": "tool_agent",
         "uid": uid,
     }
+
+
+def run_v0(folder: Path, model: Path, trainer: v0.Trainer) -> Truth:
+    """One batch through V0's workers, and its trainer's update with all groups but one."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    with workshop(folder, model, *OVERRIDES) as shop:
+        server = Server(tokenizer, PROMPTS_V0)
+        shop.server = server  # type: ignore[assignment]
+        shop.trace("localtrace")
+        batch = asyncio.run(_roll_out_v0(shop))
+    trainer.global_steps = STEP
+    ids = batch.batch["responses"].tolist()
+    for name, logprob in (("old_log_probs", trainer_logprob), ("ref_log_prob", reference_logprob)):
+        batch.batch[name] = torch.tensor([[logprob(one) for one in of_row] for of_row in ids])
+    batch.batch["token_level_scores"] = batch.batch["rm_scores"]
+    batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
+    kept = np.array([uid != "plum" for uid in batch.non_tensor_batch["uid"]])
+    trainer._update_actor(v0.padded(v0.compute(v0.balanced(batch.select_idxs(kept)))))
+    return Truth(server.noted, tokenizer)
+
+
+async def _roll_out_v0(shop: Workshop) -> Any:
+    manager = AgentLoopManager(shop.config, None)
+    manager.agent_loop_workers = [Local(shop.worker())]
+    prompts = [row(uid, index) for index, uid in enumerate(PROMPTS_V0)]
+    batch = batch_v0(prompts, STEP).repeat(ROLLOUTS, interleave=True)
+    made = await manager.generate_sequences(batch)
+    made.non_tensor_batch["uid"] = batch.non_tensor_batch["uid"]
+    return made
 
 
 def run_v1(folder: Path, model: Path) -> Truth:
@@ -164,7 +197,7 @@ def run_v1(folder: Path, model: Path) -> Truth:
         mock.patch.multiple(transfer_queue, **functions),
         workshop(folder, model, *OVERRIDES) as shop,
     ):
-        server = Server(tokenizer)
+        server = Server(tokenizer, PROMPTS)
         shop.server = server  # type: ignore[assignment]
         shop.trace("localtrace")
         asyncio.run(_roll_out(shop, queue))
@@ -174,11 +207,11 @@ def run_v1(folder: Path, model: Path) -> Truth:
 
 async def _roll_out(shop: Workshop, queue: Queue) -> None:
     worker = shop.worker("v1", "FullyAsyncLLMServerClient", queue)
-    for uid, prompt in PROMPTS.items():
+    for index, (uid, prompt) in enumerate(PROMPTS.items()):
         partition = "val" if prompt.validate else "train"
         tag = {"is_prompt": True, "status": "pending", "global_steps": prompt.step}
         queue.kv_batch_put([uid], partition, tags=[tag])
-        await worker.generate_sequences(batch_v1([row(uid, prompt)], prompt.step, prompt.validate))
+        await worker.generate_sequences(batch_v1([row(uid, index)], prompt.step, prompt.validate))
     await asyncio.gather(*worker.background_tasks, return_exceptions=True)
 
 

@@ -158,6 +158,23 @@ PROMPTS: dict[str, Prompt] = {
         sessions=(Session(said("Very good", weights=6), 1.0),),
     ),
 }
+PROMPTS_V0: dict[str, Prompt] = {
+    "apple": PROMPTS["apple"],
+    "plum": Prompt(step=6, fate=None, sessions=PROMPTS["plum"].sessions),
+    "lime": Prompt(
+        step=6,
+        fate="trained",
+        sessions=(
+            Session(said("I was", weights=6, finish="aborted"), 0.0),
+            Session(
+                said(call("shout", word="lime"), "So good.", weights=6), 1.0, (("shout", "ok"),)
+            ),
+            Session(said("Only fair.", weights=6), 0.5),
+            Session(said("", weights=6), 0.0),
+        ),
+    ),
+}
+"""One batch of V0, which knows of no groups that it drops: `plum` is left out of the update."""
 ROLLOUTS = 4
 
 
