@@ -64,7 +64,7 @@ test-gpu: $(VENV)/test-installed  ## Run the tests that need a CUDA GPU, with a 
 	$(BIN)/python -m pytest tests/gpu -s
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
-	$(BIN)/python -m pytest tests/trl
+	$(BIN)/python -m pytest tests/trl tests/golden/trl
 
 test-ray: $(VENV)/test-installed  ## Run the Ray hook's tests on real clusters
 	$(BIN)/python -m pytest tests/ray

@@ -145,7 +145,10 @@ PROMPTS: dict[str, Prompt] = {
         reason="a rollout of the group failed",
         sessions=(
             Session(said("It is good", weights=6), 1.0),
-            Session((), None, status="error"),
+            # The engine dies when it is asked for the second turn.
+            Session(
+                said(call("lookup", word="kiwi"), weights=6), None, (("lookup", "ok"),), "error"
+            ),
             Session(said("It is bad", weights=6), 0.0),
             Session(said("It is fair", weights=6), 0.5),
         ),
