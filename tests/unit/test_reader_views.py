@@ -174,10 +174,10 @@ def test_the_trainers_values_stand_beside_the_tokens_of_every_turn() -> None:
     key = {"trace_id": "t", "step": 1, "is_turn": True}
     spans: list[Row] = [
         # The response is 7 8 | 1 1 (a tool's) | 9: the second prompt holds 3 + 2 + 2 ids.
-        {**key, "span_id": "1", "seq": 0, "prompt_tokens": 3, "output_ids": [7, 8],
-         "output_logprobs": [-0.5, -0.25]},
-        {**key, "span_id": "2", "seq": 1, "prompt_tokens": 7, "output_ids": [9]},
-        {**key, "span_id": "3", "seq": 2, "output_ids": [5]},
+        {**key, "span_id": "1", "seq": 0, "prompt_ids": [2, 2, 2], "prompt_tokens": 3,
+         "prompt_kept": 0, "output_ids": [7, 8], "output_logprobs": [-0.5, -0.25]},
+        {**key, "span_id": "2", "seq": 1, "prompt_ids": [2, 2, 2, 7, 8, 1, 1], "prompt_tokens": 7,
+         "prompt_kept": 0, "output_ids": [9]},
     ]  # fmt: skip
     outcomes: list[Row] = [
         {"trace_id": "t", "name": name, "values": values, "time_ns": time_ns}
@@ -198,7 +198,6 @@ def test_the_trainers_values_stand_beside_the_tokens_of_every_turn() -> None:
         (0, 0, 7, -0.5, -0.75, -0.25, 1.5),
         (0, 1, 8, -0.25, -0.25, 0.0, 1.5),
         (1, 4, 9, -2.0, -1.0, 1.0, 1.25),
-        (2, None, 5, None, None, None, None),
     ]
 
 
