@@ -81,31 +81,20 @@ def command(
 
     with open_store(*store_paths) as store:
         group = _the_one(store, words)
-        rollouts, prompts = _rollouts(store, group)
+        rollouts, prompts, outputs = _rollouts(store, group)
+        hidden = {"attributes"}
         if form == "table":
             _print_head(group, rollouts, prompts)
-            if not any(rollouts["mark"].to_pylist()):
-                rollouts = rollouts.drop_columns(["mark"])
-        shown = rollouts.drop_columns(["attributes"])
+            hidden |= set() if any(rollouts["mark"].to_pylist()) else {"mark"}
+        names = [name for name in (*rollouts.column_names, "output") if name not in hidden]
         if is_for_terminal(form):
-            shown = _shortly(shown)
-        print_table(shown, form)
+            alike = {name for name in _ALL_ALIKE if len(rollouts[name].unique()) < 2}
+            names = [name for name in _ON_TERMINAL if name in names and name not in alike]
+        print_table(rollouts, form, {"output": outputs}, names)
         if differs:
             best, *others = _best_first(rollouts)
             click.echo()
             print_comparison(store, [best, *others], ["text"])
-
-
-def _shortly(rollouts: pa.Table) -> pa.Table:
-    """The columns that a narrow terminal has room for."""
-    return rollouts.select(
-        [
-            name
-            for name in _ON_TERMINAL
-            if name in rollouts.column_names
-            and not (name in _ALL_ALIKE and len(rollouts[name].unique()) < 2)
-        ]
-    )
 
 
 def _best_first(rollouts: pa.Table) -> list[str]:
@@ -148,10 +137,8 @@ def _the_one(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
     return groups[0]
 
 
-def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str]]:
-    """The rollouts, and their prompts, each once."""
-    import pyarrow as pa
-
+def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str], list[str | None]]:
+    """The rollouts, their prompts, each once, and what each of them put out last."""
     from localtrace.excerpts import Excerpt, read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
@@ -159,9 +146,8 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str]]
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
     found = read_excerpts(lambda *sql: store.sql(*sql).to_arrow(), store.decode, steps)
     excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]
-    outputs = pa.array([excerpt.answer for excerpt in excerpts], pa.string())
     prompts = [excerpt.prompt for excerpt in excerpts if excerpt.prompt is not None]
-    return rows.append_column("output", outputs), list(dict.fromkeys(prompts))
+    return rows, list(dict.fromkeys(prompts)), [excerpt.answer for excerpt in excerpts]
 
 
 def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -> None:

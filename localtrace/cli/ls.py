@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +88,13 @@ def command(
     fits = columns is None and is_for_terminal(form)
     names = columns or (_ON_TERMINAL if fits else (*_COLUMNS, "label", "prompt", "answer"))
     with open_store(*store_paths) as store:
-        store.warn_of_namesakes(filters)
         rows, total = _listed(store, filters, limit, sort, names)
-        if is_for_terminal(form):
-            rows = _without_shared_beginning(rows)
+        texts = _made(store, rows, names)
+        if is_for_terminal(form) and "prompt" in texts:
+            texts["prompt"] = _without_shared_beginning(texts["prompt"])
         if fits:
-            rows = rows.select([name for name in names if _says_something(rows, name)])
-        print_table(rows, form)
+            names = tuple(name for name in names if _says_something(name, rows, texts))
+        print_table(rows, form, texts, names)
         if not len(rows):
             say_nothing_matches(store, filters)
         elif total > len(rows):
@@ -132,19 +132,16 @@ def _listed(
     total = len(rows)
     if total == limit:
         total = store.sql(f"select count(*) as n {chosen}", params).to_dicts()[0]["n"]
-    return _with_made(store, rows, names), total
+    return rows, total
 
 
-def _with_made(store: Store, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The columns of these names, those that no view has among them."""
-    import pyarrow as pa
-
+def _made(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list[str | None]]:
+    """The columns of these names that no view has."""
     from localtrace.cli.labels import run_labels
     from localtrace.codec import from_json
     from localtrace.excerpts import Excerpt, read_excerpts, reference_of
 
-    columns = {name: rows[name] for name in names if name not in _MADE}
-    made: dict[str, list[Any]] = {}
+    made: dict[str, list[str | None]] = {}
     if "label" in names:
         labels = run_labels(store)
         made["label"] = [labels.get(run_id) for run_id in rows["run_id"].to_pylist()]
@@ -162,32 +159,25 @@ def _with_made(store: Store, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]
         made["prompt"] = [excerpt.prompt for excerpt in excerpts]
         made["answer"] = [excerpt.answer for excerpt in excerpts]
-    texts = {name: pa.array(values, pa.string()) for name, values in made.items()}
-    return pa.table({name: {**columns, **texts}[name] for name in names})
+    return {name: values for name, values in made.items() if name in names}
 
 
-def _says_something(rows: pa.Table, name: str) -> bool:
-    return name not in _USUAL or any(
-        value not in _USUAL[name] for value in rows[name].unique().to_pylist()
-    )
+def _says_something(name: str, rows: pa.Table, texts: Mapping[str, Sequence[str | None]]) -> bool:
+    if name not in _USUAL:
+        return True
+    values = texts[name] if name in texts else rows[name].unique().to_pylist()
+    return any(value not in _USUAL[name] for value in values)
 
 
-def _without_shared_beginning(rows: pa.Table) -> pa.Table:
+def _without_shared_beginning(prompts: list[str | None]) -> list[str | None]:
     """What all prompts begin with, such as a system prompt, tells nothing of any of them."""
-    import pyarrow as pa
-
     from localtrace.tokens import shared_prefix
 
-    if "prompt" not in rows.column_names:
-        return rows
-    prompts = rows["prompt"].to_pylist()
     distinct = {prompt for prompt in prompts if prompt is not None}
     # What the first and the last in order begin with, all do.
     least, most = min(distinct, default=""), max(distinct, default="")
     shared = least[: shared_prefix(list(least), list(most))] if least != most else ""
     known = 1 + max(shared.rfind(space) for space in " \n")
     if known < _SHARED_MIN:
-        return rows
-    shorter = [None if prompt is None else f"…{prompt[known:]}" for prompt in prompts]
-    place = rows.column_names.index("prompt")
-    return rows.set_column(place, "prompt", pa.array(shorter, pa.string()))
+        return prompts
+    return [None if prompt is None else f"…{prompt[known:]}" for prompt in prompts]

@@ -6,7 +6,7 @@ import csv
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +33,38 @@ def is_for_terminal(form: str) -> bool:
     return form == "table" and sys.stdout.isatty()
 
 
-def print_table(table: pa.Table, form: str) -> None:
+def print_table(
+    table: pa.Table,
+    form: str,
+    texts: Mapping[str, Sequence[str | None]] | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
     """Print rows in a format: table, json, csv or parquet.
+
+    Args:
+        table: the rows.
+        form: the format.
+        texts: more columns, by name.
+        names: the columns to print, in order; all when not given.
 
     Raises:
         click.UsageError: Parquet for a terminal.
     """
+    texts = texts or {}
+    names = [*table.column_names, *texts] if names is None else names
     if form == "parquet":
-        _print_parquet(table)
-    elif form == "json":
-        _print_json(table.column_names, _rows(table))
+        _print_parquet(_joined(table, texts, names) if texts else table.select(names))
+        return
+    rows = _rows(table)
+    if texts or list(names) != table.column_names:
+        given = {name: texts[name] if name in texts else _column(table, name) for name in names}
+        rows = zip(*given.values(), strict=True)
+    if form == "json":
+        _print_json(names, rows)
     elif form == "csv":
-        _print_csv(table.column_names, _rows(table))
+        _print_csv(names, rows)
     else:
-        _print_text(table.column_names, _rows(table))
+        _print_text(names, rows)
 
 
 def print_listing(table: pa.Table, form: str) -> None:
@@ -112,6 +130,20 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     # Not as dicts: a join may give two columns of one name.
     for batch in table.to_batches(max_chunksize=1024):
         yield from zip(*map(_values, batch.columns), strict=True)
+
+
+def _column(table: pa.Table, name: str) -> list[Any]:
+    return [value for chunk in table[name].chunks for value in _values(chunk)]
+
+
+def _joined(
+    table: pa.Table, texts: Mapping[str, Sequence[str | None]], names: Sequence[str]
+) -> pa.Table:
+    import pyarrow as pa
+
+    # To make an array of Python's values, pyarrow imports pandas if it is there.
+    more = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+    return pa.table({name: more[name] if name in more else table[name] for name in names})
 
 
 def _values(column: pa.Array) -> list[Any]:

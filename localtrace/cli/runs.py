@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -40,8 +40,6 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
 
     label is what tells a run from the others: the experiment, or values of the config.
     """
-    import pyarrow as pa
-
     from localtrace.cli.labels import run_labels
     from localtrace.cli.matching import say_nothing_matches
     from localtrace.cli.output import is_for_terminal, print_table
@@ -51,25 +49,25 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
     with open_store(*store_paths) as store:
         rows = store.sql(_SQL.format(condition=condition), params).to_arrow()
         labels = run_labels(store)
-        told = [labels.get(run_id) for run_id in rows["run_id"].to_pylist()]
-        rows = rows.append_column("label", pa.array(told, pa.string()))
-        print_table(_shortly(rows) if is_for_terminal(form) else rows, form)
+        texts = {"label": [labels.get(run_id) for run_id in rows["run_id"].to_pylist()]}
+        names = [*rows.column_names, "label"]
+        if is_for_terminal(form):
+            texts["steps"] = _steps(rows)
+            names = _shortly(rows, texts)
+        print_table(rows, form, texts, names)
         if not len(rows):
             say_nothing_matches(store, filters)
 
 
-def _shortly(rows: pa.Table) -> pa.Table:
-    """The columns that a narrow terminal has room for, without those that say nothing."""
-    import pyarrow as pa
-
+def _steps(rows: pa.Table) -> list[str | None]:
     ends = zip(rows["first_step"].to_pylist(), rows["last_step"].to_pylist(), strict=True)
-    steps = [None if low is None else f"{low}..{high}" for low, high in ends]
-    rows = rows.append_column("steps", pa.array(steps, pa.string()))
-    nothing: dict[str, set[Any]] = {"attempt": {0}, "label": {None}}
-    return rows.select(
-        [
-            name
-            for name in _ON_TERMINAL
-            if not set(rows[name].to_pylist()) <= nothing.get(name, set())
-        ]
-    )
+    return [None if low is None else f"{low}..{high}" for low, high in ends]
+
+
+def _shortly(rows: pa.Table, texts: dict[str, list[str | None]]) -> list[str]:
+    """The columns that a narrow terminal has room for, without those that say nothing."""
+    nothing = {
+        "attempt": set(rows["attempt"].to_pylist()) <= {0},
+        "label": set(texts["label"]) <= {None},
+    }
+    return [name for name in _ON_TERMINAL if not nothing.get(name)]

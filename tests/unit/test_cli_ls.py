@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import localtrace
@@ -100,6 +104,32 @@ def test_what_all_prompts_begin_with_is_left_out_on_a_terminal(tmp_path: Path) -
     assert "helpful" not in "".join(lines)
     assert "…2?" in lines[1]
     assert "helpful" in run("ls", "-s", tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", [["ls"], ["runs"], ["group", "step=1", "sample_index=0"]])
+def test_pandas_which_takes_long_to_load_is_not_loaded(store: Path, command: list[str]) -> None:
+    run("seal", "-s", store)  # what reads journals loads it
+    code = (
+        "import sys\n"
+        "from localtrace.cli import main\n"
+        f"main({[*command, '-s', str(store)]!r}, standalone_mode=False)\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
+def test_a_list_of_nothing_is_printed_in_every_format(store: Path, form: str) -> None:
+    assert run("ls", "-s", store, "step=99", "--format", form).exit_code == 0
+
+
+def test_parquet_has_all_the_columns_too(store: Path) -> None:
+    command = [sys.executable, "-m", "localtrace", "ls", "-s", store, "--format", "parquet"]
+    written = subprocess.run(command, check=True, capture_output=True).stdout
+    table = pq.read_table(io.BytesIO(written))
+    assert table["answer"].to_pylist() == ["is 1", "is 0"]
+    assert str(table.schema.field("step").type) == "int64"
 
 
 def test_a_trajectory_without_a_turn_is_listed(tmp_path: Path) -> None:
