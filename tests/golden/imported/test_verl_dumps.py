@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from localtrace.cli import main
+from localtrace.errors import NothingRecorded
 from localtrace.reader import Store, open_store
 from tests.golden.comparing import differences
 
@@ -185,6 +186,24 @@ def test_what_dumps_do_not_hold_is_null(store: Store) -> None:
     ).to_dicts()
     assert row == {"tokens": 0, "advantages": 0, "fates": 0}
     assert store.sql("from tokens").to_dicts() == []
+
+
+@pytest.mark.parametrize(
+    ("query", "needed"),
+    [
+        ("entropy_by_step", "log-probabilities of turns"),
+        ("logprob_difference", "logprob_diff_mean"),
+        ("length_outliers", "token ids of what was generated"),
+        ("tokens_per_second", "token ids of what was generated"),
+        ("tool_errors", "calls of tools"),
+        ("engine_calls", "SGLang or vLLM"),
+    ],
+)
+def test_a_query_that_dumps_cannot_answer_says_what_must_be_recorded(
+    store: Store, query: str, needed: str
+) -> None:
+    with pytest.raises(NothingRecorded, match=needed):
+        store.query(query)
 
 
 def test_importing_again_adds_nothing(store: Store, version: str, tmp_path: Path) -> None:
