@@ -50,7 +50,9 @@ from stored.runs
 group by writer_id;
 
 -- The newest value of each (trace_id, name).
-create view outcomes as
+create view outcomes as select * from stored.newest_outcomes;
+
+create view stored.newest_outcomes as
 select * from stored.outcomes
 qualify row_number() over (
     partition by trace_id, name order by time_ns desc, writer_id desc, writer_seq desc
@@ -334,7 +336,7 @@ select
     any_value("values") filter (name = 'old_log_probs') as trainer,
     any_value("values") filter (name = 'ref_log_prob') as ref,
     any_value("values") filter (name = 'advantages') as advantages
-from outcomes
+from stored.newest_outcomes  -- inside of this schema, outcomes alone means all that were recorded
 where name in (
     'response_mask', 'rollout_log_probs', 'old_log_probs', 'ref_log_prob', 'advantages'
 )
