@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -24,6 +25,7 @@ from localtrace.types import FAILED_STATUSES
 
 OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
 _INT64 = range(-(2**63), 2**63)
+_PLAIN = {int, float, str, bool, type(None)}
 
 
 def utf8(text: str) -> str:
@@ -55,7 +57,23 @@ def _any(value: Any) -> AnyValue:
         return AnyValue(string_value=value)
     if kind is tuple:
         return AnyValue(array_value=ArrayValue(values=map(_any, value)))
-    return AnyValue(string_value=to_json(value))
+    shown = readable(value)
+    return AnyValue(string_value=to_json(shown)) if type(shown) is kind else _any(shown)
+
+
+def readable(value: Any) -> Any:
+    """A value with arrays as lists of numbers, and times and complex numbers as Python's text.
+
+    The tagged form of the tables keeps their types, which people at a tracker cannot read.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return value if set(map(type, value)) <= _PLAIN else [readable(item) for item in value]
+    if kind is dict:
+        return {key: readable(item) for key, item in value.items()}
+    if isinstance(value, datetime | complex):
+        return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def exception_event(time_ns: int, error: str) -> Span.Event:

@@ -1,0 +1,42 @@
+"""Values at MLflow and OpenTelemetry endpoints are what a reader of live traces would see."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localtrace.codec import from_json, to_json
+from localtrace.uploader.targets.otlp_values import attributes
+
+
+def shown(value: Any) -> str:
+    (attribute,) = attributes({"outputs": from_json(to_json(value))})
+    return attribute.value.string_value
+
+
+@pytest.mark.parametrize(
+    ("value", "numbers"),
+    [
+        (np.array([1, 2, 3]), [1, 2, 3]),
+        (np.array([[0.5, 1.0]], dtype=np.float32), [[0.5, 1.0]]),
+        ({"mask": [np.array([True, False])]}, {"mask": [[True, False]]}),
+        ([1, np.arange(2)], [1, [0, 1]]),
+    ],
+)
+def test_arrays_are_numbers(value: Any, numbers: Any) -> None:
+    assert json.loads(shown(value)) == numbers
+
+
+def test_times_are_the_text_that_live_tracing_writes() -> None:
+    moment = datetime(2024, 1, 2, 3, 4, tzinfo=UTC)
+    assert shown(moment) == str(moment)
+    assert json.loads(shown({"at": moment, "z": 1 + 2j})) == {"at": str(moment), "z": "(1+2j)"}
+
+
+def test_what_json_has_no_word_for_keeps_its_tag() -> None:
+    assert json.loads(shown({"x": float("nan")})) == {"x": {"$type": "float", "value": "nan"}}
+    assert json.loads(shown(b"\xff")) == {"$type": "bytes", "base64": "/w=="}
