@@ -45,7 +45,8 @@ def show_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
                     _left(remaining(progress, time.monotonic())),
                 ]
                 bar.set_postfix_str(", ".join(filter(None, said)), refresh=False)
-                bar.set_description_str(escape_line(progress.doing), refresh=bool(progress.doing))
+                doing = f"{escape_line(progress.doing)} " if progress.doing else ""
+                bar.set_description_str(doing, refresh=bool(doing))
                 bar.update(progress.done - bar.n)
 
             yield show

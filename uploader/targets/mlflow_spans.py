@@ -19,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from localtrace.codec import to_json
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.ids import derive_id
+from localtrace.uploader.lone import lone_call
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 
 DIGEST_TAG = "localtrace.digest"
@@ -67,21 +68,26 @@ def _spans(trajectory: Trajectory, destination: str) -> list[OtlpSpan]:
         span.span_id: derive_id(8, "span", destination, trajectory.trace_id, span.span_id)
         for span in trajectory.spans
     }
-    spans = [_root(trajectory, trace_id, root_id)]
+    lone = lone_call(trajectory)
+    if lone is not None:
+        ids[lone.span_id] = root_id
+    spans = [_root(trajectory, trace_id, root_id, lone)]
     for span in trajectory.spans:
+        if span is lone:
+            continue
         # A call whose caller was not recorded belongs directly under the trajectory.
         parent_id = ids.get(span.parent_id or "", root_id)
         spans.append(_call(span, trace_id, ids[span.span_id], parent_id))
     return spans
 
 
-def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes) -> OtlpSpan:
+def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes, lone: Span | None) -> OtlpSpan:
     known_ends = [span.end_ns for span in trajectory.spans]
     end_ns = trajectory.end_ns or max([trajectory.start_ns, *known_ends])
     name = otlp_values.utf8(trajectory.name or ROOT_NAME)
     facts = _facts(trajectory)
     tags = {"mlflow.traceName": name, **{key: str(value) for key, value in facts.items()}}
-    values = _unspecified(trajectory.status)
+    values = _unspecified(trajectory.status) | ({} if lone is None else _call_values(lone))
     values |= {f"mlflow.traceTag.{key}": _tag(value) for key, value in tags.items()}
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
@@ -124,7 +130,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> OtlpSpan:
+def _call_values(span: Span) -> dict[str, Any]:
     values = {
         **_unspecified(span.status),
         "mlflow.spanType": _TYPES[span.kind],
@@ -142,6 +148,11 @@ def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> Otlp
         values["localtrace.output_text"] = span.output_text
     if span.finish_reason is not None:
         values["localtrace.finish_reason"] = span.finish_reason
+    return values
+
+
+def _call(span: Span, trace_id: bytes, span_id: bytes, parent_id: bytes) -> OtlpSpan:
+    values = _call_values(span)
     return OtlpSpan(
         trace_id=trace_id,
         span_id=span_id,

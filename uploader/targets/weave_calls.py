@@ -22,6 +22,7 @@ import msgspec
 from localtrace.schema import DETAIL_NAMES, WEIGHT_NAMES
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.ids import derive_id
+from localtrace.uploader.lone import lone_call
 from localtrace.uploader.targets import Cut, Entry, Place, Record
 from localtrace.uploader.targets.weave_summary import summaries
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
@@ -70,6 +71,10 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
     trace_id = root_id(*key)
     ids = {span.span_id: _uuid(*key, span.span_id) for span in trajectory.spans}
     sums = summaries(trajectory)
+    lone = lone_call(trajectory)
+    if lone is not None:
+        ids[lone.span_id] = trace_id
+        sums[None] = sums[lone.span_id]
     step = trajectory.step
     new = partial(
         Call,
@@ -81,6 +86,8 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
     cuts: list[Cut] = []
     parts = []
     for span in reversed(trajectory.spans):
+        if span is lone:
+            continue
         call = new(
             id=ids[span.span_id],
             # A call whose caller was not recorded belongs directly under the trajectory.
@@ -92,6 +99,10 @@ def encode(trajectory: Trajectory, place: Place) -> Record:
         parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
     name = trajectory.name or ROOT_NAME
     fields = _root_fields(trajectory, name, sums[None], cuts)
+    if lone is not None:
+        call_fields = _span_fields(lone, trajectory)
+        call_fields["attributes"]["localtrace"] |= fields["attributes"]["localtrace"]
+        fields |= {field: call_fields[field] for field in ("inputs", "output", "attributes")}
     root = new(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields)
     root = _fitted(root, name, cuts)
     digest = hashlib.sha256(b"\n".join([*parts, msgspec.json.encode(root)])).hexdigest()
