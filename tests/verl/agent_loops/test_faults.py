@@ -21,7 +21,7 @@ AGENTS = ("tool_agent", "single_turn_agent")
 _GUARDED = harmless(lambda: None).__code__
 _MODULES = ("calls", "verl.backend", "verl.operations", "verl.rollouts")
 """What stands around a rollout."""
-_RARE = (":_decorated", ":_tool_signature")
+_RARE = (":_decorated", ":_tool_signature", ":_note_failure")
 """Not called for every rollout."""
 _CORE = (
     "localtrace.capture:begin_trajectory",
@@ -167,6 +167,21 @@ def test_a_failing_call_into_recording_changes_nothing(
         broken = type(name, (original,), {"__init__": lambda *args, **kwargs: Broken()()})
     monkeypatch.setattr(owner, name, broken)
     assert _run(shop) == unrecorded
+
+
+def test_a_failed_rollout_whose_fate_cannot_be_noted_fails_as_it_would_anyway(
+    shop: Workshop, store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localtrace.trainer_hooks.verl import outcomes
+
+    broken = Broken()
+    monkeypatch.setattr(outcomes, "record_fate", broken)
+    tags = asyncio.run(shop.run_v1(1, ("failing",))).tags
+    assert broken.calls == 4
+    assert [tag["status"] for tag in tags.values()] == ["failure"]
+    assert {row["error"] for row in store.rows("trajectories")} == {
+        "RuntimeError: the sandbox is gone"
+    }
 
 
 def test_what_cannot_be_decorated_stays_as_it_is(
