@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from localtrace.afterwards import record_turn
 from localtrace.batches import record_tensors
 from localtrace.capture import trajectory
 from localtrace.carried import attach, parent, rid, trace_id_of
@@ -31,6 +32,7 @@ __all__ = [
     "outcome",
     "parent",
     "record_tensors",
+    "record_turn",
     "rid",
     "run_id",
     "trace_id_of",

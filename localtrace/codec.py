@@ -6,9 +6,9 @@ in; its payload is a MessagePack list `[kind, …]`. In the tables the same valu
 (`to_json`, `from_json`), tagged as `tagged` tells.
 
 Containers come back as JSON's own: tuples, sets, named tuples and `array.array` as lists (as tuples
-where they are keys), dataclasses, attrs classes and pydantic models as dicts, enums as their
-values, half floats as float32, arrays without dimensions as their one value, naive datetimes and
-dates as text.
+where they are keys), dataclasses, attrs classes and pydantic models as dicts, HTTP responses as
+dicts of status and body (see `responses`), enums as their values, half floats as float32, arrays
+without dimensions as their one value, naive datetimes and dates as text.
 For a tensor on a device a marker is encoded, where `splice` later puts what it would have been.
 
 This module knows nothing of trajectories, files or threads.
@@ -26,6 +26,7 @@ import msgspec
 from localtrace.arrays import EXT, extension, in_memory, is_tensor
 from localtrace.device import DeviceCopies
 from localtrace.placeholder import Placeholder, left_out
+from localtrace.responses import response_fields
 from localtrace.schema import DROPPED_NAMES
 from localtrace.tagged import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 
@@ -154,13 +155,13 @@ def _is_empty(value: Any) -> bool:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Fields of a pydantic model or a dataclass, by name; None for everything else."""
+    """Fields of a pydantic model, a dataclass or an HTTP response; None for everything else."""
     kind = type(value)
     if hasattr(kind, "__pydantic_root_model__"):
         return {**value.__dict__, **(value.__pydantic_extra__ or {})}
     if dataclasses.is_dataclass(kind):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    return None
+    return response_fields(value)
 
 
 def _foreign(value: Any) -> Any:
@@ -171,6 +172,8 @@ def _foreign(value: Any) -> Any:
         return _numpy(value)
     if module == "array":
         return value.tolist()
+    if module == "openai" and kind.__name__ in ("NotGiven", "Omit"):
+        return None  # what stands for an argument that was not given
     if module == "PIL":
         return left_out("dropped", value)
     if isinstance(value, float):

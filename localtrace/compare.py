@@ -86,10 +86,11 @@ class Stretch:
 
 def turn_parts(trajectory: Trajectory, conversation: Conversation) -> list[Turn]:
     """Return the parts of each turn; calls after the last one are the end."""
-    around = _around_turns(trajectory.spans)
+    spans = trajectory.every_span
+    around = _around_turns(spans)
     turns: list[Turn] = []
     calls: list[Part] = []
-    for span in trajectory.spans:
+    for span in spans:
         turn = conversation.turns.get(span.span_id)
         if turn is not None:
             given = Part("given", "\n".join(turn.given))

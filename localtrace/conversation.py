@@ -29,7 +29,8 @@ class Turn:
     given: tuple[str, ...]
     """The new messages, each after its role, or the new part of the prompt."""
     text: str | None
-    """What was generated; None where no text was recorded and the ids cannot be decoded."""
+    """What was generated, reasoning and calls of tools included; None where no text was recorded
+    and the ids cannot be decoded."""
 
     @property
     def said(self) -> str:
@@ -56,7 +57,8 @@ class Conversation:
         self._messages: list[list[Any]] = []
         self._prompts: list[list[int]] = []
         self._said = ""
-        self.turns = {span.span_id: self._turn(span) for span in trajectory.spans if span.is_turn}
+        self._called = False
+        self.turns = {span.span_id: self._turn(span) for span in trajectory.turns}
 
     def _turn(self, span: Span) -> Turn:
         if span.messages is not None:
@@ -69,7 +71,7 @@ class Conversation:
             text = named_text(span.inputs, PROMPT_TEXT_NAMES)
             given = ["(the prompt cannot be rebuilt)" if text is None else f"prompt: {text}"]
         turn = Turn(span, tuple(given), _text(span))
-        self._said = turn.said
+        self._said, self._called = turn.said, bool((span.output_message or {}).get("tool_calls"))
         return turn
 
     def _new_messages(self, messages: list[Any]) -> list[str]:
@@ -81,6 +83,8 @@ class Conversation:
         if not isinstance(message, dict) or message.get("role") != "assistant":
             return False
         content = message.get("content")
+        if content is None:
+            return self._called and "tool_calls" in message
         return isinstance(content, str) and content.strip() in self._said
 
     def _new_prompt(self, span: Span, ids: list[int]) -> str:
@@ -114,16 +118,36 @@ def named_text(fields: Any, names: tuple[str, ...]) -> str | None:
 
 
 def _text(span: Span) -> str | None:
-    given = named_text(span.outputs, OUTPUT_TEXT_NAMES)
-    return given if span.output_text is None else span.output_text
+    text = span.output_text
+    text = named_text(span.outputs, OUTPUT_TEXT_NAMES) if text is None else text
+    message = span.output_message
+    if message is None:
+        return text
+    reasoning = message.get("reasoning")
+    parts = [] if reasoning is None else [f"[reasoning] {reasoning}"]
+    parts += [text] if text else []
+    return "\n".join([*parts, *(f"[call] {_tool_call(one)}" for one in _tool_calls(message))])
+
+
+def _tool_calls(message: Mapping[str, Any]) -> list[Any]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _tool_call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return as_text(call)
+    return f"{function.get('name')}({as_text(function.get('arguments'))})"
 
 
 def _recorded(span: Span) -> str:
-    if not isinstance(span.outputs, dict):
-        return as_text(span.outputs)
+    outputs = {} if span.outputs is None and span.output_ids is not None else span.outputs
+    if not isinstance(outputs, dict):
+        return as_text(outputs)
     rest = {
         name: value
-        for name, value in span.outputs.items()
+        for name, value in outputs.items()
         if name not in FINISH_NAMES and not isinstance(value, list)
     }
     count = [f"{len(span.output_ids)} token ids"] if span.output_ids else []

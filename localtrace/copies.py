@@ -15,7 +15,7 @@ from localtrace.schema import TRAJECTORIES, TableSchema
 _RECORD = ("writer_id", "writer_seq")
 _IDENTITY = {
     "runs": _RECORD,
-    "spans": _RECORD,
+    "spans": (*_RECORD, "span_id"),
     "outcomes": (*_RECORD, "trace_id", "name"),
     "metrics": (*_RECORD, "name"),
 }

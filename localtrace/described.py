@@ -57,6 +57,7 @@ _OWN: dict[str, dict[str, str]] = {
         "role": "who said it",
         "content": "what was said, as text or JSON",
         "message": "the whole message as JSON",
+        "generated": "true for what the turn generated, false for what it was given",
     },
     "tokens": {
         **_TURN,

@@ -50,9 +50,9 @@ def read_excerpts(
             "select * exclude (started_at, kind), 'generation' as kind, "
             "kind is null as kind_derived from stored.spans "
             f"where is_turn and {ids} and {listed_steps(batch.values())} "
-            "qualify row_number() over (partition by trace_id order by seq) = 1 "
-            "or row_number() over (partition by trace_id order by seq desc) = 1 "
-            "order by trace_id, seq",
+            "qualify row_number() over (partition by trace_id order by seq, batch_index) = 1 or "
+            "row_number() over (partition by trace_id order by seq desc, batch_index desc) = 1 "
+            "order by trace_id, seq, batch_index",
             params,
         ).to_pylist()
         found |= _excerpts(rows, decode)

@@ -42,6 +42,7 @@ _LATE_KEYS = frozenset({"reward", "fate", "where"})
 _LINKS = dict.fromkeys(("spans", "tokens", "outcomes"), "trace_id") | {"runs": "run_id, attempt"}
 _SHARED = {
     "spans": _SPAN_KEYS,
+    "stored.spans": _SPAN_KEYS,
     "tokens": _SPAN_KEYS,
     "runs": frozenset({"run", "attempt"}),
     # Only what a whole group shares: a duplicate is one beside all others of its group.
@@ -52,7 +53,7 @@ _SHARED = {
 They are said of both, so that DuckDB skips the files of other steps.
 """
 
-_TEXT_COLUMNS = ("output_text", "prompt_text")
+_TEXTS = ("said(output_text, output_message)", "prompt_text")
 _JSON_COLUMNS = ("messages", "inputs", "outputs")
 
 
@@ -164,7 +165,7 @@ class _Named:
         if key == "where":
             return f"({WHERE_MARK}{self.term.value}\n)"  # the line ends a trailing comment
         if key == "contains":
-            texts = [f"contains({column}, ${self.name})" for column in _TEXT_COLUMNS]
+            texts = [f"contains({text}, ${self.name})" for text in _TEXTS]
             texts += [f"contains({column}, ${self.name}_json)" for column in _JSON_COLUMNS]
             return f"({' or '.join(texts)})"
         values = [self._value(name, value) for name, value in self._values().items()]
@@ -209,7 +210,13 @@ def _clause(view: str, named: list[_Named]) -> str:
 
 def _parted(beyond: list[_Named]) -> list[tuple[str, list[_Named]]]:
     """What one row of another view must be: each call on its own, all detectors together."""
-    calls = [("spans", [one]) for one in beyond if OTHER_VIEWS[one.term.key] == "spans"]
+    # The view `spans` lacks what is known of one generation of several alone, such as its text.
+    views = {"contains": "stored.spans"}
+    calls = [
+        (views.get(one.term.key, "spans"), [one])
+        for one in beyond
+        if OTHER_VIEWS[one.term.key] == "spans"
+    ]
     detectors = [one for one in beyond if OTHER_VIEWS[one.term.key] == "detectors"]
     return [*calls, ("detectors", detectors)] if detectors else calls
 

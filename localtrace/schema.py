@@ -195,6 +195,18 @@ SPANS = TableSchema(
             "true where the same process made turns inside the call; else null",
             since=3,
         ),
+        Column(
+            "batch_size",
+            "int64",
+            "how many generations the call made, each of which has a row of its own; else null",
+            since=3,
+        ),
+        Column(
+            "batch_index",
+            "int64",
+            "of one of several generations of a call, its place among them; parent_id is the call",
+            since=3,
+        ),
         Column("prompt_name", "string", "name of the argument that held the prompt ids"),
         Column("prompt_tokens", "int64", "length of the whole prompt, in tokens"),
         Column(
@@ -224,8 +236,14 @@ SPANS = TableSchema(
         Column(
             "output_text",
             "string",
-            "output_ids as text, null where no tokenizer was available; of a turn without ids, the "
-            "text in its result",
+            "output_ids as text; without ids or a tokenizer, the text in the turn's result",
+        ),
+        Column(
+            "output_message",
+            "string",
+            "what a turn generated, where that is more than text: JSON object with role, content, "
+            "reasoning and tool_calls",
+            since=3,
         ),
         Column("finish_reason", "string", "why the generation stopped"),
         Column(
@@ -304,12 +322,16 @@ PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
 """Argument names that hold the prompt ids of a generation."""
 MESSAGE_NAMES = ("messages", "raw_prompt")
 """Argument names that hold the message list of a generation."""
+PROMPTS_NAME = "prompts"
+"""Argument name that holds a list of prompts, one generation each."""
 PROMPT_TEXT_NAMES = ("prompt", "text", "prompt_text")
 """Argument names that hold the prompt of a generation as text."""
 OUTPUT_NAMES = ("output_ids", "token_ids", "response_ids", "completion_ids", "output_token_ids")
 """Result fields that hold the generated ids."""
 OUTPUT_TEXT_NAMES = ("text", "content", "response_text", "output_text")
 """Result fields that hold what was generated as text."""
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a result or a message that hold what was thought before the answer, as text."""
 LOGPROB_NAMES = ("output_logprobs", "logprobs", "log_probs", "response_logprobs")
 """Result fields that hold one log-probability per generated id."""
 MASK_NAMES = ("response_mask",)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
+from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES, PROMPTS_NAME
 from localtrace.store.records import Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -16,7 +16,7 @@ _NOTHING: dict[Any, Any] = {
     inspect.Parameter.VAR_KEYWORD: {},
 }
 """What `*args` and `**kwargs` hold when nothing is given for them."""
-_TURN_NAMES = frozenset((*PROMPT_NAMES, *MESSAGE_NAMES, "prompt"))
+_TURN_NAMES = frozenset((*PROMPT_NAMES, *MESSAGE_NAMES, PROMPTS_NAME, "prompt"))
 """Of the names of texts only `prompt`: many a function that takes a `text` generates nothing."""
 
 
@@ -63,7 +63,8 @@ class Signature:
         known = self._keywords.union(self._names)
         self.kind = kind
         """Kind of the spans, where it is said."""
-        self.record_kind = Kind.TURN if known & _TURN_NAMES else Kind.SPAN
+        may_be_turn = kind == "generation" or not known.isdisjoint(_TURN_NAMES)
+        self.record_kind = Kind.TURN if may_be_turn else Kind.SPAN
         self.tail = record_tail(self, is_detail=False)
         """Last fields of the record of a call, as MessagePack holds them."""
         may_generate = kind is None or kind == "generation"

@@ -37,6 +37,7 @@ _OUTCOME_FIELDS = ("trace_id", "name", "step", "time_ns", "number", "text", "val
 _SPAN_FIELDS = (
     "trace_id", "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "is_turn",
     "output_ids", "output_logprobs", "finish_reason", "kind", "kind_derived",
+    "batch_index",
 )  # fmt: skip
 
 
@@ -55,16 +56,18 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
     in_steps = listed_steps(row["step"] for row in found)
     spans = run_sql(
         f"select {_NO_DATES} from stored.calls where {chosen} and {in_steps} "
-        "order by trace_id, seq",
+        "order by trace_id, seq, batch_index",
         ids,
     )
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name", ids)
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
+    read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
         trace_id: Trajectory(
             **_picked(row, _TRAJECTORY_FIELDS),
             attributes=from_json(row["attributes"]) if row["attributes"] else {},
-            spans=calls_of(spans_of[trace_id], decode),
+            spans=[span for span in read[trace_id] if span.batch_index is None],
+            generations=[span for span in read[trace_id] if span.batch_index is not None],
             outcomes=[Outcome(**_picked(o, _OUTCOME_FIELDS)) for o in outcomes_of[trace_id]],
         )
         for trace_id, row in rows.items()
@@ -144,6 +147,7 @@ def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
                 prompt_ids=prompts.get(row["span_id"]),
                 messages=messages.get(row["span_id"]),
                 output_text=text,
+                output_message=_decoded(row["output_message"]),
             )
         )
     return spans

@@ -49,6 +49,11 @@ class Span:
     kind_derived: bool = True
     """True where the recording code does not say the kind, and the call's place tells it."""
 
+    output_message: dict[str, Any] | None = None
+    """What a turn generated, where that is more than text: role, content, reasoning, tool_calls."""
+    batch_index: int | None = None
+    """Place of one of several generations of a call, which is `parent_id`; else None."""
+
     @property
     def end_ns(self) -> int:
         """Start plus the monotonic duration."""
@@ -100,6 +105,19 @@ class Trajectory:
     """In the order in which they began."""
     outcomes: list[Outcome] = field(default_factory=list)
     """The newest value of each name."""
+    generations: list[Span] = field(default_factory=list)
+    """The generations of calls that were several, such as batches, each on its own."""
+
+    @property
+    def every_span(self) -> list[Span]:
+        """The calls, each followed by its generations where it was several."""
+        every = [*self.spans, *self.generations]
+        return sorted(every, key=lambda s: (s.seq, -1 if s.batch_index is None else s.batch_index))
+
+    @property
+    def turns(self) -> list[Span]:
+        """Every model generation, in the order of the view `turns`."""
+        return [span for span in self.every_span if span.is_turn]
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,27 @@ create macro finish_type(reason) as
 create macro is_cut_off(reason) as
     finish_type(reason) in ('length', 'max_tokens', 'max_new_tokens', 'max_length');
 
+-- All that a turn generated, as one text: its reasoning, its text, the names and arguments of the
+-- tools that it called.
+create macro said(output_text, output_message) as if(
+    output_text is null and output_message is null, null,
+    concat_ws(
+        chr(10),
+        output_message ->> '$.reasoning',
+        output_text,
+        array_to_string(output_message ->> '$.tool_calls[*].function.name', chr(10)),
+        array_to_string(output_message ->> '$.tool_calls[*].function.arguments', chr(10)),
+        if(len(output_message ->> '$.tool_calls[*].function') = 0, output_message ->> '$.tool_calls', null)
+    )
+);
+
+-- The text of a message, whose content may be a list of parts.
+create macro text_of(message) as if(
+    json_type(message, '$.content') = 'ARRAY',
+    array_to_string(message ->> '$.content[*].text', ''),
+    message ->> '$.content'
+);
+
 -- What the name of a call says of its kind; null where it says nothing.
 create macro kind_by_name(op) as case
     when regexp_matches(op, '(^|[^A-Za-z])(parse|extract|format|tokenize|detokenize|encode|decode|render)')
@@ -151,7 +172,7 @@ select
     *,
     count(*) filter (is_turn) over trace as turns,
     coalesce(count(*) filter (is_turn) over earlier, 0) as turns_before,
-    kind = 'agent' or (kind is null and not is_turn and (
+    kind = 'agent' or (kind is null and not is_turn and batch_size is null and (
         coalesce(has_turns, false) or coalesce(list_contains(list(parent_id) filter (is_turn) over trace, span_id), false)
     )) as is_agent,
     arg_max_null(finish_reason, seq) filter (is_turn) over trace as last_reason
@@ -184,7 +205,7 @@ select
         kind, turns, turns_before, is_agent, last_reason, is_agents_own, is_called_between
     ),
     coalesce(kind, case
-        when is_turn then 'generation'
+        when is_turn or batch_size is not null then 'generation'
         when is_agent then 'agent'
         when not is_agents_own then 'other'
         when kind_by_name(op) is not null then kind_by_name(op)
@@ -202,9 +223,10 @@ from stored.called;
 -- turns; a name that speaks of rewards, scores, grades, judges or verifying makes it a reward. What
 -- is inside of such a call, and all the rest, is other.
 create view spans as
-select s.*, p.node_id, p.actor_id, p.job_id
+select s.* exclude (batch_index), p.node_id, p.actor_id, p.job_id
 from stored.calls as s
-left join processes as p on p.writer_id = s.writer_id;
+left join processes as p on p.writer_id = s.writer_id
+where s.batch_index is null;
 
 -- Whether a turn's prompt begins with the prompt of the turn before it and what that generated.
 create macro goes_on(base, kept, new_ids, before_id, before_tokens, before_ids) as coalesce(case
@@ -220,19 +242,21 @@ create view stored.chained_turns as
 select
     *,
     row_number() over trace - 1 as turn,
-    turn = 0 or goes_on(
+    turn = 0 or coalesce(batch_index, 0) = 0 and goes_on(
         prompt_base, prompt_kept, prompt_ids, lag(span_id) over trace, lag(prompt_tokens) over trace,
         lag(coalesce(output_ids, [])) over trace
     ) as is_chained
 from stored.spans
 where is_turn
 -- All keys are the same within a trace; naming them lets a filter skip files.
-window trace as (partition by project, experiment, step, trace_id order by seq);
+window trace as (partition by project, experiment, step, trace_id order by seq, batch_index);
 
 -- One row per model generation; `turn` counts from 0 inside its trajectory. `response_start` is the
 -- place of the turn's first token in the trajectory's response, which is all that follows the first
 -- prompt. Null where that is unknown: where prompt lengths are, and from the first turn on that does
--- not go on from the one before it, such as one of a sub-agent.
+-- not go on from the one before it, such as one of a sub-agent, or one of several generations of a
+-- call (same `parent_id`, each with its `batch_index`). `output_message` holds the reasoning and the
+-- calls of tools beside the text.
 create view turns as
 select
     turn,
@@ -242,12 +266,12 @@ select
         null
     ) as response_start,
     project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
-    span_id, parent_id, seq, op, status, error, start_ns, end_ns, started_at,
+    span_id, parent_id, seq, batch_index, op, status, error, start_ns, end_ns, started_at,
     prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
-    response_mask, prompt_text, output_text, messages_base, messages_kept, messages,
+    response_mask, prompt_text, output_text, output_message, messages_base, messages_kept, messages,
     finish_reason, weight_version, placeholder
 from stored.chained_turns
-window trace as (partition by project, experiment, step, trace_id order by seq);
+window trace as (partition by project, experiment, step, trace_id order by turn);
 
 -- One row per generation as an engine recorded it (localtrace.trainer_hooks.generations), with the
 -- call that asked for it. `joined` says how that is known: carried, when the request carried its
@@ -285,21 +309,70 @@ left join (
 ) as t on t.engine_trace_id = e.trace_id and t.engine_span_id = e.span_id
 where e.op in ('sglang.generate', 'vllm.generate');
 
--- One row per message that a turn added; `position` is its place in the turn's whole list.
+-- One row per message that a turn was given anew or generated; `position` is its place in the turn's
+-- whole list, which ends with what was `generated`. A message that a later turn repeats at its place
+-- has one row, also where what was generated is given back without its reasoning or the white space
+-- around it. What was generated has a row where it is known as text.
 create view messages as
 select
-    project, experiment, run_id, trace_id, step, span_id, turn,
+    project, experiment, run_id, trace_id, step, span_id, turn, position, role, content, message,
+    generated
+from (
+    select
+        *,
+        bool_and(is_repeated) over (
+            partition by project, experiment, step, trace_id, span_id order by position
+        ) as is_known
+    from (
+        select
+            *,
+            not generated and coalesce(
+                list_contains(list(message) over earlier, message)
+                or role = 'assistant' and len(list_filter(
+                    list(text) filter (generated) over earlier,
+                    lambda one: contains(one, trim(coalesce(text, ''), chr(9) || chr(10) || chr(13) || ' '))
+                )) > 0,
+                false
+            ) as is_repeated
+        from stored.dialogue
+        window earlier as (
+            partition by project, experiment, step, trace_id, position order by seq
+            range between unbounded preceding and 1 preceding
+        )
+    )
+)
+where generated or not is_known;
+
+-- The messages of every turn's own part, and what it generated after them.
+create view stored.dialogue as
+select
+    project, experiment, run_id, trace_id, step, span_id, turn, seq,
     coalesce(messages_kept, 0) + place - 1 as position,
     message ->> '$.role' as role,
     message ->> '$.content' as content,
-    message::varchar as message
+    text_of(message) as text,
+    message::varchar as message,
+    false as generated
 from (
     select
         * exclude (messages),
         unnest(list) as message,
         generate_subscripts(list, 1) as place
     from (select *, from_json(messages, '["JSON"]') as list from turns)
-);
+)
+union all
+select
+    project, experiment, run_id, trace_id, step, span_id, turn, seq,
+    coalesce(messages_kept, 0) + json_array_length(messages)::bigint as position,
+    'assistant' as role,
+    output_text as content,
+    said(output_text, output_message) as text,
+    coalesce(
+        output_message, json_object('role', 'assistant', 'content', output_text)::varchar
+    ) as message,
+    true as generated
+from turns
+where messages is not null and (output_text is not null or output_message is not null);
 
 -- The elements of a list whose mask is not 0; all where there is no mask.
 create macro unmasked(list, mask) as if(
@@ -325,7 +398,7 @@ from turns
 where len(output_ids) > 0
 window
     trace as (partition by project, experiment, step, trace_id),
-    earlier as (partition by project, experiment, step, trace_id order by seq);
+    earlier as (partition by project, experiment, step, trace_id order by turn);
 
 -- The newest per-token values that belong to the tokens of trajectories.
 create view stored.token_values as
@@ -462,13 +535,17 @@ create view answers as
 select
     t.project, t.experiment, t.run_id, t.attempt, t.trace_id, t.step, t.sample_index, t.rollout_n,
     t.group_id, t.validate, t.reward, t.status, t.attributes, last.span_id, last.turn,
-    last.output_ids, last.output_text, finish_type(last.finish_reason) as finish_reason,
+    last.output_ids, last.output_text, last.output_message,
+    finish_type(last.finish_reason) as finish_reason,
     coalesce(is_cut_off(last.finish_reason), false) as cut_off,
-    md5(coalesce(last.output_ids::varchar, last.output_text)) as output_hash
+    md5(coalesce(last.output_ids::varchar, said(last.output_text, last.output_message)))
+        as output_hash
 from trajectories as t
 join (
     select * from turns
-    qualify row_number() over (partition by project, experiment, step, trace_id order by seq desc) = 1
+    qualify row_number() over (
+        partition by project, experiment, step, trace_id order by seq desc, batch_index desc
+    ) = 1
 ) as last on last.trace_id = t.trace_id and last.step is not distinct from t.step;
 
 -- Whether a text is nothing but white space and the marks by which models end a turn or a sequence.
@@ -488,7 +565,7 @@ select
     t.validate,
     coalesce(is_cut_off(s.finish_reason), false)
         or coalesce(t.attributes ->> '$.truncated' = 'true', false) as truncated,
-    coalesce(says_nothing(s.output_text), len(s.output_ids) = 0, false) as empty,
+    coalesce(says_nothing(s.output), len(s.output_ids) = 0, false) as empty,
     s.output_hash is not null and t.group_key is not null
         and count(*) over (
             partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_key,
@@ -500,11 +577,12 @@ from stored.flagged as t
 join (
     select
         project, experiment, run_id, step, trace_id,
-        arg_max_null(finish_reason, seq) filter (is_turn) as finish_reason,
-        arg_max_null(s.output_ids, seq) filter (is_turn) as output_ids,
-        arg_max_null(s.output_text, seq) filter (is_turn) as output_text,
-        md5(arg_max_null(coalesce(s.output_ids::varchar, s.output_text), seq) filter (is_turn))
-            as output_hash,
+        arg_max_null(finish_reason, place) filter (is_turn) as finish_reason,
+        arg_max_null(s.output_ids, place) filter (is_turn) as output_ids,
+        arg_max_null(said(s.output_text, s.output_message), place) filter (is_turn) as output,
+        md5(arg_max_null(
+            coalesce(s.output_ids::varchar, said(s.output_text, s.output_message)), place
+        ) filter (is_turn)) as output_hash,
         count(*) filter (status = 'error' and kind = 'tool') as tool_errors,
         max(
             coalesce(
@@ -512,7 +590,7 @@ join (
                 repetition_of(string_split_regex(s.output_text, '\s+'), 4)
             )
         ) filter (is_turn) as repetition
-    from stored.calls as s
+    from (select *, row(seq, coalesce(batch_index, 0)) as place from stored.calls) as s
     group by project, experiment, run_id, step, trace_id
     having bool_or(is_turn)
 ) as s on s.trace_id = t.trace_id and s.step is not distinct from t.step

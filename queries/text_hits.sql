@@ -3,8 +3,8 @@
 -- plot: x=step y=hit_rate by=run_id
 -- needs: text=… or regex=… <- select 1 where $text is not null or $regex is not null
 -- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
--- A rollout hits when one of its turns does. Rollouts without a generation, validation and superseded
--- attempts are left out.
+-- A rollout hits when one of its turns does, by its text, its reasoning, or the name or arguments of a
+-- tool that it calls. Rollouts without a generation, validation and superseded attempts are left out.
 select
     t.experiment,
     t.run_id,
@@ -21,10 +21,10 @@ join (
         trace_id,
         step,
         bool_or(
-            coalesce(contains(output_text, $text::varchar), false)
-            or coalesce(regexp_matches(output_text, $regex::varchar), false)
+            coalesce(contains(generated, $text::varchar), false)
+            or coalesce(regexp_matches(generated, $regex::varchar), false)
         ) as hit
-    from turns
+    from (select *, said(output_text, output_message) as generated from turns)
     group by trace_id, step
 ) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
 where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)

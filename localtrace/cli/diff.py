@@ -87,8 +87,8 @@ def _letter(number: int) -> str:
 def _about(one: Trajectory) -> str:
     places = ((key, getattr(one, key)) for key in ("step", "sample_index", "rollout_n", "reward"))
     given = [f"{key} {value}" for key, value in places if value is not None]
-    turns = sum(span.is_turn for span in one.spans)
-    return f"{one.trace_id}  {', '.join([*given, f'{turns} turns', one.status])}"
+    turns = f"{len(one.turns)} turns"
+    return f"{one.trace_id}  {', '.join([*given, turns, one.status])}"
 
 
 def _compared(

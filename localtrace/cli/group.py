@@ -39,7 +39,7 @@ select
     (end_ns - start_ns) / 1e9 as duration_s, finish_type(a.reason) as finish_reason, attributes
 from trajectories as t
 left join (
-    select trace_id, arg_max_null(finish_reason, seq) as reason
+    select trace_id, arg_max_null(finish_reason, row(seq, coalesce(batch_index, 0))) as reason
     from stored.spans
     where is_turn and step is not distinct from $step and trace_id in (select unnest($trace_ids))
     group by trace_id

@@ -116,7 +116,7 @@ class _Telling:
     def __init__(
         self, store: Store, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool
     ) -> None:
-        self._spans = trajectory.spans
+        self._spans = trajectory.every_span
         self._turns = conversation_of(store, trajectory).turns if text else {}
         self._text, self._ids, self._logprobs = text, ids, logprobs
 
@@ -158,7 +158,7 @@ def _tree(trajectory: Trajectory) -> Iterator[str]:
     """One line per call: what it is, how long it took, and what a turn read and wrote."""
     number = 0
     yield ""
-    for depth, span in _with_depth(trajectory.spans):
+    for depth, span in _with_depth(trajectory.every_span):
         more = ""
         if span.is_turn:
             read, written = (

@@ -67,8 +67,7 @@ def conversation(store: Store, trajectory: Trajectory) -> Iterator[str]:
     if "fate" in outcomes:
         facts.append(str(outcomes["fate"].text))
     yield f"  {', '.join(facts)}  ({trajectory.trace_id})"
-    turns = [span for span in trajectory.spans if span.is_turn]
-    question = store.decode(trajectory.run_id, turns[0].prompt_ids or []) or ""
+    question = store.decode(trajectory.run_id, trajectory.turns[0].prompt_ids or []) or ""
     yield _line("user", question.removeprefix("<user>").removesuffix("<assistant>"))
     for span in trajectory.spans:
         yield from _call(span)

@@ -6,7 +6,9 @@
      "outcomes": [{"name", "value", "step", "time_ns", "source"}, …],
      "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns",
                 "is_turn", "inputs", "outputs", "messages", "prompt_ids", "prompt_text",
-                "output_ids", "output_text", "output_logprobs", "finish_reason"}, …]}
+                "output_ids", "output_text", "output_message", "output_logprobs",
+                "finish_reason", "batch_index"}, …],
+     "generations": [{the same for each generation of a call that was several}, …]}
 
 Fields mean what the columns of the same names do; what is unknown is null. Lists that have a field
 of their own are left out of `inputs` and `outputs`. Where JSON has no word for a value (NaN, bytes,
@@ -28,7 +30,8 @@ _HEAD = (
 )  # fmt: skip
 _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
-    "messages", "prompt_ids", "output_ids", "output_text", "output_logprobs", "finish_reason",
+    "messages", "prompt_ids", "output_ids", "output_text", "output_message", "output_logprobs",
+    "finish_reason", "batch_index",
 )  # fmt: skip
 
 
@@ -36,7 +39,8 @@ def line(trajectory: Trajectory, decode: Decode) -> bytes:
     """The line of a trajectory, its line end included."""
     fields = {name: getattr(trajectory, name) for name in _HEAD}
     fields["outcomes"] = [_outcome(outcome) for outcome in trajectory.outcomes]
-    fields["spans"] = [_call(span, trajectory.run_id, decode) for span in trajectory.spans]
+    for name, spans in (("spans", trajectory.spans), ("generations", trajectory.generations)):
+        fields[name] = [_call(span, trajectory.run_id, decode) for span in spans]
     return to_json(fields).encode() + b"\n"
 
 

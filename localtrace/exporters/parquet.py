@@ -40,14 +40,15 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
         "error": _TEXT, "start_ns": _INT, "end_ns": _INT, "is_turn": _FLAG, "inputs": _TEXT,
         "outputs": _TEXT, "messages": _TEXT, "prompt_ids": pa.list_(pa.int32()),
         "prompt_text": _TEXT, "output_ids": pa.list_(pa.int32()),
-        "output_logprobs": pa.list_(pa.float32()), "output_text": _TEXT, "finish_reason": _TEXT,
+        "output_logprobs": pa.list_(pa.float32()), "output_text": _TEXT, "output_message": _TEXT,
+        "finish_reason": _TEXT,
     },
     "outcomes": {
         "name": _TEXT, "time_ns": _INT, "number": _REAL, "text": _TEXT,
         "values": pa.list_(pa.float32()), "source": _TEXT,
     },
 }  # fmt: skip
-_OWN["turns"] = {"turn": _INT, **_OWN["spans"]}
+_OWN["turns"] = {"turn": _INT, "batch_index": _INT, **_OWN["spans"]}
 _SAME = ("span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "end_ns", "is_turn",
          "prompt_ids", "output_ids", "output_logprobs", "output_text", "finish_reason")  # fmt: skip
 
@@ -93,7 +94,7 @@ class Rows:
 
 def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
     names = ("name", "status", "error", "start_ns", "end_ns")
-    turns = [span for span in trajectory.spans if span.is_turn]
+    turns = trajectory.turns
     yield {
         **{name: getattr(trajectory, name) for name in names},
         "span_count": len(trajectory.spans),
@@ -105,9 +106,9 @@ def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, An
 
 
 def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
-    turns = (span for span in trajectory.spans if span.is_turn)
-    for number, turn in enumerate(turns):
-        yield {"turn": number, **_call(turn, trajectory.run_id, decode)}
+    for number, turn in enumerate(trajectory.turns):
+        row = _call(turn, trajectory.run_id, decode)
+        yield {"turn": number, "batch_index": turn.batch_index, **row}
 
 
 def _spans(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
@@ -122,6 +123,7 @@ def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
         "inputs": to_json(inputs),
         "outputs": to_json(outputs),
         "messages": None if span.messages is None else to_json(span.messages),
+        "output_message": None if span.output_message is None else to_json(span.output_message),
         "prompt_text": prompt_text(span, run_id, decode),
     }
 

@@ -56,7 +56,7 @@ class Rows:
 
     def lines(self, trajectory: Trajectory) -> bytes:
         """The lines of a trajectory."""
-        turns = generations(trajectory.spans)
+        turns = generations(trajectory)
         self.left_out[NO_TURN] += not turns
         done = [turn for turn in turns if turn.status == "ok"]
         self.left_out[FAILED] += len(turns) - len(done)

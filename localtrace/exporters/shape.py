@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from localtrace.schema import (
 )
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import tokenizer_of
-from localtrace.types import Outcome, Span
+from localtrace.types import Outcome, Span, Trajectory
 
 if TYPE_CHECKING:
     from localtrace.reader import Store
@@ -66,11 +66,17 @@ def given_text(span: Span) -> str | None:
     """What a call generated, where its result says it as text: usually without special tokens."""
     if isinstance(span.outputs, str):
         return span.outputs
+    if span.output_message is not None:
+        content = span.output_message.get("content")
+        return content if isinstance(content, str) else None
     return named_text(span.outputs, OUTPUT_TEXT_NAMES)
 
 
 def given_tool_calls(span: Span) -> list[Any] | None:
     """The tools that a call's result says that the model called, as engines write them."""
+    if span.output_message is not None:
+        said = span.output_message.get("tool_calls")
+        return said if isinstance(said, list) and said else None
     outputs = span.outputs if isinstance(span.outputs, dict) else {}
     choices = outputs.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -101,14 +107,13 @@ def plain_decoder(store: Store) -> Decode:
     return decode
 
 
-def generations(spans: Sequence[Span]) -> list[Span]:
+def generations(trajectory: Trajectory) -> list[Span]:
     """The turns; where there is none, the outermost calls that went from text to text.
 
     Such as functions that return what was generated as bare text, which are no turns.
     """
-    turns = [span for span in spans if span.is_turn]
-    outermost = (span for span in spans if span.parent_id is None)
-    return turns or [
+    outermost = (span for span in trajectory.spans if span.parent_id is None)
+    return trajectory.turns or [
         span
         for span in outermost
         if (given_text(span) is not None or given_tool_calls(span) is not None)

@@ -18,11 +18,11 @@ from localtrace.recorder import Recorder
 from localtrace.store.records import (
     STATUSES,
     Begin,
-    Call,
     End,
     Head,
     Kind,
     MetricsRecord,
+    SpanCall,
     TurnCall,
 )
 from localtrace.store.writer import Item
@@ -96,7 +96,7 @@ def digest_id(size_bytes: int, *parts: str | bytes) -> bytes:
 
 def call_item(recorder: Recorder, rollout: Rollout, call: CallIn) -> Item:
     """The record of one call."""
-    kind, shape = (Kind.TURN, TurnCall) if call.takes_prompt else (Kind.SPAN, Call)
+    kind, shape = (Kind.TURN, TurnCall) if call.takes_prompt else (Kind.SPAN, SpanCall)
     record = shape(
         head=_head(recorder, rollout),
         span_id=call.span_id,

@@ -19,9 +19,16 @@ import msgspec
 
 from localtrace.schema import MESSAGE_NAMES, PROMPT_NAMES
 from localtrace.store.checksum import crc32
-from localtrace.store.encoded import first_named, list_bytes, list_elements, raw_map
+from localtrace.store.encoded import (
+    first_named,
+    is_list_of_lists,
+    list_bytes,
+    list_elements,
+    raw_map,
+)
 from localtrace.store.records import Call, Delta, TurnCall
-from localtrace.store.turns import Fields, TurnTotals, output_elements
+from localtrace.store.results import Fields, output_elements
+from localtrace.store.turns import TurnTotals
 
 CHAIN_MAX = 16
 """A chain of turns, from its whole prompt on, has at most this many links."""
@@ -77,13 +84,13 @@ class DeltaWriter:
         """
         call = _TURN_DECODER.decode(record)
         inputs, outputs = raw_map(call.inputs) or {}, raw_map(call.outputs)
-        totals.settle(call, outputs)
+        made = totals.settle(call, inputs)
         call.deltas = self._deltas(key, call, inputs, output_elements(outputs))
         if call.deltas:
             rest = inputs | dict.fromkeys((delta.name for delta in call.deltas), _NIL)
             call.inputs = msgspec.Raw(_ENCODER.encode(rest))
         if not counted:
-            totals.add(call, inputs, outputs)
+            totals.add(call, inputs, made)
         return _ENCODER.encode(call)
 
     def _deltas(
@@ -93,7 +100,7 @@ class DeltaWriter:
         for names, following in ((PROMPT_NAMES, output), (MESSAGE_NAMES, None)):
             name = first_named(inputs, names)
             listed = list_elements(bytes(inputs[name])) if name else None
-            if name is None or listed is None:
+            if name is None or listed is None or is_list_of_lists(inputs[name]):
                 continue
             delta, links = self._delta(key, name, *listed)
             deltas.append(delta)

@@ -11,6 +11,7 @@ from localtrace import codec
 from localtrace.arrays import read_array
 
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def list_elements(data: bytes) -> tuple[int, bytes] | None:
@@ -58,6 +59,27 @@ def raw_map(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
         return _MAP_DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def raw_items(data: bytes | msgspec.Raw) -> list[msgspec.Raw] | None:
+    """The items of an encoded list, still encoded; None for anything else."""
+    if list_elements(bytes(memoryview(data)[:1])) is None:
+        return None
+    try:
+        return _LIST_DECODER.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def is_list_of_lists(data: bytes | msgspec.Raw) -> bool:
+    """Whether it is an encoded list whose first item is a list or an array."""
+    listed = list_elements(bytes(memoryview(data)[:6]))
+    if listed is None or not listed[0] or not listed[1]:
+        return False
+    if listed[1][0] < 0x80:  # most lists are of small numbers
+        return False
+    items = raw_items(data)
+    return any(map(is_list, (items or [])[:1]))
 
 
 def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -> str | None:

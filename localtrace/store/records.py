@@ -130,6 +130,8 @@ class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One of KINDS, where the recording code says it."""
     has_turns: bool = False
     """True where turns were made inside it, in the same process."""
+    turns: int | None = None
+    """How many generations it was; None where an older version wrote it."""
 
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):

@@ -16,7 +16,6 @@ import msgspec
 
 from localtrace import codec
 from localtrace.rules import Rules
-from localtrace.schema import FINISH_NAMES
 from localtrace.store.encoded import raw_map
 from localtrace.store.journal import (
     JournalFile,
@@ -37,7 +36,7 @@ from localtrace.store.records import (
     TurnCall,
     decode_envelope,
 )
-from localtrace.store.turns import named_value, with_details
+from localtrace.store.results import Fields, finish_reason, results
 from localtrace.store.values import as_number, outcome_items
 
 RulesOf = Callable[[str, int], Rules | None]
@@ -204,11 +203,14 @@ def new_rollout(context: Context, begin: Begin) -> Rollout:
 def _note_call(rollout: Rollout, call: Call, rules: Rules) -> None:
     rollout.failed |= call.status != _OK
     if rules.truncated and isinstance(call, TurnCall):
-        fields = with_details(raw_map(call.outputs) or {})
-        reason = named_value(fields, FINISH_NAMES)
-        if isinstance(reason, dict):  # SGLang's
-            reason = reason.get("type")
-        rollout.truncated |= str(reason).lower() in _TRUNCATIONS
+        rollout.truncated |= any(map(_is_cut_off, results(call.outputs)))
+
+
+def _is_cut_off(fields: Fields) -> bool:
+    reason = finish_reason(fields)
+    if isinstance(reason, dict):  # SGLang's
+        reason = reason.get("type")
+    return str(reason).lower() in _TRUNCATIONS
 
 
 def _note_end(rollout: Rollout, end: End) -> None:

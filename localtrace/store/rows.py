@@ -28,9 +28,9 @@ from localtrace.store.records import (
     TurnCall,
     decode_envelope,
 )
-from localtrace.store.spans import SpanReader, head_columns, started_at, valid_text
+from localtrace.store.spans import SpanReader, head_columns, started_at
 from localtrace.store.tokenizers import Decode
-from localtrace.store.values import as_list, as_number, outcome_items
+from localtrace.store.values import as_list, as_number, outcome_items, valid_text
 
 _TRUE = msgspec.Raw(b"\xc3")
 
@@ -115,7 +115,8 @@ class _JournalReader:
         if isinstance(record, SpanCall | TurnCall):
             self._note_prompt(record)
             if record.head.trace_id not in self._rows.left_out:
-                columns["spans"].add(common | self._spans.row(record, envelope.context.run_id))
+                for row in self._spans.rows(record, envelope.context.run_id):
+                    columns["spans"].add(common | row)
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):

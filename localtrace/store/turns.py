@@ -1,4 +1,4 @@
-"""What makes a call a turn, and what identifies a prompt.
+"""What makes a call a turn, or several.
 
 The writer thread counts turns by these functions and the sealer marks rows by them, both on encoded
 bytes, so `turn_count` and `is_turn` agree.
@@ -6,118 +6,135 @@ bytes, so `turn_count` and `is_turn` agree.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from localtrace import codec
-from localtrace.arrays import EXT
-from localtrace.schema import (
-    DETAIL_NAMES,
-    DROPPED_NAMES,
-    FINISH_NAMES,
-    MASK_NAMES,
-    MESSAGE_NAMES,
-    OUTPUT_NAMES,
-    OUTPUT_TEXT_NAMES,
-    PROMPT_NAMES,
-    PROMPT_TEXT_NAMES,
-)
+from localtrace.schema import DROPPED_NAMES, OUTPUT_TEXT_NAMES
 from localtrace.store.encoded import (
-    first_named,
     is_list,
-    list_bytes,
-    list_elements,
+    is_list_of_lists,
     listed_elements,
+    raw_items,
     raw_map,
 )
+from localtrace.store.prompts import batched_prompts, has_prompt, prompt_hash
 from localtrace.store.records import Call, SpanCall, TurnCall
-
-Fields = dict[str, msgspec.Raw]
-"""Arguments or a result by name, still encoded."""
-_HASH_BYTES = 16
-_NOTHING = (b"\xc0", b"\x80", b"\x90")
-"""Nil, and an empty map or list."""
-
-
-def with_details(fields: Fields) -> Fields:
-    """The fields of a result, with what engines and trainers put one level deeper."""
-    found: Fields = {}
-    for name in DETAIL_NAMES:
-        if name in fields:
-            found |= raw_map(fields[name]) or {}
-    return found | fields
+from localtrace.store.results import (
+    GENERATIONS_MAX,
+    Fields,
+    finish_reason,
+    generated_count,
+    has_ids,
+    message_of,
+    named_text,
+    of_map,
+    results,
+)
 
 
-def named_value(fields: Fields, names: tuple[str, ...]) -> Any:
-    """The first of `names` that is a field, decoded; None where none is."""
-    name = first_named(fields, names)
-    return None if name is None else codec.decode(fields[name])
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One of the generations that a call was."""
+
+    outputs: Fields
+    """What the result says of it."""
+    prompt: Fields | None = None
+    """Its own prompt, where the call took several; empty: unknown. None: the call's."""
+    index: int | None = None
+    """Place among those of the call; None: the call is this one generation."""
 
 
-def output_elements(outputs: Fields | None) -> tuple[int, bytes] | None:
-    """Count and bytes of the ids that a result says were generated."""
-    name = first_named(outputs, OUTPUT_NAMES)
-    return None if outputs is None or name is None else listed_elements(outputs[name])
+def generations(call: Call, inputs: Fields) -> list[Generation]:
+    """Return the generations that a call was, in order; none where it was no turn.
 
-
-def generated_count(outputs: Fields | None) -> int | None:
-    """How many of the ids of a result the model generated, which a mask may say; None: no ids."""
-    listed = output_elements(outputs)
-    if listed is None:
-        return None
-    name = first_named(outputs, MASK_NAMES)
-    mask = listed_elements(outputs[name]) if outputs and name else None
-    if mask is None or mask[0] != listed[0]:
-        return listed[0]
-    return sum(map(bool, msgspec.msgpack.decode(list_bytes(*mask))))
-
-
-def generated_text(outputs: Fields) -> str | None:
-    """What a result says was generated, as text."""
-    return _named_text(outputs, OUTPUT_TEXT_NAMES)
-
-
-def is_turn(call: Call, outputs: Fields | None) -> bool:
-    """Whether a call that takes a prompt was one model generation.
-
-    Its result says which ids were generated, or why generation stopped; or there was a prompt and
-    the result, a map, says which text came of it.
+    One that takes a prompt is a turn if its result says which ids were generated, or why generation
+    stopped; or if there was a prompt and the result says which text, reasoning or calls of tools
+    came of it. A call that took a list of prompts, or whose result holds several choices, is as
+    many turns. A bare text or a bare list is none unless the call is said to be a generation.
 
     Args:
-        outputs: the fields of its result; None where it has none.
+        inputs: its arguments; those that became deltas may be missing.
     """
-    if not isinstance(call, TurnCall) or call.detail or outputs is None:
-        return False
-    if call.kind not in (None, "generation"):
-        return False
-    return (
-        _has_ids(outputs)
-        or named_value(with_details(outputs), FINISH_NAMES) is not None
-        or (_has_prompt(call) and generated_text(outputs) is not None)
-    )
+    if not isinstance(call, TurnCall) or not _may_be_turn(call):
+        return []
+    if call.turns is None:
+        return _counted_by_version_2(call)
+    return _made(call, inputs) if call.turns else []
 
 
-def prompt_hash(inputs: Fields) -> bytes | None:
-    """Identity of a prompt, 16 bytes; None where there is none, or its content is unknown.
+def _may_be_turn(call: TurnCall) -> bool:
+    return not call.detail and call.kind in (None, "generation")
 
-    The blake2b of what kind it is and of its elements, and of the images and the like beside it.
-    The same prompt has the same one wherever it is recorded. Token ids, messages and text of one
-    prompt have different ones.
-    """
-    try:
-        prompt = _prompt(inputs)
-        if prompt is None:
-            return None
-        digest = hashlib.blake2b(prompt, digest_size=_HASH_BYTES)
-        for name in sorted(DROPPED_NAMES.intersection(inputs)):
-            if bytes(inputs[name]) not in _NOTHING:
-                digest.update(codec.encode(name) + _canonical(inputs[name]))
-    except (_Unknown, msgspec.MsgspecError, RecursionError):
+
+def _made(call: TurnCall, inputs: Fields) -> list[Generation]:
+    is_said = call.kind == "generation"
+    fields = raw_map(call.outputs)
+    found = results(call.outputs) if fields is None else of_map(fields)
+    if fields is None and is_said:
+        found = _bare(call.outputs) or found
+    prompts = batched_prompts(inputs)
+    is_alone = prompts is None and (fields is not None or (is_said and len(found) == 1))
+    if is_alone and len(found) == 1:
+        counts = _is_generation(found[0], text_counts=is_said or _has_prompt(call))
+        return [Generation(found[0])] if counts else []
+    if fields is None and prompts is None and not all(finish_reason(one) for one in found):
+        return []  # they may be the pieces of a stream
+    per_prompt, rest = divmod(len(found), len(prompts or found or (None,)))
+    text_counts = is_said or (not rest and (prompts is not None or _has_prompt(call)))
+    return [
+        Generation(one, _own_prompt(prompts, index, per_prompt, rest), index)
+        for index, one in enumerate(found)
+        if _is_generation(one, text_counts=text_counts)
+    ]
+
+
+def _own_prompt(
+    prompts: list[Fields] | None, index: int, per_prompt: int, rest: int
+) -> Fields | None:
+    """Several samples of a prompt follow one another; of other numbers nobody knows whose."""
+    if prompts is None:
         return None
-    return digest.digest()
+    return {} if rest else prompts[index // per_prompt]
+
+
+def _counted_by_version_2(call: TurnCall) -> list[Generation]:
+    """Old records do not say how many; the totals of their trajectories count these."""
+    fields = raw_map(call.outputs)
+    if fields is None:
+        return []
+    is_text = _has_prompt(call) and named_text(fields, OUTPUT_TEXT_NAMES) is not None
+    is_turn = is_text or has_ids(fields) or finish_reason(fields) is not None
+    return [Generation(fields)] if is_turn else []
+
+
+def _has_prompt(call: Call) -> bool:
+    return bool(call.deltas) or has_prompt(raw_map(call.inputs) or {})
+
+
+def _is_generation(fields: Fields, *, text_counts: bool) -> bool:
+    if has_ids(fields) or finish_reason(fields) is not None:
+        return True
+    message = message_of(fields) if text_counts else None
+    return message is not None and not message.is_empty
+
+
+def _bare(outputs: msgspec.Raw) -> list[Fields]:
+    """Texts or lists of ids without a name."""
+    items = raw_items(outputs)
+    if not items or isinstance(codec.decode(items[0]), int):
+        return _bare_one(outputs)
+    found = [_bare_one(item) for item in items[:GENERATIONS_MAX]]
+    return [fields for one in found for fields in one] if all(found) else []
+
+
+def _bare_one(value: msgspec.Raw) -> list[Fields]:
+    if is_list(value) and not is_list_of_lists(value):
+        listed = listed_elements(value)
+        first = codec.decode(value)[:1] if listed and listed[0] else []
+        return [{"output_ids": value}] if all(isinstance(one, int) for one in first) else []
+    return [{"text": value}] if isinstance(codec.decode(value), str) else []
 
 
 @dataclass(slots=True)
@@ -132,32 +149,38 @@ class TurnTotals:
     around: set[int] = field(default_factory=set)
     """Span ids of the calls that turns were made in."""
 
-    def settle(self, call: TurnCall, outputs: Fields | None) -> None:
-        """Say whether turns are inside a call; it is then no turn of its own.
+    def settle(self, call: TurnCall, inputs: Fields) -> list[Generation]:
+        """Say in the record how many generations a call was, and whether turns are inside it.
 
-        One that says which ids it generated always is.
-        """
-        call.has_turns = call.span_id in self.around
-        if call.has_turns and not _has_ids(outputs):
-            call.detail = True
-
-    def add(self, call: TurnCall, inputs: Fields, outputs: Fields | None) -> None:
-        """Count a call that takes a prompt, if it is a turn.
+        With turns inside, it is none itself, unless it says which ids it generated.
 
         Args:
             inputs: its arguments, as they were before deltas.
         """
+        call.has_turns = call.span_id in self.around
+        made = _made(call, inputs) if _may_be_turn(call) else []
+        if call.has_turns and not any(has_ids(one.outputs) for one in made):
+            call.detail, made = True, []
+        call.turns = len(made)
+        return made
+
+    def add(self, call: TurnCall, inputs: Fields, made: list[Generation]) -> None:
+        """Count the generations of a call, as `settle` gave them."""
         self.pass_on(call)
-        if not is_turn(call, outputs):
+        if not made:
             return
         if self.turns == 0:
-            self.prompt_hash = call.prompt_hash = prompt_hash(inputs)
-        generated = generated_count(outputs)
-        if generated is not None:
-            self.output_tokens = (self.output_tokens or 0) + generated
+            prompt = made[0].prompt
+            beside = {name: inputs[name] for name in DROPPED_NAMES.intersection(inputs)}
+            self.prompt_hash = prompt_hash(inputs if prompt is None else beside | prompt)
+            call.prompt_hash = self.prompt_hash
+        counts = [generated_count(one.outputs) for one in made]
+        known = [count for count in counts if count is not None]
+        if known:
+            self.output_tokens = (self.output_tokens or 0) + sum(known)
         elif self.turns == 0:
             self.output_tokens = None
-        self.turns += 1
+        self.turns += len(made)
         if call.parent_id is not None:
             self.around.add(call.parent_id)
 
@@ -171,63 +194,3 @@ class TurnTotals:
         if call.has_turns and call.parent_id is not None:
             self.around.add(call.parent_id)
         return call.has_turns
-
-
-def _has_ids(outputs: Fields | None) -> bool:
-    name = first_named(outputs, OUTPUT_NAMES)
-    return outputs is not None and name is not None and is_list(outputs[name])
-
-
-def _has_prompt(call: Call) -> bool:
-    inputs = raw_map(call.inputs) or {}
-    listed = any(is_list(inputs[name]) for name in PROMPT_NAMES + MESSAGE_NAMES if name in inputs)
-    return bool(call.deltas) or listed or _named_text(inputs, PROMPT_TEXT_NAMES) is not None
-
-
-def _named_text(fields: Fields, names: tuple[str, ...]) -> str | None:
-    """The first of `names` that is a text."""
-    values = (codec.decode(fields[name]) for name in names if name in fields)
-    return next((value for value in values if isinstance(value, str)), None)
-
-
-class _Unknown(Exception):
-    """A value was left out, and nothing tells it from another one."""
-
-
-def _prompt(inputs: Fields) -> bytes | None:
-    """What a prompt is known by; kinds cannot be taken for each other.
-
-    Raises:
-        _Unknown: a part of it was left out.
-    """
-    for name in PROMPT_NAMES:
-        ids = listed_elements(inputs[name]) if name in inputs else None
-        if ids is not None and ids[0]:
-            return b"ids\0" + ids[1]
-    for name in MESSAGE_NAMES:
-        messages = list_elements(_canonical(inputs[name])) if name in inputs else None
-        if messages is not None and messages[0]:
-            return b"messages\0" + messages[1]
-    text = _named_text(inputs, PROMPT_TEXT_NAMES)
-    return None if text is None else b"text\0" + text.encode("utf-8", "surrogatepass")
-
-
-def _canonical(data: msgspec.Raw) -> bytes:
-    """The same for maps that differ in the order of their keys only, where these are text."""
-    value = _DECODER.decode(data)
-    try:
-        return _SORTED.encode(value)
-    except TypeError:
-        return bytes(data)
-
-
-def _ext_hook(code: int, data: memoryview) -> msgspec.msgpack.Ext:
-    if code == EXT:
-        kind, *parts = msgspec.msgpack.decode(data)
-        if kind == "omitted" and parts[-1] is None:  # without a checksum
-            raise _Unknown
-    return msgspec.msgpack.Ext(code, bytes(data))
-
-
-_DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
-_SORTED = msgspec.msgpack.Encoder(order="deterministic")

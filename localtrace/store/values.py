@@ -25,6 +25,11 @@ def as_number(value: Any) -> float | None:
         return None
 
 
+def valid_text(value: str) -> str:
+    """Without lone surrogates, which no column of text can hold."""
+    return value.encode("utf-8", "replace").decode()
+
+
 def outcome_items(record: OutcomeRecord, name: str) -> Iterator[tuple[str, Any]]:
     """The outcome `name` of each trajectory that has one, as (trace id, value).
 

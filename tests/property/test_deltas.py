@@ -156,7 +156,9 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
 
 
 def listed_arguments(turn: Turn) -> dict[str, list[Any]]:
-    return {name: turn.inputs[name] for name in ("prompt_ids", "messages") if name in turn.inputs}
+    """Prompt and messages; a list of lists is a batch, which stays in the arguments."""
+    named = {name: turn.inputs[name] for name in ("prompt_ids", "messages") if name in turn.inputs}
+    return {name: value for name, value in named.items() if not (value and type(value[0]) is list)}
 
 
 # -- what is read back ---------------------------------------------------------------------
@@ -184,7 +186,8 @@ def check_rows(journals: Sequence[Journal]) -> int:
     for journal in journals:
         journal.add_to(rows)
     assert rows.damage.records == 0
-    spans = rows.columns["spans"].table().to_pylist()
+    every = rows.columns["spans"].table().to_pylist()
+    spans = [row for row in every if row["batch_index"] is None]
     turns = {turn.span_id: turn for journal in journals for turn in journal.turns}
     assert len(spans) == len(turns)
     lost = 0
@@ -264,7 +267,7 @@ def test_rewriting_changes_nothing_but_the_lists(turns: list[Turn]) -> None:
     (journal,) = write(turns)
     for call, turn in zip(calls_of(journal), turns, strict=True):
         rest = dict.fromkeys(listed_arguments(turn)) if call.deltas else {}
-        assert decode(call.inputs) == decode(encode(turn.inputs | rest))
+        assert encode(decode(call.inputs)) == encode(decode(encode(turn.inputs | rest)))
         assert bytes(call.outputs) == encode(turn.outputs)
 
 

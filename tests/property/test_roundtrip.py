@@ -129,8 +129,14 @@ def test_messages_with_any_values_are_rebuilt(
     with recorded(tmp_path_factory.mktemp("store")) as layout, localtrace.trajectory(step=1):
         for dialogue in dialogues:
             chat(dialogue)
-    spans = sorted(rows_of(layout, "spans"), key=lambda row: row["seq"])
-    rebuilt = list(whole_messages(spans).values())
+    rows = [row for row in rows_of(layout, "spans") if row["batch_index"] is None]
+    spans = sorted(rows, key=lambda row: row["seq"])
+    whole = whole_messages(spans)
+    # A list of lists is several prompts, which stay among the arguments.
+    rebuilt = [
+        whole[row["span_id"]] if row["messages_name"] else from_json(row["inputs"])["messages"]
+        for row in spans
+    ]
     for dialogue, found in zip(dialogues, rebuilt, strict=True):
         # A NaN whose payload JSON cannot hold fails the checksum: then the list is lost, not wrong.
         assert found is None or same(found, normal(dialogue))
@@ -189,7 +195,8 @@ def test_logprobs_that_are_not_numbers_stay_in_the_outputs(tmp_path: Path) -> No
 def test_ids_that_a_column_cannot_hold_stay_in_the_json(tmp_path: Path, ids: Any) -> None:
     with recorded(tmp_path) as layout, localtrace.trajectory(step=1):
         generate(ids, {"output_ids": ids, "finish_reason": "stop"})
-    for (row,) in before_and_after_sealing(layout, "spans"):
+    for rows in before_and_after_sealing(layout, "spans"):
+        (row,) = [row for row in rows if row["batch_index"] is None]
         assert from_json(row["inputs"])["prompt_ids"] == ids
         assert from_json(row["outputs"]) == {"output_ids": ids, "finish_reason": "stop"}
         assert row["prompt_ids"] is row["output_ids"] is None

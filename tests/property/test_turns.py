@@ -16,14 +16,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtrace.codec import ValueEncoder, encode
+from localtrace.codec import ValueEncoder, encode, from_json
 from localtrace.schema import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.store.deltas import DeltaWriter
 from localtrace.store.encoded import raw_map
 from localtrace.store.journal import Frames, JournalStatus
+from localtrace.store.prompts import prompt_hash
 from localtrace.store.records import Head, TurnCall
 from localtrace.store.rows import JournalRows
-from localtrace.store.turns import TurnTotals, prompt_hash
+from localtrace.store.turns import TurnTotals
 
 KINDS: dict[str, Callable[[list[int]], Any]] = {
     "tuple": tuple,
@@ -93,7 +94,7 @@ def test_a_hash_is_what_the_format_says_in_every_process() -> None:
     program = (
         "from localtrace.codec import encode\n"
         "from localtrace.store.encoded import raw_map\n"
-        "from localtrace.store.turns import prompt_hash\n"
+        "from localtrace.store.prompts import prompt_hash\n"
         f"for inputs in ({', '.join(f'dict({inputs})' for inputs in known)}):\n"
         "    print(prompt_hash(raw_map(encode(inputs))).hex())\n"
     )
@@ -153,25 +154,88 @@ def test_images_beside_ids_make_the_prompt_unknown_unless_they_are_kept() -> Non
 # -- turns -------------------------------------------------------------------------------------
 
 prompts = st.none() | st.lists(st.integers(0, 9), max_size=5)
+chats = st.just([{"role": "user", "content": "2 + 2?"}])
 arguments = st.fixed_dictionaries(
     {},
     optional={
-        "prompt_ids": prompts | prompts.filter(bool).map(np.array),
-        "messages": prompts | st.just([{"role": "user"}]),
+        "prompt_ids": prompts
+        | prompts.filter(bool).map(np.array)
+        | st.lists(prompts | prompts.filter(bool).map(np.array), max_size=3),
+        "messages": prompts | chats | st.lists(chats, max_size=3),
+        "prompts": st.lists(prompts | st.text(max_size=3) | chats, max_size=3),
         **{name: st.none() | st.text(max_size=3) | prompts for name in PROMPT_TEXT_NAMES},
     },
 )
 some = st.none() | st.text(max_size=3) | st.lists(st.integers(0, 9), max_size=3)
-results = some | st.fixed_dictionaries(
+calls_of_tools = some | st.lists(
+    st.fixed_dictionaries({"function": some | st.fixed_dictionaries({"arguments": some})}),
+    max_size=2,
+)
+blocks = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "image"])},
+        optional={"text": some, "thinking": some, "input": some, "name": some},
+    ),
+    max_size=3,
+)
+messages_made = st.fixed_dictionaries(
     {},
     optional={
-        "output_ids": some | st.just([2**40]) | st.just(np.array([1, 2])),
-        "finish_reason": some,
-        "meta_info": some | st.fixed_dictionaries({"finish_reason": some}),
-        **dict.fromkeys(OUTPUT_TEXT_NAMES, some),
+        "content": some | blocks,
+        "reasoning_content": some,
+        "tool_calls": calls_of_tools,
+        "function_call": some | st.fixed_dictionaries({"name": some}),
     },
 )
-calls = st.tuples(arguments, results, st.booleans(), st.none() | st.integers(0, 5))
+entries = some | st.lists(st.tuples(st.floats(-9, 0), st.integers(0, 9)).map(list), max_size=3)
+maps = st.fixed_dictionaries(
+    {},
+    optional={
+        "output_ids": some
+        | st.just([2**40])
+        | st.just(np.array([1, 2]))
+        | st.lists(some, max_size=3),
+        "output_logprobs": some | st.lists(st.floats(-9, 0, width=32) | some, max_size=3),
+        "response_mask": some,
+        "finish_reason": some | st.lists(some, max_size=3),
+        "meta_info": some
+        | st.fixed_dictionaries(
+            {"finish_reason": some}, optional={"output_token_logprobs": entries}
+        ),
+        "message": some | messages_made,
+        **dict.fromkeys(OUTPUT_TEXT_NAMES, some | st.lists(st.text(max_size=3), max_size=3)),
+    },
+)
+choices = st.lists(
+    some
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "message": some | messages_made,
+            "delta": some,
+            "text": some,
+            "token_ids": some,
+            "index": some | st.integers(0, 3),
+            "finish_reason": some,
+            "logprobs": some | st.fixed_dictionaries({"content": some | st.lists(
+                st.fixed_dictionaries({"token": some, "logprob": some}), max_size=2
+            )}),
+        },
+    ),
+    max_size=3,
+)  # fmt: skip
+answers = st.fixed_dictionaries(
+    {},
+    optional={"choices": some | choices, "outputs": some | choices, "usage": some, "sglext": some},
+)
+one_result = some | maps | messages_made | answers
+results = (
+    one_result
+    | st.lists(one_result, max_size=4)
+    | one_result.map(lambda body: {"status_code": 200, "body": body})
+)
+kinds = st.sampled_from([None, None, "generation", "tool"])
+calls = st.tuples(arguments, results, st.booleans(), st.none() | st.integers(0, 5), kinds)
 
 
 @settings(deadline=None)
@@ -179,18 +243,61 @@ calls = st.tuples(arguments, results, st.booleans(), st.none() | st.integers(0, 
 def test_as_many_turns_are_counted_as_are_marked(made: list[Any]) -> None:
     writer, totals, rows = DeltaWriter(), TurnTotals(), JournalRows()
     payloads = []
-    for span_id, (inputs, outputs, detail, parent_id) in enumerate(made):
+    for span_id, (inputs, outputs, detail, parent_id, kind) in enumerate(made):
         call = TurnCall(
             Head(bytes(16)), span_id, parent_id, span_id, "generate", 0, 1, 0, None,
-            msgspec.Raw(encode(inputs)), msgspec.Raw(encode(outputs)), [], detail,
+            msgspec.Raw(encode(inputs)), msgspec.Raw(encode(outputs)), [], detail, None, kind,
         )  # fmt: skip
         record = writer.rewrite(bytes(16), msgspec.msgpack.encode(call), totals)
         payloads.append(msgspec.msgpack.encode((("p", "e", "r", 0), span_id, msgspec.Raw(record))))
     rows.add_journal(Frames(payloads), JournalStatus.LAST)
     assert rows.damage.records == 0
     spans = rows.columns["spans"].table().to_pylist()
-    assert sum(span["is_turn"] for span in spans) == totals.turns
+    turns = [span for span in spans if span["is_turn"]]
+    assert len(turns) == totals.turns
     assert all(span["output_text"] is None for span in spans if not span["is_turn"])
+    assert len({span["span_id"] for span in spans}) == len(spans)
+    known = [_generated(turn) for turn in turns if turn["output_ids"] is not None]
+    if totals.output_tokens is not None and None not in known:
+        assert sum(filter(None, known)) <= totals.output_tokens
+    for span in spans:
+        of_call = [one for one in spans if one["batch_index"] is not None
+                   and one["parent_id"] == span["span_id"]]  # fmt: skip
+        assert span["batch_size"] == (len(of_call) or None)
+    assert [_called(span) for span in spans if span["batch_index"] is None] == [
+        _listed([inputs, outputs]) for inputs, outputs, *_ in made
+    ]
+
+
+def _generated(turn: dict[str, Any]) -> int:
+    mask = turn["response_mask"]
+    fits = mask is not None and len(mask) == len(turn["output_ids"])
+    return sum(map(bool, mask)) if fits else len(turn["output_ids"])
+
+
+def _listed(value: Any) -> Any:
+    """A value as it is read back, arrays as lists: columns do not tell them apart."""
+    if isinstance(value, dict):
+        return {name: _listed(item) for name, item in value.items()}
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    return [_listed(item) for item in value] if isinstance(value, list) else value
+
+
+def _called(span: dict[str, Any]) -> list[Any]:
+    """Arguments and result as they were recorded, put together again from a row."""
+    inputs, outputs = (from_json(span[name]) for name in ("inputs", "outputs"))
+    for name, value in (
+        (span["prompt_name"], span["prompt_ids"]),
+        (span["messages_name"], from_json(span["messages"] or "null")),
+    ):
+        if name is not None:
+            inputs[name] = value
+    for name, column in (("output_name", "output_ids"), ("logprobs_name", "output_logprobs"),
+                         ("mask_name", "response_mask")):  # fmt: skip
+        if span[name] is not None:
+            outputs[span[name]] = span[column]
+    read: list[Any] = _listed([inputs, outputs])
+    return read
 
 
 def test_a_call_that_the_disk_refused_is_the_same_the_second_time() -> None:

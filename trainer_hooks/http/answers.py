@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import msgspec
-
-from localtrace.trainer_hooks.http.choices import Generation, of_openai, of_sglang
+from localtrace.responses import decode_json
+from localtrace.store.choices import Generation, of_openai, of_sglang
 from localtrace.trainer_hooks.http.pieces import merge, merge_sglang
 from localtrace.trainer_hooks.http.prompts import GENERATIONS_MAX
-
-_decode = msgspec.json.Decoder().decode
-
-
-def decode_json(data: bytes) -> Any:
-    """Read JSON, also the one with NaN or lone surrogates that Python writes.
-
-    Raises:
-        ValueError, RecursionError: it is none.
-    """
-    try:
-        return _decode(data)
-    except msgspec.DecodeError:
-        return json.loads(data)
 
 
 class Answer:

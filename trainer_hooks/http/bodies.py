@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from localtrace.placeholder import left_out
+from localtrace.store.choices import Generation
 from localtrace.trainer_hooks.http.answers import Answer
-from localtrace.trainer_hooks.http.choices import Generation
 from localtrace.trainer_hooks.http.events import EventReader
 
 _EVENT_STREAM = "text/event-stream"

@@ -16,12 +16,12 @@ from localtrace.capture import OpenCall, begin_call, encode_inputs, new_span_id,
 from localtrace.carried import is_generation, parent
 from localtrace.placeholder import left_out
 from localtrace.recorder import Recorder
+from localtrace.responses import decode_json
 from localtrace.scope import current
 from localtrace.signature import Signature
+from localtrace.store.choices import Generation
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.http.answers import decode_json
 from localtrace.trainer_hooks.http.bodies import AnswerBody, ServerError
-from localtrace.trainer_hooks.http.choices import Generation
 from localtrace.trainer_hooks.http.prompts import Prompts
 
 _Recorded = tuple[dict[str, Any], dict[str, Any] | None, BaseException | None]

@@ -29,7 +29,8 @@ Row: TypeAlias = dict[str, Any]
 _HEAD_COLUMNS = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward")
 _OUTCOME_COLUMNS = ("name", "number", "text", "values", "source")
 _SPAN_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs")
-_SPAN_COLUMNS = (*_SPAN_LISTS, "op", "error", "output_text", "finish_reason")
+_SPAN_COLUMNS = (*_SPAN_LISTS, "op", "error", "output_text", "output_message", "finish_reason")
+_COLUMNS_OF_JSON = ("messages", "output_message")
 _ROW_LISTS = (*_SPAN_LISTS, "response_mask")
 _ROW_COLUMNS = (*_SPAN_COLUMNS, "response_mask", "prompt_text", "weight_version", "sample_index")
 
@@ -50,6 +51,8 @@ class Call:
         for name, value in self.columns.items():
             if name == "messages":
                 self.columns[name] = editor.messages(name, value)
+            elif name == "output_message":
+                self.columns[name] = editor.value(editor.column(name, value))
             else:
                 # A call without its name would be none.
                 self.columns[name] = editor.column("" if name == "op" else name, value)
@@ -62,7 +65,13 @@ class Call:
         if messages is not None:
             messages = [without_ids(message) for message in messages]
         self.inputs, self.outputs = without_ids(inputs), without_ids(outputs)
-        self.columns = {**columns, "messages": messages, "prompt_ids": None, "output_ids": None}
+        self.columns = {
+            **columns,
+            "messages": messages,
+            "output_message": without_ids(columns["output_message"]),
+            "prompt_ids": None,
+            "output_ids": None,
+        }
         return (
             bool(columns["prompt_ids"] or columns["output_ids"])
             or self.inputs is not inputs
@@ -125,7 +134,7 @@ def of_trajectory(trajectory: Trajectory) -> Content:
     return Content(
         trajectory.run_id,
         [_fields(trajectory, (*_HEAD_COLUMNS, "attributes"))],
-        [_of_span(span) for span in trajectory.spans],
+        [_of_span(span) for span in (*trajectory.spans, *trajectory.generations)],
         [_fields(outcome, _OUTCOME_COLUMNS) for outcome in trajectory.outcomes],
     )
 
@@ -140,13 +149,18 @@ def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
             inputs=_put_back(call.inputs, call.columns),
             outputs=_put_back(call.outputs, call.columns),
         )
-        for span, call in zip(trajectory.spans, content.calls, strict=True)
+        for span, call in zip(
+            (*trajectory.spans, *trajectory.generations), content.calls, strict=True
+        )
     ]
+    calls = len(trajectory.spans)
     outcomes = [
         replace(outcome, **edited)
         for outcome, edited in zip(trajectory.outcomes, content.outcomes, strict=True)
     ]
-    return replace(trajectory, **head, spans=spans, outcomes=outcomes)
+    return replace(
+        trajectory, **head, spans=spans[:calls], generations=spans[calls:], outcomes=outcomes
+    )
 
 
 def _fields(record: Any, names: tuple[str, ...]) -> Row:
@@ -227,19 +241,19 @@ class TraceRows:
         for text, ids in (("prompt_text", "prompt_ids"), ("output_text", "output_ids")):
             if row[text] is None and row[ids]:
                 columns[text] = decode(row["run_id"], row[ids])
-        columns["messages"] = self._read(row["messages"])
+        for name in _COLUMNS_OF_JSON:
+            columns[name] = self._read(row[name])
         # Where a prompt cannot be rebuilt, what the turn added can still be read.
         prompt = prompts.get(row["span_id"]) or row["prompt_ids"] or []
         inputs, outputs = self._read(row["inputs"]), self._read(row["outputs"])
         return Call(row["seq"], prompt, columns, inputs, outputs)
 
     def _row(self, row: Row, call: Call) -> Row:
-        columns = {name: value for name, value in call.columns.items() if name != "messages"}
-        new = row | columns
+        new = row | call.columns
         for name, value in (
             ("inputs", call.inputs),
             ("outputs", call.outputs),
-            ("messages", call.columns["messages"]),
+            *((name, call.columns[name]) for name in _COLUMNS_OF_JSON),
         ):
             new[name] = self._written(row[name], value)
         if any(new[name] is None and row[name] is not None for name in _ROW_LISTS):

@@ -22,9 +22,10 @@ def input_messages(turn: Span) -> str | None:
 
 def output_messages(turn: Span) -> str | None:
     """The message that a turn wrote; None where it is not known as text."""
-    if turn.output_text is None:
+    if turn.output_text is None and turn.output_message is None:
         return None
-    message: dict[str, Any] = {"role": "assistant", "parts": [_text(turn.output_text)]}
+    said = turn.output_message or {"role": "assistant", "content": turn.output_text}
+    message = _message(said)
     if turn.finish_reason is not None:
         message["finish_reason"] = turn.finish_reason
     return to_json([message])
@@ -45,7 +46,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _reasoning(message: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    if reasoning := message.get("reasoning_content"):
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         yield {"type": "reasoning", "content": reasoning}
 
 

@@ -1,0 +1,365 @@
+"""A call that generates several answers at once is one call and as many turns, and nothing else."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import random
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import localtrace
+from localtrace.cli import main
+from localtrace.reader import Store, open_store
+from localtrace.store.layout import open_layout
+from localtrace.store.seal import seal
+from localtrace.uploader.redaction import Redaction
+from tests.bundled import bundle
+from tests.recording import Recording
+
+PROMPTS = [[1, 2], [3, 4, 5]]
+CHATS = [[{"role": "user", "content": "2 + 2?"}], [{"role": "user", "content": "3 + 3?"}]]
+TEXTS = ["2 + 2?", "3 + 3?"]
+OUTPUTS: list[dict[str, Any]] = [
+    {"output_ids": [7, 8, 9], "output_logprobs": [-0.5, -1.0, -0.25], "text": "four",
+     "finish_reason": "stop"},
+    {"output_ids": [6], "output_logprobs": [-2.0], "text": "six", "finish_reason": "length"},
+]  # fmt: skip
+SIDE_BY_SIDE = {name: [one[name] for one in OUTPUTS] for name in OUTPUTS[0]}
+CHOICES = {
+    "model": "m",
+    "choices": [
+        {"index": number, "text": one["text"], "token_ids": one["output_ids"],
+         "finish_reason": one["finish_reason"],
+         "logprobs": {"tokens": ["a"] * len(one["output_ids"]),
+                      "token_logprobs": one["output_logprobs"]}}
+        for number, one in enumerate(OUTPUTS)
+    ],
+}  # fmt: skip
+RESULTS = {"a list": OUTPUTS, "lists": SIDE_BY_SIDE, "choices": CHOICES}
+
+
+def generated(name: str, prompts: Any, result: Any) -> None:
+    """Call a function that takes its prompts under this name."""
+    made: dict[str, Any] = {"op": localtrace.op, "result": result}
+    exec(f"@op\ndef generate({name}):\n    return result", made)
+    made["generate"](prompts)
+
+
+def read(store: Recording) -> Store:
+    """The store, live and sealed found to be the same."""
+    asked = ("select * from turns order by trace_id, turn", "select * from spans order by seq")
+    localtrace.flush()
+    with open_store(store.path) as opened:
+        live = [opened.sql(sql).to_dicts() for sql in asked]
+    localtrace.close()
+    seal(open_layout(store.path))
+    opened = open_store(store.path)
+    assert [opened.sql(sql).to_dicts() for sql in asked] == live
+    return opened
+
+
+def column(store: Store, name: str) -> list[Any]:
+    """A column of the turns, in their order."""
+    rows = store.sql(f"select {name} from turns order by trace_id, turn").to_dicts()
+    return [row[name] for row in rows]
+
+
+# -- what is counted ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", RESULTS)
+@pytest.mark.parametrize("name", ["prompts", "prompt_ids", "prompt_token_ids", "input_ids"])
+def test_every_prompt_of_a_batch_is_a_turn_of_its_own(
+    store: Recording, name: str, form: str
+) -> None:
+    with localtrace.trajectory(step=1):
+        generated(name, PROMPTS, RESULTS[form])
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["span_count"], row["turn_count"], row["output_tokens"]) == (1, 2, 4)
+        assert column(opened, "prompt_ids") == PROMPTS
+        assert column(opened, "prompt_tokens") == [2, 3]
+        assert column(opened, "output_ids") == [[7, 8, 9], [6]]
+        assert column(opened, "output_logprobs") == [[-0.5, -1.0, -0.25], [-2.0]]
+        assert column(opened, "output_text") == ["four", "six"]
+        assert column(opened, "finish_reason") == ["stop", "length"]
+        assert column(opened, "batch_index") == [0, 1]
+        assert len(opened.tokens().to_dicts()) == 4
+        (answer,) = opened.sql("select output_text, turn from answers").to_dicts()
+        assert answer == {"output_text": "six", "turn": 1}
+        (found,) = opened.sql("select truncated from detectors").to_dicts()
+        assert found["truncated"] is True
+        (call,) = opened.sql("select kind, kind_derived, batch_size from spans").to_dicts()
+        assert call == {"kind": "generation", "kind_derived": True, "batch_size": 2}
+
+
+@pytest.mark.parametrize("name", ["messages", "prompts", "raw_prompt"])
+def test_every_conversation_of_a_batch_is_a_turn_of_its_own(store: Recording, name: str) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    chats = [[system, *chat] for chat in CHATS]
+    with localtrace.trajectory(step=1):
+        generated(name, chats, [{"content": "four"}, {"content": "six"}])
+    with read(store) as opened:
+        rows = opened.sql("select turn, content, generated from messages order by turn, position")
+        assert [tuple(row.values()) for row in rows.to_dicts()] == [
+            (0, "Be brief.", False), (0, "2 + 2?", False), (0, "four", True),
+            (1, "Be brief.", False), (1, "3 + 3?", False), (1, "six", True),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["prompt", "prompts"])
+def test_every_text_of_a_batch_is_a_turn_of_its_own(store: Recording, name: str) -> None:
+    with localtrace.trajectory(step=1):
+        generated(name, TEXTS, [{"text": "four"}, {"text": "six"}])
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        turns = opened.trajectory(row["trace_id"]).turns
+        assert [turn.inputs for turn in turns] == [{"prompt": text} for text in TEXTS]
+        assert column(opened, "output_text") == ["four", "six"]
+
+
+def test_several_choices_of_one_prompt_are_turns_that_share_it(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompt_ids", [1, 2, 3], CHOICES)
+        generated("messages", CHATS[0], CHOICES)
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["turn_count"], row["output_tokens"]) == (4, 8)
+        turns = opened.trajectory(row["trace_id"]).turns
+        assert [turn.prompt_ids for turn in turns[:2]] == [[1, 2, 3]] * 2
+        assert [turn.messages for turn in turns[2:]] == [CHATS[0]] * 2
+        whole = opened.sql(f"select prompt_ids from whole_prompts('{row['trace_id']}')").to_dicts()
+        assert [one["prompt_ids"] for one in whole] == [[1, 2, 3]] * 3
+        asked = opened.sql("select content from messages where not generated").to_dicts()
+        assert [one["content"] for one in asked] == ["2 + 2?"]
+        assert column(opened, "response_start") == [0, None, None, None]
+
+
+def test_several_samples_of_each_prompt_follow_one_another(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompts", PROMPTS, [{"output_ids": [number]} for number in range(4)])
+    with read(store) as opened:
+        assert column(opened, "prompt_ids") == [PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1]]
+
+
+def test_answers_of_which_nobody_knows_whose_they_are_have_no_prompt(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompts", PROMPTS, [*OUTPUTS, OUTPUTS[0]])
+    with read(store) as opened:
+        assert column(opened, "prompt_ids") == [None] * 3
+        assert column(opened, "output_text") == ["four", "six", "four"]
+
+
+def test_an_item_that_failed_leaves_the_others_their_place(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompts", [*PROMPTS, [6]], [OUTPUTS[0], None, OUTPUTS[1]])
+    with read(store) as opened:
+        assert column(opened, "batch_index") == [0, 2]
+        assert column(opened, "prompt_ids") == [PROMPTS[0], [6]]
+
+
+def test_a_batch_of_one_is_one_turn_with_its_prompt(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        ids = [1, 2]
+        for number in range(3):
+            generated("prompts", [ids], [{"output_ids": [number + 7]}])
+            ids = [*ids, number + 7, 0]
+    with read(store) as opened:
+        assert column(opened, "prompt_tokens") == [2, 4, 6]
+        assert column(opened, "response_start") == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "result"),
+    [
+        ("messages", CHATS, [[1, 2], [3]]),
+        ("messages", CHATS, ["<user>2 + 2?", "<user>3 + 3?"]),
+        ("prompts", PROMPTS, [[1], [3]]),
+        ("messages", CHATS[0], [{"text": "found"}, {"text": "it"}]),
+        ("prompt_ids", [1, 2], [{"output_ids": [7]}, {"output_ids": [7, 8]}]),
+        ("prompts", PROMPTS, [{"score": 1.0}, {"score": 0.0}]),
+        ("prompts", [], []),
+    ],
+    ids=["template", "template as text", "padding", "search", "stream", "scores", "nothing"],
+)
+def test_lists_that_say_no_generation_are_no_turns(
+    store: Recording, name: str, prompts: Any, result: Any
+) -> None:
+    generated(name, prompts, result)
+    with read(store) as opened:
+        assert column(opened, "turn") == []
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["span_count"], row["turn_count"]) == (1, 0)
+
+
+def test_bare_lists_are_turns_where_the_code_says_so(store: Recording) -> None:
+    @localtrace.op(kind="generation")
+    def generate(prompts: Any) -> Any:
+        return [[7, 8], [9]]
+
+    with localtrace.trajectory(step=1):
+        generate(PROMPTS)
+    with read(store) as opened:
+        assert column(opened, "output_ids") == [[7, 8], [9]]
+        assert column(opened, "prompt_ids") == PROMPTS
+
+
+# -- what is read back, replayed and carried away ----------------------------------------------
+
+
+@pytest.mark.parametrize("form", RESULTS)
+def test_the_call_is_read_back_as_it_was_made_and_replayed_as_one(
+    store: Recording, form: str
+) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompts", PROMPTS, RESULTS[form])
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        whole = opened.trajectory(row["trace_id"])
+        (call,) = whole.spans
+        assert (call.inputs, call.outputs) == ({"prompts": PROMPTS}, RESULTS[form])
+        assert [one.parent_id for one in whole.generations] == [call.span_id] * 2
+        assert len(opened.sql("select * from spans").to_dicts()) == row["span_count"] == 1
+        (again,) = Redaction.load(None).trajectory(whole, opened.decode).spans
+        assert again == call
+
+
+def test_what_must_not_leave_is_taken_out_of_every_generation(
+    store: Recording, tmp_path: Path
+) -> None:
+    key = "sk-ant-api03-" + "X" * 40
+    with localtrace.trajectory(step=1):
+        generated("prompts", TEXTS, [{"text": f"it is {key}"}, {"text": "six"}])
+    localtrace.close()
+    built = bundle(store.path, tmp_path / "bundle")
+    with open_store(built.path) as opened:
+        rows = opened.sql("select * from stored.spans").to_dicts()
+        assert key not in str(rows)
+        assert column(opened, "output_text")[1] == "six"
+
+
+def test_copies_of_a_store_give_each_generation_once(store: Recording, tmp_path: Path) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompts", PROMPTS, OUTPUTS)
+    localtrace.close()
+    shutil.copytree(store.path, tmp_path / "copy")
+    seal(open_layout(store.path))
+    with open_store(store.path, tmp_path / "copy") as opened:
+        assert column(opened, "batch_index") == [0, 1]
+
+
+def test_show_and_diff_tell_every_generation_of_a_batch(store: Recording) -> None:
+    ids = []
+    for texts in (["four", "six"], ["four", "seven"]):
+        with localtrace.trajectory(step=1) as t:
+            generated("messages", CHATS, [{"content": text} for text in texts])
+        ids.append(t.trace_id)
+    localtrace.flush()
+    for words in (["show", ids[0]], ["show", ids[0], "--messages"]):
+        shown = CliRunner().invoke(main, [*words, "-s", str(store.path)]).output
+        told = [line.strip() for line in shown.splitlines()]
+        assert [line for line in told if line.startswith(("user:", "assistant:"))] == [
+            "user: 2 + 2?", "assistant: four", "user: 3 + 3?", "assistant: six",
+        ]  # fmt: skip
+    shown = CliRunner().invoke(main, ["diff", *ids, "-s", str(store.path)]).output
+    assert "first differ in turn 1, output" in shown
+
+
+def test_exports_hold_every_generation(store: Recording, tmp_path: Path) -> None:
+    with localtrace.trajectory(step=1):
+        generated("messages", CHATS, [{"content": "four"}, {"content": "six"}])
+    localtrace.flush()
+    path = tmp_path / "out"
+    for kind in ("sft", "jsonl"):
+        result = CliRunner().invoke(
+            main, ["export", kind, "--all", "-o", str(path), "-s", str(store.path)]
+        )
+        assert result.exit_code == 0, result.output
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+        if kind == "sft":
+            assert [row["messages"][-1]["content"] for row in rows] == ["four", "six"]
+        else:
+            assert [one["output_text"] for one in rows[0]["generations"]] == ["four", "six"]
+            assert len(rows[0]["spans"]) == 1
+
+
+# -- one of a batch in its own trajectory ------------------------------------------------------
+
+
+def test_a_turn_of_a_batch_is_recorded_where_it_belongs(store: Recording) -> None:
+    for number, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+        with localtrace.trajectory(step=1, sample_index=number):
+            localtrace.record_turn(
+                output, prompt_ids=prompt, start_ns=10**18, duration_ns=5, name="sample",
+                inputs={"temperature": 1.0},
+            )  # fmt: skip
+    with read(store) as opened:
+        rows = opened.sql(
+            "select sample_index, op, prompt_ids, output_ids, output_text, start_ns, end_ns "
+            "from turns order by sample_index"
+        ).to_dicts()
+        assert all(row.pop("end_ns") >= 10**18 + 5 for row in rows)
+        assert [tuple(row.values()) for row in rows] == [
+            ("0", "sample", [1, 2], [7, 8, 9], "four", 10**18),
+            ("1", "sample", [3, 4, 5], [6], "six", 10**18),
+        ]
+        found = opened.sql("select kind, kind_derived, inputs from spans").to_dicts()
+        assert [(row["kind"], row["kind_derived"]) for row in found] == [("generation", False)] * 2
+        assert all(row["inputs"] == '{"temperature":1.0}' for row in found)
+
+
+@pytest.mark.parametrize(("output", "ids", "text"), [([7, 8], [7, 8], None), ("4", None, "4")])
+def test_a_recorded_turn_may_be_bare_ids_or_text(
+    store: Recording, output: Any, ids: Any, text: Any
+) -> None:
+    with localtrace.trajectory(step=1):
+        localtrace.record_turn(output, messages=CHATS[0])
+    with read(store) as opened:
+        rows = opened.sql("select output_ids, output_text from turns").to_dicts()
+        assert rows == [{"output_ids": ids, "output_text": text}]
+
+
+def test_recording_a_turn_does_no_harm_without_a_recorder_or_with_nonsense(
+    store: Recording,
+) -> None:
+    localtrace.record_turn(object(), prompt_ids=object(), start_ns="now", duration_ns=None)  # type: ignore[arg-type]
+    assert [row["turn_count"] for row in store.rows("trajectories")] == [0]
+    localtrace.close()
+    localtrace.record_turn("4", prompt="2 + 2?")
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+def test_turns_of_a_thread_pool_are_whole_and_counted_once_each(store: Recording) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"output_ids": [sum(prompt_ids)], "finish_reason": "stop"}
+
+    prompts = [[random.Random(number).randrange(1000) for _ in range(50)] for number in range(300)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with localtrace.trajectory(step=1), ThreadPoolExecutor(8) as pool:
+            futures = [
+                pool.submit(contextvars.copy_context().run, generate, ids) for ids in prompts
+            ]
+            assert [one.result()["output_ids"] for one in futures] == [[sum(p)] for p in prompts]
+    finally:
+        sys.setswitchinterval(before)
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["span_count"], row["turn_count"], row["output_tokens"]) == (300, 300, 300)
+        seqs = [one["seq"] for one in opened.sql("select seq from spans order by seq").to_dicts()]
+        assert seqs == list(range(300))
+        turns = opened.trajectory(row["trace_id"]).turns
+        assert sorted(turn.prompt_ids or [] for turn in turns) == sorted(prompts)
+        assert all(turn.output_ids == [sum(turn.prompt_ids or [])] for turn in turns)
