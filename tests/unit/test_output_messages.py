@@ -389,7 +389,7 @@ def test_show_tells_reasoning_and_calls_of_tools(read: Store, form: tuple[str, .
 
 def test_group_and_diff_tell_a_last_turn_that_only_calls_a_tool(read: Store) -> None:
     rows = json.loads(shown(read, "group", "g", "--format", "json"))
-    assert [row["output"] for row in rows] == ["Bye.", f"weather\n{ARGUMENTS}"]
+    assert [row["output"] for row in rows] == ["Bye.", f"[call] weather({ARGUMENTS})"]
     ids = [row["trace_id"] for row in rows]
     text = shown(read, "diff", *ids)
     assert f"[reasoning] {THOUGHT}" in text.replace("[-", "").replace("-]", "")
