@@ -69,7 +69,7 @@ MLFLOW_FILTERS = (
 
 WEAVE_ADDS = {
     *(f"attribute localtrace.{name}" for name in ("seq", "output_text", "finish_reason")),
-    "summary usage",
+    "attribute weave.kind", "summary usage",
 }  # fmt: skip
 WEAVE_ROOT_SHOWS = {
     *(f"attribute localtrace.{name}" for name in (
@@ -125,6 +125,7 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     compared = check_equal(*trees, ADDED_CALLS)
     check_dropped(compared, receipt)
     assert compared.only_ours == MLFLOW_ADDS
+    assert compared.types == {"UNKNOWN", "AGENT", "CHAT_MODEL", "TOOL"}
     assert compared.only_live == MLFLOW_LIVE_ONLY
     assert has_text(trees[0]) is token2text
     for query in MLFLOW_FILTERS:
@@ -220,6 +221,9 @@ def weave_trees(calls: list[dict[str, Any]]) -> list[Node]:
 def weave_node(call: dict[str, Any]) -> Node:
     ours = call["attributes"].pop("localtrace", {})
     facts = {f"attribute localtrace.{name}": value for name, value in ours.items()}
+    if kind := call["attributes"].get("weave", {}).pop("kind", None):
+        facts["attribute weave.kind"] = kind
+        call["attributes"] = {n: value for n, value in call["attributes"].items() if value != {}}
     facts |= {f"attribute {name}": value for name, value in call["attributes"].items()}
     facts |= {f"summary {name}": value for name, value in call["summary"].items()}
     facts["status"] = facts.pop("summary weave")["status"]  # the rest are clock times

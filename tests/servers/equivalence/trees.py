@@ -85,6 +85,8 @@ class Comparison:
     """Fields whose values recording left out, as a receipt names them."""
     numbers: set[str] = field(default_factory=set)
     """Fields with a NumPy number, of which live tracing shows the text."""
+    types: set[str] = field(default_factory=set)
+    """Span types that we know, where live tracing shows none."""
 
     def forests(self, live: list[Node], ours: list[Node]) -> Comparison:
         """Compare trajectories, which stand in no order."""
@@ -107,7 +109,9 @@ class Comparison:
 
     def _values(self, live: Any, ours: Any, where: str) -> None:
         field_name = where.rpartition(".")[2]
-        if isinstance(ours, dict) and ours.get("$type") == "omitted":
+        if field_name == "spanType" and live == "UNKNOWN":
+            self.types.add(ours)
+        elif isinstance(ours, dict) and ours.get("$type") == "omitted":
             self.dropped.add(f"{field_name} ({ours['reason']})")
         elif isinstance(live, dict) and isinstance(ours, dict) and live.keys() == ours.keys():
             for name, value in live.items():
