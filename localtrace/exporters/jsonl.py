@@ -5,8 +5,8 @@
      "end_ns", "reward", "attributes": {…},
      "outcomes": [{"name", "value", "step", "time_ns", "source"}, …],
      "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns",
-                "is_turn", "inputs", "outputs", "messages", "prompt_ids", "prompt_text",
-                "output_ids", "output_text", "output_message", "output_logprobs",
+                "is_turn", "kind", "kind_derived", "inputs", "outputs", "messages", "prompt_ids",
+                "prompt_text", "output_ids", "output_text", "output_message", "output_logprobs",
                 "finish_reason", "batch_index"}, …],
      "generations": [{the same for each generation of a call that was several}, …]}
 
@@ -30,6 +30,7 @@ _HEAD = (
 )  # fmt: skip
 _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
+    "kind", "kind_derived",
     "messages", "prompt_ids", "output_ids", "output_text", "output_message", "output_logprobs",
     "finish_reason", "batch_index",
 )  # fmt: skip

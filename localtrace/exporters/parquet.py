@@ -37,7 +37,8 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
     },
     "spans": {
         "span_id": _TEXT, "parent_id": _TEXT, "seq": _INT, "op": _TEXT, "status": _TEXT,
-        "error": _TEXT, "start_ns": _INT, "end_ns": _INT, "is_turn": _FLAG, "inputs": _TEXT,
+        "error": _TEXT, "start_ns": _INT, "end_ns": _INT, "is_turn": _FLAG, "kind": _TEXT,
+        "kind_derived": _FLAG, "inputs": _TEXT,
         "outputs": _TEXT, "messages": _TEXT, "prompt_ids": pa.list_(pa.int32()),
         "prompt_text": _TEXT, "output_ids": pa.list_(pa.int32()),
         "output_logprobs": pa.list_(pa.float32()), "output_text": _TEXT, "output_message": _TEXT,
@@ -50,6 +51,7 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
 }  # fmt: skip
 _OWN["turns"] = {"turn": _INT, "batch_index": _INT, **_OWN["spans"]}
 _SAME = ("span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "end_ns", "is_turn",
+         "kind", "kind_derived",
          "prompt_ids", "output_ids", "output_logprobs", "output_text", "finish_reason")  # fmt: skip
 
 
@@ -95,11 +97,12 @@ class Rows:
 def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
     names = ("name", "status", "error", "start_ns", "end_ns")
     turns = trajectory.turns
+    generated = [len(turn.output_ids) for turn in turns if turn.output_ids is not None]
     yield {
         **{name: getattr(trajectory, name) for name in names},
         "span_count": len(trajectory.spans),
         "turn_count": len(turns),
-        "output_tokens": sum(len(turn.output_ids or ()) for turn in turns),
+        "output_tokens": sum(generated) if generated else None,
         "attributes": to_json(trajectory.attributes),
         "outcomes": to_json({one.name: outcome_value(one) for one in trajectory.outcomes}),
     }

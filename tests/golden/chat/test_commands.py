@@ -74,16 +74,16 @@ def test_diff_finds_where_two_rollouts_part(golden: tuple[Path, Ids]) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        # Seven training rollouts, one of which said nothing.
-        (["run=golden"], 6),
-        (["run=golden", "--validate"], 7),
-        # Two said the same to the same question.
-        (["run=golden", "--dedupe"], 5),
+        # Seven training rollouts and one of validation; two said the same to the same question.
+        (["run=golden"], 7),
+        (["run=golden", "--validate"], 8),
+        (["run=golden", "--dedupe"], 6),
         (["reward>0.9"], 3),
-        (["step=2"], 1),
+        (["step=2"], 2),
+        (["step=2", "empty=false"], 1),
     ],
 )
-def test_rows_for_fine_tuning_are_the_training_rollouts_that_said_something(
+def test_rows_for_fine_tuning_are_the_training_rollouts(
     golden: tuple[Path, Ids], options: list[str], count: int
 ) -> None:
     assert len(written(golden, "sft", *options)) == count
