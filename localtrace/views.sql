@@ -123,6 +123,10 @@ create view all_trajectories as select * from stored.with_outcomes;
 create view trajectories as
 select * exclude (superseded) from all_trajectories where not superseded;
 
+-- Whether the rules of a run left out the calls of a trajectory with these attributes.
+create macro is_sampled_out(attributes) as
+    coalesce(attributes ->> '$.localtrace_sampled_out' = 'true', false);
+
 -- The kind of a finish reason: engines give text, or a JSON object with a type.
 create macro finish_type(reason) as
     lower(coalesce(nullif(regexp_extract(reason, '"type"\s*:\s*"([^"]*)"', 1), ''), reason));

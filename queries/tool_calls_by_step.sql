@@ -1,8 +1,10 @@
 -- Calls of tools per rollout and step, and how many failed.
 -- params: run (optional), experiment (optional)
 -- plot: x=step y=mean_tool_calls by=run_id
+-- needs: calls of rollouts, which dumps of their text do not hold <- from spans where op <> 'verl.rollout'
 -- derived_share is the share of the calls that nobody said to be tools (kind_derived in spans): their
--- place among the turns tells. Validation and superseded attempts are left out.
+-- place among the turns tells. Rollouts whose calls are unknown are left out: those imported from dumps
+-- and those whose calls the run's sampling dropped. So are validation and superseded attempts.
 select
     t.experiment,
     t.run_id,
@@ -16,13 +18,15 @@ select
 from trajectories as t
 left join (
     select
-        trace_id, step, count(*) as calls, count(*) filter (status = 'error') as failures,
-        count(*) filter (kind_derived) as derived
+        trace_id, step,
+        count(*) filter (kind = 'tool') as calls,
+        count(*) filter (kind = 'tool' and status = 'error') as failures,
+        count(*) filter (kind = 'tool' and kind_derived) as derived,
+        bool_or(op = 'verl.rollout') as is_dump
     from spans
-    where kind = 'tool'
     group by trace_id, step
 ) as tools on tools.trace_id = t.trace_id and tools.step is not distinct from t.step
 where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate
+    and not t.validate and is_dump is distinct from true and not is_sampled_out(t.attributes)
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step
