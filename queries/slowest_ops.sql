@@ -1,6 +1,6 @@
 -- Where the time goes: calls and durations per op.
 -- params: run (optional), experiment (optional), step (range, optional)
--- needs: calls with times, of functions under @localtrace.op <- from spans where end_ns > start_ns
+-- needs: calls with times, which imported dumps do not hold <- from spans where op <> 'verl.rollout'
 -- Superseded attempts are left out; validation counts. Callers contain what they call.
 select
     op,
@@ -12,7 +12,8 @@ select
     max((end_ns - start_ns) / 1e6) as max_ms,
     arg_max(trace_id, end_ns - start_ns) as slowest_trace_id
 from spans
-where end_ns > start_ns and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+where op <> 'verl.rollout'
+    and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
     and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
     and trace_id not in (select trace_id from superseded)
 group by op

@@ -28,7 +28,7 @@ LACKING = {
     "prompts_changed": "rewards",
     "repetition_by_step": "turns",
     "same_prompt": "prompt_hash=… or sample_index=…",
-    "slowest_ops": "calls",
+    "slowest_ops": "calls with times",
     "text_hits": "text=… or regex=…",
     "tokens_per_second": "token ids",
     "tool_errors": "calls of tools",

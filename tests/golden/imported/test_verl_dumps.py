@@ -196,6 +196,9 @@ def test_what_dumps_do_not_hold_is_null(store: Store) -> None:
         ("length_outliers", "token ids of what was generated"),
         ("tokens_per_second", "token ids of what was generated"),
         ("tool_errors", "calls of tools"),
+        ("tool_calls_by_step", "calls of rollouts"),
+        ("time_by_kind", "times of rollouts"),
+        ("slowest_ops", "calls with times"),
         ("engine_calls", "SGLang or vLLM"),
     ],
 )
