@@ -84,7 +84,7 @@ class DeltaWriter:
         """
         call = _TURN_DECODER.decode(record)
         inputs, outputs = raw_map(call.inputs) or {}, raw_map(call.outputs)
-        made = totals.settle(call, inputs)
+        made = totals.settle(call, inputs, outputs)
         call.deltas = self._deltas(key, call, inputs, output_elements(outputs))
         if call.deltas:
             rest = inputs | dict.fromkeys((delta.name for delta in call.deltas), _NIL)

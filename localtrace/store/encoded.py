@@ -11,6 +11,8 @@ from localtrace import codec
 from localtrace.arrays import read_array
 
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_ARRAYS = (b"\xc7", b"\xc8", b"\xc9")
+"""How encoded arrays begin, like other extensions."""
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
@@ -73,13 +75,25 @@ def raw_items(data: bytes | msgspec.Raw) -> list[msgspec.Raw] | None:
 
 def is_list_of_lists(data: bytes | msgspec.Raw) -> bool:
     """Whether it is an encoded list whose first item is a list or an array."""
-    listed = list_elements(bytes(memoryview(data)[:6]))
-    if listed is None or not listed[0] or not listed[1]:
-        return False
-    if listed[1][0] < 0x80:  # most lists are of small numbers
+    first = _first_item(data)
+    if list_elements(first) is not None:
+        return True
+    if first not in _ARRAYS:
         return False
     items = raw_items(data)
     return any(map(is_list, (items or [])[:1]))
+
+
+def is_list_of_texts(data: bytes | msgspec.Raw) -> bool:
+    """Whether it is an encoded list whose first item is a text."""
+    first = _first_item(data)
+    return bool(first) and (0xA0 <= first[0] <= 0xBF or 0xD9 <= first[0] <= 0xDB)
+
+
+def _first_item(data: bytes | msgspec.Raw) -> bytes:
+    """The first byte of a list's first item; nothing where there is none."""
+    listed = list_elements(bytes(memoryview(data)[:6]))
+    return listed[1][:1] if listed is not None and listed[0] else b""
 
 
 def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -> str | None:

@@ -15,7 +15,15 @@ from localtrace.schema import (
     PROMPT_TEXT_NAMES,
     PROMPTS_NAME,
 )
-from localtrace.store.encoded import is_list, list_elements, listed_elements, raw_items, raw_map
+from localtrace.store.encoded import (
+    is_list,
+    is_list_of_lists,
+    is_list_of_texts,
+    list_elements,
+    listed_elements,
+    raw_items,
+    raw_map,
+)
 from localtrace.store.results import GENERATIONS_MAX, Fields, named_text
 
 _HASH_BYTES = 16
@@ -34,13 +42,14 @@ def has_prompt(inputs: Fields) -> bool:
 def batched_prompts(inputs: Fields) -> list[Fields] | None:
     """Return the prompts of a call that took several, each by a name of arguments; else None."""
     for name in (*PROMPT_NAMES, *MESSAGE_NAMES, "prompt", PROMPTS_NAME):
-        items = raw_items(inputs[name]) if name in inputs else None
-        if not items or len(items) > GENERATIONS_MAX:
+        if name not in inputs:
             continue
-        if is_list(items[0]):
-            return [{_name_of(name, item): item} for item in items]
-        if name in ("prompt", PROMPTS_NAME) and isinstance(codec.decode(items[0]), str):
-            return [{"prompt": item} for item in items]
+        are_texts = name in ("prompt", PROMPTS_NAME) and is_list_of_texts(inputs[name])
+        if not are_texts and not is_list_of_lists(inputs[name]):
+            continue
+        items = raw_items(inputs[name]) or []
+        if len(items) <= GENERATIONS_MAX:
+            return [{"prompt" if are_texts else _name_of(name, item): item} for item in items]
     return None
 
 

@@ -27,6 +27,7 @@ from localtrace.store.encoded import (
     first_named,
     is_list,
     is_list_of_lists,
+    is_list_of_texts,
     list_bytes,
     list_elements,
     listed_elements,
@@ -214,8 +215,7 @@ def _side_by_side(fields: Fields) -> list[Fields]:
 def _holds_one_each(name: str, value: msgspec.Raw) -> bool:
     if name in OUTPUT_NAMES:
         return is_list_of_lists(value)
-    items = raw_items(value)
-    return bool(items) and all(isinstance(codec.decode(item), str) for item in items or ())
+    return is_list_of_texts(value)
 
 
 # -- parts of messages --------------------------------------------------------------------------

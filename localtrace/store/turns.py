@@ -46,7 +46,7 @@ class Generation:
     """Place among those of the call; None: the call is this one generation."""
 
 
-def generations(call: Call, inputs: Fields) -> list[Generation]:
+def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Generation]:
     """Return the generations that a call was, in order; none where it was no turn.
 
     One that takes a prompt is a turn if its result says which ids were generated, or why generation
@@ -56,28 +56,30 @@ def generations(call: Call, inputs: Fields) -> list[Generation]:
 
     Args:
         inputs: its arguments; those that became deltas may be missing.
+        outputs: the fields of its result; None where it has none.
     """
     if not isinstance(call, TurnCall) or not _may_be_turn(call):
         return []
     if call.turns is None:
-        return _counted_by_version_2(call)
-    return _made(call, inputs) if call.turns else []
+        return _counted_by_version_2(call, outputs)
+    return _made(call, inputs, outputs) if call.turns else []
 
 
 def _may_be_turn(call: TurnCall) -> bool:
     return not call.detail and call.kind in (None, "generation")
 
 
-def _made(call: TurnCall, inputs: Fields) -> list[Generation]:
+def _made(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
     is_said = call.kind == "generation"
-    fields = raw_map(call.outputs)
     found = results(call.outputs) if fields is None else of_map(fields)
     if fields is None and is_said:
         found = _bare(call.outputs) or found
     prompts = batched_prompts(inputs)
     is_alone = prompts is None and (fields is not None or (is_said and len(found) == 1))
     if is_alone and len(found) == 1:
-        counts = _is_generation(found[0], text_counts=is_said or _has_prompt(call))
+        counts = _says_so(found[0]) or (
+            (is_said or _has_prompt(call)) and not message_of(found[0]).is_empty
+        )
         return [Generation(found[0])] if counts else []
     if fields is None and prompts is None and not all(finish_reason(one) for one in found):
         return []  # they may be the pieces of a stream
@@ -86,7 +88,7 @@ def _made(call: TurnCall, inputs: Fields) -> list[Generation]:
     return [
         Generation(one, _own_prompt(prompts, index, per_prompt, rest), index)
         for index, one in enumerate(found)
-        if _is_generation(one, text_counts=text_counts)
+        if _says_so(one) or (text_counts and not message_of(one).is_empty)
     ]
 
 
@@ -99,13 +101,12 @@ def _own_prompt(
     return {} if rest else prompts[index // per_prompt]
 
 
-def _counted_by_version_2(call: TurnCall) -> list[Generation]:
+def _counted_by_version_2(call: TurnCall, fields: Fields | None) -> list[Generation]:
     """Old records do not say how many; the totals of their trajectories count these."""
-    fields = raw_map(call.outputs)
     if fields is None:
         return []
     is_text = _has_prompt(call) and named_text(fields, OUTPUT_TEXT_NAMES) is not None
-    is_turn = is_text or has_ids(fields) or finish_reason(fields) is not None
+    is_turn = is_text or _says_so(fields)
     return [Generation(fields)] if is_turn else []
 
 
@@ -113,11 +114,9 @@ def _has_prompt(call: Call) -> bool:
     return bool(call.deltas) or has_prompt(raw_map(call.inputs) or {})
 
 
-def _is_generation(fields: Fields, *, text_counts: bool) -> bool:
-    if has_ids(fields) or finish_reason(fields) is not None:
-        return True
-    message = message_of(fields) if text_counts else None
-    return message is not None and not message.is_empty
+def _says_so(fields: Fields) -> bool:
+    """Whether it can only be a generation."""
+    return has_ids(fields) or finish_reason(fields) is not None
 
 
 def _bare(outputs: msgspec.Raw) -> list[Fields]:
@@ -149,16 +148,17 @@ class TurnTotals:
     around: set[int] = field(default_factory=set)
     """Span ids of the calls that turns were made in."""
 
-    def settle(self, call: TurnCall, inputs: Fields) -> list[Generation]:
+    def settle(self, call: TurnCall, inputs: Fields, outputs: Fields | None) -> list[Generation]:
         """Say in the record how many generations a call was, and whether turns are inside it.
 
         With turns inside, it is none itself, unless it says which ids it generated.
 
         Args:
             inputs: its arguments, as they were before deltas.
+            outputs: the fields of its result; None where it has none.
         """
         call.has_turns = call.span_id in self.around
-        made = _made(call, inputs) if _may_be_turn(call) else []
+        made = _made(call, inputs, outputs) if _may_be_turn(call) else []
         if call.has_turns and not any(has_ids(one.outputs) for one in made):
             call.detail, made = True, []
         call.turns = len(made)
