@@ -54,7 +54,10 @@ def generated(name: str, prompts: Any, result: Any) -> None:
 
 def read(store: Recording) -> Store:
     """The store, live and sealed found to be the same."""
-    asked = ("select * from turns order by trace_id, turn", "select * from spans order by seq")
+    asked = (
+        "select * from turns order by trace_id, turn",
+        "select * from spans order by trace_id, seq",
+    )
     localtrace.flush()
     with open_store(store.path) as opened:
         live = [opened.sql(sql).to_dicts() for sql in asked]
