@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from localtrace.errors import NothingRecorded
 from localtrace.reader import Store
 from localtrace.slices import ROWS_MIN
 from localtrace.sql import load_queries
@@ -91,4 +93,5 @@ def test_a_value_is_never_taken_for_sql(name: str, value: str, small: Store) -> 
     parameters = load_queries()[name].parameters
     texts = {"run", "experiment", "a", "b", "text", "regex", "prompt_hash", "sample_index"}
     given = {key: value for key in parameters if key in texts}
-    assert small.query(name, **{**NEEDED.get(name, {}), **given}).to_dicts() == []
+    with suppress(NothingRecorded):  # no run is called so
+        assert small.query(name, **{**NEEDED.get(name, {}), **given}).to_dicts() == []

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import localtrace
@@ -48,6 +49,12 @@ def grade(reward: float) -> float:
     return reward
 
 
+@localtrace.op(name="publish")
+def publish(reward: float) -> None:
+    """Tell a service that is not there; no tool of the model's."""
+    raise ConnectionError("nobody listens")
+
+
 async def _converse(session: Session) -> None:
     model = Model(session.answers)
     messages: list[dict[str, Any]] = [{"role": "user", "content": session.question}]
@@ -79,6 +86,9 @@ async def _roll_out(session: Session) -> tuple[Session, str]:
     with _trajectory(session) as trajectory:
         await _converse(session)
         trajectory.set(reward=grade(session.reward), ground_truth=session.question)
+        if session.reward == 1.0 and not session.validate:
+            with suppress(ConnectionError):
+                publish(session.reward)
     return session, trajectory.trace_id
 
 

@@ -57,6 +57,8 @@ QUERIES: dict[str, Rows] = {
     "errors_by_op": [
         {"op": "calculator", "status": "error", "error_type": "ValueError", "calls": 1},
         {"op": "calculator", "status": "error", "error_type": "ZeroDivisionError", "calls": 1},
+        # The one rollout outside of threads that earned everything could not be published.
+        {"op": "publish", "status": "error", "error_type": "ConnectionError", "calls": 1},
         {"op": "run_python", "status": "error", "error_type": "PermissionError", "calls": 1},
     ],
     "finish_reasons_by_step": [
@@ -116,7 +118,7 @@ WITH_VALUES: list[tuple[str, dict[str, Any], Rows]] = [
 
 KINDS = {
     "chat": "generation", "chat_in_a_thread": "generation", "calculator": "tool",
-    "look_up": "tool", "run_python": "tool", "grade": "reward",
+    "look_up": "tool", "run_python": "tool", "grade": "reward", "publish": "other",
 }  # fmt: skip
 """Every call of the loop, and what it is."""
 
