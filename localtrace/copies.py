@@ -10,16 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localtrace.schema import TRAJECTORIES, TableSchema
-
-_RECORD = ("writer_id", "writer_seq")
-_IDENTITY = {
-    "runs": _RECORD,
-    "spans": (*_RECORD, "span_id"),
-    "outcomes": (*_RECORD, "trace_id", "name"),
-    "metrics": (*_RECORD, "name"),
-}
-"""What tells a row from all others, by table: some records hold several."""
+from localtrace.schema import ROW_IDENTITIES, TRAJECTORIES, TableSchema
 
 
 def rows_once(table: TableSchema, copies: Sequence[tuple[str, bool]]) -> str:
@@ -36,7 +27,7 @@ def rows_once(table: TableSchema, copies: Sequence[tuple[str, bool]]) -> str:
 
 
 def _recorded_once(table: TableSchema, n: int) -> str:
-    keys = ", ".join(_IDENTITY[table.name])
+    keys = ", ".join(ROW_IDENTITIES[table.name])
     parts = ["from copy_0"]
     for number in range(1, n):
         earlier = " union all ".join(f"select {keys} from copy_{k}" for k in range(number))

@@ -296,6 +296,16 @@ METRICS = TableSchema(
 TABLES = {table.name: table for table in (RUNS, TRAJECTORIES, SPANS, OUTCOMES, METRICS)}
 """Every table by name."""
 
+_RECORD = tuple(column.name for column in _WRITER)
+ROW_IDENTITIES = {
+    "runs": _RECORD,
+    "trajectories": _RECORD,
+    "spans": (*_RECORD, "span_id"),
+    "outcomes": (*_RECORD, "trace_id", "name"),
+    "metrics": (*_RECORD, "name"),
+}
+"""Columns that tell a row from all others, by table: some records hold several rows."""
+
 UPLOADS = TableSchema(
     "uploads",
     (),

@@ -106,6 +106,7 @@ class _Commands(click.Group):
             importlib.import_module("localtrace.cli.completion")  # adds what click lacks for bash
         write_any_text(sys.stdout, sys.stderr)
         warnings.showwarning = _show_warning
+        warnings.simplefilter("always", NamesakeWarning)
         return super().main(*args, **options)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

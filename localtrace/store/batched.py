@@ -28,7 +28,8 @@ _PROMPT = (
     "prompt_name", "prompt_tokens", "prompt_base", "prompt_kept", "prompt_ids", "prompt_crc32",
     "messages_name", "messages_base", "messages_kept", "messages", "messages_crc32", "placeholder",
 )  # fmt: skip
-_NO_IDS = pa.array([], pa.int32())
+_NO_IDS = pa.nulls(0, pa.int32())
+"""Made without `pa.array`, which imports pandas if it is there to make an empty array."""
 
 
 def rows_of(

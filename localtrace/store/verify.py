@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from localtrace.errors import StoreError
-from localtrace.schema import TABLES, TableSchema
+from localtrace.schema import ROW_IDENTITIES, TABLES, TableSchema
 from localtrace.store.journal import list_journals, read_frames, read_journal
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
@@ -136,7 +136,7 @@ def _verify_table(
             with pq.ParquetFile(place) as file:
                 for batch in file.iter_batches():
                     rows += len(batch)
-                    identities.append(batch.select(["writer_id", "writer_seq"]))
+                    identities.append(batch.select(ROW_IDENTITIES[schema.name]))
             if committed.rows is not None and rows != committed.rows:
                 raise StoreError(f"it has {rows} rows instead of {committed.rows}")
             report.rows[schema.name] += rows
@@ -152,7 +152,7 @@ def _verify_table(
 
 
 def _doubled(identities: pa.Table) -> int:
-    counts = identities.group_by(["writer_id", "writer_seq"]).aggregate([([], "count_all")])
+    counts = identities.group_by(identities.column_names).aggregate([([], "count_all")])
     return int(pc.sum(pc.greater(counts["count_all"], 1)).as_py() or 0)
 
 

@@ -119,7 +119,7 @@ def test_a_variable_that_cannot_be_used_is_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_ROTATE_INTERVAL_S", "often")
-    _refused(ConfigError, "rotate_interval_s", store)
+    _refused(ConfigError, "LOCALTRACE_ROTATE_INTERVAL_S", store)
 
 
 def test_a_second_init_is_refused_and_the_first_goes_on(store: Path, tmp_path: Path) -> None:

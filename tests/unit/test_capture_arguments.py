@@ -121,4 +121,4 @@ def test_a_parameter_named_like_a_prompt_makes_calls_possible_turns(
 ) -> None:
     for place in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY):
         signature = inspect.Signature([inspect.Parameter(parameter, place)])
-        assert Signature(function_with(signature), None).kind is kind
+        assert Signature(function_with(signature), None).record_kind is kind

@@ -48,7 +48,8 @@ def test_a_column_is_described_as_its_own_table_does_and_not_as_another() -> Non
 
 def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
     for table in ("outcomes", "metrics", "spans"):
-        about = {one.name: one.about for one in TABLES[table].columns}
+        made = {"kind", "batch_index"} if table == "spans" else set()  # by the view
+        about = {one.name: one.about for one in TABLES[table].columns if one.name not in made}
         assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
             about.items()
         )

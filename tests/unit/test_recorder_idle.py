@@ -6,9 +6,9 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -115,7 +115,7 @@ def test_threads_that_wake_the_writer_together_lose_no_record(sleeper: Recorder)
 
 
 def test_what_comes_after_an_idle_time_is_gathered(sleeper: Recorder) -> None:
-    sleeper.settings = replace(sleeper.settings, flush_interval_s=1000)
+    sleeper.settings = msgspec.structs.replace(sleeper.settings, flush_interval_s=1000)
     localtrace.log_metrics({"loss": 1.0})
     wait_until(lambda: not sleeper.idle)
     localtrace.log_metrics({"loss": 0.5})

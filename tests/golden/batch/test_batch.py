@@ -14,6 +14,7 @@ import localtrace
 from localtrace.reader import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.seal import seal
+from localtrace.store.verify import verify
 from localtrace.testing import recording
 from tests.golden.comparing import differences
 
@@ -56,6 +57,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     seal(open_layout(folder))
     with open_store(folder) as store:
         yield store
+
+
+def test_a_store_with_batches_is_in_order(store: Store) -> None:
+    assert verify(open_layout(store.path)).problems == []
 
 
 def of_sample(store: Store, sql: str, name: str) -> list[dict[str, Any]]:
