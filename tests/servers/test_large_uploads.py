@@ -47,8 +47,9 @@ def check_rejected(done: Any, state_folder: Path, poisoned: str) -> None:
     assert "999 read back" in done.stdout
     assert f"failed {poisoned}: HTTP 400" in done.stderr
     ledger = Ledger(state_folder)
-    rows = ledger._db.execute("select trace_id, reason from entries where state = ?", [
-        State.REJECTED]).fetchall()  # fmt: skip
+    rows = ledger._file.rows(
+        "select trace_id, reason from entries where state = ?", [State.REJECTED]
+    )
     ledger.close()
     ((trace_id, reason),) = rows
     assert trace_id == poisoned

@@ -116,17 +116,17 @@ class MlflowTarget:
         experiment = self.expected(run, container).container
         try:
             there = mlflow_places.experiment(self._http, experiment)
+            if there.lifecycle_stage != "active":
+                raise UploadError(
+                    f"the experiment {experiment!r} was deleted at {self.uri}: restore it, or name "
+                    "another"
+                )
             run_id = mlflow_places.run(self._http, run, there.experiment_id)
         except Refused as error:
             raise UploadError(
                 f"{self.uri} refused the experiment {experiment!r}: {error}; "
                 "name another with --experiment"
             ) from error
-        if there.lifecycle_stage != "active":
-            raise UploadError(
-                f"the experiment {experiment!r} was deleted at {self.uri}: restore it, or name "
-                "another"
-            )
         destination = f"mlflow:{there.experiment_id}:{there.creation_time}"
         return Place(destination, there.experiment_id, run_id, experiment)
 
