@@ -161,7 +161,8 @@ def test_log_probs_copied_from_the_engine_are_not_compared_with_it(
     compute(batch)
     recorded = outcomes.by_trace_id()
     assert set(recorded) == set(trace_ids(batch))
-    assert all(set(values) <= {"advantage", *PER_TOKEN} for values in recorded.values())
+    known = {"advantage", "response_mask", *PER_TOKEN}
+    assert all(set(values) <= known for values in recorded.values())
 
 
 def test_tokens_that_verl_rejects_are_still_compared(
