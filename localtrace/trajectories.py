@@ -54,11 +54,12 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         if trace_id not in rows:
             raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
     in_steps = listed_steps(row["step"] for row in found)
-    spans = run_sql(
-        f"select {_NO_DATES} from stored.calls where {chosen} and {in_steps} "
-        "order by trace_id, seq, batch_index",
-        ids,
-    )
+    place = f"where {chosen} and {in_steps} order by trace_id, seq, batch_index, span_id"
+    spans = run_sql(f"select * exclude (started_at, kind) from stored.spans {place}", ids)
+    # Apart, so that only narrow columns go through the windows that tell kinds.
+    kinds = run_sql(f"select kind, kind_derived from stored.calls {place}", ids)
+    for name in kinds.column_names:
+        spans = spans.append_column(name, kinds[name])
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name", ids)
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
