@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import localtrace
+from localtrace.cli import main
 from localtrace.demo import train as training
 from localtrace.demo.config import DemoConfig
 from localtrace.demo.vocabulary import decode, tokenizer
 from localtrace.demo.worker import rollout_workers
+from localtrace.filters import Filters
 from localtrace.reader import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.seal import seal
+from localtrace.uploader.bundles.build import build_bundle
 from tests.golden.comparing import differences
 from tests.golden.demo.truth import Seen, by_step
 
@@ -127,3 +133,61 @@ def test_failed_calls_are_found_by_the_filter(golden: Golden) -> None:
     wanted = {one.trace_id for one in golden.seen if one.tool_errors}
     assert {row["trace_id"] for row in rows} == wanted
     assert wanted
+
+
+# -- commands ------------------------------------------------------------------------------
+
+
+def run(golden: Golden, *args: str) -> str:
+    done = CliRunner().invoke(main, [*args, "-s", str(golden.store.path)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def longest(golden: Golden) -> Seen:
+    """A rollout with as many turns as any."""
+    return max(golden.seen, key=lambda one: len(one.turns))
+
+
+def test_show_tells_every_turn_and_every_token(golden: Golden) -> None:
+    one = longest(golden)
+    said = run(golden, "show", one.trace_id, "--messages")
+    for ids, _ in one.turns:
+        assert decode(ids) in said
+    tokens = json.loads(run(golden, "show", one.trace_id, "--tokens", "--format", "json"))
+    assert [row["id"] for row in tokens] == [each for ids, _ in one.turns for each in ids]
+
+
+def test_group_tells_the_rewards_of_all_of_its_rollouts(golden: Golden) -> None:
+    one = longest(golden)
+    members = [other for other in golden.seen if other.group_id == one.group_id]
+    said = run(golden, "group", one.group_id, "--format", "json")
+    rewards = sorted(row["reward"] for row in json.loads(said))
+    assert rewards == sorted(other.reward for other in members)
+
+
+def test_exports_hold_the_ids_that_the_trainer_learned_from(golden: Golden) -> None:
+    lines = run(golden, "export", "jsonl", "--all", "-o", "-").splitlines()
+    rows = [json.loads(line) for line in lines]
+    turns = {
+        row["trace_id"]: [span["output_ids"] for span in row["spans"] if span["is_turn"]]
+        for row in rows
+    }
+    assert turns == {one.trace_id: [ids for ids, _ in one.turns] for one in golden.seen}
+    tools = [span for row in rows for span in row["spans"] if span["kind"] == "tool"]
+    assert len(tools) == sum(one.tool_calls(decode) for one in golden.seen)
+    failed = [span for span in tools if span["status"] == "error"]
+    assert len(failed) == sum(one.tool_errors for one in golden.seen)
+
+
+def test_a_bundle_holds_the_same(golden: Golden, tmp_path: Path) -> None:
+    chosen = [one for one in golden.seen if one.step == 2 and not one.validate]
+    build_bundle(golden.store, Filters(step=2, validate=False), tmp_path / "bundle")
+    with open_store(tmp_path / "bundle") as store:
+        rows = store.sql(
+            "select trace_id, list(id order by turn, position) as ids from tokens group by 1"
+        )
+        found = {row["trace_id"]: row["ids"] for row in rows.to_dicts()}
+        assert found == {one.trace_id: [i for ids, _ in one.turns for i in ids] for one in chosen}
+        wanted = by_step(chosen, decode)["tool_calls_by_step"]
+        assert differences(store.query("tool_calls_by_step").to_dicts(), wanted) == []
