@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from localtrace.codec import from_json
@@ -54,14 +55,17 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         if trace_id not in rows:
             raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
     in_steps = listed_steps(row["step"] for row in found)
-    place = f"where {chosen} and {in_steps} order by trace_id, seq, batch_index, span_id"
-    spans = run_sql(f"select * exclude (started_at, kind) from stored.spans {place}", ids)
+    place = f"where {chosen} and {in_steps}"
+    spans = run_sql(
+        f"select {_NO_DATES} from stored.spans {place} order by trace_id, seq, batch_index", ids
+    )
     # Apart, so that only narrow columns go through the windows that tell kinds.
-    kinds = run_sql(f"select kind, kind_derived from stored.calls {place}", ids)
-    for name in kinds.column_names:
-        spans = spans.append_column(name, kinds[name])
+    named = run_sql(f"select trace_id, span_id, kind, kind_derived from stored.calls {place}", ids)
+    kinds = {(row["trace_id"], row["span_id"]): row for row in named.to_pylist()}
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name", ids)
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
+    for row in chain(*spans_of.values()):
+        row |= kinds[row["trace_id"], row["span_id"]]
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
         trace_id: Trajectory(

@@ -380,10 +380,11 @@ def reread(rows: Any) -> Trajectory:
     def run_sql(sql: str, params: Any) -> pa.Table:
         spans = tables["spans"].sort_by("seq")
         if "stored.spans" in sql:
-            return spans.drop_columns(["kind"])
+            return spans
         if "stored.calls" in sql:
             derived = pa.array([True] * len(spans))
-            return spans.select(["kind"]).append_column("kind_derived", derived)
+            named = spans.select(["trace_id", "span_id", "kind"])
+            return named.append_column("kind_derived", derived)
         return tables["trajectories" if "all_trajectories" in sql else "outcomes"]
 
     (read,) = read_batch(run_sql, decode, [rows[0][0]["trace_id"]])
