@@ -196,7 +196,7 @@ def _prune(layout: StoreLayout, choice: Choice, *, now: bool) -> list[str]:
 
 
 def _say_when_space_is_free() -> None:
-    from localtrace.store.tables.log_upkeep import GRACE_HOURS
+    from localtrace.store.tables.replacing import GRACE_HOURS
 
     say(
         f"the old files stay {GRACE_HOURS} hours for readers of the earlier state; then localtrace "

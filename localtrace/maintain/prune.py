@@ -40,9 +40,9 @@ from localtrace.store.compacting.merge import open_parquet
 from localtrace.store.compacting.rewrite import Change, rewrite
 from localtrace.store.files import locked, put_file, read_json
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.delta import CommittedFile, committed_files, open_table, replace_files
+from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import vacuum
+from localtrace.store.tables.replacing import replace_files, vacuum
 
 Progress: TypeAlias = Callable[[int, int], None]
 """A function that gets the numbers of files done and known."""

@@ -25,7 +25,7 @@ from localtrace.store.receipts import receipt_tables
 from localtrace.store.sealing.seal import SealReport, seal
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_repair import heal_log, torn_log_entry
-from localtrace.store.tables.log_upkeep import replaced_files
+from localtrace.store.tables.replacing import replaced_files
 from localtrace.store.tables.snapshot import take_snapshot
 
 _ORPHAN_MIN_AGE_S = 3600.0
@@ -167,7 +167,7 @@ def orphans(layout: StoreLayout, states: Mapping[str, Sequence[CommittedFile]]) 
     for name, files in states.items():
         known = {file.place(layout, TABLES[name]) for file in files}
         with contextlib.suppress(StoreError):  # the check of the table reports it
-            known |= set(replaced_files(layout, TABLES[name]))
+            known |= replaced_files(layout, TABLES[name])
         for path in layout.table(name).rglob("v*.parquet"):
             if not _FILE_NAME.match(path.name):
                 continue

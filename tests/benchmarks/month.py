@@ -5,8 +5,8 @@ from __future__ import annotations
 from localtrace.record.settings import MIB
 from localtrace.store.compacting.choose import FILE_MAX_BYTES
 from localtrace.store.sealing.policy import DEFAULT_POLICY
-from localtrace.store.tables.delta import REMOVED_KEPT_HOURS
-from localtrace.store.tables.log_upkeep import GRACE_HOURS
+from localtrace.store.tables.delta import REMOVED_KEPT_MINUTES
+from localtrace.store.tables.replacing import GRACE_HOURS
 from tests.benchmarks.figures import Table
 from tests.benchmarks.rollouts import Shape
 from tests.benchmarks.shares import Log, Rollout, measure_log, measure_rollouts
@@ -35,7 +35,7 @@ def _month(shape: Shape, share: Rollout, log: Log, workers: int) -> dict[str, st
     day_bytes = trajectories / 30 * share.sealed_bytes
     files = _MONTH_S / STEP_S * max(1, share.sealed_bytes * trajectories * STEP_S / _MONTH_S
                                     / FILE_MAX_BYTES)  # fmt: skip
-    replaced = nodes * seals * REMOVED_KEPT_HOURS
+    replaced = nodes * seals * REMOVED_KEPT_MINUTES / 60
     opening_ms = log.open_ms + (files * log.file_us + _TABLES * replaced * log.replaced_us) / 1000
     recorder = node_per_s * share.record_ms / 1000
     sealer = node_per_s * share.seal_ms / 1000 + seals * log.seal_ms / 3_600_000

@@ -19,6 +19,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.store.tables import delta
 from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import WrittenFile, file_name
+from localtrace.store.tables.replacing import replace_files
 from localtrace.store.tables.snapshot import take_snapshot
 from tests.benchmarks import growth
 from tests.benchmarks.rollouts import Script, Shape, roll_out, write_scripts, write_tokenizer
@@ -128,6 +129,6 @@ def _table_ms(folder: Path, files: int, replaced: int) -> float:
     delta.write(table, SPANS, [delta.adding(file, is_new=True) for file in named], [])
     gone = delta.committed_files(delta.open_table(layout, SPANS))[:replaced]
     if gone:
-        assert delta.replace_files(layout, SPANS, gone, [])
+        assert replace_files(layout, SPANS, gone, [])
     trim_log(layout, SPANS, entries_max=0)
     return _opening_ms(lambda: delta.open_table(layout, SPANS))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import deltalake
 import duckdb
@@ -21,7 +18,7 @@ from click.testing import CliRunner
 
 from localtrace.cli import main
 from localtrace.errors import StoreError
-from localtrace.maintain.verify import recover, verify
+from localtrace.maintain.verify import verify
 from localtrace.read.store import open_store
 from localtrace.schema import FORMAT_VERSION, METRICS, SPANS, TABLES, TableSchema
 from localtrace.store.compacting.compact import compact, plan
@@ -29,8 +26,8 @@ from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout, create_layout, open_layout
 from localtrace.store.tables import delta, log_upkeep
 from localtrace.store.tables.delta import CommittedFile, commit, committed_files, open_table
-from localtrace.store.tables.log_files import CHECKPOINT, ENTRY, log_folder, log_names
-from localtrace.store.tables.log_upkeep import replaced_files, trim_log
+from localtrace.store.tables.log_files import ENTRY, log_names
+from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import write_files
 
 OLD_STORE = Path(__file__).parents[1] / "data" / "format-1" / "store"
@@ -214,41 +211,6 @@ def test_numbers_of_journals_are_refused_where_the_log_was_trimmed_meanwhile(
     with pytest.raises(StoreError, match="run the command again"):
         delta.committed_number(table, "0" * 16)
     assert delta.committed_number(open_table(layout, SPANS), "0" * 16) == 7
-
-
-def test_replaced_files_stay_for_the_grace_period_and_are_no_problem(layout: StoreLayout) -> None:
-    for number in range(3):
-        add(layout, number)
-    old = [one.place(layout, SPANS) for one in files(layout)]
-    assert compact(layout).vacuumed == 0
-    for path in old:
-        os.utime(path, (0, 0))
-    assert verify(layout).problems == []
-    assert recover(layout).orphans == 0
-    assert all(path.exists() for path in old)
-    assert compact(layout, grace_hours=0).vacuumed == 3
-    assert not any(path.exists() for path in old)
-
-
-def test_files_are_deleted_before_a_checkpoint_forgets_that_they_were_replaced(
-    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        add(layout, number)
-    old = [one.place(layout, SPANS) for one in files(layout)]
-    two_days_ago_s = time.time() - 48 * 3600
-    clock = SimpleNamespace(time_ns=lambda: int(two_days_ago_s * 10**9))
-    monkeypatch.setattr(delta, "time", clock)
-    assert rewrite(layout, SPANS, [files(layout)])
-    monkeypatch.undo()
-    for name in log_names(layout, SPANS):
-        os.utime(log_folder(layout, SPANS) / name, (two_days_ago_s, two_days_ago_s))
-    add(layout, 3)
-    trim_log(layout, SPANS)
-    assert log_names(layout, SPANS, CHECKPOINT)
-    assert not any(path.exists() for path in old)
-    assert replaced_files(layout, SPANS) == []
-    assert len(rows(layout)) == 12
 
 
 def test_an_open_store_goes_on_when_its_files_are_deleted(layout: StoreLayout) -> None:

@@ -22,12 +22,8 @@ from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_files import ENTRY, log_names
 from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import (
-    ENTRIES_MAX,
-    GRACE_HOURS,
-    trim_log,
-    vacuum,
-)
+from localtrace.store.tables.log_upkeep import ENTRIES_MAX, trim_log
+from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 
 LOCK_NAME = ".compact"
 _OF_OLD_INDEX = re.compile(

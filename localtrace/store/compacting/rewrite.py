@@ -22,7 +22,7 @@ from localtrace.schema import TableSchema
 from localtrace.store.compacting.merge import SortedFile, merged
 from localtrace.store.files import sync
 from localtrace.store.layout import StoreLayout, raise_version
-from localtrace.store.tables.delta import CommittedFile, replace_files
+from localtrace.store.tables.delta import CommittedFile
 from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
     WrittenFile,
@@ -31,6 +31,7 @@ from localtrace.store.tables.parquet_files import (
     write_rows,
     written_file,
 )
+from localtrace.store.tables.replacing import replace_files
 
 Change: TypeAlias = Callable[[pa.Table], pa.Table]
 _DRAFTS = "_rewriting"

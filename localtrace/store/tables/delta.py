@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import deltalake
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from localtrace.errors import StoreError
@@ -31,23 +31,20 @@ from localtrace.store.tables.log_files import (
     log_names,
     sync_log,
 )
-from localtrace.store.tables.parquet_files import WrittenFile, partition_values
+from localtrace.store.tables.parquet_files import WrittenFile
 
 _LOG_NAME = re.compile(rf"\d{{20}}\.|{CHECKPOINT_NOTE}$")
 """Names in a table's log that readers of Delta Lake open."""
-_COMMIT_TRIES_MAX = 100
+COMMIT_TRIES_MAX = 100
 """Tries of a commit, each at the next free version, as sealers of many nodes may use a table."""
 _OPEN_TRIES_MAX = 5
-_REWRITES = "localtrace.rewrites"
-"""Application id that all rewriting commits share: of two at once, delta-rs refuses one."""
-_REFUSED = (
-    "cannot commit to table {} ({}): its files stay as they are; run localtrace compact again"
-)
 _NO_CLEANING = PostCommitHookProperties(cleanup_expired_logs=False)
 """Hooks after a commit. delta-rs would delete log entries before it syncs their checkpoint."""
 _REMOVED_KEPT = "delta.deletedFileRetentionDuration"
-REMOVED_KEPT_HOURS = 30
-"""Time for which checkpoints name files that were replaced: whoever opens the table reads them."""
+REMOVED_KEPT_MINUTES = 10
+"""Time for which checkpoints name files that were replaced: each commit costs more with every one.
+
+`replacing` keeps notes of its own of what to delete."""
 ACTIONS_NAME = "localtrace.actions"
 """Key in a commit's information: the number of its actions, that one included."""
 
@@ -208,64 +205,6 @@ def commit(
     sync_log(layout, schema)
 
 
-def replace_files(
-    layout: StoreLayout,
-    schema: TableSchema,
-    old: Sequence[CommittedFile],
-    new: Sequence[WrittenFile],
-) -> bool:
-    """Put files in the place of others by one commit, and sync the new log entry.
-
-    The old files stay on the disk. delta-rs accepts two commits that replace the same file, and
-    its rows are there twice. So this looks, in a table that was opened just now, whether each old
-    file is still there, and all such commits share an application transaction: delta-rs refuses
-    this one if another came after that look, and it looks again.
-
-    Args:
-        old: files of the table's state.
-        new: already in their place and on the disk.
-
-    Returns:
-        False if an old file has been replaced meanwhile; then nothing was changed.
-
-    Raises:
-        StoreError: the commit is refused again and again.
-    """
-    problem: DeltaError | None = None
-    for _ in range(_COMMIT_TRIES_MAX):
-        table = with_all_columns(layout, schema, open_table(layout, schema))
-        state = {file.path for file in committed_files(table)}
-        if new and {file.path for file in new} <= state:
-            break  # the commit was done in spite of the error
-        if not {file.path for file in old} <= state:
-            return False
-        actions: list[AddAction | RemoveAction] = [_removed(file) for file in old]
-        actions += [adding(file, is_new=False) for file in new]
-        rewrite = Transaction(_REWRITES, committed_number(table, _REWRITES) + 1)
-        try:
-            write(table, schema, actions, [rewrite])
-        except CommitFailedError as error:
-            problem = error
-            continue
-        except DeltaError as error:
-            raise StoreError(_REFUSED.format(schema.name, error)) from error
-        break
-    else:
-        raise StoreError(_REFUSED.format(schema.name, problem)) from problem
-    sync_log(layout, schema)
-    return True
-
-
-def _removed(file: CommittedFile) -> RemoveAction:
-    return RemoveAction(
-        path=file.path,
-        data_change=False,
-        deletion_timestamp=time.time_ns() // 1_000_000,
-        size=file.size_bytes,
-        partition_values=partition_values(file.folder),
-    )
-
-
 def adding(file: WrittenFile, is_new: bool) -> AddAction:
     """Return the action that adds a file, with rows that are new or were in other files before."""
     return AddAction(
@@ -306,7 +245,7 @@ def with_all_columns(
     """Make the table, or give one of an older format version the columns that it lacks."""
     columns = deltalake.Schema.from_arrow(schema.arrow())
     problem: DeltaError | None = None
-    for _ in range(_COMMIT_TRIES_MAX):
+    for _ in range(COMMIT_TRIES_MAX):
         known = () if table is None else {field.name for field in table.schema().fields}
         missing = [field for field in columns.fields if field.name not in known]
         if table is not None and not missing:
@@ -319,7 +258,7 @@ def with_all_columns(
                     layout.table(schema.name),
                     schema=columns,
                     partition_by=list(schema.partitions),
-                    configuration={_REMOVED_KEPT: f"interval {REMOVED_KEPT_HOURS} hours"},
+                    configuration={_REMOVED_KEPT: f"interval {REMOVED_KEPT_MINUTES} minutes"},
                     commit_properties=_counted(2, tries=0),
                 )
             else:
@@ -336,7 +275,7 @@ def with_all_columns(
 
 
 def _counted(
-    actions: int, transactions: list[Transaction] | None = None, tries: int = _COMMIT_TRIES_MAX
+    actions: int, transactions: list[Transaction] | None = None, tries: int = COMMIT_TRIES_MAX
 ) -> CommitProperties:
     return CommitProperties(
         custom_metadata={ACTIONS_NAME: str(actions + 1)},
