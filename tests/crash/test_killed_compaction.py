@@ -37,7 +37,8 @@ REWRITING = (
     "pyarrow.parquet.ParquetWriter.write_table",
     "localtrace.store.compacting.rewrite.sync",
     "localtrace.store.compacting.rewrite.sync_with_folders",
-    "localtrace.store.tables.delta.sync_log",
+    "localtrace.store.tables.replacing.put_file",
+    "localtrace.store.tables.replacing.sync_log",
     "deltalake.DeltaTable.create_write_transaction",
 )
 """Every function by which files of a table are written anew."""
