@@ -1,7 +1,7 @@
 """Scripted rollouts: the same trajectories for every way of recording them.
 
-Token ids are drawn from a Zipf distribution over a vocabulary of 150,000 words, logprobs come from
-float32, text is the words of the ids. The calls are those of verl's agent loop: `run` around
+Random words have ids from a Zipf distribution over a vocabulary of 150,000; real text is in
+`real_text`. Logprobs come from float32, text is that of the ids. The calls are those of verl's agent loop: `run` around
 `generate` and a tool's `execute`, with whole prompts as arguments.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,33 +61,49 @@ class Script:
     turns: list[Turn]
 
 
-def write_scripts(shape: Shape, count: int) -> list[Script]:
-    """Trajectories of a shape, the same in every process; lengths vary by 30 %."""
-    chance = np.random.default_rng(0)
-    weights = np.cumsum(1 / np.arange(1, _VOCABULARY_SIZE - _FIRST_WORD_ID + 1))
+class Words(Protocol):
+    """Words for scripts, and a tokenizer that decodes them."""
 
-    def draw(mean: int) -> list[int]:
-        length = int(chance.integers(mean * 7 // 10, mean * 13 // 10 + 1))
-        ranks = np.searchsorted(weights, chance.random(length) * weights[-1])
-        ids: list[int] = (ranks + _FIRST_WORD_ID).tolist()
+    def draw(self, length: int) -> list[int]:
+        """Return so many token ids, others each time."""
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+
+    def write_tokenizer(self, folder: Path) -> Path:
+        """Write a tokenizer.json of a name of its own, and return where."""
+
+
+class RandomWords:
+    """Words that have no order, which no compression can foresee; frequent ones are short."""
+
+    def __init__(self) -> None:
+        self._chance = np.random.default_rng(1)
+        self._weights = np.cumsum(1 / np.arange(1, _VOCABULARY_SIZE - _FIRST_WORD_ID + 1))
+
+    def draw(self, length: int) -> list[int]:
+        """Return so many token ids, others each time."""
+        chance = self._chance.random(length) * self._weights[-1]
+        ids: list[int] = (np.searchsorted(self._weights, chance) + _FIRST_WORD_ID).tolist()
         return ids
 
-    def turn(tool_tokens: int) -> Turn:
-        output_ids, tool_ids = draw(shape.output_tokens), draw(tool_tokens)
-        logprobs = -chance.exponential(0.5, len(output_ids)).astype(np.float32)
-        return Turn(output_ids, logprobs.tolist(), tool_ids, text_of(tool_ids))
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        words = _words()
+        return " ".join([words[number] for number in ids])
 
-    scripts = []
-    for number in range(count):
-        prompt_ids = draw(shape.first_prompt_tokens)
-        turns = [turn(shape.tool_tokens) for _ in range(shape.turns - 1)] + [turn(0)]
-        scripts.append(Script(number, prompt_ids, text_of(prompt_ids), turns))
-    return scripts
+    def write_tokenizer(self, folder: Path) -> Path:
+        """Write a tokenizer.json, and return where."""
+        path = folder / "tokenizer.json"
+        vocabulary = {word: number for number, word in enumerate(_words())}
+        model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _LETTERS[0]}
+        path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}), "utf-8")
+        return path
 
 
 @cache
 def _words() -> list[str]:
-    """A word for each id; frequent ids have short ones."""
+    """Return a word for each id; frequent ids have short ones."""
     words = [f"<{number}>" for number in range(_FIRST_WORD_ID)]
     for number in range(1, _VOCABULARY_SIZE - _FIRST_WORD_ID + 1):
         word = ""
@@ -98,19 +114,24 @@ def _words() -> list[str]:
     return words
 
 
-def text_of(ids: Sequence[int]) -> str:
-    """The words of token ids."""
-    words = _words()
-    return " ".join([words[number] for number in ids])
+def write_scripts(shape: Shape, count: int, words: Words) -> list[Script]:
+    """Return trajectories of a shape, the same in every process; lengths vary by 30 %."""
+    chance = np.random.default_rng(0)
 
+    def draw(mean: int) -> list[int]:
+        return words.draw(int(chance.integers(mean * 7 // 10, mean * 13 // 10 + 1)))
 
-def write_tokenizer(folder: Path) -> Path:
-    """A tokenizer that decodes ids to the same words."""
-    path = folder / "tokenizer.json"
-    vocabulary = {word: number for number, word in enumerate(_words())}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _LETTERS[0]}
-    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}), "utf-8")
-    return path
+    def turn(tool_tokens: int) -> Turn:
+        output_ids, tool_ids = draw(shape.output_tokens), draw(tool_tokens)
+        logprobs = -chance.exponential(0.5, len(output_ids)).astype(np.float32)
+        return Turn(output_ids, logprobs.tolist(), tool_ids, words.text_of(tool_ids))
+
+    scripts = []
+    for number in range(count):
+        prompt_ids = draw(shape.first_prompt_tokens)
+        turns = [turn(shape.tool_tokens) for _ in range(shape.turns - 1)] + [turn(0)]
+        scripts.append(Script(number, prompt_ids, words.text_of(prompt_ids), turns))
+    return scripts
 
 
 def agent_loop(op: Callable[[Any], Any]) -> Callable[[Script], Any]:

@@ -15,10 +15,10 @@ from tests.benchmarks.figures import Figure, Table
 from tests.benchmarks.rollouts import (
     MULTI_TURN,
     SINGLE_TURN,
+    RandomWords,
     Script,
     roll_out,
     write_scripts,
-    write_tokenizer,
 )
 from tests.benchmarks.timing import close_recorder, recording
 
@@ -50,9 +50,10 @@ def measure() -> Table:
     """CPU per trajectory, for short and long ones."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = write_tokenizer(Path(folder))
+        words = RandomWords()
+        tokenizer = words.write_tokenizer(Path(folder))
         for shape, count in ((SINGLE_TURN, 512), (MULTI_TURN, 32)):
-            scripts = write_scripts(shape, count)
+            scripts = write_scripts(shape, count, words)
             rounds = [_one_round(scripts, tokenizer) for _ in range(ROUNDS + 1)]
             recorded, sealed = (Figure(values) for values in zip(*rounds[1:], strict=True))
             multiple = sealed / recorded

@@ -22,7 +22,7 @@ from localtrace.store.tables.parquet_files import WrittenFile, file_name
 from localtrace.store.tables.replacing import replace_files
 from localtrace.store.tables.snapshot import take_snapshot
 from tests.benchmarks import growth
-from tests.benchmarks.rollouts import Script, Shape, roll_out, write_scripts, write_tokenizer
+from tests.benchmarks.rollouts import RandomWords, Script, Shape, roll_out, write_scripts
 from tests.benchmarks.timing import close_recorder
 
 BATCHES = 8
@@ -66,10 +66,11 @@ def _cpu_ms(work: Callable[[], Any]) -> float:
 def measure_rollouts(shape: Shape, count: int) -> Rollout:
     """Record, read, seal and compact trajectories."""
     # All differ, as equal ones would be merged into next to nothing.
-    scripts = write_scripts(shape, count * BATCHES)
+    words = RandomWords()
+    scripts = write_scripts(shape, count * BATCHES, words)
     parts = [scripts[start : start + count] for start in range(0, len(scripts), count)]
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = write_tokenizer(Path(folder))
+        tokenizer = words.write_tokenizer(Path(folder))
         store = Path(folder) / "store"
         batches = [_batch(store, tokenizer, part) for part in parts]
         layout = open_layout(store)

@@ -14,19 +14,24 @@ import pyarrow.parquet as pq
 import zstandard
 
 import localtrace
+from localtrace.schema import SPANS
+from localtrace.store.compacting.compact import compact
+from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.store.tables.snapshot import take_snapshot
 from tests.benchmarks.figures import Figure, Promise, Table
+from tests.benchmarks.real_text import RealText
 from tests.benchmarks.rollouts import (
     MULTI_TURN,
     SINGLE_TURN,
+    RandomWords,
     Script,
     Shape,
+    Words,
     roll_out,
-    text_of,
     write_scripts,
-    write_tokenizer,
 )
 from tests.benchmarks.timing import close_recorder, recording
 
@@ -56,8 +61,9 @@ class JsonLines:
 class LiveTracing:
     """Return what a live backend is sent: the inputs and the outputs of every call as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_of: Callable[[Sequence[int]], str]) -> None:
         self.lines = JsonLines()
+        self._text_of = text_of
         self.text_bytes = 0
         """Size of the decoded text that verl adds to the outputs when `token2text` is on."""
 
@@ -78,7 +84,7 @@ class LiveTracing:
         self.lines.add({"op": op, "inputs": inputs, "outputs": outputs})
         fields = inputs | outputs if isinstance(outputs, dict) else inputs
         for name in _ID_NAMES.intersection(fields):
-            self.text_bytes += len(_to_json(text_of(fields[name])))
+            self.text_bytes += len(_to_json(self._text_of(fields[name])))
 
 
 def _bytes_below(folder: Path) -> int:
@@ -96,11 +102,11 @@ def _rows_as_lines(layout: StoreLayout) -> JsonLines:
     return lines
 
 
-def _measure_shape(scripts: Sequence[Script], tokenizer: Path) -> dict[str, float]:
-    """Bytes per trajectory by way of keeping it."""
-    live = LiveTracing()
+def _measure_shape(scripts: Sequence[Script], words: Words, folder: Path) -> dict[str, float]:
+    """Return the bytes per trajectory by way of keeping it."""
+    live = LiveTracing(words.text_of)
     roll_out(scripts, live.op)
-    with recording(tokenizer=tokenizer) as store:
+    with recording(tokenizer=words.write_tokenizer(folder)) as store:
         roll_out(scripts, localtrace.op)
         close_recorder()
         layout = open_layout(store)
@@ -114,6 +120,9 @@ def _measure_shape(scripts: Sequence[Script], tokenizer: Path) -> dict[str, floa
             "calls under zstd": live.lines.compressed_bytes(),
             "rows under zstd": _rows_as_lines(layout).compressed_bytes(),
         }
+        assert rewrite(layout, SPANS, [committed_files(open_table(layout, SPANS))])
+        compact(layout, grace_hours=0)
+        sizes["compacted"] = _bytes_below(layout.tables)
     return {name: size / len(scripts) for name, size in sizes.items()}
 
 
@@ -122,6 +131,7 @@ _TENTH = Promise("P7", 10, "x", at_least=True)
 _NEVER_MORE = Promise("P7", 1, "x", at_least=True)
 _WAYS = (
     ("sealed", "sealed tables with their Delta logs", None),
+    ("compacted", "sealed tables, their calls written anew by compaction", None),
     ("journals", "journals, before sealing", None),
     ("live", "live tracing, JSON: verl's default, without text", _TENTH),
     ("live with text", "live tracing, JSON: with text (token2text)", _TENTH),
@@ -130,24 +140,26 @@ _WAYS = (
 )
 
 
-def _rows(shape: Shape, sizes: dict[str, float]) -> list[list[str]]:
+def _rows(shape: Shape, text: str, sizes: dict[str, float]) -> list[list[str]]:
     rows = []
     for key, name, promise in _WAYS:
         multiple = Figure((sizes[key] / sizes["sealed"],))
         held = promise is not None and (promise is not _TENTH or shape is MULTI_TURN)
         verdict = promise.verdict(multiple) if promise is not None and held else ""
         size = Figure((sizes[key] / 1000,))
-        rows.append([f"{shape.name}: {name}", size.text("kB"), multiple.text("x"), verdict])
+        rows.append([f"{shape.name}, {text}: {name}", size.text("kB"), multiple.text("x"), verdict])
     return rows
 
 
 def measure() -> Table:
     """Size of 64 long and 1,024 short trajectories, each way."""
     rows = []
+    given: dict[str, Words] = {"random words": RandomWords(), "real text": RealText()}
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = write_tokenizer(Path(folder))
         for shape, count in ((MULTI_TURN, 64), (SINGLE_TURN, 1024)):
-            rows += _rows(shape, _measure_shape(write_scripts(shape, count), tokenizer))
+            for text, words in given.items():
+                scripts = write_scripts(shape, count, words)
+                rows += _rows(shape, text, _measure_shape(scripts, words, Path(folder)))
     return Table(
         "Bytes on disk per trajectory",
         ("kept as", "each", "of the sealed tables", "promise"),
@@ -155,6 +167,8 @@ def measure() -> Table:
         (
             "64 long and 1,024 short trajectories, played at once; sizes hardly vary between runs. "
             "Sealed tables hold the decoded text beside the ids; JSON is compact.",
+            "Random words repeat nothing that compression could foresee. Real text: pieces of Python's "
+            "library, each once, in tokens of a BPE that was trained on it.",
             "Sealed rows as JSONL hold prompts as what each turn adds, in the order of the tables; "
             "the same calls hold whole prompts, in the order in which they ended.",
         ),
