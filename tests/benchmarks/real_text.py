@@ -1,4 +1,4 @@
-"""Real text for scripted rollouts: files of Python's library, and a BPE that was trained on them."""
+"""Real text for scripted rollouts: Python's own files, and a BPE that was trained on them."""
 
 from __future__ import annotations
 

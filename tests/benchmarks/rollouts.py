@@ -1,8 +1,8 @@
 """Scripted rollouts: the same trajectories for every way of recording them.
 
 Random words have ids from a Zipf distribution over a vocabulary of 150,000; real text is in
-`real_text`. Logprobs come from float32, text is that of the ids. The calls are those of verl's agent loop: `run` around
-`generate` and a tool's `execute`, with whole prompts as arguments.
+`real_text`. Logprobs come from float32, text is that of the ids. The calls are those of verl's
+agent loop: `run` around `generate` and a tool's `execute`, with whole prompts as arguments.
 """
 
 from __future__ import annotations

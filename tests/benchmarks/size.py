@@ -167,8 +167,8 @@ def measure() -> Table:
         (
             "64 long and 1,024 short trajectories, played at once; sizes hardly vary between runs. "
             "Sealed tables hold the decoded text beside the ids; JSON is compact.",
-            "Random words repeat nothing that compression could foresee. Real text: pieces of Python's "
-            "library, each once, in tokens of a BPE that was trained on it.",
+            "Random words repeat nothing that compression could foresee. Real text: pieces of "
+            "Python's library, each once, in tokens of a BPE that was trained on it.",
             "Sealed rows as JSONL hold prompts as what each turn adds, in the order of the tables; "
             "the same calls hold whole prompts, in the order in which they ended.",
         ),
