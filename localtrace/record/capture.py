@@ -33,6 +33,10 @@ _random_bits = _random.getrandbits
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
+def _new_key() -> bytes:
+    return _random_bits(128).to_bytes(16, "big")
+
+
 class Beginning(NamedTuple):
     """The arguments of `trajectory`, as given: any of them may be of a wrong type."""
 
@@ -72,7 +76,7 @@ class trajectory:
         agent: str | None = None,
         data_source: str | None = None,
     ) -> None:
-        self._key = _random_bits(128).to_bytes(16, "big")
+        self._key = _new_key()
         self._beginning = Beginning(
             step, sample_index, rollout_n, group_id, validate, name, agent, data_source
         )
@@ -87,6 +91,8 @@ class trajectory:
     def __enter__(self) -> Self:
         recorder = active.recorder
         if recorder is not None:
+            if self._state is not None:
+                self._key = _new_key()  # used again, it is another rollout
             self._outer = current.get()
             try:
                 self._state = begin_trajectory(recorder, self._key, self._beginning)
@@ -136,11 +142,12 @@ class unrecorded:
     def __enter__(self) -> Self:
         state = TrajectoryState(b"", None, msgspec.Raw())
         state.dropped = "unrecorded"
-        self._token = current.set(Scope(state, None))
+        self._outer = current.get()
+        current.set(Scope(state, None))
         return self
 
     def __exit__(self, *_: object) -> None:
-        current.reset(self._token)
+        current.set(self._outer)
 
 
 def begin_trajectory(
@@ -300,7 +307,9 @@ def begin_call(
 ) -> OpenCall | None:
     """Take a snapshot of the arguments and enter the call's scope.
 
-    Returns None when the call is not recorded: its trajectory was dropped, or localtrace failed.
+    Returns None when the call is not recorded: its trajectory was dropped, or localtrace failed. A
+    call whose own trajectory is dropped as it begins is entered all the same, so that the calls
+    inside it belong to that trajectory too.
     """
     outer = current.get()
     try:
@@ -315,10 +324,13 @@ def begin_call(
             state = scope.trajectory
         else:
             state = outer.trajectory
-        if state.dropped is not None:
-            return None
+            if state.dropped is not None:
+                return None
         call = OpenCall(recorder, signature, state, outer, own)
-        call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
+        if state.dropped is None:
+            if kwargs and not recorder.values.dropped.isdisjoint(kwargs):
+                kwargs = recorder.values.without_dropped(kwargs)  # also those that `**kwargs` takes
+            call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
         current.set(call)
         call.start_ns = time.time_ns()
         call.mono_ns = time.perf_counter_ns()

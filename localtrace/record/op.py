@@ -57,11 +57,14 @@ def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
 
 def record_calls(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     """Return the function with every call recorded as the signature says."""
-    if inspect.isasyncgenfunction(function):
+    called = function
+    if not (inspect.isroutine(function) or isinstance(function, type | functools.partial)):
+        called = getattr(type(function), "__call__", function)  # an object with this method
+    if inspect.isasyncgenfunction(called):
         return _async_generator(function, signature)
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(called):
         return _coroutine(function, signature)
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(called):
         return _generator(function, signature)
     return _function(function, signature)
 

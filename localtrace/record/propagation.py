@@ -8,7 +8,6 @@ id goes on with `-` and random digits.
 
 from __future__ import annotations
 
-import contextvars
 import hashlib
 import os
 import re
@@ -126,13 +125,15 @@ class attach:
 
     def __init__(self, parent: str | None) -> None:
         self._scope = find_parent(parent)
-        self._token: contextvars.Token[Scope | None] | None = None
+        self._outer: Scope | None = None
 
     def __enter__(self) -> Self:
         if self._scope is not None:
-            self._token = current.set(self._scope)
+            self._outer = current.get()
+            current.set(self._scope)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            current.reset(self._token)
+        # The block may end in another context than it began in, so no token resets the variable.
+        if self._scope is not None:
+            current.set(self._outer)

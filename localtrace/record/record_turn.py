@@ -48,14 +48,16 @@ def record_turn(
         signature = _signatures.get(name)
         if signature is None:
             signature = _signatures[name] = Signature(_generation, str(name), "generation")
+        prompts = {"prompt_ids": prompt_ids, "messages": messages, "prompt": prompt}
+        given = {key: value for key, value in prompts.items() if value is not None}
+        given |= inputs or {}
+        duration_ns = max(recorder.values.as_int(duration_ns) or 0, 0)
+        begun_ns = recorder.values.as_int(start_ns)
+        # Nothing may fail from here on: a call that has begun must be finished.
         call = begin_call(recorder, signature, (), {})
         if call is None:
             return
-        prompts = {"prompt_ids": prompt_ids, "messages": messages, "prompt": prompt}
-        given = {key: value for key, value in prompts.items() if value is not None}
-        call.inputs = encode_inputs(recorder, {**given, **(inputs or {})})
-        duration_ns = max(recorder.values.as_int(duration_ns) or 0, 0)
-        begun_ns = recorder.values.as_int(start_ns)
+        call.inputs = encode_inputs(recorder, given)
         call.start_ns = time.time_ns() - duration_ns if begun_ns is None else begun_ns
         call.mono_ns = time.perf_counter_ns() - duration_ns
         call.finish(output)

@@ -52,7 +52,7 @@ class Signature:
                 coroutines and plain functions differently.
         """
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        self.op = op or name
+        self.op = str(op or name).encode("utf-8", "replace").decode()
         """Name of the spans."""
         try:
             parameters = list(inspect.signature(function).parameters.values())

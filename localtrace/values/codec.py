@@ -5,10 +5,11 @@ do not reach the record. Where MessagePack has no word for a value, an extension
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
 (`to_json`, `from_json`); `tagged_json` describes the tags.
 
-Containers come back as JSON's own: tuples, sets, named tuples and `array.array` as lists (as tuples
-where they are keys), dataclasses, attrs classes and pydantic models as dicts, HTTP responses as
-dicts of status and body (see `responses`), enums as their values, half floats as float32, arrays
-without dimensions as their one value, naive datetimes and dates as text.
+Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists (as
+tuples where they are keys), dataclasses, attrs classes, pydantic models and configurations of
+OmegaConf as dicts, HTTP responses as dicts of status and body (see `responses`), enums as their
+values, half floats as float32, arrays without dimensions as their one value, naive datetimes and
+dates as text.
 
 A tensor on a device is encoded as a marker. The recorder replaces it by the tensor's numbers once
 they have been copied from the device.
@@ -19,7 +20,9 @@ This module knows nothing of trajectories, files or threads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
+from collections import UserList, deque
+from collections.abc import Callable, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -33,6 +36,7 @@ from localtrace.values.responses import response_fields
 from localtrace.values.tagged_json import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 from localtrace.values.tensors import in_memory, is_freed, is_stand_in, is_tensor, text_of
 
+_CONTAINERS = Mapping | list | tuple | AbstractSet | deque | UserList | ValuesView
 _INT_MAX_BITS = 14_000
 """Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""
 
@@ -130,7 +134,7 @@ class ValueEncoder:
         fields = _fields_of(value)
         if fields is not None:
             value = self.without_dropped(fields)
-        elif not issubclass(kind, Mapping | list | tuple | AbstractSet):
+        elif not issubclass(kind, _CONTAINERS) or _is_config(kind):
             plain = self._tensor(value) if is_tensor(value) else _foreign(value, kept)
             final = type(plain) in (msgspec.msgpack.Ext, Placeholder)
             return plain if final else self._encoded(plain, above, kept)
@@ -183,6 +187,8 @@ def _foreign(value: Any, kept: bool) -> Any:
         return _numpy(value)
     if module == "array":
         return value.tolist()
+    if _is_config(kind):
+        return _plain_config(value)
     if module == "openai" and kind.__name__ in ("NotGiven", "Omit"):
         return None  # what stands for an argument that was not given
     if is_image(value):
@@ -198,6 +204,19 @@ def _foreign(value: Any, kept: bool) -> Any:
     if hasattr(value, "__fspath__"):
         return str(value)
     return left_out("unsupported", value)
+
+
+def _is_config(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "omegaconf"
+
+
+def _plain_config(value: Any) -> Any:
+    """Return a configuration with its references resolved if all of them can be."""
+    to_container = sys.modules["omegaconf"].OmegaConf.to_container
+    try:
+        return to_container(value, resolve=True)
+    except Exception:
+        return to_container(value, resolve=False)
 
 
 def _memory_tensor(value: Any) -> Any:

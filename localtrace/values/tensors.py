@@ -81,11 +81,16 @@ def refuse_freed(value: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """Return `str(value)`.
+    """Return `str(value)`; of a tensor without dimensions, the text of its number.
 
     Raises:
         FreedTensor: as `refuse_freed`.
+        TypeError: a tensor is on a device, which would have to be waited for.
         Exception: what the value raises.
     """
     refuse_freed(value)
+    if is_tensor(value):
+        if not in_memory(value):
+            raise TypeError("the text of a tensor on a device")
+        value = value if value.dim() else value.item()
     return str(value)

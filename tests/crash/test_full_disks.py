@@ -122,6 +122,23 @@ def test_a_pause_begins_and_ends_while_nothing_is_recorded(small_disk: Path) -> 
     assert statuses(store) == {trace_id: "ok"}
 
 
+def test_calls_inside_a_dropped_call_are_no_trajectories_of_their_own(small_disk: Path) -> None:
+    @localtrace.op
+    def agent() -> None:
+        (small_disk / "checkpoint").unlink()
+        wait_until(lambda: _is_paused(None))
+        look_up("a part of what was dropped")
+
+    store = small_disk / "store"
+    with recording(store, min_free_bytes=4 * MIB):
+        fill(small_disk / "checkpoint", leave_bytes=2 * MIB)
+        wait_until(lambda: _is_paused("low_space"))
+        agent()
+        trace_id = record_one("after")
+    assert {one for one, status in statuses(store).items() if status == "ok"} == {trace_id}
+    assert calls(store) == {trace_id: ["look_up"]}
+
+
 def test_recording_that_begins_below_the_reserve_takes_no_space(
     store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

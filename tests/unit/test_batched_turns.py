@@ -343,6 +343,8 @@ def test_recording_a_turn_does_no_harm_without_a_recorder_or_with_nonsense(
 ) -> None:
     localtrace.record_turn(object(), prompt_ids=object(), start_ns="now", duration_ns=None)  # type: ignore[arg-type]
     assert [row["turn_count"] for row in store.rows("trajectories")] == [0]
+    localtrace.record_turn("4", prompt="2 + 2?", inputs=7)  # type: ignore[arg-type]
+    assert localtrace.parent() is None
     localtrace.close()
     localtrace.record_turn("4", prompt="2 + 2?")
 

@@ -300,6 +300,24 @@ def test_a_callable_object_can_be_decorated(store: Recording) -> None:
     assert store.span("Scorer")["inputs"] == {"text": "abc"}
 
 
+def test_a_callable_object_that_answers_later_is_awaited_inside_its_span(store: Recording) -> None:
+    class Judge:
+        async def __call__(self, text: str) -> int:
+            await asyncio.sleep(0)
+            return len(text)
+
+    assert asyncio.run(localtrace.op(Judge())("abc")) == 3
+    assert store.span("Judge")["outputs"] == 3
+
+
+@pytest.mark.parametrize(("name", "recorded"), [(5, "5"), ("a\ud800", "a?")])
+def test_a_span_is_recorded_whatever_its_name_is(
+    store: Recording, name: Any, recorded: str
+) -> None:
+    localtrace.op(name=name)(len)("abc")
+    assert store.span(recorded)["outputs"] == 3
+
+
 def test_the_decorated_function_keeps_its_kind() -> None:
     async def coroutine() -> None: ...
 
@@ -426,6 +444,15 @@ def test_dropped_names_are_placeholders_in_arguments_and_results(store: Recordin
     assert span["inputs"]["images"].reason == "dropped"
     assert span["outputs"]["routed_experts"].size_bytes == 100
     assert localtrace.losses()["values"] == {}
+
+
+def test_dropped_names_are_placeholders_among_unknown_keywords(store: Recording) -> None:
+    @localtrace.op
+    def generate(**options: Any) -> None: ...
+
+    generate(image_data="pixels", text="a")
+    options = store.span("generate")["inputs"]["options"]
+    assert (options["image_data"].reason, options["text"]) == ("dropped", "a")
 
 
 def test_names_in_keep_are_not_dropped(tmp_path: Path) -> None:

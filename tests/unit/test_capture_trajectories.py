@@ -74,6 +74,23 @@ def test_numbers_of_numpy_and_torch_are_taken_as_numbers(store: Recording) -> No
     assert localtrace.losses()["values"] == {}
 
 
+def test_a_number_in_a_tensor_is_its_text(store: Recording) -> None:
+    # A data loader turns the index of a row into a tensor.
+    with localtrace.trajectory(sample_index=torch.tensor([17, 18])[0]) as t:
+        pass
+    assert store.trajectory(t.trace_id)["sample_index"] == "17"
+
+
+def test_the_place_of_one_rollout_used_again_is_another_rollout(store: Recording) -> None:
+    t = localtrace.trajectory(step=3)
+    ids = []
+    for reward in (0.0, 1.0):
+        with t:
+            t.set(reward=reward)
+        ids.append(t.trace_id)
+    assert [store.trajectory(one)["reward"] for one in ids] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import omegaconf
 import pydantic
 import pytest
 import torch
@@ -214,6 +215,20 @@ def test_keys_that_differ_stay_apart() -> None:
     keys = ["\ud800", "\ud801", "?", 2**70, str(2**70), 1, "1"]
     value = {key: place for place, key in enumerate(keys)}
     assert round_trip(value) == value
+
+
+@pytest.mark.parametrize(
+    "make", [collections.deque, collections.UserList, lambda items: dict(enumerate(items)).values()]
+)
+def test_lists_of_other_types_come_back_as_lists(make: Any) -> None:
+    assert round_trip({"a": make([1, (2,), {3}])}) == {"a": [1, [2], [3]]}
+
+
+def test_a_configuration_of_omegaconf_comes_back_as_dicts_and_lists() -> None:
+    config = omegaconf.OmegaConf.create({"lr": 0.1, "rates": ["${lr}", 1]})
+    assert round_trip([config]) == [{"lr": 0.1, "rates": [0.1, 1]}]
+    unresolved = omegaconf.OmegaConf.create({"lr": 0.1, "rates": ["${gone}"], "key": "???"})
+    assert round_trip(unresolved) == {"lr": 0.1, "rates": ["${gone}"], "key": "???"}
 
 
 def test_a_dict_that_looks_tagged_comes_back_as_it_was() -> None:

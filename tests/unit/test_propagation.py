@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,20 @@ def test_calls_below_an_attached_place_are_its_children(folder) -> None:
     assert {span["trace_id"] for span in (first, second, third)} == {opened.trace_id}
     assert [second["parent_id"], third["parent_id"]] == [first["span_id"], second["span_id"]]
     assert {span["step"] for span in (second, third)} == {3}
+
+
+def test_a_place_may_be_left_in_another_context_and_attached_again(folder) -> None:
+    # As in web frameworks, which run the two halves of a dependency in contexts of their own.
+    with recording(folder):
+        with localtrace.trajectory():
+            place = solve("q", localtrace.parent)
+        attached = localtrace.attach(place)
+        contextvars.copy_context().run(attached.__enter__)
+        contextvars.copy_context().run(attached.__exit__)
+        with attached:
+            solve("a", int)
+        assert localtrace.parent() is None
+    assert len({span["trace_id"] for span in spans_of(folder)}) == 1
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def _start(
         experiment=environ.get("LOCALTRACE_EXPERIMENT") or experiment,
         run_id=None if known else run_id_of_ray_job(),
         worker=environ.get("LOCALTRACE_WORKER") or worker or _actor_name(),
-        config=plain_config(config) if first or not known else None,
+        config=config if first or not known else None,
         tokenizer=_tokenizer_folder(config),
     )
 
@@ -174,18 +174,6 @@ def report(error: Exception, consequence: str) -> None:
     say(f"{consequence}: {error or type(error).__name__}")
     if hook_settings().required:
         raise error
-
-
-def plain_config(config: Any) -> Any:
-    """Return a configuration as dicts and lists, with references resolved if all of them can be."""
-    from omegaconf import OmegaConf
-
-    if not OmegaConf.is_config(config):
-        return config
-    try:
-        return OmegaConf.to_container(config, resolve=True)
-    except Exception:
-        return OmegaConf.to_container(config, resolve=False)
 
 
 def _actor_name() -> str | None:
