@@ -58,8 +58,9 @@ def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
 def record_calls(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     """Return the function with every call recorded as the signature says."""
     called = function
-    if not (inspect.isroutine(function) or isinstance(function, type | functools.partial)):
-        called = getattr(type(function), "__call__", function)  # an object with this method
+    is_plain = inspect.isroutine(function) or isinstance(function, type | functools.partial)
+    if callable(function) and not is_plain:
+        called = type(function).__call__  # the method of an object that is called like a function
     if inspect.isasyncgenfunction(called):
         return _async_generator(function, signature)
     if inspect.iscoroutinefunction(called):

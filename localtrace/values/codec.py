@@ -5,8 +5,8 @@ do not reach the record. Where MessagePack has no word for a value, an extension
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
 (`to_json`, `from_json`); `tagged_json` describes the tags.
 
-Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists (as
-tuples where they are keys), dataclasses, attrs classes, pydantic models and configurations of
+Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists
+(as tuples where they are keys), dataclasses, attrs classes, pydantic models and configurations of
 OmegaConf as dicts, HTTP responses as dicts of status and body (see `responses`), enums as their
 values, half floats as float32, arrays without dimensions as their one value, naive datetimes and
 dates as text.
