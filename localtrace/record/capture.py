@@ -136,20 +136,6 @@ class trajectory:
             )
 
 
-class unrecorded:
-    """A with block in which nothing is recorded, for rollouts that a sample leaves out."""
-
-    def __enter__(self) -> Self:
-        state = TrajectoryState(b"", None, msgspec.Raw())
-        state.dropped = "unrecorded"
-        self._outer = current.get()
-        current.set(Scope(state, None))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        current.set(self._outer)
-
-
 def begin_trajectory(
     recorder: Recorder, key: bytes, beginning: Beginning, ago_ns: int = 0
 ) -> TrajectoryState:

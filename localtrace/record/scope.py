@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Self
 
 import msgspec
 
@@ -60,3 +61,17 @@ class Scope:
 
 
 current: ContextVar[Scope | None] = ContextVar("localtrace_scope", default=None)
+
+
+class unrecorded:
+    """A with block in which nothing is recorded, for rollouts that a sample leaves out."""
+
+    def __enter__(self) -> Self:
+        state = TrajectoryState(b"", None, msgspec.Raw())
+        state.dropped = "unrecorded"
+        self._outer = current.get()
+        current.set(Scope(state, None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        current.set(self._outer)

@@ -36,7 +36,7 @@ from localtrace.values.responses import response_fields
 from localtrace.values.tagged_json import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 from localtrace.values.tensors import in_memory, is_freed, is_stand_in, is_tensor, text_of
 
-_CONTAINERS = Mapping | list | tuple | AbstractSet | deque | UserList | ValuesView
+_CONTAINERS = (Mapping, list, tuple, AbstractSet, deque, UserList, ValuesView)
 _INT_MAX_BITS = 14_000
 """Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""
 

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from localtrace.record import active
-from localtrace.record.capture import trajectory, unrecorded
+from localtrace.record.capture import trajectory
+from localtrace.record.scope import unrecorded
 from localtrace.trainer_hooks.environment import hook_settings
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
