@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import commit
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.testing import recording, simulate_crash
-from tests.crash.found import Row, rows, statuses
+from tests.crash.found import Row, contents, rows, statuses
 from tests.crash.rollouts import record_one
 
 TURNS = 20
@@ -240,6 +241,25 @@ def test_a_record_that_cannot_be_understood_is_counted_and_its_journal_kept(stor
     assert (report.damage.records, len(report.problems)) == (1, 1)
     assert (store / "quarantine" / journal.name).exists()
     assert list(statuses(store).values()) == ["ok"]
+
+
+def test_a_strange_record_is_kept_though_the_sealer_was_killed_after_its_commits(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(store):
+        localtrace.outcome(record_one(), score=1.0)
+        localtrace.log_metrics({"loss": 1.0}, step=1)
+    (journal,) = store.glob("journals/*.done")
+    strange = (b"\x93\x94\xa1p\xa1e\xa1r\x00\x09\x91\x63",)  # a record of kind 99
+    journal.write_bytes(journal.read_bytes() + frame(strange, _marker(journal)) + strange[0])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        killed = Mock(side_effect=KeyboardInterrupt)
+        patched.setattr("localtrace.store.sealing.seal._put_away", killed)
+        seal(open_layout(store))
+    before = contents(store)
+    assert journal.name in seal(open_layout(store)).problems[0]
+    assert (store / "quarantine" / journal.name).exists()
+    assert contents(store) == before
 
 
 def test_damage_is_counted_where_nothing_but_it_was_recorded(store: Path) -> None:

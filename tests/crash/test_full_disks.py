@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 import localtrace
 from localtrace.errors import StoreError
 from localtrace.record import active
+from localtrace.schema import TABLES
+from localtrace.store.compacting.compact import compact
 from localtrace.store.journal.journal_files import JournalWriter
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.testing import recording
 from tests.crash.disks import fill
 from tests.crash.found import (
@@ -255,7 +259,7 @@ def test_a_call_that_ends_after_its_trajectory_does_not_give_it_a_second_row(
 
 
 @pytest.mark.parametrize("leave_bytes", [0, 8_192, 16_384, 32_768])
-def test_a_sealer_on_a_full_disk_says_so_and_loses_nothing(
+def test_a_sealer_on_a_full_disk_says_so_takes_no_space_and_loses_nothing(
     small_disk: Path, leave_bytes: int
 ) -> None:
     store = small_disk / "store"
@@ -264,9 +268,43 @@ def test_a_sealer_on_a_full_disk_says_so_and_loses_nothing(
             record_one("x" * 500)
     wanted = contents(store)
     fill(small_disk / "checkpoint", leave_bytes)
-    with pytest.raises(StoreError, match="localtrace seal"):
-        seal(open_layout(store))
+    for _ in range(3):
+        with pytest.raises(StoreError, match="localtrace seal"):
+            seal(open_layout(store))
+        assert _unnamed(store) == []
     assert contents(store) == wanted
     (small_disk / "checkpoint").unlink()
     assert sealed_contents(store) == wanted
     assert len(rows(store, "spans")) == 20
+
+
+def _unnamed(store: Path) -> list[Path]:
+    """Files of tables that no log names."""
+    layout = open_layout(store)
+    known = {
+        file.place(layout, schema)
+        for schema in TABLES.values()
+        for file in committed_files(open_table(layout, schema))
+    }
+    return [path for path in store.glob("tables/**/v*.parquet") if path not in known]
+
+
+def test_a_compaction_whose_commit_finds_no_room_leaves_no_file(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        with recording(store):
+            record_one()
+        seal(open_layout(store))
+    wanted = contents(store)
+
+    def refuse(*arguments: object) -> None:
+        raise DeltaError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("localtrace.store.tables.delta.write", refuse)
+        with pytest.raises(StoreError, match="No space left"):
+            compact(open_layout(store))
+    assert _unnamed(store) == []
+    compact(open_layout(store))
+    assert contents(store) == wanted

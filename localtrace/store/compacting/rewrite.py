@@ -31,6 +31,7 @@ from localtrace.store.tables.parquet_files import (
     write_rows,
     written_file,
 )
+from localtrace.store.tables.refused_files import removed_if_refused
 from localtrace.store.tables.replacing import replace_files
 
 Change: TypeAlias = Callable[[pa.Table], pa.Table]
@@ -91,8 +92,9 @@ def rewrite(
                 read = _write(layout, schema, drafts[-1], group, one)
             old += read
         new = [draft.publish(layout, schema) for draft in drafts if draft.rows]
-        if replace_files(layout, schema, old, new):
-            return Rewrite(old, new)
+        with removed_if_refused(layout, schema, new):
+            if replace_files(layout, schema, old, new):
+                return Rewrite(old, new)
         for draft in drafts:
             draft.place.unlink(missing_ok=True)
         return None

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localtrace.errors import StoreError
-from localtrace.schema import TABLES
+from localtrace.schema import SPANS, TABLES
 from localtrace.store.files import locked, passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.journal_files import (
     JournalFile,
+    JournalName,
     JournalStatus,
     leftovers,
     list_journals,
@@ -40,6 +41,7 @@ from localtrace.store.tables.held_tables import HeldTables
 from localtrace.store.tables.log_repair import heal_log
 from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.refused_files import removed_if_refused
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
 from localtrace.store.tokenizers import text_decoder
 
@@ -189,6 +191,7 @@ def _seal_batch(
     rows = uncommitted_rows(batch, states, text_decoder(layout), left_out)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
+    unreadable |= _unreadable(batch, {name for one in rows.values() for name in one.journals})
     for name, uncommitted in rows.items():
         if len(uncommitted.rows) == 0:
             continue
@@ -196,12 +199,20 @@ def _seal_batch(
         for covered in sorted(uncommitted.journals):
             numbers[covered.writer_id] = covered.number
         files = write_files(layout, TABLES[name], uncommitted.rows)
-        commit(layout, TABLES[name], files, numbers, tables.newest(TABLES[name]))
+        with removed_if_refused(layout, TABLES[name], files):
+            commit(layout, TABLES[name], files, numbers, tables.newest(TABLES[name]))
         report.rows[name] += len(uncommitted.rows)
     for journal in batch:
         damaged = journal.file.name in unreadable or bool(journal.frames().damaged)
         _put_away(layout, journal.file, damaged, report)
         report.journals += 1
+
+
+def _unreadable(batch: list[OpenJournal], read: Container[JournalName]) -> frozenset[JournalName]:
+    """Return journals with unreadable parts that a sealer committed, and was killed before 6."""
+    covered = [journal for journal in batch if journal.file.name not in read]
+    found = uncommitted_rows(covered, {SPANS.name: None}, lambda run_id, ids: None)
+    return found[SPANS.name].unreadable
 
 
 def _put_away(layout: StoreLayout, file: JournalFile, damaged: bool, report: SealReport) -> None:

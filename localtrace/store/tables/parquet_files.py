@@ -5,6 +5,7 @@ A file written here belongs to its table only once `delta.commit` names it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,16 +52,22 @@ class WrittenFile:
 
 
 def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> list[WrittenFile]:
-    """Write sorted rows as one file per partition, and sync the files and their folders."""
+    """Write sorted rows as one file per partition, and sync the files and their folders.
+
+    Where one cannot be written, none is left to take space on a full disk.
+    """
     raise_version(layout)
     root = layout.table(schema.name)
-    written = []
-    for values, part in _partitions(rows, schema.partitions):
-        path = root / partition_folder(values) / file_name()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        count = write_rows(path, schema, [part.select(schema.file_arrow().names)])
-        sync_with_folders(layout, path)
-        written.append(written_file(layout, schema, path, count))
+    with contextlib.ExitStack() as refused:
+        written = []
+        for values, part in _partitions(rows, schema.partitions):
+            path = root / partition_folder(values) / file_name()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            count = write_rows(path, schema, [part.select(schema.file_arrow().names)])
+            refused.callback(path.unlink)
+            sync_with_folders(layout, path)
+            written.append(written_file(layout, schema, path, count))
+        refused.pop_all()
     return written
 
 
@@ -128,12 +135,19 @@ def partition_values(folder: str) -> dict[str, str | None]:
 def write_rows(
     path: Path, schema: TableSchema, parts: Iterable[pa.Table], level: int = LEVEL
 ) -> int:
-    """Write sorted rows, which may come in parts, as a new Parquet file; return their number."""
+    """Write sorted rows, which may come in parts, as a new Parquet file; return their number.
+
+    A file that cannot be written whole does not stay: a full disk is not made fuller.
+    """
     count = 0
-    with parquet_writer(path, schema.file_arrow(), level) as writer:
-        for group in _grouped(parts, schema):
-            writer.write_table(group, row_group_size=max(1, len(group)))
-            count += len(group)
+    try:
+        with parquet_writer(path, schema.file_arrow(), level) as writer:
+            for group in _grouped(parts, schema):
+                writer.write_table(group, row_group_size=max(1, len(group)))
+                count += len(group)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return count
 
 
