@@ -5,6 +5,7 @@ LocalTraceError
 ├── StoreError(OSError)              something about a store on disk
 │   ├── StoreNotFound                there is no store at this path
 │   ├── StoreUnwritable              the store cannot be created or written
+│   ├── StoreBusy                    another process does this already
 │   ├── StoreFormatError             the path is not a store, or a newer one
 │   │   └── NotAFile                 a link, a FIFO or the like where a store has a file
 │   └── BundleError                  a bundle is incomplete, damaged or hostile
@@ -43,6 +44,10 @@ class StoreNotFound(StoreError):
 
 class StoreUnwritable(StoreError):
     """The store cannot be created or written at this path."""
+
+
+class StoreBusy(StoreError):
+    """Another process does the same work on the store, which one at a time may do."""
 
 
 class StoreFormatError(StoreError):

@@ -18,9 +18,12 @@ def parse_size(text: str) -> int:
     digits = text.strip().rstrip("BbiKMGTkmgt ")
     unit = text.strip()[len(digits) :].strip().lower().removesuffix("b")
     try:
-        return int(float(digits) * _SIZE_FACTORS[unit])
+        size_bytes = int(float(digits) * _SIZE_FACTORS[unit])
     except (KeyError, ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a size: write 500MB or 2GiB") from None
+        size_bytes = -1
+    if size_bytes < 0:
+        raise ValueError(f"{text!r} is not a size: write 500MB or 2GiB")
+    return size_bytes
 
 
 def parse_age(text: str) -> float:

@@ -95,9 +95,10 @@ def command(
         problems = _finish_begun(layout)
         choice = _choice(layout, retention, filters)
         _preview(choice, form)
-        if choice.groups and _confirmed(yes):
+        agreed = not choice.groups or _confirmed(yes)
+        if choice.groups and agreed:
             problems += _prune(layout, choice, now=now)
-        if now:
+        if now and agreed:
             _give_back(layout)
     print_problems(context, list(dict.fromkeys([*choice.problems, *problems])))
     if choice.excess_bytes:
@@ -110,7 +111,7 @@ def _retention(given: Mapping[str, str | bool | None]) -> Retention:
 
     rules = ["gathered"] if given["gathered"] else []
     for name in ("to_size", "older_than", "keep_every", "keep"):
-        if given[name]:
+        if given[name] is not None:  # empty text is refused: a variable of the shell was not set
             rules.append(f"{name.replace('_', '-')}={given[name]}")
     try:
         return parse_retention(",".join(rules))

@@ -17,6 +17,7 @@ from localtrace.errors import StoreError
 from localtrace.schema import TABLES
 from localtrace.store.files import is_file, open_file
 from localtrace.store.gathered import Gathered, note_gathered
+from localtrace.store.journal.folders import journal_folders
 from localtrace.store.journal.journal_files import list_journals
 from localtrace.store.layout import open_layout, read_meta
 from localtrace.store.receipts import receipt_files
@@ -154,7 +155,7 @@ class FolderStore:
 
     def waiting(self) -> int:
         """Return the number of journals that are not sealed."""
-        return len(list_journals([self.layout.journals]))
+        return len(list_journals(journal_folders(self.layout)))
 
     def note(self, into: str, note: Gathered) -> None:
         """Write down that the store of the id `into` has gathered rows."""

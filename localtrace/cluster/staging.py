@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.cluster.folder_store import Source, SurveyedFile
-from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
+from localtrace.errors import StoreBusy, StoreError, StoreFormatError, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION, TableSchema
 from localtrace.store.files import is_file, locked, put_file, read_json
 from localtrace.store.layout import StoreLayout
@@ -66,12 +66,12 @@ class Staging:
         """Keep other gatherings from the same store out: they would bring the same files again.
 
         Raises:
-            StoreError: another one is at work for longer than `wait_s`.
+            StoreBusy: another one is at work for longer than `wait_s`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".lock", wait_s) as is_ours:
             if not is_ours:
-                raise StoreError(
+                raise StoreBusy(
                     f"another process gathers from {self._source.place} into {self._into.root}: "
                     "wait for it, or gather again later"
                 )
@@ -148,11 +148,14 @@ class Staging:
         import pyarrow.parquet as pq
 
         try:
-            columns = pq.read_schema(path)
+            with pq.ParquetFile(path) as opened:
+                columns = opened.schema_arrow
+                for _ in opened.iter_batches(_BATCH_ROWS):  # a damaged copy must not pass as whole
+                    pass
         except (pa.ArrowException, OSError) as error:
             raise StoreError(
                 f"{self._source.place}/tables/{schema.name}/{file.path} cannot be read "
-                f"({str(error).splitlines()[0]}): it is not gathered"
+                f"({str(error).splitlines()[0]}): it is not gathered; restore it, or copy it again"
             ) from error
         version = int(path.name[1:].partition("-")[0])
         wanted = [one for one in schema.arrow(version) if one.name not in schema.partitions]

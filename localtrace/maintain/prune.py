@@ -32,7 +32,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from localtrace.errors import StoreError
+from localtrace.errors import StoreBusy, StoreError
 from localtrace.maintain.prunable import Choice
 from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
@@ -100,12 +100,12 @@ def alone(layout: StoreLayout, wait_s: float = 0.0) -> Iterator[list[str]]:
         What was healed, in words.
 
     Raises:
-        StoreError: another process prunes for longer than `wait_s`.
+        StoreBusy: another process prunes for longer than `wait_s`.
     """
     layout.refuse_bundle()
     with locked(layout.root / LOCK_NAME, wait_s) as is_ours:
         if not is_ours:
-            raise StoreError(f"another process prunes {layout.root}: try again when it is done")
+            raise StoreBusy(f"another process prunes {layout.root}: try again when it is done")
         yield [said for schema in TABLES.values() for said in heal_log(layout, schema)]
 
 

@@ -25,7 +25,7 @@ from typing import IO
 
 import msgspec
 
-from localtrace.errors import StoreError
+from localtrace.errors import StoreBusy, StoreError
 from localtrace.store.files import put_file, read_json
 from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import open_layout
@@ -42,6 +42,8 @@ _SAID_MAX = 2000
 _LOWEST_PRIORITY = 19
 _PARTLY = 3
 """The exit code of upkeep that did all that can be done: to wait longer would help nothing."""
+_BUSY = 4
+"""The exit code of upkeep that another process, perhaps of another node, is at already."""
 _ONE_CORE = dict.fromkeys(
     ("OMP_NUM_THREADS", "TOKIO_WORKER_THREADS", "RAYON_NUM_THREADS", "ARROW_IO_THREADS"), "1"
 )
@@ -166,7 +168,9 @@ class Upkeep:
         task, now_s = ended.task, time.monotonic()
         task.next_at = now_s + max(_LOOK_INTERVAL_S, task.rest_s, now_s - ended.began_s)
         said = said.rpartition("\n")[2]
-        if ended.process.returncode == _PARTLY:
+        if ended.process.returncode == _BUSY:
+            logger.info("%s: %s", task.name, said)
+        elif ended.process.returncode == _PARTLY:
             note(self._root, task.name, said)
             logger.warning("%s did what it could: %s", task.name, said)
         elif ended.process.returncode:
@@ -214,13 +218,13 @@ def main(name: str, root: Path, quota: str = "") -> int:
 
     os.nice(_LOWEST_PRIORITY)
     pa.set_cpu_count(1)
-    if name == COMPACTION:
-        return compact_once(root)
     try:
+        if name == COMPACTION:
+            return compact_once(root)
         print(keep_quota(root, quota))
-    except PartlyPruned as error:
+    except (PartlyPruned, StoreBusy) as error:
         print(" ".join(str(error).split()))  # the last line is what is noted
-        return _PARTLY
+        return _BUSY if isinstance(error, StoreBusy) else _PARTLY
     return 0
 
 

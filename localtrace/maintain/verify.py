@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from localtrace.errors import StoreError
 from localtrace.schema import ROW_IDENTITIES, TABLES, TableSchema
+from localtrace.store.compacting.damaged import lost_files
 from localtrace.store.files import open_file, passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.frames import read_frames
@@ -29,6 +30,7 @@ from localtrace.store.tables.replacing import replaced_files
 from localtrace.store.tables.snapshot import take_snapshot
 
 _ORPHAN_MIN_AGE_S = 3600.0
+_RESTORE = "restore it from a copy of the store"
 _FILE_NAME = re.compile(r"^v\d+-[0-9a-f]{32}\.parquet$")
 
 
@@ -129,7 +131,7 @@ def _verify_table(
     report: VerifyReport,
     done: Callable[[], None],
 ) -> None:
-    identities = []
+    identities, missing = [], []
     for committed in files:
         place = committed.place(layout, schema)
         try:
@@ -145,9 +147,13 @@ def _verify_table(
             if committed.rows is not None and rows != committed.rows:
                 raise StoreError(f"it has {rows} rows instead of {committed.rows}")
             report.rows[schema.name] += rows
+        except FileNotFoundError:
+            missing.append(committed)
         except (OSError, pa.ArrowException) as error:
-            report.problems.append(f"{place}: {error}; restore it from a copy of the store")
+            report.problems.append(f"{place}: {error}; {_RESTORE}")
         done()
+    for lost in lost_files(layout, schema, missing):
+        report.problems.append(f"{lost.place(layout, schema)}: it is missing; {_RESTORE}")
     if schema.name in ("spans", "trajectories") and identities:
         doubled = _doubled(pa.Table.from_batches(identities))
         if doubled:

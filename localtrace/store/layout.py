@@ -15,7 +15,7 @@ from localtrace.errors import StoreError, StoreFormatError, StoreNotFound, Store
 from localtrace.schema import FORMAT_VERSION
 from localtrace.store.addresses import refuse_address
 from localtrace.store.bundle import Bag, open_bundle
-from localtrace.store.files import probe_write, put_file, read_json
+from localtrace.store.files import probe_write, put_file, read_json, sync
 from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
@@ -221,11 +221,13 @@ def _write_meta(layout: StoreLayout) -> None:
     meta = StoreMeta(FORMAT_VERSION, uuid.uuid4().hex, f"localtrace {__version__}")
     draft = layout.root / f".{META_NAME}.{uuid.uuid4().hex}"
     draft.write_bytes(meta_text(meta))
+    sync(draft)
     try:
         with contextlib.suppress(FileExistsError):
             os.link(draft, layout.meta)
     finally:
         draft.unlink()
+    sync(layout.root)
 
 
 def on_network(path: Path) -> bool:

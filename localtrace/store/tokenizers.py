@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
-import uuid
 from collections.abc import Callable
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.store.files import is_file, read_small
+from localtrace.store.files import is_file, put_file, read_small
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
@@ -52,8 +50,10 @@ def keep_tokenizer(layout: StoreLayout, source: Path, run_id: str) -> str:
 def store_tokenizer(layout: StoreLayout, data: bytes, run_id: str) -> str:
     """Keep the content of a tokenizer.json as the run's own, and return its sha256."""
     digest = hashlib.sha256(data).hexdigest()
-    _put(layout.tokenizers / digest / FILE_NAME, data)
-    _put(_pointer(layout, run_id), digest.encode())
+    file = layout.tokenizers / digest / FILE_NAME
+    if not (is_file(file) and file.stat().st_size == len(data)):  # every process of a run comes
+        put_file(file, data)
+    put_file(_pointer(layout, run_id), digest.encode())
     return digest
 
 
@@ -73,13 +73,6 @@ def pointer_in_bundle(run_id: str) -> str:
     BagIt and sha256sum disagree about `%` in names, so `=` replaces it.
     """
     return quote(run_id, safe="").replace("%", "=")
-
-
-def _put(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid.uuid4().hex}")
-    draft.write_bytes(data)
-    os.replace(draft, path)
 
 
 def tokenizer_files(layout: StoreLayout) -> list[Path]:

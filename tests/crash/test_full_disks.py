@@ -302,7 +302,7 @@ def test_a_compaction_whose_commit_finds_no_room_leaves_no_file(
         raise DeltaError("No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("localtrace.store.tables.delta.write", refuse)
+        patched.setattr("localtrace.store.tables.replacing.write", refuse)
         with pytest.raises(StoreError, match="No space left"):
             compact(open_layout(store))
     assert _unnamed(store) == []

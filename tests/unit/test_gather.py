@@ -28,6 +28,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents
 from tests.gathered import merge, node, record, together
+from tests.unit.test_damaged_files import zero_column
 
 DATA = Path(__file__).parents[1] / "data"
 GATHER = """
@@ -218,6 +219,27 @@ def test_a_store_that_does_not_answer_costs_only_itself(nodes: list[Path], tmp_p
         [str(path), "not gathered"] for path in (tmp_path / "none", broken)
     ]
     assert contents(tmp_path / "all")["spans"] == contents(nodes[0])["spans"]
+
+
+def test_a_damaged_copy_is_not_taken_for_whole_and_the_mended_one_is_gathered(
+    nodes: list[Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(nodes[0], tmp_path / "copy"))
+    bad = next((copy / "tables" / "spans").rglob("*.parquet"))
+    whole = bad.read_bytes()
+    zero_column(bad, "inputs")
+    (problem,) = gather([copy], create_layout(tmp_path / "all")).problems
+    assert re.match(f"{copy}: not gathered: .*{bad.name} cannot be read .*copy it again", problem)
+    bad.write_bytes(whole)
+    gathered(tmp_path / "all", copy)
+    assert contents(tmp_path / "all") == contents(nodes[0])
+
+
+def test_journals_on_another_disk_of_the_node_are_told_too(tmp_path: Path) -> None:
+    with recording(tmp_path / "node", journal_dir=tmp_path / "disk"):
+        asyncio.run(record(1))
+    (note,) = gathered(tmp_path / "all", tmp_path / "node").notes
+    assert "1 journals are not sealed" in note
 
 
 def test_a_source_that_cannot_be_written_is_gathered_and_told_to_prune(

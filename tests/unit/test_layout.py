@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,26 @@ def test_a_store_is_made_in_a_new_folder_and_found_again(tmp_path: Path) -> None
     assert meta["format_version"] == FORMAT_VERSION
     assert re.fullmatch("[0-9a-f]{32}", meta["store_id"])
     assert {entry.name for entry in path.iterdir()} == {META_NAME, "journals"}
+
+
+def test_the_mark_of_a_store_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync, link = os.fsync, os.link
+
+    def syncing(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def linking(draft: Path, mark: Path) -> None:
+        assert draft.stat().st_ino in synced
+        link(draft, mark)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "link", linking)
+    create_layout(tmp_path / "store")
+    assert (tmp_path / "store").stat().st_ino in synced
 
 
 def test_making_a_store_that_exists_keeps_its_identity(tmp_path: Path) -> None:

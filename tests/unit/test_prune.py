@@ -262,10 +262,21 @@ def test_nothing_is_deleted_without_a_yes_or_without_a_rule(copy: Recorded) -> N
         ((), "--older-than 14d"),
         (("--keep", "erors"), "'erors'"),
         (("step=1",), "--yes"),
+        (("step=1", "--yes", "--keep", ""), "errors, truncated"),  # "$RULES", which is not set
+        (("step=1", "--yes", "--older-than", ""), "14d"),
+        (("step=1", "--yes", "--to-size", "-5GB"), "500MB"),
     ):
         refused = run("prune", "-s", copy.store, *arguments)
         assert (refused.exit_code, said in refused.stderr) == (2, True)
     assert spans(copy.store) == before
+
+
+def test_a_no_deletes_nothing_at_all(copy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("prune", "-s", copy.store, "step=1", "--yes").exit_code == 0
+    was = sorted(copy.store.glob("tables/**/*.parquet"))
+    monkeypatch.setattr("localtrace.cli.prune._confirmed", lambda yes: False)
+    assert run("prune", "-s", copy.store, "step=2", "--now").exit_code == 0
+    assert sorted(copy.store.glob("tables/**/*.parquet")) == was
 
 
 def test_a_size_that_the_rules_do_not_allow_is_said(copy: Recorded) -> None:

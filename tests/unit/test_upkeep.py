@@ -14,6 +14,8 @@ from localtrace.cli import doctor
 from localtrace.maintain import sealer, upkeep
 from localtrace.maintain.upkeep import Upkeep, troubles
 from localtrace.schema import METRICS, SPANS
+from localtrace.store.compacting.compact import LOCK_NAME
+from localtrace.store.files import locked
 from localtrace.store.layout import StoreLayout, create_layout, open_layout
 from localtrace.testing import recording
 from tests.commands import run
@@ -71,6 +73,18 @@ def test_a_damaged_file_stops_no_other_and_is_said_until_it_is_mended(
     assert run("compact", "-s", layout.root).exit_code == 0
     assert len(files(layout)) == 1
     assert doctor._upkeep() == []
+
+
+def test_upkeep_that_another_node_is_at_is_no_trouble(
+    layout: StoreLayout, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for number in range(8):
+        add(layout, number)
+    with locked(layout.tables / LOCK_NAME):
+        keep(layout)
+    assert "compaction: another compaction is at work" in caplog.text
+    assert troubles(layout.root) == {}
 
 
 def test_what_fails_is_tried_again_later_and_later(

@@ -11,6 +11,7 @@ from localtrace import testing
 from localtrace.cli import main
 from localtrace.maintain.verify import verify
 from localtrace.schema import TABLES
+from localtrace.store.compacting.compact import compact
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 
@@ -35,6 +36,19 @@ def seen(folder: Path) -> dict[str, int]:
             name: store.sql(f"select count(*) as n from stored.{name}").to_dicts()[0]["n"]
             for name in TABLES
         }
+
+
+def test_files_that_a_compaction_replaces_meanwhile_are_no_problem(tmp_path: Path) -> None:
+    for _ in range(2):
+        record(tmp_path / "store", 1, 1)
+        seal(open_layout(tmp_path / "store"))
+    layout = open_layout(tmp_path / "store")
+
+    def merge(files: int, known: int) -> None:
+        if files == 1:
+            assert compact(layout, grace_hours=0).vacuumed
+
+    assert verify(layout, merge).problems == []
 
 
 def test_rows_of_journals_are_counted_before_and_after_they_are_sealed(tmp_path: Path) -> None:

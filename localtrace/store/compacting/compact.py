@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from localtrace.errors import StoreError
+from localtrace.errors import StoreBusy
 from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
@@ -144,7 +144,8 @@ def compact(
         progress: called with small files merged and known.
 
     Raises:
-        StoreError: another compaction is at work, or a table cannot be opened.
+        StoreBusy: another compaction is at work.
+        StoreError: a table cannot be opened.
         OSError: a file cannot be written.
     """
     layout.refuse_bundle()
@@ -275,7 +276,7 @@ def _alone(layout: StoreLayout, wait_s: float) -> Iterator[None]:
     layout.tables.mkdir(exist_ok=True)
     with locked(layout.tables / LOCK_NAME, wait_s) as is_ours:
         if not is_ours:
-            raise StoreError(
+            raise StoreBusy(
                 f"another compaction is at work on {layout.root}: it does what this one would"
             )
         yield

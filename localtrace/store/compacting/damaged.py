@@ -46,13 +46,25 @@ def damaged_files(
             continue
         if problem is not None:
             found[file] = problem
-    if missing:
-        state = {file.path for file in committed_files(open_table(layout, schema))}
-        found |= {file: "it is missing" for file in missing if file.path in state}
+    found |= dict.fromkeys(lost_files(layout, schema, missing), "it is missing")
     return {
         file: f"{file.place(layout, schema)}: {problem}; {REMEDY}"
         for file, problem in found.items()
     }
+
+
+def lost_files(
+    layout: StoreLayout, schema: TableSchema, missing: Sequence[CommittedFile]
+) -> list[CommittedFile]:
+    """Return those of missing files that were not replaced, and deleted, since they were listed.
+
+    Raises:
+        StoreError: the table cannot be opened.
+    """
+    if not missing:
+        return []
+    state = {file.path for file in committed_files(open_table(layout, schema))}
+    return [file for file in missing if file.path in state]
 
 
 def _problem(

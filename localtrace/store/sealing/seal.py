@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localtrace.errors import StoreError
+from localtrace.errors import StoreBusy, StoreError
 from localtrace.schema import SPANS, TABLES
 from localtrace.store.files import locked, passed_over
 from localtrace.store.journal.folders import find_journal_folders
@@ -81,7 +81,8 @@ def seal(
         tables: the store's tables, where this process sealed into them before.
 
     Raises:
-        StoreError: another sealer is at work, or a file cannot be written.
+        StoreBusy: another sealer is at work.
+        StoreError: a file cannot be written.
     """
     layout.refuse_bundle()
     folders = find_journal_folders(layout)
@@ -141,11 +142,11 @@ def sealer_lock(folder: Path, wait_s: float) -> Iterator[None]:
     """Hold the lock that allows one sealer per journal folder.
 
     Raises:
-        StoreError: another sealer holds it for longer than `wait_s`.
+        StoreBusy: another sealer holds it for longer than `wait_s`.
     """
     with locked(folder / LOCK_NAME, wait_s) as is_ours:
         if not is_ours:
-            raise StoreError(
+            raise StoreBusy(
                 f"another sealer is at work on {folder}: it does what this one would; readers see "
                 "unsealed records anyway"
             )
