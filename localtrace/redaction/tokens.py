@@ -26,6 +26,7 @@ TextOf: TypeAlias = Callable[[list[int]], str | None]
 _WINDOW_IDS = 256
 """Tokens before a turn in which a key may begin that goes on in the turn."""
 _BASES_TRIED = 8
+_PARTS_OF_KEY_MAX = 4
 _SEAM_IDS = 2
 """Tokens on each side of a seam that tell which signs meet there."""
 _PIECE_MIN_CHARS = 6
@@ -58,8 +59,8 @@ class _Read:
 def spelled(rules: Rules, run_id: str, sequences: Iterable[Sequence], decode: Decode) -> Spelled:
     """Search the text of one trajectory's ids, each sequence from where it is new.
 
-    A new part is also searched alone where letters of another part touch its own: joined, they may
-    hide a key that it begins or ends with.
+    Parts are also searched without those around them where letters of the two touch: joined, these
+    may hide a key.
     """
     result = Spelled()
     before: deque[_Read] = deque(maxlen=_BASES_TRIED)
@@ -75,7 +76,9 @@ def spelled(rules: Rules, run_id: str, sequences: Iterable[Sequence], decode: De
         if known == len(whole):
             continue
         ends = [*accumulate(map(len, parts))]
-        cuts = [*cuts, known, *ends[:-1]]
+        # A prompt is new from where it is not known any more; an output is new as a whole.
+        first = known if known < ends[0] else max(end for end in (0, *ends) if end <= known)
+        cuts = sorted({*cuts, first, *ends[:-1]})
         look_back = max(0, len(whole) - _WINDOW_IDS)
         text = text_of(whole[start:])
         if text is None:
@@ -84,42 +87,70 @@ def spelled(rules: Rules, run_id: str, sequences: Iterable[Sequence], decode: De
         matches = rules.search(text)
         if matches:
             result.found = True
-            near = [cut for cut in cuts if cut >= start]
-            places = [len(text_of(whole[start:cut]) or "") for cut in near]
+            places = _places(whole, [start, *(cut for cut in cuts if cut >= start)], text_of)
             for found in matches:
-                result.pieces += _pieces(text, found, places)
+                # The cut may also stand between the match and the word that gives it away.
+                if any(found.start - AROUND_CHARS <= place <= found.end for place in places):
+                    result.pieces += _pieces(text, found, places)
             if matches[-1].end == len(text):
                 look_back = min(look_back, start)
         shown = [text[found.start : found.end] for found in matches]
-        for alone in _touched(whole, ends, known, text_of, is_any=rules.has_patterns):
-            for found in rules.search(alone):
-                result.found = True
-                if not any(alone[found.start : found.end] in key for key in shown):
-                    result.pieces += _piece(found.name, alone[found.start : found.end])
+        seams = sorted({start, *(cut for cut in cuts if cut > start), len(whole)})
+        runs = _touched(whole, seams, known, text_of, is_any=rules.has_patterns)
+        for pieces in _hidden(rules, whole, runs, text_of, shown):
+            result.found = True
+            result.pieces += pieces
         before.appendleft(_Read(whole, cuts, look_back))
     result.pieces.sort(key=lambda piece: -len(piece.regex.pattern))
     return result
 
 
+def _places(whole: list[int], offsets: list[int], text_of: TextOf) -> list[int]:
+    """Return where the tokens at offsets stand in the text that begins at the first offset."""
+    start, *cuts = offsets
+    return [len(text_of(whole[start:cut]) or "") for cut in cuts]
+
+
+def _hidden(
+    rules: Rules, whole: list[int], runs: Iterable[list[int]], text_of: TextOf, shown: list[str]
+) -> Iterator[list[Expression]]:
+    """Yield patterns for each match in runs of parts; none for one that is shown already."""
+    for run in runs:
+        text = text_of(whole[run[0] : run[-1]]) or ""
+        for found in rules.search(text):
+            if any(text[found.start : found.end] in key for key in shown):
+                yield []
+            else:
+                yield [*_pieces(text, found, _places(whole, run[:-1], text_of))]
+
+
 def _touched(
-    whole: list[int], ends: list[int], known: int, text_of: TextOf, *, is_any: bool
-) -> Iterator[str]:
-    """Yield the text of each new part that has letters of another one right before or after it.
+    whole: list[int], seams: list[int], known: int, text_of: TextOf, *, is_any: bool
+) -> Iterator[list[int]]:
+    """Yield runs of parts with letters of another part right before or after them.
+
+    A run is given by the seams at which its parts begin and end. It has several parts where a key
+    may be cut at a seam within it and touched by letters at its other end: such a key fills the
+    part at that end, which is short.
 
     Args:
-        ends: offsets at which the parts end.
-        known: number of ids that were searched before. A prompt is new from there; an output whole.
-        is_any: True to yield all new parts, whatever is around them.
+        seams: offsets at which parts begin and end; the first may lie within a part.
+        known: number of ids that were searched before.
+        is_any: True to take every seam for one that letters touch.
     """
-    first = known if known < ends[0] else max(end for end in (0, *ends) if end <= known)
-    seams = sorted({first, *(end for end in ends if end > first)})
-    touching = [
-        0 < seam < len(whole) and (is_any or not _is_between_words(whole, seam, text_of))
+    touching = {
+        seam
         for seam in seams
-    ]
-    for (start, end), either in zip(pairwise(seams), pairwise(touching), strict=True):
-        if any(either):
-            yield text_of(whole[start:end]) or ""
+        if seams[0] < seam < len(whole) and (is_any or not _is_between_words(whole, seam, text_of))
+    }
+    for begin in range(len(seams) - 1):
+        for end in range(begin + 1, min(begin + _PARTS_OF_KEY_MAX, len(seams) - 1) + 1):
+            run = seams[begin : end + 1]
+            ends = ((run[0], run[1] - run[0]), (run[-1], run[-1] - run[-2]))
+            if run[-1] > known and any(
+                seam in touching and (len(run) == 2 or size <= _WINDOW_IDS) for seam, size in ends
+            ):
+                yield run
 
 
 def _is_between_words(whole: list[int], seam: int, text_of: TextOf) -> bool:
@@ -146,19 +177,10 @@ def _known(before: Iterable[_Read], whole: list[int]) -> tuple[int, list[int], i
 
 
 def _pieces(text: str, found: Found, cuts: list[int]) -> Iterator[Expression]:
-    """Yield patterns for the parts of a match that a cut divides.
-
-    The cut may also stand between the match and the word before it that gives it away.
-    """
+    """Yield patterns for the parts of a match that cuts divide."""
     first, last = found.start, found.end
-    if not any(first - AROUND_CHARS <= cut <= last for cut in cuts):
-        return
     inside = sorted({cut for cut in cuts if first < cut < last})
     for start, end in pairwise([first, *inside, last]):
-        yield from _piece(found.name, text[start:end])
-
-
-def _piece(name: str, letters: str) -> Iterator[Expression]:
-    letters = letters.strip()
-    if len(letters) >= _PIECE_MIN_CHARS:
-        yield Expression(name, re.compile(re.escape(letters)), mark(name))
+        letters = text[start:end].strip()
+        if len(letters) >= _PIECE_MIN_CHARS:
+            yield Expression(found.name, re.compile(re.escape(letters)), mark(found.name))

@@ -49,6 +49,14 @@ PLACES: dict[str, list[Any]] = {
     "token ids of a later turn": [of_ids(1, "q", "a"), of_ids(2, f"qa then {KEY}", "b")],
     # After a letter it is no key, but one where the answer, or what a tool gave, is shown alone.
     "token ids of an answer after a letter": [of_ids(1, "q", f"{KEY} it is")],
+    "token ids of an answer after a letter, cut by what follows": [
+        of_ids(1, "q", KEY[:20]),
+        of_ids(2, f"q{KEY} then", "b"),
+    ],
+    "token ids of a tool's result after a letter, cut by the answer": [
+        of_ids(1, "q", "a"),
+        of_ids(2, f"qa{KEY[:20]}", f"{KEY[20:]} it is"),
+    ],
     "token ids of a tool's result after a letter": [
         of_ids(1, "q", "a"),
         of_ids(2, f"qa{KEY} then", "b"),

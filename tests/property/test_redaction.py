@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from dataclasses import asdict
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,24 @@ def test_no_key_survives_that_letters_of_another_part_touch(
     shown = re.sub(r"\[redacted: [^]]*\]", "", safe.spans[1].outputs["prompt_text"])
     assert not any(key[start : start + 6] in shown for start in range(len(key) - 5))
     assert Redaction.load(None).trajectory(safe, chars) is safe
+
+
+@given(keys(), st.integers(1, 3), st.sampled_from(["", "a", "b c", "\n"]), st.data())
+def test_no_key_survives_that_is_cut_at_one_seam_and_touched_at_another(
+    key: str, count: int, around: str, data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, 6 - count))
+    cuts = [data.draw(st.integers(1, len(key) - 1)) for _ in range(count - 1)]
+    parts = [around] * 6
+    parts[place : place + count] = [
+        key[start:end] for start, end in pairwise(sorted([0, *cuts, len(key)]))
+    ]
+    ids = [[ord(sign) for sign in part] for part in parts]
+    spans = [turn(at, [*chain(*ids[: 2 * at + 1])], ids[2 * at + 1]) for at in range(3)]
+    redaction = Redaction.load(None)
+    safe = redaction.trajectory(trajectory(spans), chars)
+    assert redaction.counts[IDS_COUNT] == 1
+    assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
 
 
 @given(st.recursive(
