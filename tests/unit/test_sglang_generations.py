@@ -213,6 +213,23 @@ def test_a_stream_that_is_dropped_halfway_is_cancelled_and_closed(store: Recordi
     assert manager.closed == 1
 
 
+def test_a_stream_that_is_dropped_is_recorded_although_its_loop_runs_no_more(
+    store: Recording,
+) -> None:
+    async def begin() -> Any:
+        items = manager.generate_request(request(stream=True), None)
+        await anext(items)
+        return items
+
+    manager = wrap(TokenizerManager())
+    with asyncio.Runner() as runner:
+        items = runner.run(begin())
+        del items
+        span = store.span("sglang.generate")
+    assert (span["status"], span["output_ids"]) == ("cancelled", IDS[:1])
+    assert manager.closed == 1
+
+
 def test_the_rest_of_a_batch_that_is_dropped_is_cancelled(store: Recording) -> None:
     manager = wrap(TokenizerManager([11], [12]))
     run(first_item(manager, request(input_ids=[[1], [2]], stream=True)))

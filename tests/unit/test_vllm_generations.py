@@ -100,6 +100,23 @@ def test_a_request_that_ends_without_a_reason_is_recorded_as_cancelled(store: Re
     assert (row["status"], row["prompt_ids"]) == ("cancelled", [1, 2])
 
 
+def test_a_stream_that_is_dropped_is_recorded_although_its_loop_runs_no_more(
+    store: Recording,
+) -> None:
+    async def begin() -> Any:
+        items = engine.generate(IDS, SamplingParams(), "request")
+        await anext(items)
+        return items
+
+    engine = wrap(AsyncLLM(Output([Completion(0, [5])]), final(5, 6)))
+    with asyncio.Runner() as runner:
+        items = runner.run(begin())
+        del items
+        span = store.span("vllm.generate")
+    assert (span["status"], span["output_ids"]) == ("cancelled", [5])
+    assert engine.closed
+
+
 def test_a_token_without_a_logprob_has_none(store: Recording) -> None:
     run(AsyncLLM(final(5, 6, logprobs=[position(5), position(7)])), SamplingParams(logprobs=0))
     assert store.span("vllm.generate")["outputs"]["output_logprobs"] == [-5 / 8, None]

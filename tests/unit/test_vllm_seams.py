@@ -13,7 +13,7 @@ import pytest
 
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.trainer_hooks import environment
-from localtrace.trainer_hooks.vllm import wrap
+from localtrace.trainer_hooks.vllm import seams, wrap
 from tests.recording import Recording
 from tests.vllm.fakes import AsyncLLM, Completion, LLMEngine, Output, SamplingParams
 
@@ -92,6 +92,16 @@ def test_a_version_with_another_generate_is_told_in_one_line_and_left_alone(
 
 def test_an_engine_wrapped_twice_records_once(store: Recording) -> None:
     listen(wrap(wrap(AsyncLLM(DONE))))
+    assert len(store.spans()) == 1
+
+
+def test_an_engine_that_the_plugin_records_can_be_wrapped_too(
+    store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        AsyncLLM, "generate", seams._replacement(AsyncLLM, "generate", seams._ASYNC["generate"])
+    )
+    listen(wrap(AsyncLLM(DONE)))
     assert len(store.spans()) == 1
 
 

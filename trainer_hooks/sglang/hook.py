@@ -4,28 +4,21 @@ Every interface of SGLang goes through that method."""
 
 from __future__ import annotations
 
-import contextvars
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from localtrace.errors import ConfigError
 from localtrace.trainer_hooks.environment import hook_settings, record_this_process, say
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.sglang.recording import Recording
+from localtrace.trainer_hooks.sglang.recording import Recording, is_handed_over
 from localtrace.trainer_hooks.sglang.requests import is_rollout, keep_prompt
+from localtrace.trainer_hooks.streams import RecordedStream
 
 E = TypeVar("E")
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _ROUTER = "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter"
 _MARK = "_localtrace_records"
-_handed_over: contextvars.ContextVar[int | None] = contextvars.ContextVar(
-    "localtrace_sglang_handed_over", default=None
-)
-"""`id()` of the request that is recorded and now handed to SGLang; None after its first item.
-
-With both the plugin and `wrap` in place, a request reaches the hook twice at that moment. Later its
-object may come again, as another request."""
 
 
 def register() -> None:
@@ -100,40 +93,17 @@ def generate_request(
         original: the method, as an unbound function.
         manager, obj, request: its arguments.
     """
-    recording = _begin(manager, obj, request)
+    recording = _recording(manager, obj, request)
     if recording is None:
         return original(manager, obj, request)
-    return _recorded(original, manager, obj, request, recording)
+    return RecordedStream(recording.begin, lambda: original(manager, obj, request))
 
 
 @harmless
-def _begin(manager: Any, obj: Any, request: Any) -> Recording | None:
-    if not record_this_process("sglang") or id(obj) == _handed_over.get():
+def _recording(manager: Any, obj: Any, request: Any) -> Recording | None:
+    if not record_this_process("sglang") or is_handed_over(obj):
         return None
     return Recording(manager, obj, request) if is_rollout(manager, obj, request) else None
-
-
-async def _recorded(
-    original: Callable[..., Any], manager: Any, obj: Any, request: Any, recording: Recording
-) -> AsyncGenerator[Any, None]:
-    recording.begin()
-    _handed_over.set(id(obj))
-    items = None
-    try:
-        items = original(manager, obj, request)
-        async for item in items:
-            _handed_over.set(None)
-            recording.take(item)
-            yield item
-    except BaseException as error:  # GeneratorExit too: the caller dropped it
-        recording.end(error)
-        raise
-    else:
-        recording.end(None)
-    finally:
-        _handed_over.set(None)
-        if items is not None:
-            await items.aclose()
 
 
 # -- at start ------------------------------------------------------------------------------

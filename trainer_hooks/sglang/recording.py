@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import time
 from asyncio import CancelledError
-from typing import Any
+from typing import Any, Self
 
 from localtrace.trainer_hooks.generations import record_generation
 from localtrace.trainer_hooks.harmless import harmless
@@ -21,6 +21,18 @@ _LEFT = "disconnected from the client"
 """Part of the error that SGLang raises when the client of an HTTP request has gone."""
 _INCREMENTAL = ("incremental_streaming_output", "stream_output")
 """Names, by SGLang version, of the setting that makes chunks hold only what is new."""
+_handed_over: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "localtrace_sglang_handed_over", default=None
+)
+"""`id()` of the request that is recorded and now handed to SGLang; None after its first item.
+
+With both the plugin and `wrap` in place, a request reaches the hook twice at that moment. Later its
+object may come again, as another request."""
+
+
+def is_handed_over(obj: Any) -> bool:
+    """Return whether a request is recorded already and is now on its way to SGLang."""
+    return id(obj) == _handed_over.get()
 
 
 class Recording:
@@ -34,21 +46,28 @@ class Recording:
 
     def __init__(self, manager: Any, obj: Any, http: Any) -> None:
         self._manager = manager
-        # Python closes a dropped generator in another context.
+        self._obj = obj
+        # A stream that its caller drops ends in whatever context Python frees it.
         self._context = contextvars.copy_context()
         self._is_incremental = bool(obj.stream) and _is_incremental(manager)
         self._open: dict[int, Generation] = {}
         self._recorded: set[int] = set()
         self._request = Request(manager, obj, http)
 
-    @harmless
-    def begin(self) -> None:
+    def begin(self) -> Self:
         """Ask SGLang for what the record needs, as the request is now handed over."""
-        self._request.ask_for_prompt()
+        _handed_over.set(id(self._obj))
+        harmless(self._request.ask_for_prompt)()
+        return self
+
+    def _arrived(self) -> None:
+        if is_handed_over(self._obj):
+            _handed_over.set(None)
 
     @harmless
     def take(self, item: Any) -> None:
         """Take one item, and record the generations that end with it."""
+        self._arrived()
         if isinstance(item, list):  # a batch arrives at once
             for index, chunk in enumerate(item):
                 self._take(index, chunk)
@@ -71,6 +90,7 @@ class Recording:
         Args:
             error: the exception that ended the call; GeneratorExit if the caller takes no more.
         """
+        self._arrived()
         self._request.restore()
         for index in range(self._request.count):
             if index not in self._recorded:

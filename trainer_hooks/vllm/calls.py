@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from localtrace.record.signature import Signature
+from localtrace.trainer_hooks.streams import RecordedStream
 from localtrace.trainer_hooks.vllm import waiting
 from localtrace.trainer_hooks.vllm.generation import OP, begin
 
@@ -17,20 +17,11 @@ def generate(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = Signature(original, OP)
 
     @functools.wraps(original)
-    async def recorded(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        request = begin(self, signature.bind((self, *args), kwargs))
-        async with contextlib.aclosing(original(self, *args, **kwargs)) as outputs:
-            try:
-                async for output in outputs:
-                    if request is not None:
-                        request.take(output)
-                    yield output
-            except BaseException as error:  # GeneratorExit too: the caller dropped it
-                if request is not None:
-                    request.end(error)
-                raise
-            if request is not None:
-                request.end()
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> RecordedStream:
+        return RecordedStream(
+            lambda: begin(self, signature.bind((self, *args), kwargs)),
+            lambda: original(self, *args, **kwargs),
+        )
 
     return recorded
 

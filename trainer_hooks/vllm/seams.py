@@ -117,7 +117,7 @@ def _fits(function: Any, seam: Seam) -> bool:
     if not callable(function):
         return False
     named = set(inspect.signature(function).parameters)
-    is_generator = inspect.isasyncgenfunction(function)
+    is_generator = inspect.isasyncgenfunction(inspect.unwrap(function))
     return named.issuperset(seam.arguments) and is_generator == seam.is_generator
 
 
