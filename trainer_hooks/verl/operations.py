@@ -108,9 +108,11 @@ def _note_segment(
 
 def _record_subclasses(base: Any, method: str, decorate: Callable[[Function], Function]) -> None:
     """Decorate a method in every subclass that is defined from now on and overrides it."""
+    own = vars(base).get("__init_subclass__")
 
     def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
-        super(base, cls).__init_subclass__(**kwargs)
+        begin = super(base, cls).__init_subclass__ if own is None else own.__get__(None, cls)
+        begin(**kwargs)
         function = cls.__dict__.get(method)
         if inspect.isfunction(function):
             setattr(cls, method, decorate(function))
@@ -129,12 +131,18 @@ def _with_output(function: Function) -> Function:
     @functools.wraps(function)
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = await decorated(self, *args, **kwargs)
-        note_output(output)
-        if not is_entered(_AGENT_LOOP, "AgentLoopWorker._compute_score"):
-            mark_output()  # with `_compute_score`, only after it: reward functions see no mark
+        _note_run(output)
         return output
 
     return run
+
+
+def _note_run(output: Any) -> None:
+    # A function of its own: Ray sends an agent loop of a script as code, with all that the code
+    # of `run` names, and the seams cannot be sent.
+    note_output(output)
+    if not is_entered(_AGENT_LOOP, "AgentLoopWorker._compute_score"):
+        mark_output()  # with `_compute_score`, only after it: reward functions see no mark
 
 
 @on_import("verl.tools.base_tool", "BaseTool")

@@ -207,3 +207,34 @@ def test_what_cannot_be_decorated_stays_as_it_is(
 
     assert asyncio.run(Tool().execute("1", {"a": 2})) == {"a": 2}
     assert asyncio.run(Tool().reset()) == "done"
+
+
+def test_an_agent_loop_and_a_tool_of_a_script_can_be_sent_to_a_worker(
+    shop: Workshop, store: Recording
+) -> None:
+    from ray import cloudpickle
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+    from verl.tools.base_tool import BaseTool
+
+    class Loop(AgentLoopBase):
+        def __init__(self) -> None:
+            """Without a trainer."""
+
+        async def run(self, sampling_params: Any, **kwargs: Any) -> Any:
+            return sampling_params
+
+    class Tool(BaseTool):
+        def __init__(self) -> None:
+            """Without a schema."""
+
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> Any:
+            return parameters
+
+    # Ray sends a class that no module has as code.
+    loop, tool = cloudpickle.loads(cloudpickle.dumps((Loop, Tool)))
+    assert asyncio.run(loop().run({"n": 1})) == {"n": 1}
+    assert asyncio.run(tool().execute("1", {"a": 2})) == {"a": 2}
+    assert [span["op"].rpartition(".<locals>.")[2] for span in store.spans()] == [
+        "Loop.run",
+        "Tool.execute",
+    ]
