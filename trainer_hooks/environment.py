@@ -19,6 +19,7 @@ from localtrace.record.config import in_environment, parse, variable
 from localtrace.record.losses import logger
 from localtrace.record.settings import HookSettings
 from localtrace.terminal import escape_line
+from localtrace.trainer_hooks.harmless import harmless
 
 _ASKING = ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID")
 _SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
@@ -79,6 +80,7 @@ def _understood(given: tuple[tuple[str, str], ...]) -> HookSettings:
     return HookSettings(**values)
 
 
+@harmless
 def run_id_of_ray_job() -> str | None:
     """Return a run id that every process of a Ray job derives alike; None outside Ray."""
     ray = sys.modules.get("ray")

@@ -69,6 +69,7 @@ class Seams:
 
     def __init__(self) -> None:
         self._seams: list[Seam] = []
+        self._is_installed = False
 
     def seam(
         self, module: str, attribute: str, *, optional: bool = False, reads: Sequence[str] = ()
@@ -166,9 +167,12 @@ class Seams:
         return register
 
     def install(self) -> None:
-        """Register every seam, to be applied as soon as its module is imported."""
+        """Register every seam, once, to be applied as soon as its module is imported."""
         from wrapt import register_post_import_hook
 
+        if self._is_installed:
+            return
+        self._is_installed = True
         for one in self._seams:
             register_post_import_hook(functools.partial(_apply, one), one.module)
 

@@ -38,7 +38,6 @@ validated_step: ContextVar[int | None] = ContextVar("localtrace_nemo_rl_validati
 """The step whose validation is under way; None outside of one."""
 
 
-@cache
 def install() -> None:
     """Record NeMo-RL's GRPO in this process; call it before the training, such as in its script.
 

@@ -70,6 +70,7 @@ def announce(config: Any, runtime_env: dict[str, Any]) -> None:
     runtime_env.setdefault("env_vars", {}).update(variables)
 
 
+@harmless
 def _warn_of_untested_version() -> None:
     verl = installed.imported_verl()
     if not verl.is_tested:

@@ -11,7 +11,7 @@ import pytest
 
 import localtrace
 from localtrace.errors import ConfigError, StoreUnwritable
-from localtrace.trainer_hooks.verl import driver, job
+from localtrace.trainer_hooks.verl import driver, installed, job
 from tests.verl.jobs.conftest import Compose
 
 
@@ -230,6 +230,16 @@ def test_an_unknown_version_of_verl_is_said(
     monkeypatch.setattr("verl.__version__", "9.9.9")
     environment(config)
     assert "localtrace: verl 9.9.9 at /" in capsys.readouterr().err
+
+
+def test_a_verl_whose_origin_cannot_be_read_is_recorded(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise ValueError("direct_url.json is cut off")
+
+    monkeypatch.setattr(installed, "_doubt", unreadable)
+    assert environment(compose())["LOCALTRACE_RUN_ID"]
 
 
 def test_a_store_on_a_network_file_system_keeps_its_journals_on_the_nodes(

@@ -190,6 +190,16 @@ def test_tokens_that_verl_rejects_are_still_compared(
             assert not {"advantage", "trained_step"} & set(values)
 
 
+def test_the_mask_of_a_batch_without_trace_ids_goes_with_it(outcomes: Outcomes) -> None:
+    batch, _ = compute_rollout_correction_and_add_to_batch(
+        batches.without_ids(make_batch()), v0.REJECTION
+    )
+    compute(batch)
+    del batch
+    assert trainer._corrected is None
+    assert outcomes.rows() == []
+
+
 # -- the update ----------------------------------------------------------------------------
 
 
