@@ -135,7 +135,9 @@ def _finish_begun(layout: StoreLayout) -> list[str]:
 
     if intent := begun(layout):
         say("an earlier pruning ended early: completing it", err=True)
-        return _with_bar(lambda progress: finish(layout, intent, progress)).problems
+        report = _with_bar(lambda progress: finish(layout, intent, progress))
+        _say_done(report)
+        return report.problems
     return []
 
 
@@ -186,14 +188,18 @@ def _prune(layout: StoreLayout, choice: Choice, *, now: bool) -> list[str]:
     from localtrace.maintain.prune import prune
 
     report = _with_bar(lambda progress: prune(layout, choice, progress))
+    _say_done(report)
+    if not now:
+        _say_when_space_is_free()
+    return report.problems
+
+
+def _say_done(report: PruneReport) -> None:
     say(
         f"pruned {report.trajectories} trajectories: {report.rows} calls, "
         f"{show_size(report.freed_bytes)}",
         err=True,
     )
-    if not now:
-        _say_when_space_is_free()
-    return report.problems
 
 
 def _say_when_space_is_free() -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from localtrace.cluster.folder_store import FolderStore, Source, Survey, SurveyedFile
 from localtrace.cluster.others import bring_others
 from localtrace.cluster.staging import Staging
-from localtrace.errors import StoreError
+from localtrace.errors import StoreError, StoreNotFound
 from localtrace.schema import TABLES, TableSchema
 from localtrace.store.gathered import Gathered
-from localtrace.store.layout import StoreLayout, read_meta
+from localtrace.store.layout import META_NAME, StoreLayout, read_meta
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.gathered_rows import Held, commit_gathered, held_rows
 from localtrace.store.tables.log_repair import heal_log
@@ -75,11 +75,18 @@ def gather(
     report = report or GatherReport()
     for path in paths:
         with reported(report, path):
-            source = FolderStore(path)
+            source = _opened(path)
             if os.path.samefile(source.layout.root, into.root):
                 raise StoreError("this is the store to gather into")
             gather_from(source, into, report, on_progress)
     return report
+
+
+def _opened(path: str | Path) -> FolderStore:
+    try:
+        return FolderStore(path)
+    except StoreNotFound:
+        raise StoreNotFound(f"no {META_NAME} is there: mount or copy a store to it") from None
 
 
 @contextlib.contextmanager

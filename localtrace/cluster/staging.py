@@ -102,8 +102,9 @@ class Staging:
         free = shutil.disk_usage(self.folder).free
         if missing + _RESERVE_BYTES > free:
             raise StoreUnwritable(
-                f"{self._source.place} has {missing:,} new bytes in {schema.name}, and only "
-                f"{free:,} are free in {self._into.root}: make room and gather again"
+                f"table {schema.name} has {missing:,} new bytes, for which "
+                f"{missing + _RESERVE_BYTES:,} must be free in {self._into.root}, and only "
+                f"{free:,} are: make room and gather again"
             )
 
     def fetch(self, schema: TableSchema, file: SurveyedFile, tell: Tell) -> None:

@@ -38,7 +38,7 @@ from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
 from localtrace.store.compacting.merge import open_parquet
 from localtrace.store.compacting.rewrite import Change, rewrite
-from localtrace.store.files import locked, put_file, read_json
+from localtrace.store.files import explained, locked, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_repair import heal_log
@@ -51,6 +51,7 @@ Affected: TypeAlias = Callable[[pa.Table], pa.ChunkedArray]
 
 INTENT_NAME = "pruning.json"
 LOCK_NAME = ".pruning"
+_GO_ON = "free space and run localtrace prune again, which goes on where this ended"
 _INTENT_MAX_BYTES = 2**30
 _TRIES_MAX = 20
 """Looks at a table whose files other processes rewrite meanwhile."""
@@ -130,6 +131,11 @@ def prune(layout: StoreLayout, choice: Choice, progress: Progress | None = None)
 
 def finish(layout: StoreLayout, intent: Intent, progress: Progress | None = None) -> PruneReport:
     """Do what is left to do of a pruning; the arguments and errors are those of `prune`."""
+    with explained(f"pruning {layout.root} ended early", _GO_ON):
+        return _finish(layout, intent, progress)
+
+
+def _finish(layout: StoreLayout, intent: Intent, progress: Progress | None) -> PruneReport:
     report = PruneReport(len(intent.trace_ids))
     ids = pa.array(intent.trace_ids, pa.string())
     work = _Work(layout, report, progress)
@@ -191,10 +197,7 @@ class _Work:
                 self._done += len(old)
                 if self._progress is not None:
                     self._progress(self._done, known)
-        raise StoreError(
-            f"the files of table {schema.name} change all the time: run localtrace prune again, "
-            "which goes on where this ended"
-        )
+        raise StoreError(f"the files of table {schema.name} change all the time: {_GO_ON}")
 
     def _affected(
         self, schema: TableSchema, affected: Affected, counts: dict[str, tuple[int, int]]

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from localtrace.errors import NotAFile, StoreFormatError
+from localtrace.errors import NotAFile, StoreError, StoreFormatError, StoreUnwritable
 
 SMALL_MAX_BYTES = 16 * 2**20
 """Largest size of a file that describes a store, such as localtrace.json."""
@@ -163,6 +163,22 @@ def put_file(path: Path, data: bytes | Iterator[bytes]) -> None:
     sync(path.parent)
 
 
+@contextlib.contextmanager
+def explained(what: str, then: str) -> Iterator[None]:
+    """Say what an error of the disk kept from being done, and what to do then.
+
+    Raises:
+        StoreUnwritable: in place of any `OSError` but those that explain themselves.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[-1].strip()
+        raise StoreUnwritable(f"{what} ({reason}): {then}") from error
+
+
 def probe_write(folder: Path) -> None:
     """Make an empty file in a folder and remove it.
 
@@ -205,12 +221,15 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
 
     Raises:
         StoreFormatError: something else than a file is there.
-        OSError: the file can neither be made nor opened.
+        StoreUnwritable: the file can neither be made nor opened.
     """
-    try:
-        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
-    except PermissionError:
-        descriptor = open_file(path)  # made by another user of the store, who keeps it readable
+    with explained(f"cannot lock {path}", "free space, or ask for permission to write there"):
+        try:
+            descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+        except PermissionError:
+            if not is_file(path):
+                raise
+            descriptor = open_file(path)  # made by another user of the store, who keeps it readable
     try:
         yield take_lock(descriptor, wait_s=wait_s)
     finally:

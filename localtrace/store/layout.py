@@ -11,11 +11,11 @@ from typing import Annotated
 
 import msgspec
 
-from localtrace.errors import StoreError, StoreFormatError, StoreNotFound, StoreUnwritable
+from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION
 from localtrace.store.addresses import refuse_address
 from localtrace.store.bundle import Bag, open_bundle
-from localtrace.store.files import probe_write, put_file, read_json, sync
+from localtrace.store.files import explained, probe_write, put_file, read_json, sync
 from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
@@ -170,24 +170,18 @@ def create_layout(path: Path) -> StoreLayout:
     """
     layout = StoreLayout(path)
     refuse_address(path.absolute())
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not layout.meta.exists() and not open_bundle(path):
-            _write_meta(layout)
-        layout = open_layout(path)
-        layout.refuse_bundle()
-        raise_version(layout)
-        layout.journals.mkdir(exist_ok=True)
-        probe_write(layout.journals)
-    except FileExistsError:
-        raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreUnwritable(
-            f"cannot write a store at {path} ({error.strerror or error}): name a folder that this "
-            "user can write"
-        ) from error
+    with explained(f"cannot write a store at {path}", "name a folder that this user can write"):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not layout.meta.exists() and not open_bundle(path):
+                _write_meta(layout)
+            layout = open_layout(path)
+            layout.refuse_bundle()
+            raise_version(layout)
+            layout.journals.mkdir(exist_ok=True)
+            probe_write(layout.journals)
+        except FileExistsError:
+            raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
     return layout
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from localtrace.errors import StoreUnwritable
-from localtrace.store.files import is_file, put_file
+from localtrace.store.files import explained, is_file, put_file
 from localtrace.store.layout import StoreLayout
 
 UPLOAD_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{1,16}")
@@ -35,14 +34,10 @@ def put_receipt(layout: StoreLayout, upload_id: str, receipt: bytes, rows: pa.Ta
     assert UPLOAD_ID.fullmatch(upload_id)
     table = pa.BufferOutputStream()
     pq.write_table(rows, table, compression="zstd", store_schema=False)
-    try:
+    then = "make the store writable for this user, and bring the receipt again"
+    with explained(f"cannot write into {layout.receipts}", then):
         put_file(layout.receipts / f"{upload_id}.json", receipt)
         put_file(layout.receipts / f"{upload_id}.parquet", table.getvalue())
-    except OSError as error:
-        raise StoreUnwritable(
-            f"cannot write into {layout.receipts} ({error.strerror}): make the store writable for "
-            "this user, and bring the receipt again"
-        ) from error
 
 
 def receipt_tables(layout: StoreLayout) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.store.files import is_file, put_file, read_small
+from localtrace.store.files import explained, is_file, put_file, read_small
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
@@ -51,9 +51,10 @@ def store_tokenizer(layout: StoreLayout, data: bytes, run_id: str) -> str:
     """Keep the content of a tokenizer.json as the run's own, and return its sha256."""
     digest = hashlib.sha256(data).hexdigest()
     file = layout.tokenizers / digest / FILE_NAME
-    if not (is_file(file) and file.stat().st_size == len(data)):  # every process of a run comes
-        put_file(file, data)
-    put_file(_pointer(layout, run_id), digest.encode())
+    with explained(f"cannot keep the tokenizer in {layout.tokenizers}", "free space there"):
+        if not (is_file(file) and file.stat().st_size == len(data)):  # every process of a run comes
+            put_file(file, data)
+        put_file(_pointer(layout, run_id), digest.encode())
     return digest
 
 

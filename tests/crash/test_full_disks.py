@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import json
 import os
+import re
 import resource
 import threading
 from collections.abc import Sequence
@@ -14,15 +15,17 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 import localtrace
-from localtrace.errors import StoreError
+from localtrace.errors import StoreError, StoreUnwritable
 from localtrace.record import active
 from localtrace.schema import TABLES
 from localtrace.store.compacting.compact import compact
+from localtrace.store.files import locked
 from localtrace.store.journal.journal_files import JournalWriter
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.testing import recording
+from tests.commands import run
 from tests.crash.disks import fill
 from tests.crash.found import (
     calls,
@@ -287,6 +290,29 @@ def _unnamed(store: Path) -> list[Path]:
         for file in committed_files(open_table(layout, schema))
     }
     return [path for path in store.glob("tables/**/v*.parquet") if path not in known]
+
+
+def test_a_pruning_that_finds_no_room_says_what_to_do_and_is_completed_later(
+    small_disk: Path,
+) -> None:
+    store = small_disk / "store"
+    with recording(store):
+        trace_ids = [record_one("x" * 500) for _ in range(2)]
+    seal(open_layout(store))
+    fill(small_disk / "checkpoint", leave_bytes=8_192)
+    refused = run("prune", "-s", store, "step=1", "--yes")
+    assert refused.exit_code == 1
+    assert re.search("ended early .No space left.*localtrace prune again", refused.stderr)
+    assert set(calls(store)) == set(trace_ids)
+    (small_disk / "checkpoint").unlink()
+    assert "pruned 2 trajectories: 2 calls" in run("prune", "-s", store, "step=1", "--yes").stderr
+    assert calls(store) == {}
+
+
+def test_a_store_that_can_only_be_read_is_refused_with_the_remedy(read_only_disk: Path) -> None:
+    refused = pytest.raises(StoreUnwritable, match=r"Read-only.*: .*permission")
+    with refused, locked(read_only_disk / ".lock"):
+        pass
 
 
 def test_a_compaction_whose_commit_finds_no_room_leaves_no_file(

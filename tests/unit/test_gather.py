@@ -215,6 +215,7 @@ def test_a_store_that_does_not_answer_costs_only_itself(nodes: list[Path], tmp_p
     next((broken / "tables" / "spans").rglob("*.parquet")).unlink()
     report = gather([tmp_path / "none", broken, nodes[0]], create_layout(tmp_path / "all"))
     assert report.stores == 1
+    assert "mount or copy" in report.problems[0]
     assert [problem.split(": ")[:2] for problem in report.problems] == [
         [str(path), "not gathered"] for path in (tmp_path / "none", broken)
     ]

@@ -17,7 +17,7 @@ from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
 from localtrace.store.compacting.fold import fold, is_fold_due
 from localtrace.store.compacting.rewrite import Rewrite, remove_drafts, rewrite
-from localtrace.store.files import locked
+from localtrace.store.files import explained, locked
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_files import ENTRY, log_names
@@ -150,7 +150,8 @@ def compact(
     """
     layout.refuse_bundle()
     report = CompactReport()
-    with _alone(layout, wait_s):
+    stopped = f"compaction of {layout.root} stopped", "free space and run localtrace compact again"
+    with _alone(layout, wait_s), explained(*stopped):
         for schema in TABLES.values():
             report.problems += heal_log(layout, schema)
         _fold(layout, everything, report)

@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
-from localtrace.store.files import put_file, read_json, read_small
+from localtrace.errors import StoreFormatError
+from localtrace.store.files import explained, put_file, read_json, read_small
 from localtrace.store.journal.journal_files import JournalFile, JournalName, JournalStatus
 from localtrace.store.layout import StoreLayout
 from localtrace.store.sealing.sampled_rollouts import Rollout, Rollouts, Step
@@ -44,16 +44,9 @@ def keep_rules(layout: StoreLayout, run_id: str, attempt: int, text: str) -> Non
         StoreUnwritable: the store cannot be written.
     """
     path = _rules_path(layout, run_id, attempt)
-    try:
+    with explained(f"cannot write {path}", "free space, or name a store that this user can write"):
         if not path.exists() or read_small(path) != text.encode():
             put_file(path, text.encode())
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreUnwritable(
-            f"cannot write {path} ({error.strerror or error}): free space, or name a store that "
-            "this user can write"
-        ) from error
 
 
 def rules_of(layout: StoreLayout, run_id: str, attempt: int) -> Rules | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from localtrace.errors import StoreBusy, StoreError
 from localtrace.schema import SPANS, TABLES
-from localtrace.store.files import locked, passed_over
+from localtrace.store.files import explained, locked, passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.journal_files import (
     JournalFile,
@@ -48,6 +48,7 @@ from localtrace.store.tokenizers import text_decoder
 BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
 LOCK_NAME = ".sealer"
+_AGAIN = "journals stay and nothing is lost; free space and run localtrace seal again"
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ def seal(
     folders = find_journal_folders(layout)
     report = SealReport(foreign=folders.foreign)
     tables = tables or HeldTables(layout)
+    refused = f"cannot seal into {layout.tables}", _AGAIN
     for folder in folders.own:
         with sealer_lock(folder, wait_s):
             healed = [text for schema in TABLES.values() for text in heal_log(layout, schema)]
@@ -96,13 +98,13 @@ def seal(
                 tables.forget()
             report.problems += [passed_over(path) for path in strangers(folder)]
             found = list_journals([folder])
-            with _explained(layout):
+            with explained(*refused):
                 sample = decide(layout, folder, found)
             ready = [one for one in found if one[1].is_ready and one[0].name not in sample.held]
             report.held += len(sample.held)
             report.waiting += sum(not status.is_ready for _, status in found)
             for batch in _batches(ready):
-                with _explained(layout):
+                with explained(*refused):
                     _seal_batch(layout, tables, batch, sample.left_out, report)
                 if progress is not None:
                     progress(report.journals, len(ready))
@@ -121,20 +123,6 @@ def _keep_logs_short(layout: StoreLayout, tables: HeldTables, report: SealReport
             trim_log(layout, schema, tables=tables)
         except (StoreError, OSError) as error:  # all is sealed, and a log is as good without
             report.problems.append(f"the log of table {schema.name} stays long: {error}")
-
-
-@contextlib.contextmanager
-def _explained(layout: StoreLayout) -> Iterator[None]:
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[-1].strip()
-        raise StoreError(
-            f"cannot seal into {layout.tables} ({reason}): journals stay and nothing is lost; "
-            "free space and run localtrace seal again"
-        ) from error
 
 
 @contextlib.contextmanager
