@@ -41,7 +41,7 @@ _OPEN_TRIES_MAX = 5
 _NO_CLEANING = PostCommitHookProperties(cleanup_expired_logs=False)
 """Hooks after a commit. delta-rs would delete log entries before it syncs their checkpoint."""
 _REMOVED_KEPT = "delta.deletedFileRetentionDuration"
-REMOVED_KEPT_MINUTES = 10
+REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
