@@ -29,15 +29,17 @@ _is_quick = False
 def start_quickly(command: str | None) -> None:
     """Load the libraries without what they import and such a command does not need.
 
-    pyarrow imports NumPy if it is installed, which takes longer than all of pyarrow. duckdb imports
-    importlib.metadata, for its own version, which takes half as long as all of duckdb.
+    pyarrow imports NumPy and cloudpickle if they are installed; NumPy takes longer than all of
+    pyarrow. duckdb imports importlib.metadata, for its own version, which takes half as long as all
+    of duckdb.
     """
     global _is_quick
     if command not in LOOKING or not is_guarded() or "pyarrow" in sys.modules:
         return
     _is_quick = True
     gc.set_threshold(_OBJECTS_MAX)
-    with _in_place_of("numpy", None):  # Python: "not to be found"
+    # None: Python takes them for not installed.
+    with _in_place_of("numpy", None), _in_place_of("cloudpickle", None):
         import pyarrow as pa  # noqa: F401
     versions = ModuleType("importlib.metadata")
     versions.version = lambda name: "unknown"  # type: ignore[attr-defined]

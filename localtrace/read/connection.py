@@ -37,15 +37,24 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def connect(
+def connect() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database; DuckDB starts its threads here, and all queries run in them."""
+    import duckdb
+
+    return duckdb.connect(":memory:", config=_CONFIG)
+
+
+def offer(
+    connection: duckdb.DuckDBPyConnection,
     stores: Sequence[Copies],
     memory_max_bytes: int,
     piece_of: PieceOf,
     sandbox: Sandbox,
-) -> tuple[duckdb.DuckDBPyConnection, Views]:
-    """Open an in-memory database over snapshots of one or several stores, and lock it.
+) -> Views:
+    """Offer snapshots of one or several stores in a database, and lock it.
 
     Args:
+        connection: a connection that `connect` made, in a thread of the sandbox.
         stores: the snapshots of each store.
         memory_max_bytes: the memory that queries may use; more goes to a temporary folder.
         piece_of: returns the text of a token by run id and token id, null where either is null.
@@ -57,17 +66,13 @@ def connect(
         StoreError: a folder above a store is named like a partition, which DuckDB would take for
             one.
     """
-    import duckdb
-
-    # DuckDB starts its threads here; all queries run in them.
-    connection = sandbox.run(lambda: duckdb.connect(":memory:", config=_CONFIG))
     connection.execute("create schema stored")
     _offer_unsealed(connection, stores)
     leaves = stored_views(stores) | {"late_outcomes": late_outcomes(stores)}
     functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
     views = Views(leaves, outcome_views(stores), functions)
     _lock(connection, stores, memory_max_bytes, sandbox)
-    return connection, views
+    return views
 
 
 def another(
@@ -76,8 +81,8 @@ def another(
     """Return another connection to the same database, for another thread.
 
     Args:
-        connection: a connection that `connect` made.
-        stores: the snapshots with which it was made.
+        connection: a connection to a database that offers snapshots.
+        stores: those snapshots.
     """
     made = connection.cursor()
     _offer_unsealed(made, stores)

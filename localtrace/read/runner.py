@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from localtrace.errors import QueryError, StoreError
-from localtrace.read.connection import PieceOf, another, connect
-from localtrace.read.named_queries import check_read_only
+from localtrace.read.connection import PieceOf, another, connect, offer
 from localtrace.read.query_limits import BATCH_ROWS, NO_MEMORY, NOBODY_WAITS, Limits, OnProgress
+from localtrace.read.read_only import check_read_only
 from localtrace.read.sandbox import Sandbox
 from localtrace.read.sql_errors import explaining, one_line
 from localtrace.store.tables.snapshot import Copies, Snapshot
@@ -56,10 +56,15 @@ class QueryRunner:
         self._open()
 
     def _open(self) -> None:
-        stores, sandbox = self._look(), Sandbox()
+        sandbox = Sandbox()
         try:
-            self._connection, self._views = connect(
-                stores, self.limits.memory_max_bytes, self._piece_of, sandbox
+            connecting = sandbox.start(connect)  # which takes as long as to look at the stores
+            try:
+                stores = self._look()
+            finally:
+                self._connection = connecting.result()
+            self._views = offer(
+                self._connection, stores, self.limits.memory_max_bytes, self._piece_of, sandbox
             )
         except BaseException:
             sandbox.close()

@@ -51,6 +51,10 @@ class Sandbox:
             self.close = weakref.finalize(self, _remove, folder, self._descriptor, os.getpid())
             take_lock(self._descriptor)
 
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Call `work` in a thread that cannot change other files, and do not wait for it."""
+        return self._started(work)[1]
+
     def run(self, work: Callable[[], T], stop: Callable[[], object] = lambda: None) -> T:
         """Call `work` in a thread that cannot change other files, and return its result.
 
@@ -58,11 +62,7 @@ class Sandbox:
             work: the function to call; its exceptions are raised here.
             stop: called when this thread stops waiting before the work is done, as after Ctrl-C.
         """
-        future: Future[T] = Future()
-        thread = threading.Thread(
-            target=self._work, args=(work, future), name="localtrace-query", daemon=True
-        )
-        thread.start()
+        thread, future = self._started(work)
         try:
             return future.result()
         finally:
@@ -70,6 +70,14 @@ class Sandbox:
                 stop()
             thread.join(_STOP_S)
             del future  # it holds the error, whose traceback holds this frame
+
+    def _started(self, work: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+        future: Future[T] = Future()
+        thread = threading.Thread(
+            target=self._work, args=(work, future), name="localtrace-query", daemon=True
+        )
+        thread.start()
+        return thread, future
 
     def _work(self, work: Callable[[], T], future: Future[T]) -> None:
         try:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
 from localtrace.read.filters import LATEST, Filters, newest_run
-from localtrace.read.named_queries import NamedQuery, find_query
 from localtrace.read.namesakes import warn_of_namesakes
 from localtrace.read.query_limits import Limits, OnProgress
 from localtrace.read.result import Result
@@ -38,6 +37,7 @@ from localtrace.types import Trajectory
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from localtrace.read.named_queries import NamedQuery
 
 _ORDERS = {
     "runs": ("start_ns",),
@@ -175,6 +175,8 @@ class Store:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
             NothingRecorded: it finds no rows, as the data it needs was not recorded, or was pruned.
         """
+        from localtrace.read.named_queries import find_query
+
         query = find_query(name, folders)
         bound = self.bound(query.bind(params))
         found = self.sql(query.sql, bound)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import StoreError
 from localtrace.read.copies import rows_once
-from localtrace.schema import TABLES, UPLOADS, TableSchema
+from localtrace.schema import FORMAT_VERSION, TABLES, UPLOADS, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +33,7 @@ def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
         _unsealed(table, number): snapshot.pending[table.name]
         for number, snapshot in enumerate(chain(*stores))
         for table in TABLES.values()
+        if not _is_sealed(snapshot, table)
     }
     return rows | {_unsealed(UPLOADS): UPLOADS.no_rows()}
 
@@ -85,34 +86,38 @@ def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
 
 
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
+    """Return sealed and unsealed rows; columns that an older format version lacks are null."""
     files = snapshot.files[table.name]
     if snapshot.partitioned:
         _refuse_misleading_path(table, files)
-    return _union(table, _unsealed(table, number), files, snapshot.partitioned)
+    columns = listed(table.column_names)
+    # DuckDB takes the columns of the first file for those of all, so each version is read apart.
+    parts = [
+        f"select * from {_sealed(table, same, snapshot.partitioned)}"
+        for same in _by_version(files).values()
+    ]
+    if not _is_sealed(snapshot, table):
+        parts.insert(0, f"select {columns} from {_unsealed(table, number)}")
+    return f"select {columns} from ({' union all by name '.join(parts)})"
+
+
+def _is_sealed(snapshot: Snapshot, table: TableSchema) -> bool:
+    """Return whether the files hold all rows and all columns: DuckDB plans a union for longer."""
+    versions = _by_version(snapshot.files[table.name]).keys()
+    return snapshot.pending[table.name].num_rows == 0 and versions == {f"v{FORMAT_VERSION}-"}
 
 
 def _unsealed(table: TableSchema, number: int = 0) -> str:
     return f"unsealed_{table.name}_{number}" if number else f"unsealed_{table.name}"
 
 
-def _union(
-    table: TableSchema, unsealed: str, files: Sequence[str], partitioned: bool = True
-) -> str:
-    """Return sealed and unsealed rows; columns that an older format version lacks are null."""
-    columns = listed(table.column_names)
-    parts = [f"select {columns} from {unsealed}"]
-    # DuckDB takes the columns of the first file for those of all, so each version is read apart.
-    parts += [f"select * from {_sealed(table, same, partitioned)}" for same in _by_version(files)]
-    return f"select {columns} from ({' union all by name '.join(parts)})"
-
-
-def _by_version(files: Sequence[str]) -> list[list[str]]:
-    """Return files grouped by the format version at the beginning of their names."""
+def _by_version(files: Sequence[str]) -> dict[str | None, list[str]]:
+    """Return files by the format version at the beginning of their names."""
     versions: dict[str | None, list[str]] = {}
     for path in files:
         version = _VERSION.match(os.path.basename(path))
         versions.setdefault(version and version[0], []).append(path)
-    return list(versions.values())
+    return versions
 
 
 def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:

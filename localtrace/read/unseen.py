@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded
 from localtrace.field_names import SAMPLED_OUT
-from localtrace.read.named_queries import NamedQuery
-from localtrace.types import Trajectory
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from localtrace.read.named_queries import NamedQuery
+    from localtrace.types import Trajectory
 
 PRUNED = "its calls were pruned"
 """The beginning of every text that says why a trajectory has no calls any more."""

@@ -171,7 +171,7 @@ def columns_of(view: str) -> list[ViewColumn]:
         QueryError: there is no such view.
     """
     # Imported here, because these load DuckDB and the TAB key only asks for the descriptions.
-    from localtrace.read.connection import connect
+    from localtrace.read.connection import connect, offer
     from localtrace.read.sandbox import Sandbox
     from localtrace.store.tables.damage import Damage
     from localtrace.store.tables.snapshot import Snapshot
@@ -187,7 +187,8 @@ def columns_of(view: str) -> list[ViewColumn]:
         Damage(),
     )
     sandbox = Sandbox()
-    connection, made = connect([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None, sandbox)
+    connection = sandbox.run(connect)
+    made = offer(connection, [[nothing]], _MEMORY_MAX_BYTES, lambda *_: None, sandbox)
     try:
         made.provide(view, connection)
         found = connection.execute(f"describe {view}").fetchall()

@@ -1,40 +1,8 @@
 -- Calls and their kinds, and the calls that engines recorded.
 
--- Calls, and their place among the turns of their trajectory. The kind of a call is derived from it
--- where the recording code did not say it. DuckDB skips the windows of columns that a query does
--- not ask for.
-create view stored.placed_calls as
-select
-    *,
-    count(*) filter (is_turn) over trace as turns,
-    coalesce(count(*) filter (is_turn) over earlier, 0) as turns_before,
-    kind = 'agent' or (kind is null and not is_turn and batch_size is null and (
-        coalesce(has_turns, false) or coalesce(list_contains(list(parent_id) filter (is_turn) over trace, span_id), false)
-    )) as is_agent,
-    arg_max_null(finish_reason, seq) filter (is_turn) over trace as last_reason
-from stored.spans
--- Naming all keys lets a filter on them skip files; within a trace they are the same.
-window
-    trace as (partition by project, experiment, step, trace_id),
-    earlier as (
-        partition by project, experiment, step, trace_id order by seq
-        rows between unbounded preceding and 1 preceding
-    );
-
--- Calls, and whether the agent itself made them: no tool, reward or generation is around them.
-create view stored.called as
-select
-    *,
-    parent_id is null or turns = 0
-        or coalesce(list_contains(list(span_id) filter (is_agent) over trace, parent_id), false)
-        as is_agents_own,
-    coalesce(list_contains(
-        list(op) filter (not is_turn and turns_before between 1 and turns - 1) over trace, op
-    ), false) as is_called_between
-from stored.placed_calls
-window trace as (partition by project, experiment, step, trace_id);
-
--- Calls with their kind: as the recording code said it, else derived.
+-- Calls with their kind: as the recording code said it, else derived from the call's place among the
+-- turns of its trajectory, and from its name. DuckDB skips the windows of columns that a query does
+-- not ask for. One view and not three, because DuckDB reads the list of files again for each.
 create view stored.calls as
 select
     * exclude (
@@ -50,7 +18,38 @@ select
         else 'other'
     end) as kind,
     kind is null as kind_derived
-from stored.called;
+from (
+    -- Whether the agent itself made a call: no tool, reward or generation is around it.
+    select
+        *,
+        parent_id is null or turns = 0
+            or coalesce(list_contains(list(span_id) filter (is_agent) over trace, parent_id), false)
+            as is_agents_own,
+        coalesce(list_contains(
+            list(op) filter (not is_turn and turns_before between 1 and turns - 1) over trace, op
+        ), false) as is_called_between
+    from (
+        select
+            *,
+            count(*) filter (is_turn) over trace as turns,
+            coalesce(count(*) filter (is_turn) over earlier, 0) as turns_before,
+            kind = 'agent' or (kind is null and not is_turn and batch_size is null and (
+                coalesce(has_turns, false) or coalesce(
+                    list_contains(list(parent_id) filter (is_turn) over trace, span_id), false
+                )
+            )) as is_agent,
+            arg_max_null(finish_reason, seq) filter (is_turn) over trace as last_reason
+        from stored.spans
+        -- Naming all keys lets a filter on them skip files; within a trace they are the same.
+        window
+            trace as (partition by project, experiment, step, trace_id),
+            earlier as (
+                partition by project, experiment, step, trace_id order by seq
+                rows between unbounded preceding and 1 preceding
+            )
+    )
+    window trace as (partition by project, experiment, step, trace_id)
+);
 
 -- One row per call. Prompts and messages are those that each turn adds; whole_prompts and
 -- whole_messages give them whole. `kind` is what the recording code says, else it is derived from

@@ -1,0 +1,97 @@
+"""The check that SQL of users only reads. This module knows nothing of stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from localtrace.errors import QueryError
+from localtrace.read.sql_errors import one_line, without_end, without_explain
+
+_SQL_MAX = 1_000_000
+"""The longest SQL text: to parse it, DuckDB blocks all Python threads for a tenth of a second."""
+_ONLY_SELECT = "only one SELECT can be run on a store: write one, such as FROM runs"
+_KIND_OF_QUERY = "cte_map"
+"""A key that only queries have in the tree that DuckDB makes of a text."""
+_READING = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+"""Queries that only read, by their type in that tree."""
+_TABLE_FUNCTIONS = (
+    "unnest", "range", "generate_series", "json_each", "json_tree", "read_parquet",
+    "whole_prompts", "whole_messages",
+)  # fmt: skip
+"""The table functions that users may call.
+
+Some others change settings or run a text as SQL, and later versions of DuckDB bring more.
+"""
+
+
+def check_read_only(
+    sql: str,
+    params: Mapping[str, Any] | Sequence[Any] | None,
+    connection: duckdb.DuckDBPyConnection,
+) -> None:
+    """Refuse all SQL but one SELECT, or an EXPLAIN of one, that only reads.
+
+    A SELECT may contain statements that write, and may call functions that run a text as SQL. So
+    the whole tree that DuckDB makes of the text is checked, and DuckDB must accept the text as a
+    part of another SELECT too.
+
+    Args:
+        sql: the text.
+        params: its parameters.
+        connection: parses the text; nothing is run.
+
+    Raises:
+        QueryError: the text is not such a SELECT, or cannot be parsed.
+        duckdb.Error: it names a view, a column or a function that does not exist.
+    """
+    # EXPLAIN ANALYZE runs the statement that it explains, so that must be a SELECT too.
+    text = without_explain(sql)
+    if len(text) > _SQL_MAX:
+        raise QueryError(f"an SQL text may have {_SQL_MAX:,} characters: give values as parameters")
+    try:
+        statements = connection.extract_statements(text)
+    except duckdb.Error as error:
+        raise QueryError(one_line(error, sql)) from None
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise QueryError(_ONLY_SELECT)
+    ((tree,),) = connection.execute("select json_serialize_sql($sql)", {"sql": text}).fetchall()
+    _check_tree(tree)
+    connection.execute(f"describe from (\n{without_end(text)}\n)", params).fetchall()
+
+
+def _check_tree(serialized: str) -> None:
+    """Refuse a statement if any part of its tree, as DuckDB writes it, may do more than read."""
+    try:
+        tree = json.loads(serialized)
+    except RecursionError:
+        raise QueryError("the query is nested too deeply: write it in fewer levels") from None
+    if tree["error"]:
+        raise QueryError(f"only a SELECT can be run on a store: {tree['error_message']}")
+    waiting = [statement["node"] for statement in tree["statements"]]
+    if not all(_KIND_OF_QUERY in node for node in waiting):
+        raise QueryError(_ONLY_SELECT)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting.extend(part)
+        elif isinstance(part, dict):
+            _check_part(part)
+            waiting.extend(part.values())
+
+
+def _check_part(part: dict[str, Any]) -> None:
+    kind = part.get("type")
+    is_query = _KIND_OF_QUERY in part or (isinstance(kind, str) and kind.endswith("_NODE"))
+    if is_query and kind not in _READING:
+        raise QueryError(_ONLY_SELECT)
+    if kind == "TABLE_FUNCTION":
+        name = str(part["function"]["function_name"])
+        if name.lower() not in _TABLE_FUNCTIONS and not name.lower().startswith("duckdb_"):
+            raise QueryError(
+                f"the table function {name!r} cannot be used on a store, only "
+                f"{', '.join(_TABLE_FUNCTIONS)} and duckdb_…"
+            )
