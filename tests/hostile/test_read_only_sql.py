@@ -151,7 +151,7 @@ def test_sql_that_does_more_than_read_is_refused(sql: str, store: Store, file: s
 def test_the_tree_alone_tells_what_writes(
     sql: str, store: Store, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localtrace.read.named_queries.without_end", lambda _: "select 1")
+    monkeypatch.setattr("localtrace.read.read_only.without_end", lambda _: "select 1")
     with pytest.raises(QueryError, match=REFUSED):
         store.sql(at(sql, file))
 
@@ -159,7 +159,7 @@ def test_the_tree_alone_tells_what_writes(
 def test_a_copy_is_refused_inside_of_another_select(
     store: Store, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localtrace.read.named_queries._check_tree", lambda _: None)
+    monkeypatch.setattr("localtrace.read.read_only._check_tree", lambda _: None)
     with pytest.raises(QueryError, match="top level"):
         store.sql(at(WRITING[0], file))
 
