@@ -1,5 +1,7 @@
 # Every target sets up what it needs: a virtual environment in .venv, at the versions of constraints.txt.
-PYTHON ?= python3.11
+# The oldest supported Python that there is; a shim of pyenv may be there and not run.
+PYTHON ?= $(or $(shell for one in python3.11 python3.12 python3.13; do \
+    $$one -c '' 2> /dev/null && echo $$one && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # Installs into the environment in a folder; with uv where its path is given (UV), which is quicker.

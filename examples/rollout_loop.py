@@ -19,52 +19,58 @@ from typing import Any
 
 import localtrace
 
-HIGHER, LOWER, RIGHT, START = 10, 11, 12, 13
-"""Tokens; 0 to 9 are guesses."""
+QUESTION = {"role": "user", "content": "Guess my number, from 0 to 9."}
 STEPS, ROLLOUTS_PER_SECRET, TURNS_MAX, LEARNING_RATE = 40, 8, 4, 0.3
 
 
+Message = dict[str, str]
+
+
 class Policy:
-    """A softmax over guesses for every prompt; a prompt is all guesses so far with their hints."""
+    """A softmax over guesses for every conversation so far."""
 
     def __init__(self) -> None:
-        self.logits: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0] * 10)
+        self._logits: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0] * 10)
 
-    def probabilities(self, prompt_ids: list[int]) -> list[float]:
-        weights = [math.exp(logit) for logit in self.logits[tuple(prompt_ids)]]
+    def logits(self, messages: list[Message]) -> list[float]:
+        return self._logits[tuple(message["content"] for message in messages)]
+
+    def probabilities(self, messages: list[Message]) -> list[float]:
+        weights = [math.exp(logit) for logit in self.logits(messages)]
         return [weight / sum(weights) for weight in weights]
 
-    # An op with an argument `prompt_ids` and a result with `output_ids` is recorded as a turn.
+    # A call with an argument `messages` and a result with `output_ids` is recorded as a turn, as is
+    # one with token ids in an argument `prompt_ids`.
     @localtrace.op
-    async def generate(self, prompt_ids: list[int]) -> dict[str, Any]:
-        probabilities = self.probabilities(prompt_ids)
+    async def generate(self, messages: list[Message]) -> dict[str, Any]:
+        probabilities = self.probabilities(messages)
         (guess,) = random.choices(range(10), probabilities)
         return {
-            "output_ids": [guess],
+            "text": str(guess),
+            "output_ids": [guess],  # each digit is its own token
             "output_logprobs": [math.log(probabilities[guess])],
             "finish_reason": "stop",
         }
 
     def learn(self, rollout: Rollout, advantage: float) -> None:
         """Raise the log-probability of each guess by the advantage (REINFORCE)."""
-        for end in range(1, len(rollout.ids), 2):
-            prompt_ids, guess = rollout.ids[:end], rollout.ids[end]
-            logits = self.logits[tuple(prompt_ids)]
-            for token, probability in enumerate(self.probabilities(prompt_ids)):
+        for end in range(1, len(rollout.messages), 2):
+            prompt, guess = rollout.messages[:end], int(rollout.messages[end]["content"])
+            logits = self.logits(prompt)
+            for token, probability in enumerate(self.probabilities(prompt)):
                 gradient = (token == guess) - probability
                 logits[token] += LEARNING_RATE * advantage * gradient
 
 
-# Any other op is a plain span.
-@localtrace.op
-async def hint(secret: int, guess: int) -> int:
-    return RIGHT if guess == secret else HIGHER if guess < secret else LOWER
+@localtrace.op(kind="tool")
+async def hint(secret: int, guess: int) -> str:
+    return "right" if guess == secret else "higher" if guess < secret else "lower"
 
 
 @dataclass
 class Rollout:
     trace_id: str
-    ids: list[int]
+    messages: list[Message]
     reward: float
 
 
@@ -73,16 +79,15 @@ async def play(policy: Policy, step: int, secret: int, rollout_n: int) -> Rollou
     with localtrace.trajectory(
         step=step, sample_index=secret, rollout_n=rollout_n, group_id=f"{step}-{secret}"
     ) as trajectory:
-        ids = [START]
-        for _ in range(TURNS_MAX):
-            output = await policy.generate(ids)
-            ids += output["output_ids"]
-            ids.append(await hint(secret, ids[-1]))
-            if ids[-1] == RIGHT:
-                break
-        reward = 2 / (len(ids) - 1) if ids[-1] == RIGHT else 0.0
-        trajectory.set(reward=reward)
-    return Rollout(trajectory.trace_id, ids, reward)
+        messages, said = [QUESTION], ""
+        while said != "right" and len(messages) < 2 * TURNS_MAX:
+            answer = (await policy.generate(messages))["text"]
+            said = await hint(secret, int(answer))
+            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "user", "content": said})
+        reward = 2 / (len(messages) - 1) if said == "right" else 0.0
+        trajectory.set(reward=reward, ground_truth=str(secret))
+    return Rollout(trajectory.trace_id, messages, reward)
 
 
 async def train_step(policy: Policy, step: int) -> None:
@@ -117,7 +122,7 @@ def show(store_path: str) -> None:
             "select trace_id from trajectories order by turn_count desc, step limit 1"
         )
         for span in store.trajectory(longest.to_dicts()[0]["trace_id"]).spans:
-            print(f"  {span.op:16} {span.inputs} -> {span.outputs}")
+            print(f"  {span.op:16} {span.output_text or span.outputs}")
 
 
 def main(store_path: str = "localtrace-example") -> None:
@@ -128,6 +133,7 @@ def main(store_path: str = "localtrace-example") -> None:
         asyncio.run(train_step(policy, step))
     localtrace.close()
     show(store_path)
+    print(f"\nSee all of them:  localtrace view -s {store_path}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import click
 
 from localtrace.cli.completing import complete_view
 from localtrace.cli.options import format_option
-from localtrace.printing import say
+from localtrace.printing import say_text
 
 
 @click.command()
@@ -32,5 +32,5 @@ def command(view: str | None, form: str) -> None:
         rows = [
             {"column": one.name, "type": one.type, "what it holds": one.about} for one in columns
         ]
-        say(f"{textwrap.fill(views()[view.lower()], get_terminal_size().columns)}\n", err=True)
+        say_text(f"{textwrap.fill(views()[view.lower()], get_terminal_size().columns)}\n", err=True)
     print_listing(pa.Table.from_pylist(rows), form)

@@ -158,7 +158,8 @@ def _part(one: Part, other: Part, kinds: Sequence[str]) -> Iterator[str]:
     if one.ids != other.ids and "ids" in kinds:
         yield f"{one.name} ids: {_inline(align(one.ids, other.ids), _joined)}"
     elif one.ids != other.ids and one.text == other.text:
-        yield f"{one.name}: the token ids differ, the text does not (see --ids)"
+        known = ", the text does not" if one.text else ""
+        yield f"{one.name}: the token ids differ{known} (see --ids)"
     if "logprobs" in kinds:
         yield from _logprobs(one, other)
 

@@ -110,6 +110,7 @@ def _upload(store: Store, folder: Path, run_id: str, step: int) -> None:
 
 def _commands(folder: Path, run_id: str, trace_id: str, uploaded: bool) -> Iterator[str]:
     program, store = _program("localtrace"), f"-s {shlex.quote(str(folder / 'store'))}"
+    yield f"  {program} view {store}"
     yield f"  {program} runs {store}"
     yield f"  {program} ls {store} run={run_id} step=1..10 'reward<0.5'"
     yield f"  {program} show {store} {trace_id}"

@@ -70,7 +70,7 @@ def test_the_recipe_of_srun_gathers_all_nodes_at_once(nodes: Path, tmp_path: Pat
         **os.environ, "NODES": str(nodes), "SHARED": str(tmp_path), "PYTHONPATH": str(ROOT),
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
     }  # fmt: skip
-    recipe = block("bash", '"$LOCAL/store"')
+    recipe = block("sh", '"$LOCAL/store"')
     for _ in range(2):
         subprocess.run(["bash", "-c", recipe], env=environ, check=True, timeout=120)
     assert contents(tmp_path / "store") == together(*sorted(nodes.glob("*/store")))

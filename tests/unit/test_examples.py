@@ -43,8 +43,15 @@ def test_the_loop_records_every_rollout_with_its_turns_tools_reward_and_advantag
             " count(*) filter (status != 'ok') as failed from trajectories"
         ).to_dicts()
         wrong = opened.sql(
-            "select count(*) as n from turns where prompt_tokens != 1 + 2 * turn"
-            " or len(output_ids) != 1 or output_logprobs[1] > 0 or finish_reason != 'stop'"
+            "select count(*) as n from turns where output_ids != [output_text::int]"
+            " or output_logprobs[1] > 0 or finish_reason != 'stop'"
+        ).to_dicts()
+        hints = opened.sql(
+            "select count(*) as n from spans where kind = 'tool' and not kind_derived"
+        ).to_dicts()
+        messages = opened.sql(
+            "select avg((role = if(generated, 'assistant', 'user'))::int) as right, count(*) as n"
+            " from messages"
         ).to_dicts()
         metrics = opened.sql("select value from metrics order by step").to_dicts()
     assert totals["n"] == 40 * 10 * 8
@@ -54,6 +61,8 @@ def test_the_loop_records_every_rollout_with_its_turns_tools_reward_and_advantag
     assert totals["spans"] == 2 * totals["turns"]
     assert totals["failed"] == 0
     assert wrong == [{"n": 0}]
+    assert hints == [{"n": totals["turns"]}]
+    assert messages == [{"right": 1, "n": 2 * totals["turns"]}]
     assert len(metrics) == 40
     assert metrics[-1]["value"] > metrics[0]["value"] + 0.1
 
@@ -61,4 +70,5 @@ def test_the_loop_records_every_rollout_with_its_turns_tools_reward_and_advantag
 def test_the_loop_shows_its_learning_curve_and_one_trajectory(store: Path) -> None:
     printed = (store.parent / "printed").read_text().splitlines()
     assert [line[:7] for line in printed[:5]] == [f"step {step:2}" for step in range(0, 40, 8)]
-    assert [line.split()[0] for line in printed[5:]] == ["Policy.generate", "hint"] * 4
+    assert [line.split()[0] for line in printed[5:13]] == ["Policy.generate", "hint"] * 4
+    assert printed[-1].endswith(f"localtrace view -s {store}")
