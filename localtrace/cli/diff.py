@@ -158,8 +158,7 @@ def _part(one: Part, other: Part, kinds: Sequence[str]) -> Iterator[str]:
     if one.ids != other.ids and "ids" in kinds:
         yield f"{one.name} ids: {_inline(align(one.ids, other.ids), _joined)}"
     elif one.ids != other.ids and one.text == other.text:
-        known = ", the text does not" if one.text else ""
-        yield f"{one.name}: the token ids differ{known} (see --ids)"
+        yield f"{one.name}: only the token ids differ (see --ids)"
     if "logprobs" in kinds:
         yield from _logprobs(one, other)
 

@@ -118,7 +118,7 @@ def test_ids_without_text_are_compared_as_ids(path: Path) -> None:
     record(path, [{"answers": [{"output_ids": [1, n], "finish_reason": "stop"}]} for n in (2, 3)])
     said = diff(path, "3/17/0", "3/17/1")
     assert "word" not in line_naming(said, "A and B", "turn 0, output", "token 1")
-    assert line_naming(said, "output: ", "--ids").endswith("the token ids differ (see --ids)")
+    assert line_naming(said, "output: ", "--ids") == "output: only the token ids differ (see --ids)"
     assert "output ids: 1 [-2 -]{+3 +}" in diff(path, "3/17/0", "3/17/1", "--ids")
 
 
