@@ -60,20 +60,37 @@ def gathered(nodes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_recipe_of_srun_gathers_all_nodes_at_once(nodes: Path, tmp_path: Path) -> None:
-    for name, text in {"srun": SRUN, "localtrace": LOCALTRACE}.items():
-        path = tmp_path / "bin" / name
+def programs(folder: Path, **texts: str) -> dict[str, str]:
+    """Make programs, and return the environment that finds them."""
+    for name, text in texts.items():
+        path = folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_the_recipe_of_srun_gathers_all_nodes_at_once(nodes: Path, tmp_path: Path) -> None:
     environ = {
-        **os.environ, "NODES": str(nodes), "SHARED": str(tmp_path), "PYTHONPATH": str(ROOT),
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        **programs(tmp_path, srun=SRUN, localtrace=LOCALTRACE),
+        "NODES": str(nodes), "SHARED": str(tmp_path), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     recipe = block("sh", '"$LOCAL/store"')
     for _ in range(2):
         subprocess.run(["bash", "-c", recipe], env=environ, check=True, timeout=120)
     assert contents(tmp_path / "store") == together(*sorted(nodes.glob("*/store")))
+
+
+def test_a_batch_script_that_is_told_to_end_saves_once_beside_the_training(tmp_path: Path) -> None:
+    srun = """#!/bin/bash
+if [[ $1 == train.sh ]]; then kill -TERM $PPID; exec sleep 3; else echo "$@" >> saved; fi
+"""
+    environ = programs(tmp_path, srun=srun)
+    command = ["bash", "-c", block("sh", "trap")]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, timeout=50)
+    assert done.returncode == 143
+    saved = (tmp_path / "saved").read_text()
+    assert saved == "--overlap --ntasks-per-node=1 bash save.sh\n"
 
 
 @pytest.mark.parametrize("reader", ["import polars", "import daft", "import duckdb"])
