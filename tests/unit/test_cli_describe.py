@@ -57,7 +57,8 @@ def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
 
 def test_a_view_is_told_in_lines() -> None:
     told = run("describe", "messages").stderr
-    assert told.startswith("One row per message") and "\\n" not in told
+    assert told.startswith("One row per message")
+    assert "\\n" not in told
 
 
 def test_an_unknown_view_names_those_there_are() -> None:
