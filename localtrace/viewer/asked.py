@@ -59,6 +59,12 @@ class Asked:
         made: dict[str, str] = self.kept("run names", lambda: run_names(self.store))
         return made
 
+    @property
+    def several_runs(self) -> dict[str, str]:
+        """Names of runs where rollouts of several may match; none where one run is asked for."""
+        runs = [term for term in self.filters.terms if term.key == "run" and term.operator == "="]
+        return {} if any(isinstance(term.value, str) for term in runs) else self.run_names
+
     def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Run a SELECT and return its rows."""
         found: list[dict[str, Any]] = self.table(sql, params).to_pylist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -18,20 +18,68 @@ from localtrace.viewer.safe_text import plain
 WIDTH, HEIGHT = 480, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 24
 _LINKS_MAX = 240
-"""The number of places along x that are links; of more, evenly spread ones."""
+"""The number of places along x that are links; of more, those that stand out."""
+_MARKED_MAX = 16
+"""The number of points of a line up to which each is marked."""
 _FORMATS: dict[str, Callable[[float | None], str]] = {"number": number, "percent": percent}
 _Point = tuple[float, float]
+
+
+def line(
+    name: str,
+    points: Iterable[Sequence[float | None]],
+    colour: int = 0,
+    *,
+    dashed: bool = False,
+    band: Sequence[Sequence[float | None]] | None = None,
+) -> dict[str, Any]:
+    """Return one line of a chart.
+
+    Args:
+        name: what it shows.
+        points: x and y of each point; those that lack one of them are left out.
+        colour: 0 to 7.
+        dashed: whether it is drawn in dashes.
+        band: x, low and high of an area around it.
+    """
+    known = [[x, y] for x, y in points if x is not None and y is not None]
+    return {"name": name, "points": known, "colour": colour, "dashed": dashed, "band": band}
+
+
+def chart_of(
+    title: str,
+    lines: Iterable[Mapping[str, Any]],
+    links: Mapping[str, str] | None = None,
+    form: str = "number",
+    why: str = "nothing was recorded for it",
+    x: str = "step",
+) -> dict[str, Any]:
+    """Return a chart as facts; those of its lines that have no points are left out.
+
+    Args:
+        title: what it shows.
+        lines: see `line`.
+        links: an address for each x, as text.
+        form: number or percent.
+        why: why no line has points, where none has.
+        x: what stands along the lower axis.
+    """
+    given = [one for one in lines if one["points"]]
+    series = [one for one in given if _finite(one["points"])]
+    undrawn = sum(len(one["points"]) - len(_finite(one["points"])) for one in given)
+    if undrawn and not series:
+        why = "all its values are nan or infinite"
+    return {"title": title, "format": form, "series": series, "links": links or {},
+            "undrawn": undrawn, "x": x, "why": None if series else why}  # fmt: skip
 
 
 def line_chart(chart: Mapping[str, Any]) -> Markup:
     """Return a chart as SVG.
 
     Args:
-        chart: `title`, `format` (number or percent), and `series`: each with a name, points of x
-            and y, perhaps a band of x, low and high, a `colour` (0 to 7), and `dashed`. `links`
-            maps x, as text, to an address.
+        chart: see `chart_of`.
     """
-    series = [one for one in chart["series"] if _finite(one["points"])]
+    series = chart["series"]
     if not series:
         return Markup("")
     frame = _Frame.around(series, chart["format"])
@@ -41,8 +89,8 @@ def line_chart(chart: Mapping[str, Any]) -> Markup:
         ),
         *frame.axes(),
         *(frame.band(one) for one in series if one.get("band")),
-        *(frame.line(one) for one in series),
-        *frame.links(series, chart.get("links") or {}),
+        *(part for one in series for part in frame.line(one)),
+        *frame.links(series, chart["links"], chart["x"]),
         Markup("</svg>"),
     ]
     return Markup("").join(parts)
@@ -81,7 +129,7 @@ class _Frame:
         low = min([*ys, *(end for end in bands if end is not None)])
         high = max([*ys, *(end for end in bands if end is not None)])
         if low == high:
-            low, high = (0.0, high) if high > 0 else (low - 1, high + 1) if low == 0 else (low, 0.0)
+            low, high = (min(low, 0.0), max(high, 0.0)) if low else (0.0, 1.0)
         xs = [x for x, _ in points]
         return cls((min(xs), max(xs)), (low, high), form)
 
@@ -113,44 +161,43 @@ class _Frame:
                     self.at_x(tick), HEIGHT - 7, int(tick)
                 )
 
-    def line(self, one: Mapping[str, Any]) -> Markup:
-        dashed = " dashed" if one.get("dashed") else ""
-        points = _finite(one["points"])
-        name = f"line s{one.get('colour', 0) % 8}{dashed}"
-        if len(points) == 1:
-            return Markup('<circle class="{} lone" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
-                name, self.at_x(points[0][0]), self.at_y(points[0][1])
-            )
-        path = " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in points)
-        return Markup('<polyline class="{}" points="{}"/>').format(name, path)
+    def line(self, one: Mapping[str, Any]) -> Iterator[Markup]:
+        places = [(self.at_x(x), self.at_y(y)) for x, y in _finite(one["points"])]
+        colour = f"s{one['colour'] % 8}"
+        if len(places) > 1:
+            name = f"line {colour}{' dashed' if one['dashed'] else ''}"
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            yield Markup('<polyline class="{}" points="{}"/>').format(name, path)
+        if len(places) <= _MARKED_MAX:  # what was measured is told apart from what is between
+            for x, y in places:
+                yield Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"/>').format(
+                    colour, x, y
+                )
 
     def band(self, one: Mapping[str, Any]) -> Markup:
         rows = [row for row in one["band"] if None not in row]
         upper = [(x, high) for x, _, high in rows]
         lower = [(x, low) for x, low, _ in reversed(rows)]
         path = " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in upper + lower)
-        return Markup('<polygon class="band s{}" points="{}"/>').format(
-            one.get("colour", 0) % 8, path
-        )
+        return Markup('<polygon class="band s{}" points="{}"/>').format(one["colour"] % 8, path)
 
     def links(
-        self, series: Sequence[Mapping[str, Any]], links: Mapping[str, str]
+        self, series: Sequence[Mapping[str, Any]], links: Mapping[str, str], of: str
     ) -> Iterator[Markup]:
         """Yield a strip for each x: its points, what they say, and where they lead."""
         values: dict[float, list[tuple[Mapping[str, Any], float]]] = defaultdict(list)
         for one in series:
             for x, y in _finite(one["points"]):
                 values[x].append((one, y))
-        xs = sorted(values)
-        xs = xs[:: math.ceil(len(xs) / _LINKS_MAX)]
+        xs = _most_telling({x: here[0][1] for x, here in values.items()})
         edges = [self.at_x(x) for x in xs]
         for place, x in enumerate(xs):
             left = (edges[place - 1] + edges[place]) / 2 if place else edges[0] - 6
             right = (edges[place] + edges[place + 1]) / 2 if place + 1 < len(xs) else edges[-1] + 6
             said = ", ".join(f"{one['name']} {self.form(y)}" for one, y in values[x])
-            label = plain(f"step {x:g}: {said}")
-            yield self._strip(left, right, edges[place], values[x], label, links.get(f"{x:g}"),
-                              is_first=place == 0)  # fmt: skip
+            text = f"{x:.12g}"
+            yield self._strip(left, right, edges[place], values[x], plain(f"{of} {text}: {said}"),
+                              links.get(text), is_first=place == 0)  # fmt: skip
 
     def _strip(
         self,
@@ -164,7 +211,7 @@ class _Frame:
     ) -> Markup:
         dots = Markup("").join(
             Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
-                one.get("colour", 0) % 8, at, self.at_y(y)
+                one["colour"] % 8, at, self.at_y(y)
             )
             for one, y in values
         )
@@ -182,6 +229,17 @@ class _Frame:
         return Markup('<a class="strip" href="{}" tabindex="{}" aria-label="{}">{}</a>').format(
             link, focus, label, inside
         )
+
+
+def _most_telling(values: Mapping[float, float]) -> list[float]:
+    """Return places along x, in order; of neighbours that are too many, the one that stands out."""
+    xs = sorted(values)
+    size = math.ceil(len(xs) / _LINKS_MAX)
+    mean = sum(values.values()) / len(values)
+    return [
+        max(xs[at : at + size], key=lambda x: abs(values[x] - mean))
+        for at in range(0, len(xs), size)
+    ]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

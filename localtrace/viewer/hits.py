@@ -17,6 +17,7 @@ from localtrace.errors import QueryError
 from localtrace.read.step_ranges import ROWS_MIN, step_slices
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer.asked import Asked
+from localtrace.viewer.ordered import counts_by_step
 from localtrace.viewer.page import with_values
 
 KINDS = {"text": "text", "regex": "regular expression", "ids": "token ids"}
@@ -211,7 +212,10 @@ def count_hits(asked: Asked, search: Search) -> Counted:
 
     def make() -> Counted:
         begun_s = time.monotonic()
-        slices = step_slices(_steps(asked), _SLICE_ROWS)
+        counts = sorted(
+            counts_by_step(asked).items(), key=lambda one: (one[0] is None, one[0] or 0)
+        )
+        slices = step_slices(counts, _SLICE_ROWS)
         rows: list[dict[str, Any]] = []
         while slices:
             sql = search.rate_sql(asked, slices.pop(), _FIRST)
@@ -254,16 +258,6 @@ def decoded(asked: Asked, run_id: str, snippet: dict[str, Any]) -> dict[str, Any
         texts = [", ".join(map(str.strip, part)) for part in parts]
         texts = [f"{texts[0]} " if texts[0] else "", texts[1], f" {texts[2]}" if texts[2] else ""]
     return snippet | dict(zip(("before", "hit", "after"), texts, strict=True))
-
-
-def _steps(asked: Asked) -> list[tuple[int | None, int]]:
-    condition, params = asked.filters.where_clause()
-    found = asked.rows(
-        f"select step, count(*) as n from {asked.filters.relation()} where {condition} "
-        "group by step order by step nulls last",
-        params,
-    )
-    return [(row["step"], row["n"]) for row in found]
 
 
 def _ids_text(column: str) -> str:

@@ -21,7 +21,7 @@ def number(value: float | int | bool | None) -> str:
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
-    text = f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
+    text = f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
     if "e" in text:
         digits, _, power = text.partition("e")
         text = f"{digits}e{int(power)}"
@@ -37,7 +37,8 @@ def percent(share: float | None) -> str:
     """Return a share of 0 to 1 as percent."""
     if share is None or not math.isfinite(share):
         return NOTHING
-    return f"{100 * share:.0f}%" if share in (0, 1) or share >= 0.1 else f"{100 * share:.1f}%"
+    text = f"{100 * share:.3g}"
+    return "99.9%" if text == "100" and share < 1 else f"{text}%"
 
 
 def duration(nanoseconds: int | None) -> str:
@@ -54,10 +55,10 @@ def duration(nanoseconds: int | None) -> str:
 
 
 def moment(nanoseconds: int | None) -> str:
-    """Return a point in time, UTC."""
+    """Return a point in time."""
     if nanoseconds is None:
         return NOTHING
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:

@@ -86,7 +86,7 @@ class _ByStep:
 
     def __init__(self, asked: Asked, is_last_first: bool) -> None:
         self._asked = asked
-        self._counts = _by_step(asked)
+        self._counts = counts_by_step(asked)
         known = sorted((one for one in self._counts if one is not None), reverse=is_last_first)
         self.steps = [*known, *([None] if None in self._counts else [])]
         """The steps in their order."""
@@ -185,7 +185,7 @@ def ordered(asked: Asked) -> Ordered:
 
 def total_of(asked: Asked) -> int:
     """Return the number of trajectories that match the filters of a request."""
-    return sum(_by_step(asked).values())
+    return sum(counts_by_step(asked).values())
 
 
 def first_rows(asked: Asked, count: int) -> list[dict[str, Any]]:
@@ -209,7 +209,9 @@ def first_rows(asked: Asked, count: int) -> list[dict[str, Any]]:
     return made
 
 
-def _by_step(asked: Asked) -> dict[int | None, int]:
+def counts_by_step(asked: Asked) -> dict[int | None, int]:
+    """Return the number of trajectories of each step that match the filters of a request."""
+
     def make() -> dict[int | None, int]:
         condition, params = asked.filters.where_clause()
         relation = asked.filters.relation()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,22 +24,36 @@ class Page:
     read: Callable[[Asked], Facts]
 
 
-def copies(asked: Asked, command: str, python: str, sql: str, params: Mapping[str, Any]) -> Facts:
+def copies(
+    asked: Asked,
+    sql: str,
+    params: Mapping[str, Any],
+    command: str | None = None,
+    python: str | None = None,
+) -> Facts:
     """Return what leads to the same facts elsewhere: a command, Python and SQL.
 
     Args:
         asked: the request, whose store is named.
-        command: the words after `localtrace`, without the store.
-        python: an expression on `store`.
         sql: the SELECT, with parameters.
         params: the values of the parameters, which are written into the text.
+        command: the words after `localtrace`, without the store; None: those that run the SELECT.
+        python: an expression on `store`; None: one that runs the SELECT.
     """
     named = ", ".join(repr(str(path)) for path in asked.store.paths)
+    text = with_values(sql.strip(), params)
+    command = command or f"sql {_quoted(text)}"
+    python = python or f"store.sql({text!r}).to_pandas()"
     return {
         "Command": f"localtrace {command} {_stores(asked)}",
         "Python": f"store = localtrace.open_store({named})\n{python}",
-        "SQL": with_values(sql.strip(), params),
+        "SQL": text,
     }
+
+
+def _quoted(sql: str) -> str:
+    # SQL has many single quotes, so double ones are read more easily.
+    return shlex.quote(sql) if set(sql) & set('"$`\\!') else f'"{sql}"'
 
 
 def upload_command(asked: Asked, selection: str) -> str:
@@ -67,15 +82,15 @@ def python_filters(text: str) -> str:
 
 def with_values(sql: str, params: Mapping[str, Any]) -> str:
     """Return SQL with the values of its parameters written into it."""
-    import re
 
-    def literal(match: re.Match[str]) -> str:
-        return _literal(params[match[1]]) if match[1] in params else match[0]
+    def written(match: re.Match[str]) -> str:
+        return literal(params[match[1]]) if match[1] in params else match[0]
 
-    return re.sub(r"\$(\w+)", literal, sql)
+    return re.sub(r"\$(\w+)", written, sql)
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Return a value as SQL."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -83,5 +98,5 @@ def _literal(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     return "'" + str(value).replace("'", "''") + "'"

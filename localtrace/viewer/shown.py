@@ -79,7 +79,7 @@ def facts_of(
     """
     told = [Conversation(one, decode) for one in shown]
     rows = [_row(one) for one in shown]
-    first, rewards = shown[0], [row["reward"] for row in rows if row["reward"] is not None]
+    first = shown[0]
     table = (
         aligned(rows, list(shown), told, _to_places if has_places else _nowhere)
         if len(shown) > 1
@@ -92,8 +92,6 @@ def facts_of(
         "title": title,
         "is_group": is_group,
         "table": table,
-        "low": min(rewards, default=None),
-        "high": max(rewards, default=None),
         "rollouts": [
             _rollout(one, its, row, characters // len(shown))
             for one, its, row in zip(shown, told, rows, strict=True)

@@ -22,7 +22,7 @@ _PREFIX = "prompt: "
 """The words before a prompt that is no list of messages."""
 _KNOWN = frozenset({"reward", "advantage", "fate", "fate_reason", "trained_step"})
 COLUMNS = (
-    "trace_id, run_id, step, reward, advantage, fate, fate_reason, trained_step, turn_count, "
+    "trace_id, run_id, step, reward, advantage, fate, fate_reason, turn_count, "
     "output_tokens, rollout_n, group_id, sample_index, prompt_hash"
 )
 """Columns of trajectories that `side_by_side` reads."""
@@ -69,6 +69,9 @@ def aligned(
     table, prompt = _table(sides, {column["parts_at"] for column in columns})
     return {
         "columns": columns,
+        "low": min(rewards, default=None),
+        "high": max(rewards, default=None),
+        "advantage": max((abs(row["advantage"] or 0) for row in rows), default=0),
         "facts": _facts(columns),
         "turns": table,
         "prompt": prompt,

@@ -12,18 +12,11 @@ select
     count(*) filter (not validate) as rollouts,
     count(*) filter (validate) as validation_rollouts,
     avg(reward) filter (not validate) as mean_reward,
-    quantile_cont(reward, 0.1) filter (not validate and not isnan(reward)) as low_reward,
-    quantile_cont(reward, 0.9) filter (not validate and not isnan(reward)) as high_reward,
-    avg(reward) filter (validate) as validation_reward,
     count(*) filter (status = 'dropped') as dropped,
     count(*) filter (status = 'interrupted') as interrupted,
     count(*) filter (status = 'running') as running,
-    count(*) filter (status = 'error') as failed,
     count(reward) filter (not validate) as rewarded,
-    count(fate) filter (not validate) as fated,
-    count(*) filter (fate = 'trained') as trained,
-    avg(output_tokens) filter (not validate) as mean_tokens,
-    avg(turn_count) filter (not validate) as mean_turns
+    count(fate) filter (not validate) as fated
 from trajectories
 where run_id = $run
 group by step

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtrace.viewer.charts import line_chart
+from localtrace.viewer.charts import chart_of, line, line_chart
 from localtrace.viewer.numbers import duration, number, percent, signed
 from localtrace.viewer.rendering import as_json
 from localtrace.viewer.safe_text import exact, marked, plain, readable
@@ -88,7 +88,7 @@ def test_a_long_text_takes_time_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0"), (1.0, "1"), (0.8512, "0.851"), (1e-6, "1e-6"), (-2.5, "−2.5"),
-     (15776, "15,776"), (1234.5, "1,234"), (float("nan"), "nan"), (True, "true")],
+     (15776, "15,776"), (1234.5, "1,234"), (999.7, "1,000"), (float("nan"), "nan"), (True, "true")],
 )  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
     assert number(value).replace("−6", "-6") == text
@@ -111,8 +111,6 @@ def test_json_has_no_nan_and_takes_any_text() -> None:
 
 def test_no_two_places_of_an_axis_are_named_alike() -> None:
     for form, low, high in (("number", 14.0, 14.2), ("percent", 0.9901, 0.9903)):
-        points = [[1.0, low], [2.0, high]]
-        line = {"name": "mean", "points": points, "colour": 0, "dashed": False}
-        svg = line_chart({"title": "t", "format": form, "series": [line], "links": {}, "why": None})
+        svg = line_chart(chart_of("t", [line("mean", [(1.0, low), (2.0, high)])], form=form))
         named = re.findall('class="tick y"[^>]*>([^<]*)<', svg)
         assert len(set(named)) == len(named) > 2

@@ -53,7 +53,7 @@ def test_a_pair_that_would_be_one_token_is_marked(tmp_path: Path) -> None:
             assert "encoding" in facts["colours"]
         else:
             assert columns["encoding"] == [None] * 10
-            assert "It is not known of 10 tokens" in html
+            assert "is not known for 10 tokens" in html
             assert "encoding" not in facts["colours"]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from localtrace.errors import NothingRecorded
-from localtrace.viewer.asked import Asked, url, with_terms
+from localtrace.viewer.asked import Asked, url
+from localtrace.viewer.charts import chart_of, line
+from localtrace.viewer.links import step_filters
 from localtrace.viewer.page import Facts, Page
 
 
@@ -28,29 +31,43 @@ class Chart:
     title: str
     query: str
     curves: tuple[Curve, ...]
+    lacks: str = "nothing was recorded for it"
+    """What to do where there is nothing to draw."""
     format: str = "number"
     band: str | None = None
     """A column of deviations around the first curve."""
 
 
+_NO_TURNS = "no generation was recorded at a step: decorate the engine's call with localtrace.op"
 CHARTS = {
-    "reward": Chart("Reward", "reward_by_step",
-                    (Curve("mean_reward", "mean"), Curve("validation_reward", "validation", True)),
-                    band="std_reward"),
-    "zero_variance": Chart("Groups without variance", "group_spread",
-                           (Curve("zero_variance_share", "share of groups"),), "percent"),
-    "length": Chart("Generated tokens", "length_by_step",
-                    (Curve("mean_tokens", "mean"), Curve("p95_tokens", "95th percentile", True))),
-    "turns": Chart("Turns", "length_by_step", (Curve("mean_turns", "mean"),)),
-    "truncated": Chart("Cut off by a limit", "truncated_by_step",
-                       (Curve("truncated_share", "share of rollouts"),), "percent"),
-    "tools": Chart("Failed tool calls", "tool_calls_by_step",
-                   (Curve("failed_share", "share of calls"),), "percent"),
-    "logprobs": Chart("Trainer against engine", "logprob_difference",
-                      (Curve("mean_difference", "mean |difference|"),
-                       Curve("p95_difference", "95th percentile", True))),
-    "surprise": Chart("Surprise (entropy proxy)", "entropy_by_step",
-                      (Curve("mean_surprise", "mean −logprob, nats"),)),
+    "reward": Chart(
+        "Reward", "reward_by_step",
+        (Curve("mean_reward", "mean"), Curve("validation_reward", "validation", dashed=True)),
+        "no rollout of a step has a reward: give it by set(reward=…) or by an outcome",
+        band="std_reward"),
+    "zero_variance": Chart(
+        "Groups without variance", "group_spread",
+        (Curve("zero_variance_share", "share of groups"),),
+        "no group of a step has two rewards", "percent"),
+    "length": Chart(
+        "Generated tokens", "length_by_step",
+        (Curve("mean_tokens", "mean"), Curve("p95_tokens", "95th percentile", dashed=True)),
+        "no ids of generated tokens were recorded"),
+    "turns": Chart("Turns", "length_by_step", (Curve("mean_turns", "mean"),), _NO_TURNS),
+    "truncated": Chart(
+        "Cut off by a limit", "truncated_by_step",
+        (Curve("truncated_share", "share of rollouts"),), _NO_TURNS, "percent"),
+    "tools": Chart(
+        "Failed tool calls", "tool_calls_by_step", (Curve("failed_share", "share of calls"),),
+        "no call of a tool was recorded", "percent"),
+    "logprobs": Chart(
+        "Trainer against engine", "logprob_difference",
+        (Curve("mean_difference", "mean |difference|"),
+         Curve("p95_difference", "95th percentile", dashed=True))),
+    "surprise": Chart(
+        "Surprise (entropy proxy)", "entropy_by_step",
+        (Curve("mean_surprise", "mean −logprob, nats"),),
+        "no log-probabilities were recorded: ask the engine for them"),
 }  # fmt: skip
 """The charts of a run's page, in their order."""
 _METRIC_SQL = """
@@ -60,68 +77,58 @@ where name = $name and run_id in (select unnest($runs)) order by run_id, step, t
 
 
 def read(asked: Asked) -> Facts:
-    """Return one chart: its series, the link of each step, or why there is nothing to draw."""
+    """Return one chart, its steps as links to their groups."""
     run_id = asked.required("run")
     runs = [run_id, *(one for one in asked.values.get("also", "").split(",") if one)][:8]
     metric = asked.values.get("metric")
     if metric is not None:
         found = asked.rows(_METRIC_SQL, {"name": metric, "runs": runs})
-        chart = Chart(metric, "", (Curve("value", metric),))
-        why = None if found else f"{metric} was not recorded"
+        chart = Chart(metric, "", (Curve("value", metric),), f"{metric} was not recorded")
+        why = chart.lacks
     else:
         chart = CHARTS[asked.one_of("name", CHARTS, "reward")]
         found, why = _found(asked, chart, runs)
     names = asked.run_names if len(runs) > 1 else {}
     links = {
-        str(row["step"]): url("/groups", q=with_terms("", run=run_id, step=row["step"],
-                                                      validate=False))
+        str(row["step"]): url("/groups", q=step_filters(run_id, row["step"], validate=False))
         for row in found
         if row["run_id"] == run_id and row["step"] is not None
-    }  # fmt: skip
-    series = [one for at, run in enumerate(runs) for one in _series(chart, run, at, names, found)]
-    if why is None and not any(y is not None for one in series for _, y in one["points"]):
-        why = "nothing was recorded for it"
-    return {"title": chart.title, "format": chart.format, "series": series, "links": links,
-            "why": why, "query": chart.query}  # fmt: skip
+    }
+    lines = [one for at, run in enumerate(runs) for one in _lines(run, at, chart, names, found)]
+    return chart_of(chart.title, lines, links, chart.format, why)
 
 
-def _found(asked: Asked, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str | None]:
+def _found(asked: Asked, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of all runs, and why there is nothing to draw, if nothing is."""
     rows: list[dict[str, Any]] = []
-    why = None
+    why = chart.lacks
     for run in runs:
         query = partial(asked.store.query, chart.query, run=run)
         try:
             rows += asked.kept((chart.query, run), query).to_dicts()
         except NothingRecorded as error:
-            why = str(error).partition("needs ")[2] or str(error)
-            why = f"not recorded: {why}"
-    return rows, why if not rows else None
+            why = f"not recorded: {str(error).partition('needs ')[2] or error}"
+    return rows, why
 
 
-def _series(
-    chart: Chart, run: str, at: int, names: Mapping[str, str], rows: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _lines(
+    run: str, at: int, chart: Chart, names: Mapping[str, str], rows: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     of_run = [row for row in rows if row["run_id"] == run and row["step"] is not None]
-    made = []
     for place, curve in enumerate(chart.curves):
-        points = [[row["step"], row[curve.column]] for row in of_run]
-        if not any(y is not None for _, y in points):
-            continue
-        one = {
-            "name": curve.name if not names else f"{curve.name} {names.get(run, run)}",
-            "points": [point for point in points if point[1] is not None],
-            "dashed": curve.dashed,
-            "colour": at if names else place,
-        }
-        if chart.band and place == 0 and not names:
-            one["band"] = [_band(row, curve.column, chart.band) for row in of_run]
-        made.append(one)
-    return made
+        spread = None if names or place else chart.band
+        yield line(
+            curve.name if not names else f"{curve.name} {names.get(run, run)}",
+            [(row["step"], row[curve.column]) for row in of_run],
+            at if names else place,
+            dashed=curve.dashed,
+            band=[_band(row, curve.column, spread) for row in of_run] if spread else None,
+        )
 
 
 def _band(row: Mapping[str, Any], column: str, spread: str) -> list[float | None]:
     mean, deviation = row[column], row[spread]
-    if mean is None or deviation is None:
+    if mean is None or deviation is None or not isfinite(mean):
         return [row["step"], None, None]
     # No reward of the step lies outside of its smallest and its largest one.
     low, high = row["min_reward"], row["max_reward"]

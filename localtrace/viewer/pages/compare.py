@@ -27,19 +27,15 @@ def read(asked: Asked) -> Facts:
     return {
         "title": f"{len(ids)} rollouts compared",
         "runs": len({row["run_id"] for row in found.values()}),
-        "low": min((row["reward"] for row in found.values() if row["reward"] is not None),
-                   default=None),
-        "high": max((row["reward"] for row in found.values() if row["reward"] is not None),
-                    default=None),
         **side_by_side(asked, [found[one] for one in ids]),
         "copies": copies(
             asked,
-            f"diff {' '.join(ids)}",
-            f"list(store.read({ids!r}))",
-            f"select * from all_trajectories where trace_id in {tuple(ids)!r}",
-            {},
+            f"select * from all_trajectories where {chosen}",
+            params,
+            command=f"diff {' '.join(ids)}",
+            python=f"list(store.read({ids!r}))",
         ),
-    }  # fmt: skip
+    }
 
 
 PAGE = Page("/compare", "compare.html", read)

@@ -8,8 +8,9 @@ from localtrace.errors import QueryError
 from localtrace.read.excerpts import reference_of
 from localtrace.viewer.asked import Asked, url, with_terms
 from localtrace.viewer.excerpts import cut
+from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.page import Facts, Page, copies
-from localtrace.viewer.pages.groups import group_url, groups_of
+from localtrace.viewer.pages.groups import groups_of
 from localtrace.viewer.side_by_side import COLUMNS, side_by_side
 
 _COLUMNS_MAX = 32
@@ -31,7 +32,7 @@ def read(asked: Asked) -> Facts:
     aligned = side_by_side(asked, rows[:_COLUMNS_MAX])
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     first = rows[0]
-    q = with_terms("", run=params["run"], step=params["step"], validate=params["validate"])
+    filters = _filters(params, first)
     return {
         "title": f"Sample {first['sample_index']}" if first["sample_index"] else "Group",
         "place": params,
@@ -42,16 +43,19 @@ def read(asked: Asked) -> Facts:
         "rollouts": len(rows),
         "left_out": max(0, len(rows) - _COLUMNS_MAX),
         "rewards": _summary(rewards, len(rows)),
-        "step_url": url("/groups", q=q),
-        "prompt_url": _prompt_url(params["run"], first),
+        "step_url": url(
+            "/groups", q=step_filters(params["run"], params["step"], params["validate"])
+        ),
+        "rollouts_url": url("/trajectories", q=filters, sort="reward"),
+        "prompt_url": prompt_url(first),
         **_neighbours(asked, params),
         "copies": copies(
             asked,
-            f"group {_words(params, first)}",
-            f"list(store.read({[row['trace_id'] for row in rows]!r}))",
             "select * from trajectories where run_id = $run and step is not distinct from $step "
             "and validate = $validate and group_key = $key order by reward desc",
             params,
+            command=f"group {filters}",
+            python=f"list(store.read({[row['trace_id'] for row in rows]!r}))",
         ),
     }
 
@@ -66,16 +70,13 @@ def _place(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _words(params: dict[str, Any], row: dict[str, Any]) -> str:
-    by = f"group={row['group_id']}" if row["group_id"] else f"sample_index={row['sample_index']}"
-    step = "" if params["step"] is None else f" step={params['step']}"
-    return f"run={params['run']}{step} validate={str(params['validate']).lower()} {by}"
-
-
-def _prompt_url(run: str, row: dict[str, Any]) -> str | None:
-    if row["prompt_hash"] is None and row["sample_index"] is None:
-        return None
-    return url("/prompt", run=run, key=row["prompt_hash"] or row["sample_index"])
+def _filters(params: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return filters that only the rollouts of the group meet."""
+    named = {"group": row["group_id"], "sample_index": row["sample_index"],
+             "prompt_hash": row["prompt_hash"]}  # fmt: skip
+    name = next(name for name, value in named.items() if value is not None)
+    q = step_filters(params["run"], params["step"], params["validate"])
+    return with_terms(q, **{name: named[name]})
 
 
 def _reference(attributes: list[dict[str, Any]]) -> str | None:
@@ -105,10 +106,10 @@ def _neighbours(asked: Asked, params: dict[str, Any]) -> dict[str, Any]:
     keys = [(one["run_id"], one["step"], one["validate"], one["group_key"]) for one in groups]
     if here not in keys:
         return nothing
-    at = keys.index(here)
+    at, sort = keys.index(here), asked.values.get("sort")
     return {
-        "before_url": group_url(asked, groups[at - 1]) if at else None,
-        "after_url": group_url(asked, groups[at + 1]) if at + 1 < len(groups) else None,
+        "before_url": group_url(groups[at - 1], asked.q, sort) if at else None,
+        "after_url": group_url(groups[at + 1], asked.q, sort) if at + 1 < len(groups) else None,
         "position": at + 1,
         "total": len(groups),
     }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, url, with_terms
 from localtrace.viewer.excerpts import with_texts
-from localtrace.viewer.page import Facts, Page, command_filters, copies
+from localtrace.viewer.links import group_url
+from localtrace.viewer.page import Facts, Page, copies
 
 SORTS = {
     "reward": "mean_reward asc nulls last",
     "-reward": "mean_reward desc nulls last",
     "spread": "std_reward desc nulls last",
+    "flat": "zero_variance desc nulls last, mean_reward asc nulls last",
     "step": "step asc nulls last",
     "-step": "step desc nulls last",
     "length": "mean_tokens desc nulls last",
@@ -59,20 +62,16 @@ def groups_of(asked: Asked) -> list[dict[str, Any]]:
     return found
 
 
-def group_url(asked: Asked, row: dict[str, Any]) -> str:
-    """Return the address of a group that remembers the list it stands in."""
-    place = {"run": row["run_id"], "step": row["step"], "key": row["group_key"]}
-    validate = row["validate"] or None
-    return url("/group", **place, validate=validate, q=asked.q, sort=asked.values.get("sort"))
-
-
 def read(asked: Asked) -> Facts:
     """Return the groups that are shown, and what leads on from them."""
     groups = groups_of(asked)
-    shown = asked.number("shown", _SHOWN, 2_000)
-    rows = [row | {"url": group_url(asked, row)} for row in with_texts(asked, groups[:shown])]
+    shown, sort = asked.number("shown", _SHOWN, 2_000), asked.values.get("sort")
+    rows = [row | {"url": group_url(row, asked.q, sort)}
+            for row in with_texts(asked, groups[:shown])]  # fmt: skip
     run, step = _single(groups, "run_id"), _single(groups, "step")
-    rewards = [row["mean_reward"] for row in groups if row["mean_reward"] is not None]
+    rewarded = [row for row in groups if row["rewards"]]
+    known = sum(row["rewards"] for row in rewarded)
+    means = [row["mean_reward"] for row in rewarded if isfinite(row["mean_reward"])]
     condition, params = asked.filters.where_clause()
     return {
         "title": f"Step {step}" if step is not None else "Groups",
@@ -80,25 +79,30 @@ def read(asked: Asked) -> Facts:
         "total": len(groups),
         "zero_variance": sum(bool(row["zero_variance"]) for row in groups),
         "rollouts": sum(row["rollouts"] for row in groups),
-        "mean_reward": sum(rewards) / len(rewards) if rewards else None,
-        "sort": asked.values.get("sort") or "reward",
+        "is_of_matches": any(term.key not in _PRUNING for term in asked.filters.terms),
+        "mean_reward": sum(row["mean_reward"] * row["rewards"] for row in rewarded) / known
+        if known else None,
+        "low": min(means, default=None),
+        "high": max(means, default=None),
+        "flat_url": url("/groups", q=asked.q, sort="flat"),
+        "sort": sort or "reward",
         "sorts": list(SORTS),
         "run_id": run,
+        "run_names": asked.several_runs,
         "step": step,
         "steps": _neighbours(asked, run, step),
-        "more": url("/groups", q=asked.q, sort=asked.values.get("sort"), shown=10 * shown)
+        "more": url("/groups", q=asked.q, sort=sort, shown=10 * shown)
         if len(groups) > shown
         else None,
         "prompts_url": url("/prompts", run=run, at=step) if run and step is not None else None,
         "copies": copies(
             asked,
-            f"ls {command_filters(asked.q)} --limit 0",
-            f'store.sql("from groups where …").to_pandas()  # groups of: {asked.q}',
-            f"select * from groups where (run_id, step, validate, group_key) in (select (run_id, "
-            f"step, validate, group_key) from trajectories where {condition})",
+            f"select g.* from groups as g semi join (select * from trajectories where {condition}) "
+            "as t on t.run_id = g.run_id and t.step is not distinct from g.step "
+            "and t.validate = g.validate and t.group_key = g.group_key",
             params,
         ),
-    }
+    }  # fmt: skip
 
 
 def _pruning(asked: Asked) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from localtrace.viewer.asked import Asked, part
+from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.page import Facts, Page, copies
 
 _SQL = """
@@ -35,10 +38,18 @@ def read(asked: Asked) -> Facts:
     runs = asked.kept("runs", lambda: asked.rows(_SQL))
     return {
         "title": "Runs",
-        "runs": [run | {"run_name": asked.run_names.get(run["run_id"])} for run in runs],
+        "runs": [
+            run | {"run_name": asked.run_names.get(run["run_id"]), "chart": _chart(run)}
+            for run in runs
+        ],
         "unsealed": asked.store.unsealed_rows("trajectories"),
-        "copies": copies(asked, "runs", "store.runs().to_pandas()", "select * from runs", {}),
+        "copies": copies(asked, "select * from runs", {}, "runs", "store.runs().to_pandas()"),
     }
+
+
+def _chart(run: dict[str, Any]) -> dict[str, Any]:
+    why = "no reward yet"
+    return chart_of(f"Reward of {run['run_id']}", [line("reward", run["curve"] or ())], why=why)
 
 
 def read_first(asked: Asked) -> Facts:

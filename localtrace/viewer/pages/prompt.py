@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from itertools import zip_longest
 from typing import Any
 
 from localtrace.errors import QueryError
 from localtrace.read.diff import align, words
-from localtrace.viewer.asked import Asked, url, with_terms
+from localtrace.viewer.asked import Asked, url
+from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.excerpts import ANSWER_MAX, PROMPT_MAX, cut, excerpts_of
+from localtrace.viewer.links import group_url
 from localtrace.viewer.page import Facts, Page, copies
 
 _ROLLOUTS_MAX = 2_000
@@ -19,7 +22,8 @@ _COMPARED_MAX = 100_000
 _ALIKE_MAX = 600
 """The characters of a stretch, the same in both answers, that the page holds."""
 _SQL = """
-select trace_id, run_id, step, sample_index, validate, reward, output_tokens, group_key, fate
+select trace_id, run_id, step, sample_index, prompt_hash, validate, reward, output_tokens,
+    group_key
 from trajectories
 where (prompt_hash = $key or (prompt_hash is null and sample_index = $key))
     and ($any or run_id = $run)
@@ -42,9 +46,12 @@ def read(asked: Asked) -> Facts:
     rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
     prompts = (one.prompt for one in texts.values() if one.prompt is not None)
     steps = _steps(rows)
+    known_rewards = [one for one in steps if one["mean_reward"] is not None]
     before = [row for row in rows if row["step"] is not None and row["step"] <= at]
     after = [row for row in rows if row["step"] is not None and row["step"] > at]
     sides = _answers(before), _answers(after)
+    name = "prompt_hash" if rows[0]["prompt_hash"] == key else "sample_index"
+    of_run = "" if params["any"] else f" run={shlex.quote(run)}"
     return {
         "title": f"Prompt of sample {rows[0]['sample_index']}" if rows[0]["sample_index"]
         else "Prompt",
@@ -58,27 +65,19 @@ def read(asked: Asked) -> Facts:
         "at": at,
         "known_steps": known,
         "steps": steps,
+        "low": min((one["mean_reward"] for one in known_rewards), default=None),
+        "high": max((one["mean_reward"] for one in known_rewards), default=None),
         "charts": _charts(rows, steps),
         "pairs": pairs_of(*(side["answers"] for side in sides)),
         "before": _shortened(sides[0]),
         "after": _shortened(sides[1]),
         "copies": copies(
             asked,
-            f"query same_prompt {_command_key(rows[0], key)}",
-            f'store.query("same_prompt", {_python_key(rows[0], key)}).to_pandas()',
             _SQL,
             params,
+            f"query same_prompt {shlex.quote(f'{name}={key}')}{of_run}",
         ),
     }  # fmt: skip
-
-
-def _command_key(row: dict[str, Any], key: str) -> str:
-    return f"sample_index={key}" if row["sample_index"] == key else f"prompt_hash={key}"
-
-
-def _python_key(row: dict[str, Any], key: str) -> str:
-    name, _, value = _command_key(row, key).partition("=")
-    return f"{name}={value!r}"
 
 
 def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,52 +97,31 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "run_id": run, "step": step, "validate": validate, "rollouts": len(here),
                 "mean_reward": sum(rewards) / len(rewards) if rewards else None,
                 "mean_tokens": sum(lengths) / len(lengths) if lengths else None,
-                "url": _group_url(here[0]),
+                "url": group_url(here[0]) or f"/trajectory/{here[0]['trace_id']}",
             }
         )  # fmt: skip
     return made
 
 
-def _group_url(row: dict[str, Any]) -> str:
-    if row["group_key"] is None:
-        return f"/trajectory/{row['trace_id']}"
-    q = with_terms("", run=row["run_id"], step=row["step"], validate=row["validate"])
-    return url("/group", run=row["run_id"], step=row["step"], key=row["group_key"],
-               validate=row["validate"] or None, q=q)  # fmt: skip
-
-
 def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     runs = list(dict.fromkeys(row["run_id"] for row in rows))
     links = {str(one["step"]): one["url"] for one in steps if one["step"] is not None}
-    charts = []
-    for title, column in (("Mean reward", "mean_reward"), ("Generated tokens", "mean_tokens")):
-        series = [
-            {
-                "name": ("validation" if validate else "training")
-                + ("" if len(runs) == 1 else f" {run}"),
-                "points": points,
-                "dashed": validate,
-                "colour": at,
-            }
+
+    def chart(title: str, column: str) -> dict[str, Any]:
+        lines = [
+            line(
+                ("validation" if validate else "training") + ("" if len(runs) == 1 else f" {run}"),
+                [(one["step"], one[column]) for one in steps
+                 if (one["run_id"], one["validate"]) == (run, validate)],
+                at,
+                dashed=validate,
+            )
             for at, run in enumerate(runs)
             for validate in (False, True)
-            if (points := _points(steps, run, validate, column))
-        ]
-        charts.append({"title": title, "format": "number", "series": series, "links": links,
-                       "why": None if series else "not recorded"})  # fmt: skip
-    return charts
+        ]  # fmt: skip
+        return chart_of(title, lines, links, why="not recorded")
 
-
-def _points(
-    steps: list[dict[str, Any]], run: str, validate: bool, column: str
-) -> list[list[float]]:
-    return [
-        [one["step"], one[column]]
-        for one in steps
-        if (one["run_id"], one["validate"]) == (run, validate)
-        and one["step"] is not None
-        and one[column] is not None
-    ]
+    return [chart("Mean reward", "mean_reward"), chart("Generated tokens", "mean_tokens")]
 
 
 def _answers(rows: list[dict[str, Any]]) -> dict[str, Any]:

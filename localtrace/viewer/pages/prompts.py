@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, url
 from localtrace.viewer.excerpts import with_texts
@@ -56,7 +54,11 @@ def read(asked: Asked) -> Facts:
         "run_id": run,
         "at": at,
         "steps": steps,
-        "prompts": [row | {"url": _prompt_url(run, at, row)} for row in rows],
+        "prompts": [
+            row | {"url": url("/prompt", run=run, key=row["prompt_key"], at=at)} for row in rows
+        ],
+        "low": min((one for row in rows for one in (row["before"], row["after"])), default=None),
+        "high": max((one for row in rows for one in (row["before"], row["after"])), default=None),
         "sort": sort,
         "sorts": list(SORTS),
         "prompts_total": counts["prompts"],
@@ -66,16 +68,10 @@ def read(asked: Asked) -> Facts:
         else None,
         "copies": copies(
             asked,
-            f"query prompts_changed from_step={steps['low']} to_step={at} run={run}",
-            f"store.sql({sql!r}, {params!r}).to_pandas()",
             sql,
             params,
         ),
     }
-
-
-def _prompt_url(run: str, at: int, row: dict[str, Any]) -> str:
-    return url("/prompt", run=run, key=row["prompt_key"], at=at)
 
 
 PAGE = Page("/prompts", "prompts.html", read)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from localtrace.errors import QueryError
 from localtrace.read.losses import add_up
 from localtrace.schema import TABLES
 from localtrace.viewer.asked import Asked, part, url, with_terms
-from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.links import step_filters
+from localtrace.viewer.page import Facts, Page, copies, literal
 from localtrace.viewer.pages.chart import CHARTS
 from localtrace.viewer.steps import steps_of
 
@@ -51,7 +54,9 @@ def read(asked: Asked) -> Facts:
         "title": attempts[0]["experiment"],
         "run": attempts[0] | {"run_name": asked.run_names.get(run_id)},
         "attempts": len(attempts),
-        "steps": steps,
+        "steps": [row | {"url": url("/groups", q=step_filters(run_id, row["step"]))}
+                  for row in steps],
+        "rewarded_steps": len(_rewarded(steps)),
         "fates": [_fate(run_id, row) for row in asked.rows(_FATES_SQL, params)],
         "others": [one | {"run_name": asked.run_names.get(one["run_id"])}
                    for one in asked.rows(_OTHERS_SQL, params)],
@@ -66,11 +71,11 @@ def read(asked: Asked) -> Facts:
         "worst_steps": _worst(run_id, steps),
         "copies": copies(
             asked,
-            f"query reward_by_step run={run_id} --plot",
-            f'store.query("reward_by_step", run={run_id!r}).to_pandas()',
             "select step, avg(reward) from trajectories where run_id = $run and not validate "
             "group by step order by step",
             params,
+            f"query reward_by_step {shlex.quote(f'run={run_id}')} --plot",
+            f'store.query("reward_by_step", run={run_id!r}).to_pandas()',
         ),
         "path": f"/run/{part(run_id)}",
     }  # fmt: skip
@@ -94,29 +99,32 @@ def _recording(asked: Asked, attempts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _fate(run_id: str, row: dict[str, Any]) -> dict[str, Any]:
-    q = with_terms("", run=run_id, validate=False, status=row["status"], fate=row["fate"])
+    where = None
     if row["fate"] is None:
-        q = with_terms(q, where="fate is null")
+        where = "fate is null"
     elif row["fate_reason"] is not None:
-        q = with_terms(q, where=f"fate_reason = {_literal(row['fate_reason'])}")
+        where = f"fate_reason = {literal(row['fate_reason'])}"
+    q = with_terms("", run=run_id, validate=False, status=row["status"], fate=row["fate"],
+                   where=where)  # fmt: skip
     return row | {"url": url("/groups", q=q, sort="step")}
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _rewarded(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    known = [row for row in steps if row["step"] is not None and row["mean_reward"] is not None]
+    return [row for row in known if isfinite(row["mean_reward"])]
 
 
 def _worst(run_id: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the steps after which the mean reward fell most, the worst first."""
-    known = [row for row in steps if row["mean_reward"] is not None and row["step"] is not None]
     falls = [
         {
             "step": after["step"],
             "change": after["mean_reward"] - before["mean_reward"],
-            "url": url("/groups", q=with_terms("", run=run_id, step=after["step"], validate=False)),
-            "prompts_url": url("/prompts", run=run_id, at=after["step"]),
+            "url": url("/groups", q=step_filters(run_id, after["step"], validate=False)),
+            # The step that fell belongs to what came after.
+            "prompts_url": url("/prompts", run=run_id, at=before["step"]),
         }
-        for before, after in pairwise(known)
+        for before, after in pairwise(_rewarded(steps))
         if after["mean_reward"] < before["mean_reward"]
     ]
     return sorted(falls, key=lambda one: one["change"])[:5]

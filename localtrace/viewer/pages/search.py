@@ -8,6 +8,7 @@ from localtrace.errors import QueryError
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer import hits
 from localtrace.viewer.asked import Asked, part, url, with_terms, with_word
+from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Counted, Search
 from localtrace.viewer.page import Facts, Page, command_filters, copies, python_filters
 
@@ -35,6 +36,7 @@ def read(asked: Asked) -> Facts:
         "in": search.inside,
         "kinds": KINDS,
         "parts": PARTS,
+        "run_names": asked.several_runs,
         "rows": None,
         "why": None,
         "copies": {},
@@ -72,12 +74,12 @@ def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
         "table_url": url("/trajectories", q=hits_q),
         "copies": copies(
             asked,
+            search.rate_sql(asked),
+            {**asked.filters.where_clause()[1], **search.params()},
             f"ls {command_filters(hits_q)} --limit 0",
             f"filters = {python_filters(hits_q)}  # from localtrace.read.filters import Filters\n"
             "condition, params = filters.where_clause()\n"
             'store.sql(f"from trajectories where {condition}", params).to_pandas()',
-            search.rate_sql(asked),
-            {**asked.filters.where_clause()[1], **search.params()},
         ),
     }
 
@@ -125,44 +127,26 @@ def _charts(asked: Asked, counted: Counted, address: dict[str, str]) -> list[dic
     runs = list(dict.fromkeys(row["run_id"] for row in rows))
     lines = list(dict.fromkeys((row["run_id"], row["validate"]) for row in rows))
     rates = [
-        {
-            "name": ("validation" if validate else "hit rate") + (f" {run}" if runs[1:] else ""),
-            "points": [
-                [row["step"], row["hits"] / row["searched"]]
-                for row in rows
-                if (row["run_id"], row["validate"]) == (run, validate) and row["searched"]
-            ],
-            "dashed": validate,
-            "colour": runs.index(run),
-        }
+        line(
+            ("validation" if validate else "hit rate") + (f" {run}" if runs[1:] else ""),
+            [(row["step"], row["hits"] / row["searched"]) for row in rows
+             if (row["run_id"], row["validate"]) == (run, validate) and row["searched"]],
+            runs.index(run),
+            dashed=validate,
+        )
         for run, validate in lines[:8]
-    ]
-    charts = [_chart("Rollouts with a hit", "percent", rates, links)]
+    ]  # fmt: skip
+    charts = [chart_of("Rollouts with a hit", rates, links, "percent")]
     if len(runs) == 1:
         training = [row for row in rows if not row["validate"]]
         rewards = [
-            {
-                "name": name,
-                "points": [
-                    [row["step"], row[column]] for row in training if row[column] is not None
-                ],
-                "dashed": bool(colour),
-                "colour": colour,
-            }
+            line(name, [(row["step"], row[column]) for row in training], colour, dashed=colour > 0)
             for colour, (name, column) in enumerate(
                 {"with a hit": "mean_reward_hits", "others": "mean_reward_others"}.items()
             )
         ]
-        charts.append(_chart("Mean reward", "number", rewards, links))
+        charts.append(chart_of("Mean reward", rewards, links))
     return charts
-
-
-def _chart(
-    title: str, form: str, series: list[dict[str, Any]], links: dict[str, str]
-) -> dict[str, Any]:
-    series = [one for one in series if one["points"]]
-    return {"title": title, "format": form, "series": series, "links": links,
-            "why": None if series else "nothing was recorded for it"}  # fmt: skip
 
 
 PAGE = Page("/search", "search.html", read)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded, QueryError
 from localtrace.read.named_queries import NamedQuery, load_queries
 from localtrace.read.view_columns import views
 from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.page import Facts, Page, copies
 
 if TYPE_CHECKING:
@@ -102,18 +104,14 @@ def _found(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> Facts:
 
 
 def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
-    import shlex
-
     if chosen is None:
-        text = asked.required("sql")
-        return copies(asked, f"sql {shlex.quote(text)}", f"store.sql({text!r}).to_pandas()", text,
-                      {})  # fmt: skip
+        return copies(asked, asked.required("sql"), {})
     given = _given(asked, chosen)
     words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
     named = "".join(f", {name}={value!r}" for name, value in given.items())
-    bound = asked.store.bound(chosen.bind(given))
     python = f'store.query("{chosen.name}"{named}).to_pandas()'
-    return copies(asked, f"query {chosen.name}{words}", python, chosen.sql, bound)
+    bound = asked.store.bound(chosen.bind(given))
+    return copies(asked, chosen.sql, bound, f"query {chosen.name}{words}", python)
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:
@@ -155,29 +153,17 @@ def _chart(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> dict[str
         return None
     if len(set(names)) < len(names) or not _is_number(table.schema.field(x).type):
         return None
-    series: dict[tuple[Any, ...], list[list[float]]] = {}
-    for row in table.select([x, *ys, *(name for name in by if name not in (x, *ys))]).to_pylist():
+    by = [name for name in by if len(table[name].unique()) > 1]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in table.select([*dict.fromkeys([x, *ys, *by])]).to_pylist():
         for y in ys:
             if row[x] is not None and row[y] is not None:
-                key = (*(row[name] for name in by), *([y] if len(ys) > 1 else []))
-                series.setdefault(key, []).append([float(row[x]), float(row[y])])
-    if any(len({x for x, _ in points}) < len(points) for points in series.values()):
+                key = ", ".join([*(f"{name}={row[name]}" for name in by), *([y] * (len(ys) > 1))])
+                points.setdefault(key or y, []).append((float(row[x]), float(row[y])))
+    if any(len({x for x, _ in one}) < len(one) for one in points.values()):
         return None  # several values at one place make no line
-    return {
-        "title": f"{', '.join(ys)} over {x}",
-        "format": "number",
-        "series": [
-            {
-                "name": " ".join(map(str, key)) or ys[0],
-                "points": sorted(points),
-                "colour": at,
-                "dashed": False,
-            }
-            for at, (key, points) in enumerate(series.items())
-        ][:_LINES_MAX],
-        "links": {},
-        "why": None,
-    }
+    lines = [line(name, sorted(one), at) for at, (name, one) in enumerate(points.items())]
+    return chart_of(f"{', '.join(ys)} over {x}", lines[:_LINES_MAX], x=x)
 
 
 def _views(asked: Asked) -> list[dict[str, Any]]:

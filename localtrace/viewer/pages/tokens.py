@@ -9,7 +9,7 @@ from localtrace.read.unseen import why_no_calls
 from localtrace.types import Trajectory
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.encoded_again import encoded_again
-from localtrace.viewer.page import Facts, Page, command_filters, copies
+from localtrace.viewer.page import Facts, Page, copies
 from localtrace.viewer.pages.trajectory import neighbours, trajectory_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ SORTS = {
     "surprise": "logprob asc nulls last",
 }
 _SHOWN = 50
-_AROUND = 12
 _COLUMNS = ("turn", "position", "id", "piece", "generated", "logprob", "trainer_logprob",
             "logprob_diff", "ref_logprob", "advantage", "weight_version")  # fmt: skip
 _ONE_SQL = f"""
@@ -44,14 +43,13 @@ def read_worst(asked: Asked) -> Facts:
     rows = asked.kept(("worst", asked.q, sort), lambda: asked.rows(sql, params))
     return {
         "title": "Worst tokens",
+        "run_names": asked.several_runs,
         "sort": sort,
         "sorts": list(SORTS),
         "tokens": [row | {"url": _token_url(asked, row)} for row in rows],
         "why": None if rows else _why_none(asked, sort),
         "copies": copies(
             asked,
-            f"show TRACE --tokens  # tokens of: {command_filters(asked.q)}",
-            f"store.sql({sql!r}, {params!r}).to_pandas()",
             sql,
             params,
         ),
@@ -68,7 +66,7 @@ def _why_none(asked: Asked, sort: str) -> str:
     condition, params = asked.filters.where_clause()
     relation = asked.filters.relation()
     if not asked.rows(f"select 1 from {relation} where {condition} limit 1", params):
-        return "No rollout matches the filters."
+        return "No rollout matches the filters." if asked.q else "No rollout is recorded yet."
     if sort == "surprise":
         return "No log-probabilities were recorded: ask the engine for them."
     return (
@@ -104,8 +102,7 @@ def read(asked: Asked) -> Facts:
         "tokens_url": f"{path}/tokens.json",
         **neighbours(asked, trajectory.trace_id, "/tokens"),
         "copies": copies(
-            asked, f"show {trajectory.trace_id} --tokens",
-            f"store.sql({_ONE_SQL!r}, {params!r}).to_pandas()", _ONE_SQL, params,
+            asked, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens",
         ),
     }  # fmt: skip
 

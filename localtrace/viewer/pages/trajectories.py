@@ -50,6 +50,7 @@ def read(asked: Asked) -> Facts:
         "title": "Trajectories",
         "rows": _linked(asked, first_rows(asked, _FIRST)),
         "total": total_of(asked),
+        "run_names": asked.several_runs,
         "sort": sort,
         "sorts": list(SORTS),
         "rows_url": url("/trajectories/rows", q=asked.q, sort=asked.values.get("sort")),
@@ -57,13 +58,13 @@ def read(asked: Asked) -> Facts:
         "tokens_url": url("/tokens", q=asked.q),
         "copies": copies(
             asked,
+            f"select * from trajectories where {condition} order by {sort_sql}",
+            params,
             f"ls {command_filters(asked.q)} --limit 0",
             f"filters = {python_filters(asked.q)}  # from localtrace.read.filters import Filters\n"
             "condition, params = filters.where_clause()\n"
             f'sql = f"from trajectories where {{condition}} order by {sort_sql}"\n'
             "store.sql(sql, params).to_pandas()",
-            f"select * from trajectories where {condition} order by {sort_sql}",
-            params,
         ),
         "upload": upload_command(asked, command_filters(asked.q)),
         "upload_picked": upload_command(asked, _PICKED),
@@ -81,6 +82,7 @@ def read_rows(asked: Asked) -> Facts:
         "rows": _linked(asked, with_calls(asked, rows)),
         "start": start,
         "total": total_of(asked),
+        "run_names": asked.several_runs,
         "scale": _scale(asked),
     }
 

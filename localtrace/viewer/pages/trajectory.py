@@ -11,9 +11,10 @@ from localtrace.read.conversation import conversation_of
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Outcome, Span, Trajectory
-from localtrace.viewer.asked import Asked, part, url, with_terms
+from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.conversation import blocks_of
 from localtrace.viewer.labelling import why_read_only
+from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.ordered import ordered
 from localtrace.viewer.page import Facts, Page, copies, upload_command
 
@@ -23,8 +24,8 @@ _CALLS_MAX = 300
 _TEXT_MAX = 200_000
 """The characters of a text that the page of a call holds."""
 _ROW_SQL = """
-select group_key, prompt_hash, turn_count, output_tokens, span_count, superseded, advantage, fate,
-    fate_reason, trained_step
+select run_id, step, validate, sample_index, group_key, prompt_hash, turn_count, output_tokens,
+    superseded, advantage, fate, fate_reason
 from all_trajectories where trace_id = $trace
 """
 _UPLOADS_SQL = """
@@ -75,17 +76,18 @@ def read(asked: Asked) -> Facts:
         "calls_url": f"{path}/calls",
         "tokens_url": url(f"{path}/tokens", q=asked.q, sort=asked.values.get("sort")),
         "has_ids": any(turn.output_ids for turn in trajectory.turns),
-        "group_url": _group_url(asked, trajectory, row),
-        "prompt_url": _prompt_url(trajectory, row),
+        "step_url": url("/groups", q=step_filters(row["run_id"], row["step"], row["validate"])),
+        "group_url": group_url(row),
+        "prompt_url": prompt_url(row),
         "raw_url": f"{path}.json",
         **neighbours(asked, trace_id),
         "copies": copies(
             asked,
-            f"show {trace_id}",
-            f"trajectory = store.trajectory({trace_id!r})\ntrajectory.spans",
             "select * from spans where trace_id = $trace and step is not distinct from $step "
             "order by seq",
             {"trace": trace_id, "step": trajectory.step},
+            f"show {trace_id}",
+            f"trajectory = store.trajectory({trace_id!r})\ntrajectory.spans",
         ),
         "upload": upload_command(asked, f"\"where=trace_id = '{trace_id}'\""),
     }
@@ -140,11 +142,11 @@ def read_call(asked: Asked) -> Facts:
         "messages": span.messages,
         "copies": copies(
             asked,
+            "select * from spans where trace_id = $trace and span_id = $span",
+            {"trace": trajectory.trace_id, "span": span_id},
             f"show {trajectory.trace_id}",
             f"trajectory = store.trajectory({trajectory.trace_id!r})\n"
             f"next(one for one in trajectory.every_span if one.span_id == {span_id!r})",
-            "select * from spans where trace_id = $trace and span_id = $span",
-            {"trace": trajectory.trace_id, "span": span_id},
         ),
     }  # fmt: skip
 
@@ -246,19 +248,6 @@ def outcomes_of(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
          "time_ns": one.time_ns, "values": None if one.values is None else len(one.values)}
         for one in outcomes
     ]  # fmt: skip
-
-
-def _group_url(asked: Asked, trajectory: Trajectory, row: dict[str, Any]) -> str | None:
-    if row["group_key"] is None:
-        return None
-    q = with_terms("", run=trajectory.run_id, step=trajectory.step, validate=trajectory.validate)
-    return url("/group", run=trajectory.run_id, step=trajectory.step, key=row["group_key"],
-               validate=trajectory.validate or None, q=q)  # fmt: skip
-
-
-def _prompt_url(trajectory: Trajectory, row: dict[str, Any]) -> str | None:
-    key = row["prompt_hash"] or trajectory.sample_index
-    return None if key is None else url("/prompt", run=trajectory.run_id, key=key)
 
 
 PAGE = Page("/trajectory/{trace_id}", "trajectory.html", read)

@@ -42,7 +42,7 @@ function listen(figure) {
   };
   figure.addEventListener("pointerover", tell);
   figure.addEventListener("focusin", tell);
-  figure.addEventListener("pointerleave", () => { if (readout) readout.textContent = ""; });
+  figure.addEventListener("pointerleave", () => { if (readout) readout.textContent = readout.dataset.hint; });
   figure.addEventListener("keydown", (event) => {
     const strip = event.target.closest?.(".strip");
     if (!strip || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;

@@ -12,7 +12,8 @@ export function start() {
     const fits = picked.size >= 2 && picked.size <= MOST;
     bar.querySelector("span").textContent = `${picked.size} selected${picked.size > MOST ? `, up to ${MOST} can be compared` : ""}`;
     const link = bar.querySelector("a");
-    if (fits) link.href = `/compare?ids=${[...picked].join(",")}`;
+    const list = new URLSearchParams([...new URLSearchParams(location.search)].filter(([name]) => ["q", "sort"].includes(name)));
+    if (fits) link.href = `/compare?ids=${[...picked].join(",")}&${list}`;
     else link.removeAttribute("href");
     for (const one of bar.querySelectorAll("input[name=id]")) one.value = [...picked].join(",");
   };
