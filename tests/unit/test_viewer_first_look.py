@@ -1,4 +1,4 @@
-"""What somebody sees who opens the viewer for the first time is true, and says where to go on."""
+"""First looks at the viewer: all that is seen is true, and says where to go on."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Chart:
     query: str
     curves: tuple[Curve, ...]
     lacks: str = "nothing was recorded for it"
-    """What to do where there is nothing to draw."""
+    """The reason where there is nothing to draw, and what to do."""
     format: str = "number"
     band: str | None = None
     """A column of deviations around the first curve."""
