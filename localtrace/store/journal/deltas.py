@@ -20,7 +20,7 @@ import msgspec
 
 from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES
 from localtrace.store.journal.checksum import crc32
-from localtrace.store.journal.records import Call, Delta, TurnCall
+from localtrace.store.journal.records import Call, Delta, Kind, TurnCall
 from localtrace.store.journal.results import Fields, output_elements
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.arrays import Bytes
@@ -40,6 +40,13 @@ _BASES_PER_TRAJECTORY = 8
 _WORTH_BYTES = 64
 _NIL = msgspec.Raw(b"\xc0")
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class _NamedCall(TurnCall, array_like=True, tag=int(Kind.TURN)):
+    inputs: Fields  # type: ignore[assignment]
+
+
+_NAMED_DECODER = msgspec.msgpack.Decoder(_NamedCall)
 _TURN_DECODER = msgspec.msgpack.Decoder(TurnCall)
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -93,8 +100,8 @@ class DeltaWriter:
             totals: of the turns of the trajectory.
             counted: True where the totals must not count the call, or have done so before.
         """
-        call = _TURN_DECODER.decode(record)
-        inputs, outputs = raw_map(call.inputs) or {}, raw_map(call.outputs)
+        call, inputs = _read_call(record)
+        outputs = raw_map(call.outputs)
         made = totals.settle(call, inputs, outputs)
         call.deltas = self._deltas(key, call, inputs, output_elements(outputs))
         if call.deltas:
@@ -165,6 +172,16 @@ class DeltaWriter:
                 known.remove(base)
                 self._cached_bytes -= shared
         return best, longest
+
+
+def _read_call(record: Bytes) -> tuple[TurnCall, Fields]:
+    """Return a call, and its arguments by name, still encoded; none where they have no names."""
+    try:
+        # In one pass, because even to pass over a long prompt takes time.
+        call = _NAMED_DECODER.decode(record)
+    except msgspec.MsgspecError:
+        return _TURN_DECODER.decode(record), {}
+    return call, call.inputs
 
 
 def _shared_prefix(left: bytes, right: bytes) -> int:
