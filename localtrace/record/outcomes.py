@@ -50,7 +50,7 @@ def record_outcomes(
         )  # fmt: skip
         recorder.put(Item(Kind.OUTCOME, b"", record))
     except Exception:
-        recorder.losses.failed_inside()
+        recorder.losses.unusable()
 
 
 def _fits(recorder: Recorder, value: Any, count: int) -> bool:

@@ -62,7 +62,7 @@ def record_turn(
         call.mono_ns = time.perf_counter_ns() - duration_ns
         call.finish(output)
     except Exception:
-        recorder.losses.failed_inside()
+        recorder.losses.unusable()
 
 
 def _generation(prompt_ids: Any, messages: Any, prompt: Any) -> None:

@@ -200,7 +200,7 @@ def log_metrics(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         record = (int(Kind.METRICS), recorder.values.as_int(step), time.time_ns(), numbers)
         recorder.put(Item(Kind.METRICS, b"", _encode(record)))
     except Exception:
-        recorder.losses.failed_inside()
+        recorder.losses.unusable()
 
 
 def flush(timeout_s: float = 10.0) -> bool:

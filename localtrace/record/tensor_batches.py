@@ -76,7 +76,7 @@ def record_tensors(
         record = encode_batch(head, counted, values)
         recorder.put(Item(Kind.OUTCOME, b"", record, is_batch=True))
     except Exception:
-        recorder.losses.failed_inside()
+        recorder.losses.unusable()
 
 
 def _values(recorder: Recorder, value: Any, count: int) -> tuple[list[int] | None, _Parts | None]:
