@@ -11,7 +11,6 @@ The parent is, in this order:
 
 from __future__ import annotations
 
-import functools
 import os
 from asyncio import CancelledError
 from collections import OrderedDict
@@ -29,12 +28,11 @@ from localtrace.record.capture import (
 from localtrace.record.propagation import RemoteScope, find_parent, is_generation, trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, current
-from localtrace.record.signature import Signature
+from localtrace.record.signature import generation_called, tool_called
 from localtrace.trainer_hooks.environment import hook_settings
 from localtrace.trainer_hooks.harmless import harmless
 
 _LONE_REMEMBERED = 65_536
-_NAMES_MAX = 4096
 
 _lone: OrderedDict[tuple[object, bytes], None] = OrderedDict()
 """Lone generations that already have a trajectory, as (recording process, trace id).
@@ -94,7 +92,7 @@ def record_tool(
     """Record a finished call of a tool, or a step of an environment, in the current trajectory."""
     recorder, scope = active.recorder, current.get()
     if recorder is not None and scope is not None and scope.trajectory.dropped is None:
-        call = OpenCall(recorder, _tool(name), scope.trajectory, scope)
+        call = OpenCall(recorder, tool_called(name), scope.trajectory, scope)
         call.inputs = encode_inputs(recorder, inputs)
         call.start_ns = start_ns
         call.put(recorder, duration_ns, *verdict(None), outputs)
@@ -103,24 +101,10 @@ def record_tool(
 def _call(
     recorder: Recorder, op: str, scope: Scope, inputs: dict[str, Any], start_ns: int
 ) -> OpenCall:
-    call = OpenCall(recorder, _signature(op), scope.trajectory, scope)
+    call = OpenCall(recorder, generation_called(op), scope.trajectory, scope)
     call.inputs = encode_inputs(recorder, inputs)
     call.start_ns = start_ns
     return call
-
-
-@functools.cache
-def _signature(op: str) -> Signature:
-    def takes_a_prompt(prompt_ids: Any, messages: Any) -> None: ...
-
-    return Signature(takes_a_prompt, op, "generation")
-
-
-@functools.lru_cache(_NAMES_MAX)
-def _tool(name: str) -> Signature:
-    def takes_anything() -> None: ...
-
-    return Signature(takes_anything, name, "tool")
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:

@@ -8,9 +8,7 @@ from typing import Any
 
 from localtrace.record import active
 from localtrace.record.capture import begin_call, encode_inputs
-from localtrace.record.signature import Signature
-
-_signatures: dict[str, Signature] = {}
+from localtrace.record.signature import generation_called
 
 
 def record_turn(
@@ -45,9 +43,7 @@ def record_turn(
     if recorder is None:
         return
     try:
-        signature = _signatures.get(name)
-        if signature is None:
-            signature = _signatures[name] = Signature(_generation, str(name), "generation")
+        signature = generation_called(str(name))
         prompts = {"prompt_ids": prompt_ids, "messages": messages, "prompt": prompt}
         given = {key: value for key, value in prompts.items() if value is not None}
         given |= inputs or {}
@@ -63,7 +59,3 @@ def record_turn(
         call.finish(output)
     except Exception:
         recorder.losses.unusable()
-
-
-def _generation(prompt_ids: Any, messages: Any, prompt: Any) -> None:
-    """Lend its parameters to the signatures of turns; nothing calls it."""

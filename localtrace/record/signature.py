@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES, PROMPTS_NAME
@@ -16,6 +17,7 @@ _NOTHING: dict[Any, Any] = {
     inspect.Parameter.VAR_KEYWORD: {},
 }
 """The values of `*args` and `**kwargs` when nothing is given for them."""
+_NAMES_MAX = 4096
 _TURN_NAMES = frozenset((*PROMPT_NAMES, *MESSAGE_NAMES, PROMPTS_NAME, "prompt"))
 """Names of arguments that make a call a possible turn. `prompt` is the only one of a text: many a
 function that takes a `text` generates nothing."""
@@ -99,6 +101,24 @@ class Signature:
                     (bound if name in self._keywords else unknown)[name] = value
                 bound[self._var or "kwargs"] = unknown
         return bound
+
+
+@lru_cache(_NAMES_MAX)
+def generation_called(op: str) -> Signature:
+    """Return the signature of generations that no decorated function makes."""
+    return Signature(_takes_a_prompt, op, "generation")
+
+
+@lru_cache(_NAMES_MAX)
+def tool_called(op: str) -> Signature:
+    """Return the signature of calls of a tool that no decorated function makes."""
+    return Signature(_takes_nothing, op, "tool")
+
+
+def _takes_a_prompt(prompt_ids: Any, messages: Any, prompt: Any) -> None: ...
+
+
+def _takes_nothing() -> None: ...
 
 
 def record_tail(signature: Signature, *, is_detail: bool) -> tuple[Any, ...]:

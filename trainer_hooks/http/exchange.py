@@ -16,7 +16,7 @@ from localtrace.record.capture import OpenCall, begin_call, encode_inputs, verdi
 from localtrace.record.propagation import is_generation, parent
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import current
-from localtrace.record.signature import Signature
+from localtrace.record.signature import generation_called
 from localtrace.store.journal.choices import Generation
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.http.bodies import AnswerBody, ServerError
@@ -31,12 +31,8 @@ _METHODS = ("POST", "PUT")
 _URL = re.compile(r"""(https?://)(?:[^/\s?#'"]*@)?([^\s?#'"]*)(?:[?#][^\s'"]*)?""")
 
 
-def _generation(prompt_ids: Any, messages: Any) -> None:
-    """Serve as the function behind the signatures: a call that takes a prompt."""
-
-
 _ROUTES = {
-    path: Signature(_generation, op, "generation")
+    path: generation_called(op)
     for path, op in (
         ("/chat/completions", "http.chat"),
         ("/completions", "http.completions"),

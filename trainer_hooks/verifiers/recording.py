@@ -6,7 +6,6 @@ import hashlib
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,13 +21,12 @@ from localtrace.record.capture import (
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope
-from localtrace.record.signature import Signature
+from localtrace.record.signature import generation_called, tool_called
 from localtrace.trainer_hooks.verifiers.facts import end_of, interval_of, values_of
 from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, ToolCall, Turn
 
 OP = "verifiers.generate"
 _EXCLUDED = {"nodes", "calls", "state"}
-_NAMES_MAX = 4096
 
 
 class OpenTrace:
@@ -76,7 +74,7 @@ class OpenTrace:
         self._state.ended = True
 
     def _record(self, one: Turn | ToolCall) -> None:
-        signature = _tool(one.name) if isinstance(one, ToolCall) else _GENERATION
+        signature = tool_called(one.name) if isinstance(one, ToolCall) else generation_called(OP)
         call = OpenCall(self._recorder, signature, self._state, Scope(self._state, None))
         call.span_id = span_id_of(self.trace_id, call.seq)
         call.inputs = encode_inputs(self._recorder, one.inputs)
@@ -109,17 +107,3 @@ def _exception(failure: Failure | None) -> BaseException | None:
         return CancelledError(failure.message)
     kind: type[Exception] = type(failure.type, (Exception,), {})
     return kind(failure.message)
-
-
-def _generate(prompt_ids: Any, messages: Any) -> None: ...
-
-
-_GENERATION = Signature(_generate, OP, "generation")
-
-
-def _use() -> None: ...
-
-
-@lru_cache(_NAMES_MAX)
-def _tool(name: str) -> Signature:
-    return Signature(_use, name, "tool")
