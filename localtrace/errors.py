@@ -1,24 +1,5 @@
 """The errors of localtrace, one tree.
 
-LocalTraceError
-├── ConfigError(ValueError)          a setting or argument that cannot be used
-├── StoreError(OSError)              something about a store on disk
-│   ├── StoreNotFound                there is no store at this path
-│   ├── StoreUnwritable              the store cannot be created or written
-│   ├── StoreBusy                    another process does this already
-│   ├── StoreFormatError             the path is not a store, or a newer one
-│   │   └── NotAFile                 a link, a FIFO or the like where a store has a file
-│   └── BundleError                  a bundle is incomplete, damaged or hostile
-├── QueryError(ValueError)           a filter, query or SQL text that cannot run
-│   └── NothingChosen                a selection holds no trajectory
-├── NothingRecorded(LookupError)     a named query finds nothing: its data was not recorded
-├── UploadError(RuntimeError)        something about an upload
-│   ├── TargetUnavailable            the target did not answer: try again later
-│   └── TargetRejected               the target refused: trying again will not help
-└── MissingDependency(ImportError)   an optional package is not installed
-
-NamesakeWarning(UserWarning) is not an error: it says that a filter may mean one of two things.
-
 Every message says what happened, where, and what to do next. All of them survive pickling, so
 they can cross process borders in Ray or multiprocessing.
 """

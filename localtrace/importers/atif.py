@@ -29,7 +29,7 @@ from localtrace.importers.harbor_trials import trial_of
 from localtrace.importers.imported_rollouts import OutcomeIn, Rollout, digest_id, folder_run_id
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import LINE_MAX_BYTES, BadLine, Line, find_files, read_lines
-from localtrace.record.config import folder_name
+from localtrace.record.config import check_folder_name
 from localtrace.store.journal.records import STATUSES
 from localtrace.values.tagged_json import from_tagged
 
@@ -60,7 +60,7 @@ def default_run_id(paths: Iterable[Path]) -> str:
         document = None
     run_id = (document.extra or {}).get("run_id") if document and _is_own(document) else None
     try:
-        folder_name(run_id or "")
+        check_folder_name(run_id or "")
     except (TypeError, ValueError, AttributeError):
         run_id = None
     return run_id or folder_run_id("atif", paths)

@@ -29,7 +29,7 @@ from localtrace.importers.inspect_scores import (
 )
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
-from localtrace.record.config import folder_name
+from localtrace.record.config import check_folder_name
 from localtrace.store.journal.records import STATUSES
 from localtrace.values.tagged_json import from_tagged
 
@@ -62,7 +62,7 @@ def default_run_id(paths: Iterable[Path]) -> str:
         head, _ = read_log(log)
         spec = head["eval"]
         run_id = spec["metadata"]["run_id"] if _is_own(spec) else None
-        folder_name(run_id or "")
+        check_folder_name(run_id or "")
     except (BadLine, OSError, ValueError, TypeError, KeyError):
         run_id = None
     return run_id or folder_run_id("inspect", paths)

@@ -29,7 +29,7 @@ from localtrace.importers.imported_rollouts import (
 )
 from localtrace.importers.known import Known
 from localtrace.record import active, session
-from localtrace.record.config import folder_name
+from localtrace.record.config import check_folder_name
 from localtrace.record.losses import REMEDIES
 from localtrace.record.recorder import Recorder
 from localtrace.store.journal.writer import Item
@@ -127,7 +127,7 @@ class Intake:
             try:
                 if not isinstance(name, str):  # a column of SQLite may hold anything
                     raise ValueError("it is not text")
-                folder_name(name)
+                check_folder_name(name)
             except ValueError as error:
                 raise ConfigError(f"{str(name)[:80]!r} cannot be a name ({error})") from None
         self._run = {

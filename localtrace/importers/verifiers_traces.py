@@ -29,7 +29,7 @@ from localtrace.importers.imported_rollouts import (
 )
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine, Line, find_files, read_lines
-from localtrace.record.config import folder_name
+from localtrace.record.config import check_folder_name
 from localtrace.record.propagation import trace_id_of
 from localtrace.trainer_hooks.verifiers.facts import (
     end_of,
@@ -91,7 +91,7 @@ def default_run_id(paths: Iterable[Path]) -> str:
         run = {} if line is None else line.fields().get("run")
         run_id = run.get("id") if isinstance(run, Mapping) else None
         if isinstance(run_id, str):
-            folder_name(f"verifiers-{run_id}")
+            check_folder_name(f"verifiers-{run_id}")
             return f"verifiers-{run_id}"
     except (BadLine, ValueError):
         pass

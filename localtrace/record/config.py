@@ -105,7 +105,9 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
     try:
         plain = _plain(field, value)
         parsed = msgspec.convert(plain, field.type, strict=False, dec_hook=_to_path)
-        return _CHECKS.get(field.name, _unchanged)(parsed)
+        if field.name in _CHECKS:
+            _CHECKS[field.name](parsed)
+        return min(parsed, _FOREVER_S) if field.name.endswith("_interval_s") else parsed
     except (TypeError, msgspec.ValidationError) as error:
         accepted = about(field).get("title")
         raise ConfigError(f"{called} cannot be {value!r}: use {accepted}") from error
@@ -155,8 +157,8 @@ def _to_path(kind: type[Any], value: Any) -> Path:
     return Path(value).expanduser().absolute()
 
 
-def folder_name(text: str) -> str:
-    """Return a name unchanged if a folder can have it.
+def check_folder_name(text: str) -> None:
+    """Refuse a name that no folder can have.
 
     Raises:
         ValueError: no folder can be named after it.
@@ -169,32 +171,10 @@ def folder_name(text: str) -> str:
             f"folders are named after it, and percent-encoded it has {size_bytes} bytes: "
             f"use at most {_FOLDER_NAME_MAX_BYTES}"
         )
-    return text
-
-
-def _rules(text: str) -> str:
-    parse_rules(text)
-    return text
-
-
-def _quota(text: str) -> str:
-    parse_quota(text)
-    return text
-
-
-def _bounded(seconds: float) -> float:
-    return min(seconds, _FOREVER_S)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("project", "experiment", "run_id"), folder_name),
-    **dict.fromkeys(
-        ("flush_interval_s", "fsync_interval_s", "rotate_interval_s", "seal_interval_s"), _bounded
-    ),
-    "sample": _rules,
-    "max_store_bytes": _quota,
+    **dict.fromkeys(("project", "experiment", "run_id"), check_folder_name),
+    "sample": parse_rules,
+    "max_store_bytes": parse_quota,
 }

@@ -34,7 +34,8 @@ _HALVES = ("float16", "bfloat16")
 Bytes = bytes | bytearray
 """Joined bytes: a bytearray where they were joined in pieces."""
 _encode = msgspec.msgpack.Encoder().encode
-_EXT_CODES = (b"\xc7", b"\xc8", b"\xc9")
+EXT_CODES = (b"\xc7", b"\xc8", b"\xc9")
+"""First bytes of encoded arrays, and of other extensions of a length of their own."""
 _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[str, str, list[int], memoryview])
 
 
@@ -95,7 +96,7 @@ def _sized(codes: bytes, size_bytes: int) -> bytes:
 
 def read_array(data: bytes | memoryview | msgspec.Raw) -> Array | None:
     """Read an encoded array without copying its data; None for anything else."""
-    if memoryview(data)[:1] not in _EXT_CODES:
+    if memoryview(data)[:1] not in EXT_CODES:
         return None
     try:
         array: Array | None = _DECODER.decode(data)

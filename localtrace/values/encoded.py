@@ -8,11 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from localtrace.values import codec
-from localtrace.values.arrays import read_array
+from localtrace.values.arrays import EXT_CODES, read_array
 
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
-_ARRAYS = (b"\xc7", b"\xc8", b"\xc9")
-"""First bytes of encoded arrays and of other extensions."""
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
@@ -78,7 +76,7 @@ def is_list_of_lists(data: bytes | msgspec.Raw) -> bool:
     first = _first_item(data)
     if list_elements(first) is not None:
         return True
-    if first not in _ARRAYS:
+    if first not in EXT_CODES:
         return False
     items = raw_items(data)
     return any(map(is_list, (items or [])[:1]))
