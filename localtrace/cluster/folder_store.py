@@ -7,9 +7,9 @@ records can tell whether a journal's writer still lives.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -29,7 +29,6 @@ from localtrace.store.tokenizers import tokenizer_files
 PIECE_BYTES = 8 * 2**20
 """Most bytes of a file that are in memory at once."""
 _LOOKS_MAX = 5
-T = TypeVar("T")
 
 
 class SurveyedFile(msgspec.Struct, frozen=True):
@@ -102,7 +101,14 @@ class FolderStore:
 
     def survey(self, table: str, known: Collection[str]) -> Survey:
         """Look at a table's newest state, and into its files that are not known."""
-        return _again(lambda: self._survey(table, known))
+        for _ in range(_LOOKS_MAX):
+            try:
+                return self._survey(table, known)
+            except FileNotFoundError as error:  # a compaction removed files meanwhile
+                gone = error
+        raise StoreError(
+            f"{gone.filename} is not there, though its table names it: copy the store again"
+        ) from gone
 
     def _survey(self, name: str, known: Collection[str]) -> Survey:
         schema = TABLES[name]
@@ -160,18 +166,3 @@ class FolderStore:
     def note(self, into: str, note: Gathered) -> None:
         """Write down that the store of the id `into` has gathered rows."""
         note_gathered(self.layout, into, note)
-
-
-def _again(look: Callable[[], T]) -> T:
-    """Look again where a compaction removed files meanwhile."""
-    for _ in range(_LOOKS_MAX - 1):
-        try:
-            return look()
-        except FileNotFoundError:
-            continue
-    try:
-        return look()
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"{error.filename} is not there, though its table names it: copy the store again"
-        ) from error

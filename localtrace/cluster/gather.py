@@ -25,6 +25,7 @@ from localtrace.store.layout import META_NAME, StoreLayout, read_meta
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.gathered_rows import Held, commit_gathered, held_rows
 from localtrace.store.tables.log_repair import heal_log
+from localtrace.store.tables.parquet_files import WrittenFile
 
 _TRIES_MAX = 20
 _LOCK_WAIT_S = 600.0
@@ -181,10 +182,17 @@ class _Table:
         report.wanted_bytes += sum(file.size_bytes for file in files)
         for file in files:
             staging.fetch(schema, file, self._tell)
-        placed = [(file, staging.place(schema, file, here)) for file in files]
-        written = [one for _, one in placed]
-        if not commit_gathered(self._into, schema, written, before, after):
-            staging.take_back(schema, placed)
+        placed: list[tuple[SurveyedFile, WrittenFile]] = []
+        is_done = False
+        try:
+            for file in files:
+                placed.append((file, staging.place(schema, file, here)))
+            written = [one for _, one in placed]
+            is_done = commit_gathered(self._into, schema, written, before, after)
+        finally:
+            if not is_done:
+                staging.take_back(schema, placed)
+        if not is_done:
             return False
         report.rows[schema.name] += sum(one.rows for one in written)
         staging.clear(schema)

@@ -9,13 +9,13 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from localtrace.cluster.folder_store import PIECE_BYTES, FolderStore, Survey
+from localtrace.cluster.folder_store import PIECE_BYTES, FolderStore
 from localtrace.cluster.gather import GatherReport, OnProgress, gather_from, reported
 from localtrace.errors import ConfigError, MissingDependency, StoreError, StoreNotFound
-from localtrace.store.gathered import Gathered
 from localtrace.store.layout import StoreLayout
 from localtrace.store.sealing.seal import seal
 
@@ -44,17 +44,16 @@ class _Reader:
 
 
 class NodeStore:
-    """A store on the disk of one of Ray's nodes."""
+    """A store on the disk of one of Ray's nodes: a `Source` that asks the actor there."""
 
     def __init__(self, reader: Any, place: str, store_id: str) -> None:
         self._reader = reader
         self.place = place
         self.store_id = store_id
-
-    def survey(self, table: str, known: Collection[str]) -> Survey:
-        """Look at a table's newest state, and into its files that are not known."""
-        found: Survey = self._ask("survey", table, known)
-        return found
+        self.survey = partial(self._ask, "survey")
+        self.others = partial(self._ask, "others")
+        self.waiting = partial(self._ask, "waiting")
+        self.note = partial(self._ask, "note")
 
     def read(self, name: str, size_bytes: int) -> Iterator[bytes]:
         """Yield the bytes of a file, named relative to the store, in pieces."""
@@ -65,19 +64,6 @@ class NodeStore:
                 yield _answer(coming.popleft())
         while coming:
             yield _answer(coming.popleft())
-
-    def others(self) -> dict[str, int]:
-        """Return the sizes of tokenizers and receipts, by names relative to the store."""
-        sizes: dict[str, int] = self._ask("others")
-        return sizes
-
-    def waiting(self) -> int:
-        """Return the number of journals that are not sealed."""
-        return int(self._ask("waiting"))
-
-    def note(self, into: str, note: Gathered) -> None:
-        """Write down that the store of the id `into` has gathered rows."""
-        self._ask("note", into, note)
 
     def _ask(self, method: str, *args: Any) -> Any:
         return _answer(self._reader.ask.remote(method, *args))

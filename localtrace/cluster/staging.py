@@ -20,13 +20,14 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.cluster.folder_store import Source, SurveyedFile
-from localtrace.errors import StoreBusy, StoreError, StoreFormatError, StoreUnwritable
+from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.files import is_file, locked, put_file, read_json
+from localtrace.store.files import exclusive, is_file, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.gathered_rows import row_ranges, rows_after
 from localtrace.store.tables.parquet_files import (
     WrittenFile,
+    conformed,
     file_name,
     partition_folder,
     partition_values,
@@ -34,6 +35,7 @@ from localtrace.store.tables.parquet_files import (
     write_rows,
     written_file,
 )
+from localtrace.store.tables.refused_files import is_none_committed
 
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _FOLDER_MAX_BYTES = 255
@@ -69,12 +71,12 @@ class Staging:
             StoreBusy: another one is at work for longer than `wait_s`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / ".lock", wait_s) as is_ours:
-            if not is_ours:
-                raise StoreBusy(
-                    f"another process gathers from {self._source.place} into {self._into.root}: "
-                    "wait for it, or gather again later"
-                )
+        with exclusive(
+            self.folder / ".lock",
+            wait_s,
+            f"another process gathers from {self._source.place} into {self._into.root}: wait for "
+            "it, or gather again later",
+        ):
             yield
 
     def known(self, schema: TableSchema, version: int) -> frozenset[str]:
@@ -211,7 +213,9 @@ class Staging:
     def take_back(
         self, schema: TableSchema, files: Sequence[tuple[SurveyedFile, WrittenFile]]
     ) -> None:
-        """Undo `place` for files whose commit was refused."""
+        """Undo `place` for files whose commit was refused, unless it was done in spite of that."""
+        if not is_none_committed(self._into, schema, [written for _, written in files]):
+            return
         for file, written in files:
             path = self._into.table(schema.name) / written.path
             staged = self._path(schema, file)
@@ -241,13 +245,6 @@ def _new_rows(path: Path, schema: TableSchema, here: Mapping[str, int]) -> Itera
     """Yield the new rows of a file, in the columns of the newest format version."""
     import pyarrow.parquet as pq
 
-    columns = schema.file_arrow()
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_BATCH_ROWS):
-            rows = rows_after(pa.Table.from_batches([batch]), here)
-            nulls = {one.name: pa.nulls(len(rows), one.type) for one in columns}
-            yield pa.table(
-                [rows[one.name] if one.name in rows.column_names else nulls[one.name]
-                 for one in columns],
-                schema=columns,
-            )  # fmt: skip
+            yield conformed(rows_after(pa.Table.from_batches([batch]), here), schema)

@@ -32,13 +32,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from localtrace.errors import StoreBusy, StoreError
+from localtrace.errors import StoreError
 from localtrace.maintain.prunable import Choice
 from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
 from localtrace.store.compacting.merge import open_parquet
 from localtrace.store.compacting.rewrite import Change, rewrite
-from localtrace.store.files import explained, locked, put_file, read_json
+from localtrace.store.files import exclusive, explained, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_repair import heal_log
@@ -104,9 +104,8 @@ def alone(layout: StoreLayout, wait_s: float = 0.0) -> Iterator[list[str]]:
         StoreBusy: another process prunes for longer than `wait_s`.
     """
     layout.refuse_bundle()
-    with locked(layout.root / LOCK_NAME, wait_s) as is_ours:
-        if not is_ours:
-            raise StoreBusy(f"another process prunes {layout.root}: try again when it is done")
+    busy = f"another process prunes {layout.root}: try again when it is done"
+    with exclusive(layout.root / LOCK_NAME, wait_s, busy):
         yield [said for schema in TABLES.values() for said in heal_log(layout, schema)]
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from localtrace.errors import NotAFile, StoreError, StoreFormatError, StoreUnwritable
+from localtrace.errors import NotAFile, StoreBusy, StoreError, StoreFormatError, StoreUnwritable
 
 SMALL_MAX_BYTES = 16 * 2**20
 """Largest size of a file that describes a store, such as localtrace.json."""
@@ -234,6 +234,19 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
         yield take_lock(descriptor, wait_s=wait_s)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, wait_s: float, busy: str) -> Iterator[None]:
+    """Hold a lock file.
+
+    Raises:
+        StoreBusy: another process holds it for longer than `wait_s`; with the message `busy`.
+    """
+    with locked(path, wait_s) as is_ours:
+        if not is_ours:
+            raise StoreBusy(busy)
+        yield
 
 
 def is_locked(path: Path) -> bool:

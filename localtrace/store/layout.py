@@ -80,11 +80,6 @@ class StoreLayout:
         return self.root / "sampling"
 
     @property
-    def old_index(self) -> Path:
-        """A folder that versions before 5 made, and that is read no more."""
-        return self.root / "index"
-
-    @property
     def receipts(self) -> Path:
         """Receipts of uploads, brought back."""
         return self.root / "receipts"

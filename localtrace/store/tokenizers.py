@@ -102,11 +102,6 @@ def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
     return _attempt(lambda: _load(tokenizer_file(layout, run_id)))
 
 
-def text_decoder(layout: StoreLayout) -> Decode:
-    """Return a function from run id and token ids to text, special tokens included."""
-    return RunTokenizers(layout).decode
-
-
 class RunTokenizers:
     """The tokenizers that stores keep for runs, which turn ids into text.
 

@@ -233,20 +233,20 @@ def test_a_damaged_file_of_outcomes_is_said_and_the_rest_is_compacted(layout: St
 def test_the_index_of_an_older_version_is_ignored_and_removed(
     layout: StoreLayout, tmp_path: Path
 ) -> None:
-    name = "0" * 32
-    layout.old_index.mkdir()
+    name, index = "0" * 32, layout.root / "index"
+    index.mkdir()
     for ending in (".json", "-trajectories.parquet", "-outcomes.parquet"):
-        (layout.old_index / f"{name}{ending}").write_text("{}")
-    (layout.old_index / "notes.txt").write_text("precious")
+        (index / f"{name}{ending}").write_text("{}")
+    (index / "notes.txt").write_text("precious")
     assert rewards(layout) == REWARDS
     compact(layout)
-    assert [path.name for path in layout.old_index.iterdir()] == ["notes.txt"]
-    (layout.old_index / "notes.txt").unlink()
+    assert [path.name for path in index.iterdir()] == ["notes.txt"]
+    (index / "notes.txt").unlink()
     compact(layout)
-    assert not layout.old_index.exists()
+    assert not index.exists()
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / f"{name}.json").write_text("precious")
-    layout.old_index.symlink_to(theirs)
+    index.symlink_to(theirs)
     compact(layout)
     assert (theirs / f"{name}.json").exists()

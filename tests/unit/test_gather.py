@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from deltalake.exceptions import DeltaError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -234,6 +235,23 @@ def test_a_damaged_copy_is_not_taken_for_whole_and_the_mended_one_is_gathered(
     bad.write_bytes(whole)
     gathered(tmp_path / "all", copy)
     assert contents(tmp_path / "all") == contents(nodes[0])
+
+
+def test_a_refused_commit_puts_what_came_back_for_the_next_gathering(
+    nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise DeltaError("No space left on device")
+
+    into = create_layout(tmp_path / "all")
+    with monkeypatch.context() as patched:
+        patched.setattr("localtrace.store.tables.gathered_rows.write", refuse)
+        (problem,) = gather(nodes[:1], into).problems
+    assert "No space left" in problem
+    assert not list(into.tables.rglob("v*.parquet"))
+    (_,) = into.gathering.rglob("v*.parquet")
+    gathered(into.root, nodes[0])
+    assert contents(into.root) == contents(nodes[0])
 
 
 def test_journals_on_another_disk_of_the_node_are_told_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.snapshot import take_snapshot
-from localtrace.store.tokenizers import keep_tokenizer, text_decoder, tokenizer_of
+from localtrace.store.tokenizers import RunTokenizers, keep_tokenizer, tokenizer_of
 from tests.recording import recording
 
 WORDS = ["<s>", "two", "plus", "is", "four", "</s>"]
@@ -68,7 +68,7 @@ def test_a_path_without_a_tokenizer_is_refused(layout: StoreLayout, tmp_path: Pa
 def test_each_run_is_decoded_with_its_own_tokenizer(layout: StoreLayout, tmp_path: Path) -> None:
     keep_tokenizer(layout, make_tokenizer(tmp_path / "a", WORDS), "one")
     keep_tokenizer(layout, make_tokenizer(tmp_path / "b", WORDS[::-1]), "other")
-    decode = text_decoder(layout)
+    decode = RunTokenizers(layout).decode
     assert decode("one", [1, 2]) == "two plus"
     assert decode("other", [1, 2]) == "four is"
     assert decode("none", [1, 2]) is None
@@ -76,7 +76,7 @@ def test_each_run_is_decoded_with_its_own_tokenizer(layout: StoreLayout, tmp_pat
 
 def test_special_tokens_are_shown(layout: StoreLayout, tokenizer: Path) -> None:
     keep_tokenizer(layout, tokenizer, "r")
-    assert text_decoder(layout)("r", [0, 1, 5]) == "<s> two </s>"
+    assert RunTokenizers(layout).decode("r", [0, 1, 5]) == "<s> two </s>"
 
 
 @pytest.mark.parametrize("run_id", ["a/b", "...", "../up", "größe", "a b", ".hidden", "runs"])
@@ -84,7 +84,7 @@ def test_a_run_of_any_name_finds_its_tokenizer_inside_the_store(
     layout: StoreLayout, tokenizer: Path, run_id: str
 ) -> None:
     keep_tokenizer(layout, tokenizer, run_id)
-    assert text_decoder(layout)(run_id, [1]) == "two"
+    assert RunTokenizers(layout).decode(run_id, [1]) == "two"
     outside = [path for path in layout.root.parent.rglob("*") if "store" not in path.parts]
     assert {path.name for path in outside} <= {"model", "tokenizer.json"}
 
@@ -94,14 +94,14 @@ def test_ids_that_no_vocabulary_has_are_no_text(
     layout: StoreLayout, tokenizer: Path, ids: list[int]
 ) -> None:
     keep_tokenizer(layout, tokenizer, "r")
-    assert text_decoder(layout)("r", ids) is None
+    assert RunTokenizers(layout).decode("r", ids) is None
 
 
 def test_a_damaged_tokenizer_means_no_text(layout: StoreLayout, tokenizer: Path) -> None:
     digest = keep_tokenizer(layout, tokenizer, "r")
     (layout.tokenizers / digest / "tokenizer.json").write_text("{")
     assert tokenizer_of(layout, "r") is None
-    assert text_decoder(layout)("r", [1]) is None
+    assert RunTokenizers(layout).decode("r", [1]) is None
 
 
 def test_turns_are_sealed_with_their_text(tmp_path: Path, tokenizer: Path) -> None:

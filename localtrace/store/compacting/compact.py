@@ -10,14 +10,14 @@ import contextlib
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from localtrace.errors import StoreBusy
 from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
 from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
 from localtrace.store.compacting.fold import fold, is_fold_due
 from localtrace.store.compacting.rewrite import Rewrite, remove_drafts, rewrite
-from localtrace.store.files import explained, locked
+from localtrace.store.files import exclusive, explained
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log_files import ENTRY, log_names
@@ -26,6 +26,8 @@ from localtrace.store.tables.log_upkeep import ENTRIES_MAX, trim_log
 from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 
 LOCK_NAME = ".compact"
+_BUSY = "another compaction is at work on {}: it does what this one would"
+_AGAIN = "nothing is lost; free space and run localtrace compact again"
 _OF_OLD_INDEX = re.compile(
     r"\.lock|\.?[0-9a-f]{32}(\.json|-trajectories\.parquet|-outcomes\.parquet)?"
 )
@@ -82,12 +84,8 @@ def plan(layout: StoreLayout, everything: bool = True) -> list[Plan]:
     return [
         Plan(schema, group)
         for schema in TABLES.values()
-        for group in _groups(layout, schema, everything)
+        for group in choose(schema, committed_files(open_table(layout, schema)), everything)
     ]
-
-
-def _groups(layout: StoreLayout, schema: TableSchema, everything: bool) -> list[Group]:
-    return choose(schema, committed_files(open_table(layout, schema)), everything)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +117,11 @@ def is_due(layout: StoreLayout) -> bool:
     Raises:
         StoreError: a table cannot be opened.
     """
-    return is_fold_due(layout) or any(
-        len(log_names(layout, schema, ENTRY)) > ENTRIES_MAX
-        or _groups(layout, schema, everything=False)
-        for schema in TABLES.values()
+    logs = [log_names(layout, schema, ENTRY) for schema in TABLES.values()]
+    return (
+        max(map(len, logs)) > ENTRIES_MAX
+        or is_fold_due(layout)
+        or bool(plan(layout, everything=False))
     )
 
 
@@ -150,31 +149,33 @@ def compact(
     """
     layout.refuse_bundle()
     report = CompactReport()
-    stopped = f"compaction of {layout.root} stopped", "free space and run localtrace compact again"
-    with _alone(layout, wait_s), explained(*stopped):
-        for schema in TABLES.values():
-            report.problems += heal_log(layout, schema)
-        _fold(layout, everything, report)
-        for schema in TABLES.values():
-            _merge(layout, schema, everything, report, progress)
-            trim_log(layout, schema)
-            count, size_bytes = vacuum(layout, schema, grace_hours)
-            report.vacuumed += count
-            report.vacuumed_bytes += size_bytes
-            remove_drafts(layout, schema)
-        _remove_old_index(layout)
+    with explained(f"compaction of {layout.root} stopped", _AGAIN):
+        layout.tables.mkdir(exist_ok=True)
+        # A courtesy: where two run all the same, on two nodes, one of two commits is refused.
+        with exclusive(layout.tables / LOCK_NAME, wait_s, _BUSY.format(layout.root)):
+            for schema in TABLES.values():
+                report.problems += heal_log(layout, schema)
+            _fold(layout, everything, report)
+            for schema in TABLES.values():
+                _merge(layout, schema, everything, report, progress)
+                trim_log(layout, schema)
+                count, size_bytes = vacuum(layout, schema, grace_hours)
+                report.vacuumed += count
+                report.vacuumed_bytes += size_bytes
+                remove_drafts(layout, schema)
+            _remove_old_index(layout.root / "index")
     return report
 
 
-def _remove_old_index(layout: StoreLayout) -> None:
+def _remove_old_index(folder: Path) -> None:
     """Delete what versions before 5 gathered in a folder `index`, and nothing else there."""
-    if layout.old_index.is_symlink():
+    if folder.is_symlink():
         return
     with contextlib.suppress(OSError):
-        for path in list(layout.old_index.iterdir()):
+        for path in list(folder.iterdir()):
             if _OF_OLD_INDEX.fullmatch(path.name):
                 path.unlink()
-        layout.old_index.rmdir()
+        folder.rmdir()
 
 
 def _fold(layout: StoreLayout, everything: bool, report: CompactReport) -> None:
@@ -269,15 +270,3 @@ def _batches(groups: Iterable[Group]) -> Iterator[list[Group]]:
             batch, size_bytes = [], 0
     if batch:
         yield batch
-
-
-@contextlib.contextmanager
-def _alone(layout: StoreLayout, wait_s: float) -> Iterator[None]:
-    # A courtesy: where two run all the same, on two nodes, one of two commits is refused.
-    layout.tables.mkdir(exist_ok=True)
-    with locked(layout.tables / LOCK_NAME, wait_s) as is_ours:
-        if not is_ours:
-            raise StoreBusy(
-                f"another compaction is at work on {layout.root}: it does what this one would"
-            )
-        yield

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from localtrace.schema import TableSchema
 from localtrace.store.files import open_file
+from localtrace.store.tables.parquet_files import conformed
 
 _ARROW_FACTOR = 8
 """The size of rows in memory, at most, as usual: a multiple of the encoded one."""
@@ -41,11 +42,11 @@ class SortedFile:
     def __init__(self, path: Path, schema: TableSchema) -> None:
         self._file = open_parquet(path)
         self._groups: int = self._file.num_row_groups
-        self._columns = schema.file_arrow()
+        self._schema = schema
         # Partition columns are the same in all rows, and not in the file.
         self._keys = [name for name in schema.sort_by if name not in schema.partitions]
         self._next = 0
-        self.rows = self._none()
+        self.rows = pa.Table.from_batches([], schema.file_arrow())
 
     def __enter__(self) -> SortedFile:
         return self
@@ -73,8 +74,9 @@ class SortedFile:
     def fill(self) -> bool:
         """Read the next row group if no row is left of the last; return whether there are rows."""
         while not len(self.rows) and not self.is_at_end:
-            names = [name for name in self._columns.names if name in self._file.schema_arrow.names]
-            self.rows = self._conformed(self._file.read_row_group(self._next, names))
+            held = self._file.schema_arrow.names
+            names = [name for name in self._schema.file_arrow().names if name in held]
+            self.rows = conformed(self._file.read_row_group(self._next, names), self._schema)
             self._next += 1
         return len(self.rows) > 0
 
@@ -94,19 +96,6 @@ class SortedFile:
         # Arrow sorts nulls last, and texts by their bytes, as Python's code points are ordered.
         values = (self.rows.column(name)[place].as_py() for name in self._keys)
         return tuple((value is None, value) for value in values)
-
-    def _conformed(self, rows: pa.Table) -> pa.Table:
-        """Give rows of an older format version the columns that it lacks."""
-        columns = [
-            rows.column(field.name).cast(field.type)
-            if field.name in rows.column_names
-            else pa.nulls(len(rows), field.type)
-            for field in self._columns
-        ]
-        return pa.Table.from_arrays(columns, schema=self._columns)
-
-    def _none(self) -> pa.Table:
-        return pa.Table.from_batches([], self._columns)
 
 
 def merged(files: Sequence[SortedFile], schema: TableSchema) -> Iterator[pa.Table]:

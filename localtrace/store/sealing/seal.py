@@ -20,9 +20,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localtrace.errors import StoreBusy, StoreError
+from localtrace.errors import StoreError
 from localtrace.schema import SPANS, TABLES
-from localtrace.store.files import explained, locked, passed_over
+from localtrace.store.files import exclusive, explained, passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.journal_files import (
     JournalFile,
@@ -43,11 +43,15 @@ from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import write_files
 from localtrace.store.tables.refused_files import removed_if_refused
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
-from localtrace.store.tokenizers import text_decoder
+from localtrace.store.tokenizers import RunTokenizers
 
 BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
 LOCK_NAME = ".sealer"
+_BUSY = (
+    "another sealer is at work on {}: it does what this one would; readers see unsealed records "
+    "anyway"
+)
 _AGAIN = "journals stay and nothing is lost; free space and run localtrace seal again"
 
 
@@ -91,7 +95,7 @@ def seal(
     tables = tables or HeldTables(layout)
     refused = f"cannot seal into {layout.tables}", _AGAIN
     for folder in folders.own:
-        with sealer_lock(folder, wait_s):
+        with exclusive(folder / LOCK_NAME, wait_s, _BUSY.format(folder)):
             healed = [text for schema in TABLES.values() for text in heal_log(layout, schema)]
             if healed:
                 report.problems += healed
@@ -123,22 +127,6 @@ def _keep_logs_short(layout: StoreLayout, tables: HeldTables, report: SealReport
             trim_log(layout, schema, tables=tables)
         except (StoreError, OSError) as error:  # all is sealed, and a log is as good without
             report.problems.append(f"the log of table {schema.name} stays long: {error}")
-
-
-@contextlib.contextmanager
-def sealer_lock(folder: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock that allows one sealer per journal folder.
-
-    Raises:
-        StoreBusy: another sealer holds it for longer than `wait_s`.
-    """
-    with locked(folder / LOCK_NAME, wait_s) as is_ours:
-        if not is_ours:
-            raise StoreBusy(
-                f"another sealer is at work on {folder}: it does what this one would; readers see "
-                "unsealed records anyway"
-            )
-        yield
 
 
 def ready_journals(folder: Path) -> tuple[int, bool]:
@@ -177,7 +165,7 @@ def _seal_batch(
     report: SealReport,
 ) -> None:
     states = {name: tables.newest(schema) for name, schema in TABLES.items()}
-    rows = uncommitted_rows(batch, states, text_decoder(layout), left_out)
+    rows = uncommitted_rows(batch, states, RunTokenizers(layout).decode, left_out)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
     unreadable |= _unreadable(batch, {name for one in rows.values() for name in one.journals})

@@ -110,26 +110,32 @@ def _partitions(
         yield key, rows.filter(mask)
 
 
-def _partition_text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _folder_name(name: str, value: Any) -> str:
-    text = _partition_text(value)
-    return f"{name}={NULL_PARTITION if text is None else quote(text, safe='')}"
-
-
 def partition_folder(values: Mapping[str, Any]) -> str:
     """Return the folder of a partition below its table, as `partition_values` reads it."""
-    return "/".join(_folder_name(name, value) for name, value in values.items())
+
+    def text(value: Any) -> str:
+        if value is None:
+            return NULL_PARTITION
+        return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")
+
+    return "/".join(f"{name}={text(value)}" for name, value in values.items())
 
 
 def partition_values(folder: str) -> dict[str, str | None]:
     """Return the values of partition columns, as text, that the name of a folder holds."""
     pairs = (part.partition("=") for part in folder.split("/") if part)
     return {name: None if text == NULL_PARTITION else unquote(text) for name, _, text in pairs}
+
+
+def conformed(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Give rows of an older format version the columns that it lacks."""
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(len(rows), field.type)
+        for field in schema.file_arrow()
+    ]
+    return pa.table(columns, schema=schema.file_arrow())
 
 
 def write_rows(

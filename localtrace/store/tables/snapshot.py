@@ -37,7 +37,7 @@ from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import committed_number, open_table, table_files
-from localtrace.store.tokenizers import Decode, text_decoder
+from localtrace.store.tokenizers import Decode, RunTokenizers
 
 _LISTINGS_MAX = 50
 
@@ -126,7 +126,7 @@ def _snapshot(layout: StoreLayout, journals: Sequence[OpenJournal]) -> Snapshot:
         return _bundled(layout.bags)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
-    rows = uncommitted_rows(journals, tables, text_decoder(layout))
+    rows = uncommitted_rows(journals, tables, RunTokenizers(layout).decode)
     names = {name for table in rows.values() for name in table.journals}
     damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
     pending = {name: table.rows for name, table in rows.items()}
