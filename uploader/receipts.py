@@ -19,6 +19,7 @@ from localtrace.uploader.receipt import (
     Delivery,
     Receipt,
     RunReceipt,
+    Size,
     contents,
     decoded,
     ended_at,
@@ -201,7 +202,7 @@ class _Summary(msgspec.Struct):
     upload_id: str
     ended_at: datetime
     target: str
-    counts: dict[str, int]
+    counts: dict[str, Size]
     runs: list[_Run]
     kind: str = "mlflow"
     reads_back: bool = True

@@ -157,8 +157,10 @@ class Replay:
                     waiting = self._collect(waiting, there, at_most)
                     starts_slowly = False
                 self._collect(waiting, there, at_most=0)
-            except BaseException:
+            except BaseException as error:
                 self._ended.set()
+                if not isinstance(error, Exception):
+                    self._target.close()  # Ctrl-C does not wait for a server that hangs
                 self._collect_the_rest(waiting, there)
                 raise
 

@@ -21,7 +21,7 @@ _spread = wait_random_exponential(multiplier=0.5, max=WAIT_MAX_S)
 def patiently(patience_s: float, ended: Event | None = None) -> Retrying:
     """Return a caller that repeats a function while it raises `TryAgain`.
 
-    Waits are random and grow; a server's Retry-After takes their place. `Doubtful` is repeated only
+    Waits are random and grow, and are at least a server's Retry-After. `Doubtful` is repeated only
     a few times, because a bad record stays bad. The last error is raised in the end.
 
     Args:
@@ -47,7 +47,8 @@ def patiently(patience_s: float, ended: Event | None = None) -> Retrying:
 def _wait(state: RetryCallState) -> float:
     error = _error(state)
     asked_s = error.retry_after_s if isinstance(error, TryAgain) else None
-    return _spread(state) if asked_s is None else min(asked_s, RETRY_AFTER_MAX_S)
+    # A server that asks for no wait, or for a short one again and again, is not hammered.
+    return max(_spread(state), min(asked_s or 0.0, RETRY_AFTER_MAX_S))
 
 
 def _tell(state: RetryCallState) -> None:

@@ -16,7 +16,7 @@ from localtrace.uploader.targets import Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
 PROBES = 3
-"""Failures on single records after which a server that has taken none counts as broken."""
+"""Failures in a row on single records after which a server may be broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Sender:
         self._target = target
         self._patience_s = patience_s
         self._ended = ended
-        self._has_taken = False
-        """True once the target has taken any record of this upload."""
+        self._taken: Record | None = None
+        """A record that the target has taken during this upload."""
         self._failed_alone = 0
-        """Number of records, sent alone, on which the target failed before it took any."""
+        """Number of records, sent alone, on which the target failed since it last took any."""
 
     def deliver(self, batch: list[Record], ask: bool) -> list[Answer]:
         """Send a batch; if the target refuses it, halve it until the bad record is alone.
@@ -66,28 +66,44 @@ class Sender:
             return [
                 answer for part in self._parted(batch, error) for answer in self.deliver(part, True)
             ]
-        self._has_taken = True
+        self._taken, self._failed_alone = batch[0], 0
         return delivery.answers()
 
     def _parted(self, batch: list[Record], error: Exception) -> list[list[Record]]:
         """Halve a batch; or split off single records as probes, if the server may be broken."""
         middle = len(batch) // 2
-        if self._has_taken or not isinstance(error, Doubtful):
+        if self._taken or not isinstance(error, Doubtful):
             return [batch[:middle], batch[middle:]]
         probes = sorted({0, middle, len(batch) - 1})
         rest = [record for place, record in enumerate(batch) if place not in probes]
         return [[batch[place]] for place in probes] + ([rest] if rest else [])
 
     def _note_failure(self, error: Exception) -> None:
-        """Stop the upload if the server fails on every record and has never taken one."""
-        if self._has_taken or not isinstance(error, Doubtful):
+        """Stop the upload if the server fails on every record, whatever is in it."""
+        if not isinstance(error, Doubtful):
             return
         self._failed_alone += 1
-        if self._failed_alone >= PROBES:
-            raise TargetUnavailable(
-                f"{self._target.uri} took no record, and failed on {self._failed_alone} that were "
-                f"sent alone ({error}): look into the server's log, then repeat the same upload"
-            ) from error
+        if self._failed_alone < PROBES:
+            return
+        if self._taken is None:
+            found = f"took no record, and failed on {self._failed_alone} that were sent alone"
+        elif not self._takes(self._taken):
+            found = "stores nothing any more, not even what it took before"
+        else:
+            self._failed_alone = 0
+            return
+        raise TargetUnavailable(
+            f"{self._target.uri} {found} ({error}): look into the server's log, then repeat the "
+            "same upload"
+        ) from error
+
+    def _takes(self, record: Record) -> bool:
+        """Send a record that is there once more, which changes nothing: is it taken?"""
+        try:
+            patiently(self._patience_s, self._ended)(self._target.send, [record])
+        except (TargetRejected, TryAgain):
+            return False
+        return True
 
 
 class _Delivery:

@@ -13,7 +13,7 @@ import click
 from localtrace.cli.options import store_option
 from localtrace.cli.selection import REDACT_HELP, SELECTION_HELP, selection_options
 from localtrace.cli.sizes import show_duration, show_size, size
-from localtrace.errors import NothingChosen, QueryError
+from localtrace.errors import NothingChosen, QueryError, UploadError
 from localtrace.printing import say
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ _REASONS_SHOWN = 10
 @click.option("--rate", type=size, help="Send at most this much per second, such as 2MB.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent and skipped.")
 @click.option(
-    "--receipt", type=click.Path(path_type=Path), help="Write a copy of the receipt to this file."
+    "--receipt",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a copy of the receipt to this file.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @store_option
@@ -98,7 +100,7 @@ def command(
     target = _target(**target_options)
     with (
         open_store(*store_paths) as store,
-        _why_nothing_chosen(store, selection),
+        _explained(store, selection),
         show_progress(quiet) as on_progress,
     ):
         target["on_progress"] = on_progress
@@ -109,9 +111,9 @@ def command(
     if dry_run:
         _print_estimate(found)
         return
-    if receipt is not None:
-        done.write_json(receipt)
     _print_receipt(done, quiet)
+    if receipt is not None:
+        _copy(done, receipt)
     if done.failures or done.problems:
         sys.exit(1)
 
@@ -142,8 +144,8 @@ def _target(
 
 
 @contextmanager
-def _why_nothing_chosen(store: Store, selection: Selection) -> Iterator[None]:
-    """Turn the error of an empty selection into one that names the filter to blame."""
+def _explained(store: Store, selection: Selection) -> Iterator[None]:
+    """Name the filter to blame for an empty selection; after Ctrl-C say how to go on."""
     from localtrace.cli.no_match import why_nothing
 
     try:
@@ -151,6 +153,9 @@ def _why_nothing_chosen(store: Store, selection: Selection) -> Iterator[None]:
     except NothingChosen as error:
         why = why_nothing(store, selection.filters) if selection.filters.terms else str(error)
         raise QueryError(f"nothing to upload: {why}") from error
+    except KeyboardInterrupt:
+        say("interrupted: repeat the command to go on", err=True)
+        raise
 
 
 _ONLY_FOR = {
@@ -201,6 +206,19 @@ def _print_receipt(done: Receipt, quiet: bool) -> None:
         say(problem, err=True)
     if done.failures or done.problems:
         say(f"not everything was uploaded: {_remedy(done)}", err=True)
+
+
+def _copy(done: Receipt, path: Path) -> None:
+    from localtrace.uploader.state import receipts_folder
+
+    try:
+        done.write_json(path)
+    except OSError as error:
+        kept = receipts_folder() / f"{done.upload_id}.json"
+        raise UploadError(
+            f"cannot write the copy of the receipt to {path} ({error.strerror or error}): the "
+            f"upload is done, copy {kept}"
+        ) from error
 
 
 def _remedy(done: Receipt) -> str:

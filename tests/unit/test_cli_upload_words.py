@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -77,6 +81,63 @@ def test_a_dry_run_without_a_weave_entity_says_so_before_the_upload_does(
     done = upload("--all", "--to", "weave", "--dry-run")
     assert done.exit_code == 2
     assert "--project ENTITY/NAME" in done.stderr
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Takes everything; `hold` is called before an answer to a request with spans."""
+
+    hold: Callable[[], None]
+
+    def do_POST(self) -> None:
+        if self.rfile.read(int(self.headers["content-length"])):
+            self.hold()
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@contextmanager
+def endpoint(hold: Callable[[], None] = lambda: None) -> Iterator[tuple[str, ...]]:
+    """Serve an OpenTelemetry endpoint; gives the options that name it."""
+    handler = type("Handler", (Endpoint,), {"hold": staticmethod(hold)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield "--to", "otlp", "--uri", f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs(upload: Callable[..., Result]) -> None:
+    released, waited_s = threading.Event(), []
+
+    def hang() -> None:
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        waited_s.append(released.wait(60))
+
+    with endpoint(hang) as target:
+        done = upload("--all", *target)
+        assert waited_s == []  # the server still hangs
+        released.set()
+    assert done.exit_code == 1
+    assert "repeat the command" in done.stderr
+
+
+def test_a_copy_of_the_receipt_that_cannot_be_written_loses_no_receipt(
+    upload: Callable[..., Result], tmp_path: Path
+) -> None:
+    with endpoint() as target:
+        assert upload("--all", *target, "--receipt", str(tmp_path)).exit_code == 2
+        (tmp_path / "file").touch()
+        copy = tmp_path / "file" / "receipt.json"
+        done = upload("--all", *target, "--receipt", str(copy))
+    assert done.exit_code == 1
+    assert "2 sent" in done.stdout
+    (kept,) = (tmp_path / "state" / "receipts").glob("*.json")
+    assert str(copy) in done.stderr
+    assert str(kept) in done.stderr
 
 
 ALONE = """

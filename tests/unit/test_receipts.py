@@ -372,3 +372,12 @@ def test_the_command_names_what_it_cannot_read(known: Receipt, tmp_path: Path) -
     assert known.upload_id in done.stdout
     assert "20261121T100009Z-1.json " in done.stderr
     assert command("20261121T100001Z-1").exit_code == 2
+
+
+def test_numbers_that_no_upload_has_do_not_stop_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "strange.json"
+    some = {"upload_id": "20261121T100000Z-1", "ended_at": "2026-11-21T10:00:00Z", "target": "t"}
+    path.write_text(json.dumps({**some, "runs": [], "counts": {"selected": 10**30}}))
+    uploads, problems = list_uploads(tmp_path)
+    assert not uploads
+    assert "/strange.json is not a receipt" in problems[0]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tenacity import RetryCallState, Retrying
 
 from localtrace.errors import ConfigError, MissingDependency, TargetUnavailable, UploadError
 from localtrace.types import Run
@@ -148,22 +158,18 @@ def test_a_server_that_is_busy_may_be_asked_again(serve, status: int) -> None:
     assert caught.value.retry_after_s == 7
 
 
+def busy(asked_s: float) -> RetryCallState:
+    """A first attempt, after which a server asked for a wait."""
+    error = TryAgain("busy")
+    error.retry_after_s = asked_s
+    state = RetryCallState(Retrying(), None, (), {})
+    state.set_exception((TryAgain, error, None))
+    return state
+
+
 def test_the_time_that_a_server_asks_for_is_waited_within_reason() -> None:
-    class State:
-        attempt_number = 1
-
-        class outcome:
-            asked_s = 7.0
-
-            @classmethod
-            def exception(cls) -> TryAgain:
-                error = TryAgain("busy")
-                error.retry_after_s = cls.asked_s
-                return error
-
-    assert _wait(State) == 7
-    State.outcome.asked_s = 1e9
-    assert _wait(State) == RETRY_AFTER_MAX_S
+    assert _wait(busy(7.0)) == 7
+    assert _wait(busy(1e9)) == RETRY_AFTER_MAX_S
 
 
 def test_a_server_that_hangs_up_may_be_asked_again(serve) -> None:
@@ -193,3 +199,87 @@ def test_an_answer_of_another_shape_is_an_error_that_names_the_route(serve) -> N
     session = HttpSession(serve({"/a": (200, {}, b'{"b": 1}')}), lambda _: None)
     with pytest.raises(UploadError, match=r"^/a .*\buri\b"):
         session.ask(dict[str, str], "GET", "/a")
+
+
+def test_a_server_that_asks_for_no_wait_is_not_hammered(monkeypatch) -> None:
+    monkeypatch.setattr("localtrace.uploader.retry._spread", lambda state: 3.0)
+    assert _wait(busy(0.0)) == 3
+    assert _wait(busy(7.0)) == 7
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "remedy"),
+    [
+        ("ALL_PROXY", "socks5://me:s3cret@127.0.0.1:9", r"httpx\[socks\].*NO_PROXY"),
+        ("ALL_PROXY", "nothing://me:s3cret@127.0.0.1:9", "ALL_PROXY.*http://HOST:PORT"),
+        ("HTTP_PROXY", ":s3cret:", "HTTP_PROXY.*http://HOST:PORT"),
+        ("SSL_CERT_FILE", "/missing/certificates.pem", "SSL_CERT_FILE.*No such file"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_named(
+    monkeypatch, variable: str, value: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        open_target("otlp", "http://127.0.0.1:1")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_redirect_is_not_followed_and_its_aim_is_named(serve) -> None:
+    aim = {"location": "https://elsewhere.lab/mlflow?token=s3cret"}
+    uri = serve({"/version": (308, aim, b"")})
+    with pytest.raises(
+        TargetUnavailable, match=r"308: redirected to https://elsewhere.lab/mlflow;"
+    ):
+        check(uri)
+
+
+def test_the_query_of_a_uri_is_no_part_of_the_routes(serve) -> None:
+    uri = serve({"/version": (200, {}, b"3.17.2")})
+    with pytest.raises(UploadError, match="404"):  # it comes as far as the experiment
+        check(f"{uri}/?token=s3cret#/experiments/3")
+
+
+def self_signed(path: Path) -> Path:
+    """Write a key, and a certificate that nobody signed but itself, to a file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lab")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(1))
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(secret + builder.sign(key, hashes.SHA256()).public_bytes(pem))
+    return path
+
+
+def test_a_certificate_that_is_not_trusted_is_explained(tmp_path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path / "certificate.pem"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(UploadError, match=r"127\.0\.0\.1 .*not trusted.*SSL_CERT_FILE"):
+            check(f"https://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_a_session_that_is_closed_waits_for_no_answer() -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    class Hanging(Stub):
+        def do_GET(self) -> None:
+            asked.set()
+            released.wait(60)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hanging)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    session = HttpSession(f"http://127.0.0.1:{server.server_port}", lambda _: None)
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(session.call, "GET", "/")
+        assert asked.wait(60)
+        session.close()
+        assert isinstance(call.exception(50), TryAgain)
+    released.set()
+    server.shutdown()
+    server.server_close()

@@ -282,6 +282,38 @@ def test_a_record_that_makes_the_server_fail_is_given_up(upload, target, monkeyp
     assert set(rejected(upload())) == {IDS[7]}
 
 
+def test_records_in_a_row_that_make_the_server_fail_stop_no_others(
+    upload, target, monkeypatch
+) -> None:
+    monkeypatch.setattr("localtrace.uploader.retry.DOUBT_ATTEMPTS", 1)
+    poisoned = set(IDS[20:35])
+
+    def fail(ids: list[str]) -> None:
+        if poisoned.intersection(ids):
+            raise Doubtful("HTTP 500: cannot take this")
+
+    target.before = fail
+    assert set(rejected(upload())) == poisoned
+    assert len(target.held) == 85
+
+
+def test_a_server_that_stores_nothing_any_more_ends_the_upload_soon(
+    upload, target, monkeypatch
+) -> None:
+    monkeypatch.setattr("localtrace.uploader.retry.DOUBT_ATTEMPTS", 1)
+
+    def fail(ids: list[str]) -> None:
+        if len(target.held) >= 30:
+            raise Doubtful("HTTP 500: the disk is full")
+
+    target.before = fail
+    with pytest.raises(TargetUnavailable, match=r"any more.*disk is full.*\blog\b.*\brepeat\b"):
+        upload()
+    assert len(target.batches) <= 3 + 10
+    target.before = lambda ids: None
+    assert upload().complete
+
+
 def test_a_record_that_is_too_large_stays_here(upload, target, store) -> None:
     store.trajectories[IDS[5]] = trajectory(IDS[5], {"size_bytes": 101})
     receipt = upload()

@@ -184,7 +184,10 @@ class Target(Protocol):
         """Read entries of one place back, in their run; return the trace ids that were found."""
 
     def close(self) -> None:
-        """Close connections, and end what was started for the upload."""
+        """Close connections, and end what was started for the upload; may be called twice.
+
+        Requests that other threads are waiting for fail.
+        """
 
 
 @runtime_checkable

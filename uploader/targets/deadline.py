@@ -37,7 +37,12 @@ class Sockets:
         to the same server fail too, and are repeated.
         """
         is_over = Event()
-        timer = Timer(seconds, self._end, (is_over,))
+
+        def end() -> None:
+            is_over.set()
+            self.shut()
+
+        timer = Timer(seconds, end)
         timer.daemon = True
         timer.start()
         try:
@@ -45,8 +50,8 @@ class Sockets:
         finally:
             timer.cancel()
 
-    def _end(self, is_over: Event) -> None:
-        is_over.set()
+    def shut(self) -> None:
+        """Shut all sockets down, so that nobody waits on one any more."""
         with self._lock:
             for one in self._sockets:
                 with suppress(OSError):

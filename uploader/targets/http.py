@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol, TypeVar
 from urllib.request import getproxies
@@ -98,7 +98,8 @@ class HttpSession:
             trust_env: use the proxies that the environment names.
 
         Raises:
-            ConfigError: a header has characters that cannot be sent.
+            ConfigError: a header has characters that cannot be sent, or the environment names
+                proxies or certificates that cannot be used.
         """
         url = httpx.URL(base_url)
         if url.userinfo:
@@ -106,15 +107,16 @@ class HttpSession:
         headers = dict(headers or {})
         self._secrets = _secrets_of(url, headers, login, secrets, trust_env)
         _refuse_unsendable(headers, url.host)
-        self._client = httpx.Client(
-            # Without the login, which httpx would write into its log.
-            base_url=url.copy_with(userinfo=b""),
-            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            headers=headers | AS_IT_IS,
-            auth=httpx.BasicAuth(*login) if login else None,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            trust_env=trust_env,
-        )
+        with _environment_explained():
+            self._client = httpx.Client(
+                # Without the login, which httpx would write into its log.
+                base_url=without_login(url),
+                timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                headers=headers | AS_IT_IS,
+                auth=httpx.BasicAuth(*login) if login else None,
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                trust_env=trust_env,
+            )
         self._sockets = Sockets()
         self._explain = explain
 
@@ -133,7 +135,13 @@ class HttpSession:
             ) from None
         except httpx.RequestError as error:
             # Without the cause, which may contain the request and its keys.
-            raise TryAgain(f"no answer ({self._said(error)})") from None
+            said = self._said(error)
+            if "CERTIFICATE_VERIFY_FAILED" in said:
+                raise UploadError(
+                    f"{self._client.base_url.host} has a certificate that is not trusted ({said}): "
+                    "name the file of its authority's certificates in SSL_CERT_FILE"
+                ) from None
+            raise TryAgain(f"no answer ({said})") from None
         if isinstance(body, bytes):
             return body
         failure = _failure(response, self.words(body))
@@ -213,7 +221,8 @@ class HttpSession:
         return self.words(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, also those on which other threads wait for an answer."""
+        self._sockets.shut()
         self._client.close()
 
 
@@ -233,6 +242,26 @@ def _secrets_of(
             *(_proxy_logins() if trust_env else ()),
         ]
     )
+
+
+@contextmanager
+def _environment_explained() -> Iterator[None]:
+    """Say which variable of the environment to correct. Its value may hold a password."""
+    proxies = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
+    try:
+        yield
+    except ImportError:
+        raise ConfigError(
+            f"{proxies} names a SOCKS proxy: run  pip install 'httpx[socks]', or add the server's "
+            "name to NO_PROXY"
+        ) from None
+    except (ValueError, httpx.InvalidURL):
+        raise ConfigError(f"{proxies} names no proxy: write http://HOST:PORT") from None
+    except OSError as error:
+        raise ConfigError(
+            f"the certificates named by SSL_CERT_FILE or SSL_CERT_DIR cannot be read "
+            f"({error.strerror or error}): correct the variable"
+        ) from None
 
 
 def _refuse_unsendable(headers: Mapping[str, str], host: str) -> None:
@@ -284,6 +313,9 @@ def printable(text: str) -> str:
 
 
 def _failure(response: httpx.Response, reason: str) -> TryAgain | Refused:
+    if response.has_redirect_location:
+        # Without a query, which may hold somebody's key.
+        reason = f"redirected to {printable(response.headers['location'].partition('?')[0])}"
     said = f"HTTP {response.status_code}: {reason}"
     failure = TryAgain(said) if response.status_code in _LATER else Refused(said)
     failure.status = response.status_code

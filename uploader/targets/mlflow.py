@@ -51,6 +51,7 @@ OLDEST_VERSION = (3, 14)
 """First version that takes the tags and the run together with the spans."""
 LINKS_MAX = 100
 SEARCH_MAX = 500
+_URI = "MLflow uri (--uri or MLFLOW_TRACKING_URI): give http://HOST:PORT or sqlite:///FILE.db"
 
 
 class MlflowTarget:
@@ -81,7 +82,7 @@ class MlflowTarget:
             self.uri = f"{SQLITE}{database_path(uri)}"
             self.opening = f"starting an MLflow server for {database_path(uri)}"
         else:
-            url = http_url(uri, "MLflow uri: give http://HOST:PORT or sqlite:///FILE.db")
+            url = http_url(uri, _URI)
             self.uri = str(without_login(url))
         self._base_url = uri
         self._assessments = assessments
@@ -160,11 +161,10 @@ class MlflowTarget:
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask by id which entries are there, and whether their content is the same."""
-        wanted = {"trace_ids": [entry.remote_id for entry in entries]}
-        answer = self._http.ask(
-            InfosAnswer, "POST", "/api/3.0/mlflow/traces/batchGetInfos", json=wanted
-        )
-        return found(entries, answer.trace_infos)
+        by_id = {entry.remote_id: entry for entry in entries}
+        route = "/api/3.0/mlflow/traces/batchGetInfos"
+        answer = self._http.ask(InfosAnswer, "POST", route, json={"trace_ids": list(by_id)})
+        return found(by_id, answer.trace_infos)
 
     def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the spans in one request, then each assessment."""
@@ -206,9 +206,10 @@ class MlflowTarget:
         return linked | self._linked(place, loose) if loose else linked
 
     def _linked(self, place: Place, entries: Sequence[Entry]) -> set[str]:
+        by_id = {entry.remote_id: entry for entry in entries}
         linked: set[str] = set()
         for page in self._pages(place):
-            linked |= {trace_id for trace_id, same in found(entries, page).items() if same}
+            linked |= {trace_id for trace_id, same in found(by_id, page).items() if same}
             if len(linked) == len(entries):
                 break
         return linked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -81,18 +81,21 @@ class SearchAnswer(msgspec.Struct):
     next_page_token: str = ""
 
 
-def found(entries: Sequence[Entry], traces: Sequence[Trace]) -> dict[str, bool]:
+def found(entries: Mapping[str, Entry], traces: Sequence[Trace]) -> dict[str, bool]:
     """Find the entries that are complete among these traces.
+
+    Args:
+        entries: the entries by their id at MLflow.
 
     Returns:
         For each of them, by trace id, whether its digest is the same.
     """
-    by_id = {trace.trace_id: trace for trace in traces}
     whole: dict[str, bool] = {}
-    for entry in entries:
-        trace = by_id.get(entry.remote_id)
-        if trace is not None and trace.tags.get(DIGEST_TAG) != entry.digest:
-            whole[entry.trace_id] = False
-        elif trace is not None and trace.holds_all(entry):
-            whole[entry.trace_id] = True
+    for trace in traces:
+        entry = entries.get(trace.trace_id)
+        if entry is None:
+            continue
+        is_same = trace.tags.get(DIGEST_TAG) == entry.digest
+        if not is_same or trace.holds_all(entry):
+            whole[entry.trace_id] = is_same
     return whole

@@ -197,7 +197,8 @@ def _endpoint(uri: str | None) -> httpx.URL:
 
 
 def _parsed(uri: str) -> httpx.URL:
-    return http_url(uri, "OpenTelemetry endpoint: give http://HOST:PORT/v1/traces")
+    named = "OpenTelemetry endpoint (--uri or OTEL_EXPORTER_OTLP_ENDPOINT)"
+    return http_url(uri, f"{named}: give http://HOST:PORT/v1/traces")
 
 
 def _headers() -> dict[str, str]:

@@ -41,9 +41,8 @@ def api_url() -> httpx.URL:
 
 
 def _url(uri: str) -> httpx.URL:
-    return without_login(
-        http_url(uri.rstrip("/"), "uri of a Weave or W&B server: give https://HOST")
-    )
+    named = "uri of a Weave or W&B server (--uri, WF_TRACE_SERVER_URL or WANDB_BASE_URL)"
+    return without_login(http_url(uri.rstrip("/"), f"{named}: give https://HOST"))
 
 
 def api_key(host: str) -> str:

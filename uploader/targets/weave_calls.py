@@ -76,7 +76,9 @@ def _calls(
     key = (place.seed, trajectory.trace_id)
     trace_id = root_id(*key)
     ids = {span.span_id: _uuid(*key, span.span_id) for span in trajectory.spans}
-    sums = summaries(trajectory, None if transcript is None else transcript.chats)
+    chats = {} if transcript is None else transcript.chats
+    numbers = {span_id: number for number, span_id in enumerate(chats, 1)}
+    sums = summaries(trajectory, chats)
     lone = lone_call(trajectory)
     if lone is not None:
         ids[lone.span_id] = trace_id
@@ -96,7 +98,7 @@ def _calls(
             **_span_fields(span, trajectory),
         )
         if transcript is not None:
-            call = read_call(call, span, transcript)
+            call = read_call(call, span, transcript, numbers.get(span.span_id))
         parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
     name = trajectory.name or ROOT_NAME
     fields = _root_fields(trajectory, name, sums[None], cuts)

@@ -36,8 +36,8 @@ def read_root(root: Call, trajectory: Trajectory, transcript: Transcript, *, is_
     return replace(root, inputs=prompt, output=answer | root.output)
 
 
-def read_call(call: Call, span: Span, transcript: Transcript) -> Call:
-    """Return a turn's call with its messages and the number of the turn."""
+def read_call(call: Call, span: Span, transcript: Transcript, number: int | None) -> Call:
+    """Return a turn's call with its messages and its number; other calls as they are."""
     chat = transcript.chats.get(span.span_id)
     if chat is None:
         return call
@@ -45,7 +45,6 @@ def read_call(call: Call, span: Span, transcript: Transcript) -> Call:
     facts = call.attributes["localtrace"]
     if messages := [*chat.given, *said]:
         facts = facts | {"chat": plain(messages)}
-    number = [*transcript.chats].index(span.span_id) + 1
     shown = text(f"{span.op}, turn {number}")[:NAME_MAX_CHARS]
     return replace(call, display_name=shown, attributes=call.attributes | {"localtrace": facts})
 

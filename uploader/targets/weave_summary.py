@@ -20,18 +20,17 @@ _MODEL_MAX_CHARS = 200
 
 
 def summaries(
-    trajectory: Trajectory, chats: Mapping[str, Chat] | None = None
+    trajectory: Trajectory, chats: Mapping[str, Chat]
 ) -> dict[str | None, dict[str, Any]]:
     """Return the summary of each call by span id; the key None is the trajectory itself.
 
     Args:
-        chats: the turns in a form to read, which also know models that no call names, and usage.
+        chats: turns in a form to read, which also know models that no call names, and usage.
     """
-    known = chats or {}
     spans = {span.span_id: span for span in trajectory.spans}
     sums: defaultdict[str | None, _Sums] = defaultdict(Counter)
     for span in reversed(trajectory.spans):  # calls before their callers, which began earlier
-        sums[span.span_id].update(_own(span, known.get(span.span_id)))
+        sums[span.span_id].update(_own(span, chats.get(span.span_id)))
         caller = span.parent_id if span.parent_id in spans else None
         sums[caller].update(sums[span.span_id])
     sums[None][_status(trajectory.status)] += 1
