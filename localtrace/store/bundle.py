@@ -271,6 +271,11 @@ def _mode(entry: os.DirEntry[str]) -> int:
 
 
 def _unexpected(path: Path) -> BundleError:
+    if path.name == ".DS_Store" or path.name.startswith("._"):
+        return BundleError(
+            f"{path}: was left by macOS, and does not belong to the bundle: remove all such files "
+            "(find BUNDLE -name '._*' -o -name .DS_Store)"
+        )
     what = "is a link" if path.is_symlink() else "does not belong to the bundle"
     return BundleError(f"{path}: {what}: do not use this bundle unless you know why it is there")
 

@@ -142,6 +142,13 @@ def test_an_empty_folder_is_no_part_of_a_bundle(copy: Path, folder: str) -> None
     assert re.search(r"/bundle/data/\S+: .*this bundle", check_bundle(copy).problems[0])
 
 
+@pytest.mark.parametrize("name", [".DS_Store", "data/._bundle.json"])
+def test_what_macos_leaves_beside_copies_is_named_with_its_remedy(copy: Path, name: str) -> None:
+    (copy / name).touch()
+    with pytest.raises(BundleError, match=r"macOS.*remove.*find"):
+        check_bundle(copy).require()
+
+
 @pytest.mark.parametrize("version", [-5, 0, -(2**63), 2**63, 1.5, "1", None, True])
 def test_a_version_that_never_was_is_refused(copy: Path, version: object) -> None:
     edit_info(format_version=version)(copy)
