@@ -12,6 +12,9 @@ from localtrace.uploader.progress import Progress
 from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.selection import Choice
 
+USUAL_TRAJECTORIES_PER_S = 50.0
+"""Speed of an upload, for estimates before the first one."""
+
 
 @dataclass(slots=True)
 class Estimate:
@@ -80,7 +83,7 @@ def measure(
     found.unsearched = dict(records.redaction.unsearched)
     known_speed = ledger.speed(target.uri)
     found.measured = known_speed is not None
-    found.duration_s = found.to_send / (known_speed or target.usual_trajectories_per_s)
+    found.duration_s = found.to_send / (known_speed or USUAL_TRAJECTORIES_PER_S)
     if limits.rate_bytes_per_s:
         found.duration_s = max(found.duration_s, found.size_bytes / limits.rate_bytes_per_s)
     return found

@@ -11,23 +11,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from localtrace.errors import UploadError
 from localtrace.redaction.redaction import Redaction
 from localtrace.store.files import put_file
-from localtrace.store.receipts import UPLOAD_ID
 from localtrace.terminal import escape
 from localtrace.uploader.targets import Cut, Place
 from localtrace.version import __version__
 
 RECEIPT_VERSION = 2
-RECEIPT_MAX_BYTES = 2 * 2**30
-"""Largest file that is read; receipts of millions of trajectories are smaller."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-T = TypeVar("T")
 
 
 class Delivery(StrEnum):
@@ -191,27 +186,6 @@ class Receipt:
             ],
         )
 
-    @classmethod
-    def read(cls, path: Path) -> Receipt:
-        """Read a receipt of this or an earlier version. The file may be hostile.
-
-        Raises:
-            UploadError: the file is not a receipt, is damaged, or is of a newer version.
-        """
-        data = contents(path)
-        version = decoded(path, data, _Version).format_version
-        if version > RECEIPT_VERSION:
-            raise UploadError(
-                f"{path} is a receipt of version {version}, this localtrace reads up to "
-                f"{RECEIPT_VERSION}: upgrade localtrace"
-            )
-        if version == 1:
-            receipt = decoded(path, data, _FirstReceipt).converted()
-        else:
-            receipt = decoded(path, data, cls)
-        _check(path, receipt)
-        return receipt
-
 
 def _json(value: Receipt | TraceReceipt) -> bytes:
     """Format a value as indented JSON, safe to print."""
@@ -257,92 +231,3 @@ def now() -> str:
 def new_upload_id() -> str:
     """Return a new name for an upload. Names sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
-
-
-def contents(path: Path) -> bytes:
-    """Return the bytes of a file that may be a receipt.
-
-    Raises:
-        UploadError: it is not a plain file, or too large for a receipt.
-    """
-    if not path.is_file():
-        raise UploadError(f"{path} is not a file: name the JSON file of a receipt")
-    if path.stat().st_size > RECEIPT_MAX_BYTES:
-        raise UploadError(f"{path} is too large for a receipt: name the JSON file of one")
-    return path.read_bytes()
-
-
-def decoded(path: Path, data: bytes, kind: type[T]) -> T:
-    """Decode the content of a receipt's file as a type with all or some of its fields.
-
-    Raises:
-        UploadError: it is not a receipt, or damaged.
-    """
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UploadError(
-            f"{path} is not a receipt, or damaged ({error}): copy it again from the machine that "
-            "made the upload"
-        ) from None
-
-
-def ended_at(receipt: Receipt) -> datetime:
-    """Return the end time of the upload, in UTC."""
-    return datetime.fromisoformat(receipt.ended_at).astimezone(UTC)
-
-
-def _check(path: Path, receipt: Receipt) -> None:
-    wrong = None
-    if not UPLOAD_ID.fullmatch(receipt.upload_id):
-        wrong = f"no upload is called {receipt.upload_id[:80]!r}"
-    elif len({trace.trace_id for trace in receipt.traces}) < len(receipt.traces):
-        wrong = "a trajectory is in it twice"
-    else:
-        try:
-            ended_at(receipt)
-        except (ValueError, OverflowError):
-            wrong = f"{receipt.ended_at[:80]!r} is not a time"
-    if wrong:
-        raise UploadError(f"{path} is not a receipt of localtrace ({wrong}): name another file")
-
-
-class _Version(msgspec.Struct):
-    format_version: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _FirstRun(msgspec.Struct):
-    run_id: str
-    attempt: int
-    experiment: str
-    place: Place
-
-
-class _FirstReceipt(msgspec.Struct):
-    """A receipt of version 1: for MLflow only, and without the store's identity."""
-
-    upload_id: str
-    store: str
-    selection: str
-    target: str
-    started_at: str
-    ended_at: str
-    runs: list[_FirstRun]
-    traces: list[TraceReceipt]
-    counts: dict[str, int]
-
-    def converted(self) -> Receipt:
-        return Receipt(
-            upload_id=self.upload_id,
-            store=self.store,
-            store_id="",
-            selection=self.selection,
-            kind="mlflow",
-            target=self.target,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            runs=[RunReceipt(r.run_id, r.attempt, r.experiment, r.place) for r in self.runs],
-            traces=self.traces,
-            counts={Delivery.LEFT_OUT.value: 0, **self.counts},
-            localtrace_version="",
-        )

@@ -15,16 +15,8 @@ from localtrace.errors import QueryError, StoreError, UploadError
 from localtrace.schema import UPLOADS
 from localtrace.store.layout import open_layout, read_meta
 from localtrace.store.receipts import UPLOAD_ID, put_receipt
-from localtrace.uploader.receipt import (
-    Delivery,
-    Receipt,
-    RunReceipt,
-    Size,
-    contents,
-    decoded,
-    ended_at,
-    is_complete,
-)
+from localtrace.uploader.receipt import Delivery, Receipt, RunReceipt, Size, is_complete
+from localtrace.uploader.receipt_reading import contents, decoded, ended_at, read_receipt
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,7 +103,7 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Check | None:
             f"that was at {receipt.store}; name that with --store"
         )
     kept = layout.receipts / f"{receipt.upload_id}.json"
-    if kept.exists() and Receipt.read(kept) != receipt:
+    if kept.exists() and read_receipt(kept) != receipt:
         raise StoreError(
             f"{kept} says something else of the same upload: find out which of the two is right, "
             "and remove that file if it is the new one"

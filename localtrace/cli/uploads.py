@@ -64,10 +64,10 @@ def command(
 
 def _bring(path: Path, store_path: Path, check: bool, uri: str | None) -> None:
     from localtrace.uploader import checking
-    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipt_reading import read_receipt
     from localtrace.uploader.receipts import bring
 
-    receipt = Receipt.read(path)
+    receipt = read_receipt(path)
     ask = partial(checking.check, uri=uri) if check else None
     checked = bring(receipt, store_path, ask)
     told = (
@@ -101,11 +101,11 @@ def _list(folder: Path, form: str) -> None:
 
 def _show(folder: Path, upload_id: str, form: str) -> None:
     from localtrace.cli.output import print_table
-    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipt_reading import read_receipt
     from localtrace.uploader.receipts import find_receipt, rows_of
 
     path = find_receipt(folder, upload_id)
-    receipt = Receipt.read(path)
+    receipt = read_receipt(path)
     if form == "table":
         _print(receipt, path)
     else:

@@ -21,7 +21,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from localtrace.uploader import upload
 from localtrace.uploader.bundles.build import build_bundle
-from localtrace.uploader.receipt import Receipt
+from localtrace.uploader.receipt_reading import read_receipt
 from localtrace.uploader.receipts import bring
 from tests.bundled import bundle, contents, roll_out
 from tests.commands import rows as printed
@@ -211,7 +211,7 @@ def test_a_receipt_of_several_stores_comes_back_into_each_and_is_read_once(
         upload(store, Filters(), collector[0], kind="otlp")
     (path,) = (state / "receipts").glob("*.json")
     for one in nodes:
-        bring(Receipt.read(path), one)
+        bring(read_receipt(path), one)
     with open_store(*nodes) as store:
         joined = store.sql("select step, state from trajectories join uploads using (trace_id)")
         assert sorted(row["step"] for row in joined.to_dicts()) == [0, 1, 2]

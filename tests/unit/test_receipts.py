@@ -26,6 +26,7 @@ from localtrace.uploader.receipt import (
     new_upload_id,
 )
 from localtrace.uploader.receipt_page import page, write_receipt
+from localtrace.uploader.receipt_reading import read_receipt
 from localtrace.uploader.receipts import find_receipt, list_uploads
 from localtrace.uploader.targets import Cut, Place
 
@@ -91,7 +92,7 @@ class _Seen(HTMLParser):
 def test_a_receipt_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = receipt(traces(SENT=2, PRESENT=1, REJECTED=1, LEFT_OUT=1))
     write_receipt(made, tmp_path)
-    assert Receipt.read(tmp_path / f"{made.upload_id}.json") == made
+    assert read_receipt(tmp_path / f"{made.upload_id}.json") == made
     assert not list(tmp_path.glob(".*"))
 
 
@@ -107,7 +108,7 @@ def test_text_that_no_terminal_should_see_is_escaped(tmp_path: Path) -> None:
     write_receipt(made, tmp_path)
     text = (tmp_path / f"{made.upload_id}.json").read_text("utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
-    (found,) = Receipt.read(tmp_path / f"{made.upload_id}.json").traces
+    (found,) = read_receipt(tmp_path / f"{made.upload_id}.json").traces
     assert found.reason == HOSTILE.replace("\ud800", "?")
 
 
@@ -119,7 +120,7 @@ def test_no_key_is_written_into_a_receipt(tmp_path: Path) -> None:
     written = list(tmp_path.iterdir())
     assert len(written) == 3
     assert not [path for path in written if KEY in path.read_text("utf-8")]
-    assert "[redacted" in Receipt.read(tmp_path / "copy.json").selection
+    assert "[redacted" in read_receipt(tmp_path / "copy.json").selection
 
 
 def test_receipts_of_version_1_are_read(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_receipts_of_version_1_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "20250101T000000Z-4711.json"
     path.write_text(json.dumps(first))
-    found = Receipt.read(path)
+    found = read_receipt(path)
     assert (found.kind, found.store_id, found.runs[0].container) == ("mlflow", "", "maths")
     assert found.complete
     assert found.traces[0].remote_id == "tr-a"
@@ -158,7 +159,7 @@ def test_what_is_no_receipt_is_refused_by_name(content: bytes, tmp_path: Path) -
     path = tmp_path / "strange.json"
     path.write_bytes(content)
     with pytest.raises(UploadError, match=r"/strange\.json .*\bcopy\b"):
-        Receipt.read(path)
+        read_receipt(path)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_receipt_that_says_impossible_things_is_refused(
     path = tmp_path / "forged.json"
     path.write_bytes(receipt(traces(SENT=1), **change).to_json())
     with pytest.raises(UploadError, match=re.escape(complaint)):
-        Receipt.read(path)
+        read_receipt(path)
 
 
 def test_a_receipt_that_names_a_trajectory_twice_or_an_absurd_size_is_refused(
@@ -190,12 +191,12 @@ def test_a_receipt_that_names_a_trajectory_twice_or_an_absurd_size_is_refused(
     for forged in ([one, one], [replace(one, size_bytes=-1)], [replace(one, size_bytes=2**64)]):
         path.write_bytes(receipt(forged).to_json())
         with pytest.raises(UploadError):
-            Receipt.read(path)
+            read_receipt(path)
 
 
 def test_a_folder_is_no_receipt(tmp_path: Path) -> None:
     with pytest.raises(UploadError, match=rf"{tmp_path} .*\bJSON\b"):
-        Receipt.read(tmp_path)
+        read_receipt(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_upload_ids_of_one_second_differ_and_are_read_again(tmp_path: Path) -> N
     assert len(names) == 100
     made = receipt(traces(SENT=1), upload_id=names.pop())
     write_receipt(made, tmp_path)
-    assert Receipt.read(find_receipt(tmp_path, made.upload_id)) == made
+    assert read_receipt(find_receipt(tmp_path, made.upload_id)) == made
 
 
 def test_a_page_tells_everything_and_loads_and_runs_nothing() -> None:
@@ -266,7 +267,7 @@ def test_missing_metrics_make_an_upload_incomplete_and_are_told(tmp_path: Path) 
     write_receipt(made, tmp_path)
     ((listed,), _) = list_uploads(tmp_path)
     assert not listed.complete
-    found = Receipt.read(find_receipt(tmp_path, made.upload_id))
+    found = read_receipt(find_receipt(tmp_path, made.upload_id))
     assert found.problems == ["run run: refused [redacted: openai or anthropic key]"]
     assert found.problems[0] in _Seen(page(found)).text
 

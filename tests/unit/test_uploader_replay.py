@@ -77,7 +77,6 @@ class MemoryTarget:
     record_max_bytes = 100
     shortens_calls = False
     connections = 1
-    usual_trajectories_per_s = 10.0
     reads_back = True
     starts_slowly = False
 

@@ -22,6 +22,7 @@ from localtrace.store.layout import open_layout
 from localtrace.testing import recording
 from localtrace.uploader.checking import Check
 from localtrace.uploader.receipt import Delivery, Receipt, RunReceipt, TraceReceipt, count
+from localtrace.uploader.receipt_reading import read_receipt
 from localtrace.uploader.receipts import bring
 from localtrace.uploader.targets import Place
 
@@ -122,7 +123,7 @@ def test_bringing_a_receipt_again_changes_nothing(store: Path) -> None:
     bring(receipt(store), store)
     before = {path.name: path.read_bytes() for path in (store / "receipts").iterdir()}
     assert set(before) == {f"{UPLOAD}.json", f"{UPLOAD}.parquet"}
-    bring(Receipt.read(store / "receipts" / f"{UPLOAD}.json"), store)
+    bring(read_receipt(store / "receipts" / f"{UPLOAD}.json"), store)
     assert {path.name: path.read_bytes() for path in (store / "receipts").iterdir()} == before
     bring(receipt(store, upload_id="20261122T100000Z-1"), store)
     assert len(rows(store)) == 8
@@ -190,7 +191,7 @@ def test_a_hostile_upload_id_writes_nothing(store: Path, tmp_path: Path) -> None
     path = tmp_path / "receipt.json"
     path.write_bytes(receipt(store, upload_id="../../owned").to_json())
     with pytest.raises(UploadError, match=r"'\.\./\.\./owned'"):
-        bring(Receipt.read(path), store)
+        bring(read_receipt(path), store)
     assert not list(tmp_path.rglob("owned*"))
     assert not (store / "receipts").exists()
 
@@ -215,7 +216,7 @@ def test_a_damaged_receipt_is_named_by_verify_and_can_be_made_again(store: Path)
     assert "localtrace uploads --bring" in problem
     table.unlink()
     assert rows(store) == []
-    bring(Receipt.read(table.with_suffix(".json")), store)
+    bring(read_receipt(table.with_suffix(".json")), store)
     assert len(rows(store)) == 4
 
 
@@ -255,7 +256,7 @@ def test_the_command_refuses_in_one_line(
 def test_the_json_of_a_store_is_that_of_the_machine_that_sent(store: Path, tmp_path: Path) -> None:
     carried = tmp_path / "carried.json"
     receipt(store).write_json(carried)
-    bring(Receipt.read(carried), store)
+    bring(read_receipt(carried), store)
     kept = store / "receipts" / f"{UPLOAD}.json"
     assert kept.read_bytes() == carried.read_bytes()
     assert json.loads(kept.read_text())["upload_id"] == UPLOAD

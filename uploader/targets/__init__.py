@@ -106,7 +106,7 @@ class ParametersDelivery:
 
 
 class Target(Protocol):
-    """One tracker.
+    """One tracker. Targets derive from this class, and take its defaults where they fit.
 
     Every method may raise `UploadError` (the upload cannot go on), `TargetRejected` (these records
     are refused for good) or `http.TryAgain` (the outcome is unknown, and a repetition may help).
@@ -116,20 +116,18 @@ class Target(Protocol):
     kind: str
     uri: str
     """Its address, without secrets."""
-    opening: str
+    opening: str = ""
     """Text for people if they have to wait for `check`; else empty."""
-    batch_max_parts: int
-    batch_max_bytes: int
-    record_max_bytes: int
-    shortens_calls: bool
+    batch_max_parts: int = 50
+    batch_max_bytes: int = 4 * 2**20
+    record_max_bytes: int = 64 * 2**20
+    shortens_calls: bool = False
     """True if it cuts what is too long in a call. Else each turn is sent with its whole prompt."""
-    connections: int
+    connections: int = 2
     """Number of requests that it handles at a time without slowing down."""
-    usual_trajectories_per_s: float
-    """Usual speed, for estimates before anything was sent to it."""
-    reads_back: bool
+    reads_back: bool = True
     """True if it can be asked what it holds. Else a receipt says accepted, not verified."""
-    starts_slowly: bool
+    starts_slowly: bool = False
     """True if the first trajectory of an empty place must be stored before others are sent."""
 
     def check(self) -> None:
@@ -163,8 +161,9 @@ class Target(Protocol):
 
         Returns:
             The entry of each by trace id. Its place has the seed of those ids, or an empty
-            destination if the seed is not known.
+            destination if the seed is not known. By default none: the ids never change.
         """
+        return {}
 
     def find(self, entries: Sequence[Entry]) -> Mapping[str, bool]:
         """Ask which entries are completely there.

@@ -26,6 +26,7 @@ from localtrace.uploader.targets import (
     ParametersDelivery,
     Place,
     Record,
+    Target,
     mlflow_metrics,
     mlflow_parameters,
     mlflow_places,
@@ -54,19 +55,10 @@ SEARCH_MAX = 500
 _URI = "MLflow uri (--uri or MLFLOW_TRACKING_URI): give http://HOST:PORT or sqlite:///FILE.db"
 
 
-class MlflowTarget:
+class MlflowTarget(Target):
     """An MLflow server, or an SQLite file for which a server is started."""
 
     kind = "mlflow"
-    batch_max_parts = 50
-    batch_max_bytes = 4 * 2**20
-    record_max_bytes = 64 * 2**20
-    shortens_calls = False
-    connections = 2
-    usual_trajectories_per_s = 50.0
-    opening = ""
-    reads_back = True
-    starts_slowly = False
 
     def __init__(self, uri: str | None, *, assessments: bool) -> None:
         """Prepare the target, without contacting it.
@@ -154,10 +146,6 @@ class MlflowTarget:
     ) -> Record:
         """Build the record: spans with tags, and the assessments."""
         return encode(trajectory, place, assessments=self._assessments, transcript=transcript)
-
-    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
-        """Return nothing: a renamed experiment keeps its id, and so the ids of its traces."""
-        return {}
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask by id which entries are there, and whether their content is the same."""

@@ -22,7 +22,7 @@ from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, Up
 from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Place, Record, otlp_values
+from localtrace.uploader.targets import Entry, Place, Record, Target, otlp_values
 from localtrace.uploader.targets.http import (
     Doubtful,
     HttpSession,
@@ -43,19 +43,11 @@ _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x20-\x7e]*", re.ASCII)
 _log = logging.getLogger("localtrace.uploader")
 
 
-class OtlpTarget:
+class OtlpTarget(Target):
     """An OpenTelemetry endpoint."""
 
     kind = "otlp"
-    batch_max_parts = 50
-    batch_max_bytes = 4 * 2**20
-    record_max_bytes = 64 * 2**20
-    shortens_calls = False
-    connections = 2
-    usual_trajectories_per_s = 50.0
-    opening = ""
     reads_back = False
-    starts_slowly = False
 
     def __init__(self, uri: str | None) -> None:
         """Prepare the target, without contacting it.
@@ -114,10 +106,6 @@ class OtlpTarget:
     ) -> Record:
         """Build the record: spans with OpenTelemetry's attribute names."""
         return encode(trajectory, place, transcript, for_langfuse=self._is_langfuse)
-
-    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
-        """Return nothing: the endpoint cannot be asked."""
-        return {}
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Return nothing: the endpoint cannot be asked."""

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain, printable
 from localtrace.uploader.targets.wandb import (
     PUBLIC_URL,
@@ -50,7 +50,7 @@ from localtrace.uploader.targets.weave_requests import (
 JSON = {"content-type": "application/json"}
 
 
-class WeaveTarget:
+class WeaveTarget(Target):
     """A Weave service: W&B's own, or one that belongs to a private W&B server."""
 
     kind = "weave"
@@ -58,10 +58,6 @@ class WeaveTarget:
     batch_max_bytes = REQUEST_MAX_BYTES
     record_max_bytes = 256 * 2**20
     shortens_calls = True
-    connections = 2
-    usual_trajectories_per_s = 100.0
-    opening = ""
-    reads_back = True
     starts_slowly = True
     """While a project is empty, the service looks up for every single call where it belongs."""
 
