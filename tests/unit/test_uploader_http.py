@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_a_password_in_the_uri_is_never_shown() -> None:
     target.close()
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 507, 520, 529])
 def test_a_server_that_is_busy_may_be_asked_again(serve, status: int) -> None:
     session = HttpSession(serve({"/": (status, {"retry-after": "7"}, b"busy")}), lambda _: None)
     with pytest.raises(TryAgain) as caught:
@@ -228,11 +229,20 @@ def test_an_environment_that_cannot_be_used_is_named(
 
 def test_a_redirect_is_not_followed_and_its_aim_is_named(serve) -> None:
     aim = {"location": "https://elsewhere.lab/mlflow?token=s3cret"}
-    uri = serve({"/version": (308, aim, b"")})
-    with pytest.raises(
-        TargetUnavailable, match=r"308: redirected to https://elsewhere.lab/mlflow;"
-    ):
-        check(uri)
+    with pytest.raises(UploadError, match=r"308.* to https://elsewhere\.lab/mlflow: give"):
+        check(serve({"/version": (308, aim, b"")}))
+
+
+def test_a_proxy_that_wants_a_login_is_explained(serve) -> None:
+    with pytest.raises(UploadError, match=r"proxy .*HTTP_PROXY"):
+        check(serve({"/version": (407, {}, b"")}))
+
+
+def test_a_web_page_is_no_endpoint_that_took_traces(serve) -> None:
+    page = b"<!doctype html><title>Log in</title>"
+    target = open_target("otlp", serve({"/v1/traces": (200, {"content-type": "text/html"}, page)}))
+    with closing(target), pytest.raises(UploadError, match=r"/v1/traces .*web page.*\buri\b"):
+        target.check()
 
 
 def test_the_query_of_a_uri_is_no_part_of_the_routes(serve) -> None:

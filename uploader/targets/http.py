@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol, TypeVar
-from urllib.request import getproxies
 
 import httpx
 import msgspec
@@ -26,7 +24,7 @@ from localtrace.uploader.targets.answers import (
     read_words,
 )
 from localtrace.uploader.targets.deadline import Sockets
-from localtrace.uploader.targets.secrets import Secrets, login_of
+from localtrace.uploader.targets.secrets import secrets_sent
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 120.0
@@ -36,7 +34,9 @@ SLOWEST_BYTES_PER_S = 16 * 2**10
 PAGES_MAX = 20_000
 """Enough for ten million trajectories of one run at MLflow."""
 PAGE_TOKEN_MAX_CHARS = 8192
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LATER = frozenset({408, 425, 429})
+_NEVER = 501
+"""Status of a server that lacks what is asked for; all others from 500 on may pass."""
 _MESSAGE_MAX_CHARS = 300
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class HttpSession:
         if url.userinfo:
             login = login or (url.username, url.password)
         headers = dict(headers or {})
-        self._secrets = _secrets_of(url, headers, login, secrets, trust_env)
+        self._secrets = secrets_sent(url, headers, login, secrets, trust_env)
         _refuse_unsendable(headers, url.host)
         with _environment_explained():
             self._client = httpx.Client(
@@ -146,7 +146,7 @@ class HttpSession:
             return body
         failure = _failure(response, self.words(body))
         explained = self._explain(failure) if isinstance(failure, Refused) else None
-        raise explained or failure
+        raise self._detour(response, failure) or explained or failure
 
     def _exchange(
         self, method: str, path: str, options: dict[str, Any]
@@ -168,6 +168,23 @@ class HttpSession:
         if is_over.is_set():
             raise TryAgain(f"no whole answer from {printable(path)} within {limit_s:.0f} s")
         return response, body
+
+    def _detour(self, response: httpx.Response, failure: Exception) -> UploadError | None:
+        """Return the error for an answer that comes from something before the server, or None."""
+        host = self._client.base_url.host
+        if response.has_redirect_location:
+            # Without a query, which may hold somebody's key.
+            aim = self.words(response.headers["location"].partition("?")[0])
+            return UploadError(
+                f"{host} answers HTTP {response.status_code}, a redirect to {aim}: give the "
+                "address that answers itself, or log in there"
+            )
+        if response.status_code == httpx.codes.PROXY_AUTHENTICATION_REQUIRED:
+            return UploadError(
+                f"the proxy before {host} wants a login ({failure}): write "
+                "http://USER:PASSWORD@HOST:PORT in HTTP_PROXY or HTTPS_PROXY"
+            )
+        return None
 
     def words(self, text: str) -> str:
         """Return a server's text without secrets and safe to print."""
@@ -226,24 +243,6 @@ class HttpSession:
         self._client.close()
 
 
-def _secrets_of(
-    url: httpx.URL,
-    headers: Mapping[str, str],
-    login: tuple[str, str] | None,
-    more: Iterable[str],
-    trust_env: bool,
-) -> Secrets:
-    return Secrets(
-        [
-            *(value for name, value in headers.items() if not name.startswith("content-")),
-            *((login[1] or login[0], _pair(login)) if login else ()),
-            *login_of(url),
-            *more,
-            *(_proxy_logins() if trust_env else ()),
-        ]
-    )
-
-
 @contextmanager
 def _environment_explained() -> Iterator[None]:
     """Say which variable of the environment to correct. Its value may hold a password."""
@@ -272,16 +271,6 @@ def _refuse_unsendable(headers: Mapping[str, str], host: str) -> None:
                 f"the header {printable(name)} cannot be sent to {host}: take line ends "
                 "and characters outside ASCII out of the key"
             )
-
-
-def _pair(login: tuple[str, str]) -> str:
-    return base64.b64encode(":".join(login).encode()).decode()
-
-
-def _proxy_logins() -> Iterator[str]:
-    for proxy in getproxies().values():
-        with suppress(httpx.InvalidURL):
-            yield from login_of(httpx.URL(proxy))
 
 
 def http_url(uri: str, what: str) -> httpx.URL:
@@ -313,12 +302,11 @@ def printable(text: str) -> str:
 
 
 def _failure(response: httpx.Response, reason: str) -> TryAgain | Refused:
-    if response.has_redirect_location:
-        # Without a query, which may hold somebody's key.
-        reason = f"redirected to {printable(response.headers['location'].partition('?')[0])}"
-    said = f"HTTP {response.status_code}: {reason}"
-    failure = TryAgain(said) if response.status_code in _LATER else Refused(said)
-    failure.status = response.status_code
+    status = response.status_code
+    said = f"HTTP {status}: {reason}"
+    later = status in _LATER or (status >= 500 and status != _NEVER)
+    failure = TryAgain(said) if later else Refused(said)
+    failure.status = status
     if isinstance(failure, TryAgain):
         seconds = response.headers.get("retry-after", "")
         failure.retry_after_s = float(seconds) if seconds.isdecimal() else None

@@ -142,7 +142,13 @@ class OtlpTarget(Target):
     def _post(self, body: bytes) -> bytes:
         if "content-encoding" in self._headers:
             body = gzip.compress(body, compresslevel=6, mtime=0)
-        return self._http.call("POST", self._url.raw_path.decode(), content=body)
+        answer = self._http.call("POST", self._url.raw_path.decode(), content=body)
+        if answer.lstrip().startswith(b"<"):
+            raise UploadError(
+                f"{self.uri} answers with a web page, and takes no traces: correct the uri, or log "
+                "in where a proxy asks for it"
+            )
+        return answer
 
     def _explain(self, refused: Refused) -> UploadError | None:
         """Return the error for a refusal that would meet every other request too, or None."""

@@ -10,9 +10,11 @@ import base64
 import html
 import re
 from binascii import Error as NoBase64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
+from urllib.request import getproxies
 
 import httpx
 
@@ -71,10 +73,44 @@ class Secrets:
         return any(needle in lowered for needle in self._needles)
 
 
-def login_of(url: httpx.URL) -> Iterator[str]:
+def secrets_sent(
+    url: httpx.URL,
+    headers: Mapping[str, str],
+    login: tuple[str, str] | None,
+    more: Iterable[str],
+    trust_env: bool,
+) -> Secrets:
+    """Return what a session sends that nobody else may see.
+
+    Args:
+        headers: all of their values are secret, except those that describe the content.
+        trust_env: whether it uses the proxies that the environment names.
+    """
+    return Secrets(
+        [
+            *(value for name, value in headers.items() if not name.startswith("content-")),
+            *((login[1] or login[0], _pair(login)) if login else ()),
+            *_login_of(url),
+            *more,
+            *(_proxy_logins() if trust_env else ()),
+        ]
+    )
+
+
+def _login_of(url: httpx.URL) -> Iterator[str]:
     """Yield the secrets in an address: password, or else user, and the query's values."""
     yield url.password or url.username
     yield from url.params.values()
+
+
+def _pair(login: tuple[str, str]) -> str:
+    return base64.b64encode(":".join(login).encode()).decode()
+
+
+def _proxy_logins() -> Iterator[str]:
+    for proxy in getproxies().values():
+        with suppress(httpx.InvalidURL):
+            yield from _login_of(httpx.URL(proxy))
 
 
 def _words(value: str) -> Iterator[str]:
