@@ -103,6 +103,23 @@ def in_session_folder(path: Path) -> bool:
     return _SESSION_FOLDER.search(f"{path}/") is not None
 
 
+def refuse(text: str) -> None:
+    """Say, once in a process, that something is not recorded, and what to do.
+
+    Raises:
+        ConfigError: recording is required.
+    """
+    say_once(text)
+    if hook_settings().required:
+        raise ConfigError(text)
+
+
+@lru_cache(maxsize=64)
+def say_once(text: str) -> None:
+    """Print one line, unless this process has printed it before."""
+    say(text)
+
+
 def say(text: str) -> None:
     """Print one line to standard error, which Ray forwards to the driver."""
     print(f"localtrace: {escape_line(text)}", file=sys.stderr, flush=True)

@@ -44,8 +44,6 @@ class Seam:
     """Whether some supported versions lack it."""
     reads: Sequence[str] = ()
     """Parameters of the function that the hook needs."""
-    loaded: bool = False
-    """Whether its module was imported."""
     applied: bool = False
     original: Function | None = None
     """the original, once it is replaced."""
@@ -65,9 +63,14 @@ class Seam:
 
 
 class Seams:
-    """The seams of one trainer, in the order in which they were registered."""
+    """The seams of one trainer, in the order in which they were registered.
 
-    def __init__(self) -> None:
+    Args:
+        lacks: called with the name of a seam that a loaded module lacks, unless it is optional.
+    """
+
+    def __init__(self, lacks: Callable[[str], None] | None = None) -> None:
+        self._lacks = lacks
         self._seams: list[Seam] = []
         self._is_installed = False
 
@@ -174,7 +177,7 @@ class Seams:
             return
         self._is_installed = True
         for one in self._seams:
-            register_post_import_hook(functools.partial(_apply, one), one.module)
+            register_post_import_hook(functools.partial(self._apply, one), one.module)
 
     def is_entered(self, module: str, attribute: str) -> bool:
         """Return whether the hook has entered this place in this process."""
@@ -185,6 +188,15 @@ class Seams:
     def status(self) -> list[Seam]:
         """Return every seam, with its state in this process."""
         return list(self._seams)
+
+    def _apply(self, one: Seam, module: ModuleType) -> None:
+        try:
+            one.original = one.apply(module)
+            one.applied = True
+        except Exception:
+            logger.debug("localtrace: no %s in %s", one.attribute, one.module, exc_info=True)
+            if self._lacks is not None and not one.optional:
+                self._lacks(f"{one.module}.{one.attribute}")
 
     def _enter(
         self,
@@ -306,15 +318,6 @@ def _beneath_auto_await(function: Any) -> tuple[Any, Any]:
     if auto_await is None or code is not auto_await(function).__code__:
         return function, None
     return function.__wrapped__, auto_await
-
-
-def _apply(one: Seam, module: ModuleType) -> None:
-    one.loaded = True
-    try:
-        one.original = one.apply(module)
-        one.applied = True
-    except Exception:
-        logger.debug("localtrace: no %s in %s", one.attribute, one.module, exc_info=True)
 
 
 def is_replacement(function: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import verifiers.v1 as vf
 
 from localtrace import testing
+from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.verifiers import hook, record
@@ -203,7 +204,7 @@ def test_without_a_store_one_line_says_so(
     sys.modules[MODULE] = sums
     monkeypatch.delenv("LOCALTRACE_STORE", raising=False)
     monkeypatch.setattr(environment, "_tried_in", None)
-    hook._say_once.cache_clear()
+    environment.say_once.cache_clear()
     record()
     with sums.engine({"2+2": ["4"]}) as engine:
         env = sums.environment(MODULE)
@@ -224,3 +225,14 @@ def test_a_version_without_the_places_is_left_alone(
     assert (
         "verifiers is not recorded: it lacks Env.run_episode(on_trace)" in capsys.readouterr().err
     )
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(ConfigError, match="use verifiers 0"):
+        record()
+
+
+def test_a_version_before_these_environments_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    record()
+    assert "verifiers is not recorded: it lacks verifiers.v1;" in capsys.readouterr().err

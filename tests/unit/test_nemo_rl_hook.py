@@ -18,13 +18,15 @@ import torch
 
 import localtrace
 from localtrace import testing
-from localtrace.errors import LocalTraceError
+from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import environment, nemo_rl
 from localtrace.trainer_hooks.findings import System
 from localtrace.trainer_hooks.nemo_rl import doctor, job, samples
 from localtrace.trainer_hooks.nemo_rl import training as training_seams
+from localtrace.trainer_hooks.nemo_rl.places import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
+from localtrace.trainer_hooks.seams import Seams
 
 DOUBLE = Path(__file__).parents[1] / "data/nemo_rl_double"
 SYSTEM = {"role": "system", "content": "be good"}
@@ -308,11 +310,26 @@ def test_nothing_is_recorded_or_changed_without_being_asked_for(
     for name in ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    job._say_once.cache_clear()
+    environment.say_once.cache_clear()
     assert len(train(nemo, TWO, [batch("q7")]).logged) == 3
     assert capsys.readouterr().err.count("set LOCALTRACE_STORE") == 1
     assert nemo.grpo.async_grpo_train(None, types.SimpleNamespace(total_steps=0), None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_version_without_a_place_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seams, module = Seams(NEMO_RL._lacks), types.ModuleType("nemo_rl_of_tomorrow")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    seams.after(module.__name__, "train")(lambda: None)
+    seams.after(module.__name__, "validate", optional=True)(lambda: None)
+    monkeypatch.setenv("LOCALTRACE_STORE", "store")
+    seams.install()
+    assert "has no nemo_rl_of_tomorrow.train that" in capsys.readouterr().err
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(ConfigError, match="localtrace doctor"):
+        NEMO_RL._lacks("nemo_rl.train")
 
 
 def test_errors_of_the_hook_stay_inside_and_those_of_nemo_pass(nemo: Any, store: Path) -> None:

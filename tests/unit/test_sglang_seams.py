@@ -15,6 +15,7 @@ import pytest
 
 import localtrace
 from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.sglang import hook, register, wrap
 from tests.recording import Recording
 from tests.sglang.fake_manager import CurrentGenerateReqInput, TokenizerManager
@@ -200,6 +201,7 @@ def test_a_process_that_cannot_record_refuses_where_recording_is_required(
 def test_several_tokenizer_workers_are_told_of_at_start(
     store: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    environment.say_once.cache_clear()
     hook._split(object())
     (line,) = capsys.readouterr().err.splitlines()
     assert "--tokenizer-worker-num" in line
@@ -211,6 +213,7 @@ def test_several_tokenizer_workers_are_told_of_at_start(
 def test_a_manager_that_was_not_entered_is_told_of_at_start(
     store: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    environment.say_once.cache_clear()
     hook._made(None, TokenizerManager())
     remedy = r"TokenizerManager\.generate_request .*http\.record\(client\)"
     assert re.search(remedy, capsys.readouterr().err)

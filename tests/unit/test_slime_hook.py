@@ -20,6 +20,7 @@ import torch
 
 import localtrace
 from localtrace import testing
+from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.slime import (
@@ -337,13 +338,17 @@ def test_recording_starts_where_the_environment_says(
     for name in ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(environment, "_tried_in", None)
-    hook._say_once.cache_clear()
+    environment.say_once.cache_clear()
     for _ in range(2):
         assert log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0) is False
         postprocess_rollout_data(ARGS)
     said = capsys.readouterr().err
     assert said.count("set LOCALTRACE_STORE") == 1
     assert said.count("passes no data") == 1
+    with monkeypatch.context() as required:
+        required.setenv("LOCALTRACE_REQUIRED", "1")
+        with pytest.raises(ConfigError, match="set LOCALTRACE_STORE"):
+            log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0)
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("LOCALTRACE_SEAL", "0")
     monkeypatch.setenv("LOCALTRACE_MIN_FREE_BYTES", "0")

@@ -38,16 +38,24 @@ print([hasattr(f, "_localtrace_records") for f in (a.AsyncLLM.generate, b.LLMEng
 """
 
 
-def in_process(folder: Path, code: str, **files: str | None) -> subprocess.CompletedProcess[str]:
+def in_process(
+    folder: Path, code: str, is_required: bool = False, **files: str | None
+) -> subprocess.CompletedProcess[str]:
     """Run code where a package `vllm` has these files."""
     for name, text in {**_VLLM, **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
             path.write_text(text)
-    environment = {"PYTHONPATH": f"{folder}:{Path.cwd()}", "PATH": ""}
+    environment = {"PYTHONPATH": f"{folder}:{Path.cwd()}", "PATH": "", "LOCALTRACE_STORE": "store"}
+    if is_required:
+        environment["LOCALTRACE_REQUIRED"] = "1"
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
+        [sys.executable, "-c", code],
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=not is_required,
     )
 
 
@@ -88,6 +96,15 @@ def test_a_version_with_another_generate_is_told_in_one_line_and_left_alone(
     (line,) = done.stderr.splitlines()
     assert "AsyncLLM.generate in" in line
     assert "trainer_hooks.http.record(client)" in line
+
+
+def test_a_version_with_another_generate_is_refused_where_recording_is_required(tmp_path) -> None:
+    text = "class AsyncLLM:\n    stream = None"
+    done = in_process(
+        tmp_path, _LOAD + _IMPORT, is_required=True, **{"vllm/v1/engine/async_llm.py": text}
+    )
+    assert "AsyncLLM.generate in" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
 
 
 def test_an_engine_wrapped_twice_records_once(store: Recording) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from localtrace.record import active
@@ -14,6 +13,7 @@ from localtrace.record.propagation import trace_id_of
 from localtrace.trainer_hooks.environment import (
     is_asked_for,
     record_this_process,
+    refuse,
     run_id_of_ray_job,
     say,
 )
@@ -90,13 +90,8 @@ def start_recording(config: Any = None) -> bool:
         named["run_id"] = run_id
     started = record_this_process("nemo_rl", **named)
     if not started and not is_asked_for():
-        _say_once("NeMo-RL is not recorded: set LOCALTRACE_STORE in its environment")
+        refuse("NeMo-RL is not recorded: set LOCALTRACE_STORE in its environment")
     return started
-
-
-@cache
-def _say_once(text: str) -> None:
-    say(text)
 
 
 def trace_id_in_job(content: str, occurrence: int) -> str:

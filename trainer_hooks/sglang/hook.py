@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from localtrace.errors import ConfigError
-from localtrace.trainer_hooks.environment import hook_settings, record_this_process, say
+from localtrace.trainer_hooks.environment import hook_settings, record_this_process, refuse, say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.sglang.recording import Recording, is_handed_over
 from localtrace.trainer_hooks.sglang.requests import is_rollout, keep_prompt
@@ -116,7 +116,7 @@ def _made(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:
     _keep_prompts(manager)
     # SGLang's registry wraps the method, unless it found none of this name.
     if not hasattr(type(manager).generate_request, "__wrapped__"):
-        _refuse(
+        refuse(
             "this version of SGLang has no TokenizerManager.generate_request that this hook knows, "
             "so its generations are not recorded: record them at the client, with "
             "localtrace.trainer_hooks.http.record(client)"
@@ -126,17 +126,11 @@ def _made(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:
 def _split(router: Any, *args: Any, **kwargs: Any) -> None:
     """Report that several tokenizer processes cannot be recorded: they load no plugins."""
     if record_this_process("sglang"):
-        _refuse(
+        refuse(
             "with --tokenizer-worker-num above 1 SGLang loads no plugins in its tokenizer workers, "
             "so their generations are not recorded: use 1, or record them at the client, with "
             "localtrace.trainer_hooks.http.record(client)"
         )
-
-
-def _refuse(text: str) -> None:
-    say(text)
-    if hook_settings().required:
-        raise ConfigError(text)
 
 
 @harmless

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from localtrace.store.tokenizers import FILE_NAME, has_tokenizer, keep_tokenizer
 from localtrace.trainer_hooks.environment import (
     is_asked_for,
     record_this_process,
+    refuse,
     run_id_of_ray_job,
-    say,
+    say_once,
 )
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.slime.batches import record_evaluation, record_rollout
@@ -92,7 +92,7 @@ def postprocess_rollout_data(
         LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
     if rollout_id is None or rollout_data is None:
-        _say_once(
+        say_once(
             "advantages are not recorded: this trainer passes no data to "
             "--rollout-data-postprocess-path"
         )
@@ -119,7 +119,7 @@ def _start_recording(args: Any, worker: str) -> bool:
     if started:
         _keep_tokenizer(args)
     elif not is_asked_for():
-        _say_once(
+        refuse(
             "the rollouts are not recorded: set LOCALTRACE_STORE in the environment of the Ray job"
         )
     return started
@@ -133,8 +133,3 @@ def _keep_tokenizer(args: Any) -> None:
         return
     if not has_tokenizer(recorder.layout, recorder.context.run_id):
         keep_tokenizer(recorder.layout, folder, recorder.context.run_id)
-
-
-@lru_cache
-def _say_once(text: str) -> None:
-    say(text)

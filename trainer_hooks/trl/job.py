@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from localtrace.record import active
-from localtrace.trainer_hooks.environment import is_asked_for, record_this_process, say
+from localtrace.trainer_hooks.environment import is_asked_for, record_this_process, refuse, say
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 
 
@@ -24,7 +24,7 @@ def start_recording(trainer: Any) -> bool:
         _follow_main_process(worker)
     # If the environment asked for recording, `record_this_process` has reported the reason.
     if active.recorder is None and accelerator.is_main_process and not is_asked_for():
-        say(
+        refuse(
             "the trainer is not recorded: call localtrace.init(...) before record(trainer), or set "
             "LOCALTRACE_STORE"
         )

@@ -15,13 +15,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from localtrace.record import active
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.environment import is_asked_for, record_this_process, say
+from localtrace.trainer_hooks.environment import is_asked_for, record_this_process, refuse
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verifiers import prime_rl
 from localtrace.trainer_hooks.verifiers.facts import place_of
@@ -49,15 +48,17 @@ def record() -> None:
 
     In prime-rl's orchestrator, which imports tasksets too, it adds a monitor to prime-rl's, which
     records episodes and metrics; in its processes that run environments it does nothing.
+
+    Raises:
+        ConfigError: this version cannot be recorded, and LOCALTRACE_REQUIRED is set.
     """
     if prime_rl.is_worker():
         return
     if (monitors := prime_rl.monitors()) is not None:
         _record_prime_rl(monitors)
         return
-    missing = lacking()
-    if missing:
-        say(f"verifiers is not recorded: it lacks {', '.join(missing)}; use verifiers 0.4")
+    if missing := lacking():
+        refuse(f"verifiers is not recorded: it lacks {', '.join(missing)}; use verifiers 0.4")
         return
     from verifiers.v1.env import Env
     from verifiers.v1.trace import Trace
@@ -69,19 +70,17 @@ def record() -> None:
 
 def _record_prime_rl(monitors: ModuleType) -> None:
     if missing := prime_rl.lacking(monitors):
-        say(f"prime-rl is not recorded: its monitors lack {', '.join(missing)}")
+        refuse(f"prime-rl is not recorded: its monitors lack {', '.join(missing)}")
     else:
         prime_rl.add_monitor(monitors, _start)
 
 
 def lacking() -> list[str]:
-    """Return the places and parameters that the installed verifiers does not have.
-
-    Raises:
-        ImportError: verifiers cannot be imported.
-    """
-    from verifiers.v1 import env, trace
-
+    """Return the places and parameters that the installed verifiers does not have."""
+    try:
+        from verifiers.v1 import env, trace
+    except ImportError as error:
+        return [str(error.name)]
     missing = [] if hasattr(trace.Trace, "notify") else ["Trace.notify"]
     method = getattr(env.Env, "run_episode", None)
     if method is None:
@@ -203,9 +202,4 @@ def _start() -> None:
     known = {} if named is None or "LOCALTRACE_RUN_ID" in os.environ else {"run_id": named}
     record_this_process("verifiers", **known)
     if active.recorder is None and not is_asked_for():
-        _say_once("episodes are not recorded: set LOCALTRACE_STORE, or call localtrace.init(...)")
-
-
-@lru_cache
-def _say_once(text: str) -> None:
-    say(text)
+        refuse("episodes are not recorded: set LOCALTRACE_STORE, or call localtrace.init(...)")

@@ -16,7 +16,7 @@ from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
 from localtrace.errors import ConfigError
-from localtrace.trainer_hooks.environment import say
+from localtrace.trainer_hooks.environment import is_asked_for, refuse, say
 from localtrace.trainer_hooks.vllm import calls
 from localtrace.trainer_hooks.vllm.fields import version
 
@@ -57,8 +57,8 @@ def register() -> None:
     for module, (name, _) in CLASSES.items():
         if _exists(module):
             register_post_import_hook(_install, module)
-        else:
-            _say_missing(name, module)
+        elif is_asked_for():
+            say(_lack(name, module))
 
 
 def wrap(engine: E) -> E:
@@ -91,7 +91,8 @@ def _install(module: ModuleType) -> None:
     owner = getattr(module, name, None)
     missing = _missing(owner, seams)
     if missing:
-        _say_missing(f"{name}.{missing[0]}", module.__name__)
+        if is_asked_for():
+            refuse(_lack(f"{name}.{missing[0]}", module.__name__))
         return
     for function, seam in seams.items():
         if not _is_marked(owner, function):
@@ -128,8 +129,8 @@ def _exists(module: str) -> bool:
     return not folders or any(Path(folder, path).is_file() for folder in folders)
 
 
-def _say_missing(what: str, module: str) -> None:
-    say(
+def _lack(what: str, module: str) -> str:
+    return (
         f"vLLM {version()} has no {what} in {module} that this hook knows, so its generations are "
         "not recorded: record them at the client, with localtrace.trainer_hooks.http.record(client)"
     )
