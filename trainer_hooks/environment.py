@@ -17,6 +17,7 @@ from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.record import active
 from localtrace.record.config import in_environment, parse, variable
 from localtrace.record.losses import logger
+from localtrace.record.propagation import trace_id_of
 from localtrace.record.settings import HookSettings
 from localtrace.terminal import escape_line
 from localtrace.trainer_hooks.harmless import harmless
@@ -90,6 +91,15 @@ def run_id_of_ray_job() -> str | None:
     # Older versions of Ray lack `get_session_name`.
     name = getattr(context, "get_session_name", lambda: context.gcs_address)()
     return f"ray-{name.removeprefix('session_')}-{context.get_job_id()}"
+
+
+def trace_id_in_job(trainer: str, *place: Any) -> str:
+    """Return the trace id of a rollout, by its place in the job; every process derives it alike."""
+    job = run_id_of_ray_job()
+    if job is None and active.recorder is not None:
+        context = active.recorder.context
+        job = f"{context.run_id}-{context.attempt}"
+    return trace_id_of("-".join(map(str, (trainer, job, *place))))
 
 
 def is_chosen(group: Any, share: float) -> bool:

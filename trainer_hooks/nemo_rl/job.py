@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localtrace.record import active
-from localtrace.record.propagation import trace_id_of
 from localtrace.trainer_hooks.environment import (
     is_asked_for,
     record_this_process,
@@ -92,17 +91,3 @@ def start_recording(config: Any = None) -> bool:
     if not started and not is_asked_for():
         refuse("NeMo-RL is not recorded: set LOCALTRACE_STORE in its environment")
     return started
-
-
-def trace_id_in_job(content: str, occurrence: int) -> str:
-    """Return the trace id of a rollout, the same in every process of the job.
-
-    Args:
-        content: digest of its tokens and logprobs.
-        occurrence: how many rollouts with this content came before.
-    """
-    job = run_id_of_ray_job()
-    if job is None and active.recorder is not None:
-        context = active.recorder.context
-        job = f"{context.run_id}-{context.attempt}"
-    return trace_id_of(f"nemo_rl-{job}-{content}-{occurrence}")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
 from localtrace.record.capture import Beginning
-from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import start_recording, training, validated_step
 from localtrace.trainer_hooks.nemo_rl.places import MANAGER, NEMO_RL, ROLLOUTS
 from localtrace.trainer_hooks.nemo_rl.samples import Event, Events, Sample, record_sample
@@ -23,6 +22,8 @@ from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "max_new_tokens")
 _ROW_FIELDS = ("idx", "extra_env_info", "task_name")
+Finished = tuple[Sequence[Any], Sequence[float], Sequence[Any] | None]
+"""The messages of finished rollouts, their rewards, and which of them were cut off."""
 
 
 class Batch:
@@ -103,73 +104,67 @@ _whole: ContextVar[bool] = ContextVar("localtrace_nemo_rl_whole", default=False)
 def _roll_out(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part:
-    batch = _begin(input_batch, policy_generation, tokenizer, greedy)
-    outer = _batch.set(batch)
-    try:
-        final, _ = yield
-    finally:
-        _batch.reset(outer)
-    if batch is not None:
-        _end(batch, final)
+    return _recorded(_begin(input_batch, policy_generation, tokenizer, greedy), _of_batch)
 
 
 @NEMO_RL.around(ROLLOUTS, "run_async_multi_turn_rollout")
 def _roll_out_async(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part:
-    whole = _whole.set(True)
     batch = _begin(input_batch, policy_generation, tokenizer, greedy)
-    outer = _batch.set(batch)
+    outer = _whole.set(True)
     try:
-        final, _ = yield
+        yield from _recorded(batch, _of_batch)
     finally:
-        _batch.reset(outer)
-        _whole.reset(whole)
-    if batch is not None:
-        _end(batch, final)
+        _whole.reset(outer)
 
 
 @NEMO_RL.around(ROLLOUTS, "_run_multi_turn_rollout_async", optional=True)
 def _roll_out_groups(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
-) -> Part:
+) -> Part | None:
     """Record a batch of the collector of trajectories, which has a process of its own."""
-    batch = None
-    if not _whole.get() and start_recording():
-        keep_tokenizer(tokenizer)
-        batch = Batch(input_batch, _sampling(policy_generation, greedy))
-    outer = _batch.set(batch) if batch is not None else None
-    try:
-        final, _ = yield
-    finally:
-        if outer is not None:
-            _batch.reset(outer)
-    if batch is not None:
-        _end(batch, final)
+    if _whole.get() or not start_recording():
+        return None
+    keep_tokenizer(tokenizer)
+    return _recorded(Batch(input_batch, _sampling(policy_generation, greedy)), _of_batch)
 
 
 @NEMO_RL.around(MANAGER, "AsyncRolloutImpl.run_rollout", optional=True)
 def _roll_out_prompt(self: Any, input_sample: Any) -> Part:
-    batch = None
-    if start_recording():
-        keep_tokenizer(getattr(self, "_tokenizer", None))
-        count = int(getattr(self, "_num_generations_per_prompt", 1))
-        rows = {name: [input_sample[name]] * count for name in _ROW_FIELDS if name in input_sample}
-        rows["message_log"] = [input_sample["message_log"]] * count
-        sampling = _sampling(getattr(self, "_policy_generation", None), False)
-        batch = Batch(rows, sampling)
+    if not start_recording():
+        return _recorded(None, _of_group)
+    keep_tokenizer(getattr(self, "_tokenizer", None))
+    count = int(getattr(self, "_num_generations_per_prompt", 1))
+    rows = {name: [input_sample[name]] * count for name in _ROW_FIELDS if name in input_sample}
+    rows["message_log"] = [input_sample["message_log"]] * count
+    sampling = _sampling(getattr(self, "_policy_generation", None), False)
+    return _recorded(Batch(rows, sampling), _of_group)
+
+
+def _recorded(batch: Batch | None, read: Callable[[Any], Finished]) -> Part:
+    """Collect a batch's events during a call, and record it by the call's result."""
     outer = _batch.set(batch)
     try:
-        group = yield
+        result = yield
     finally:
         _batch.reset(outer)
     if batch is not None:
-        done = group.completions
-        batch.record(
-            [one.message_log for one in done],
-            [one.reward for one in done],
-            [one.truncated for one in done],
-        )
+        batch.record(*read(result))
+
+
+def _of_batch(result: Any) -> Finished:
+    final, _ = result
+    return final["message_log"], final["total_reward"], final.get("truncated")
+
+
+def _of_group(group: Any) -> Finished:
+    done = group.completions
+    return (
+        [one.message_log for one in done],
+        [one.reward for one in done],
+        [one.truncated for one in done],
+    )
 
 
 @NEMO_RL.after(MANAGER, "RolloutManager.set_weight_version", optional=True)
@@ -240,11 +235,6 @@ def _begin(input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: boo
         return None
     keep_tokenizer(tokenizer)
     return Batch(input_batch, _sampling(policy_generation, greedy))
-
-
-@harmless
-def _end(batch: Batch, final: Any) -> None:
-    batch.record(final["message_log"], final["total_reward"], final.get("truncated"))
 
 
 def _sampling(policy_generation: Any, greedy: bool) -> dict[str, Any]:

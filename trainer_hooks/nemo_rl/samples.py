@@ -22,9 +22,10 @@ from localtrace.record import active
 from localtrace.record.capture import Beginning, begin_trajectory, end_trajectory
 from localtrace.record.scope import Scope, current
 from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.generations import record_generation, record_tool
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.nemo_rl.job import trace_id_in_job, training
+from localtrace.trainer_hooks.nemo_rl.job import training
 
 OP, STEP_OP, SOURCE = "nemo_rl.generate", "nemo_rl.environment", "nemo_rl.rollout"
 _REMEMBERED_MAX = 262_144
@@ -105,8 +106,11 @@ def record_sample(sample: Sample, beginning: Beginning, batch_start_ns: int) -> 
     ]
     content = content_of([*chain(*ids)], [*chain(*logprobs)])
     # Nothing joins a validation, which must not count among equal rollouts of the training.
-    own = beginning.validate
-    trace_id = os.urandom(16).hex() if own else trace_id_in_job(content, _recorded.next(content))
+    trace_id = (
+        os.urandom(16).hex()
+        if beginning.validate
+        else trace_id_in_job("nemo_rl", content, _recorded.next(content))
+    )
     events = sample.events
     start_ns = events.generations[0].start_ns if events.generations else batch_start_ns
     state = begin_trajectory(

@@ -9,11 +9,10 @@ from typing import Any
 
 from localtrace.record.session import log_metrics, outcome
 from localtrace.record.tensor_batches import record_tensors
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen
+from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import (
     start_recording,
-    trace_id_in_job,
     training,
     validated_step,
 )
@@ -161,7 +160,7 @@ def _record_left_out(logged: list[str], masked: list[str]) -> None:
 def _trace_id(logged: Mapping[str, Any], row: int, length: int) -> str:
     token_ids = _row(logged["token_ids"], row, length)
     content = content_of(token_ids, _row(logged["generation_logprobs"], row, length))
-    return trace_id_in_job(content, _trained.next(content))
+    return trace_id_in_job("nemo_rl", content, _trained.next(content))
 
 
 def _row(column: Sequence[Any], row: int, length: int) -> list[Any]:

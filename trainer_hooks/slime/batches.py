@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from localtrace.record import active
 from localtrace.record.capture import Beginning
-from localtrace.record.propagation import trace_id_of
 from localtrace.record.session import log_metrics, outcome
-from localtrace.trainer_hooks.environment import run_id_of_ray_job
+from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.slime.samples import Batch, generated_flags, record_sample
 
@@ -28,15 +26,6 @@ _SAMPLING_NAMES = {
 """Names of sampling parameters, and of the trainer's arguments that hold them."""
 _recorded: set[int] = set()
 """Rollouts whose samples have the trace ids that the trainer's processes derive."""
-
-
-def trace_id_in_job(rollout_id: int, index: int) -> str:
-    """Return the trace id of a sample, the same in every process of the job."""
-    job = run_id_of_ray_job()
-    if job is None and active.recorder is not None:
-        context = active.recorder.context
-        job = f"{context.run_id}-{context.attempt}"
-    return trace_id_of(f"slime-{job}-{rollout_id}-{index}")
 
 
 @harmless
@@ -68,7 +57,7 @@ def record_rollout(
         # Siblings that one rollout was split into have one index, and the trainer's processes
         # cannot tell them apart.
         alone = sample.index is not None and times_seen[sample.index] == 1
-        own = trace_id_in_job(rollout_id, sample.index)
+        own = trace_id_in_job("slime", rollout_id, sample.index)
         is_known = alone and rollout_id not in _recorded
         key = bytes.fromhex(own) if is_known else os.urandom(16)
         if record_sample(sample, key, place_of(rollout_id, sample, members), batch):

@@ -8,9 +8,8 @@ from typing import Any
 
 from localtrace.record.session import outcome
 from localtrace.record.tensor_batches import record_tensors
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen
+from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.slime.batches import trace_id_in_job
 from localtrace.trainer_hooks.token_means import Rows, in_memory, means
 
 SOURCE = "slime.trainer"
@@ -35,7 +34,7 @@ def record_training(rollout_id: int, args: Any, rollout_data: Mapping[str, Any])
         return
     masks = in_memory(rollout_data["loss_masks"])
     rows = _lone_rows(rollout_data, masks)
-    ids = {row: trace_id_in_job(rollout_id, indices[row]) for row in rows}
+    ids = {row: trace_id_in_job("slime", rollout_id, indices[row]) for row in rows}
     trained = [row for row in rows if masks[row].any()]
     outcome(
         [ids[row] for row in trained],
