@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import localtrace
+from localtrace.trainer_hooks.http import record
+from localtrace.trainer_hooks.http.answers import Answer
 from tests.http_engine import (
     CLIENTS,
     Ask,
@@ -457,6 +461,18 @@ def test_the_callers_scope_is_its_own_while_it_reads(
         ask(f"{engine.url}/generate", {"input_ids": [1]})
         tool("x")
     assert store.span("tool")["parent_id"] is None
+
+
+def test_nothing_is_kept_of_an_answer_that_the_caller_holds(
+    store: Recording, engine: Engine
+) -> None:
+    engine.reply = answer(sglang([11, 12]))
+    with record(httpx.Client()) as client:
+        held = client.post(f"{engine.url}/generate", json={"input_ids": [1]})
+    assert store.span("http.generate")["output_ids"] == [11, 12]
+    kept = [one for one in gc.get_objects() if isinstance(one, Answer) and not one.is_empty]
+    assert kept == []
+    assert held.json()["output_ids"] == [11, 12]
 
 
 def test_no_more_is_kept_than_a_record_may_hold(tmp_path: Path, engine: Engine, ask: Ask) -> None:

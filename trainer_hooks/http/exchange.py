@@ -81,14 +81,14 @@ class Exchange:
 
     def __init__(self, call: OpenCall, place: str | None, url: str, is_detail: bool) -> None:
         self.place = place
-        self._call = call
+        self._call: OpenCall | None = call
+        """The call; None once it is recorded."""
         self._url = url
         self._is_detail = is_detail
         self._max_bytes = call.recorder.settings.record_max_bytes
         self._request: list[bytes] = []
         self._request_bytes = 0
         self._body = AnswerBody(None, {}, self._max_bytes)
-        self._ended = False
 
     def __del__(self) -> None:
         # Not every client closes a response that it drops.
@@ -117,7 +117,7 @@ class Exchange:
     @harmless
     def receive(self, data: bytes) -> None:
         """Take a part of the answer's body."""
-        if not self._ended:
+        if self._call is not None:
             self._body.receive(data)
 
     @harmless
@@ -126,29 +126,32 @@ class Exchange:
 
         Only the first call has an effect.
         """
-        if self._ended:
+        call, self._call = self._call, None
+        if call is None:
             return
-        self._ended = True
-        duration_ns = time.perf_counter_ns() - self._call.mono_ns
+        duration_ns = time.perf_counter_ns() - call.mono_ns
         found = current.get()  # ending a trajectory changes the scope, which is the reader's here
         try:
             self._body.finish()
-            self._record(duration_ns, None if error is None else _printable(error))
+            self._record(call, duration_ns, None if error is None else _printable(error))
         finally:
             current.set(found)
+            # The caller may hold the answer for long, and with it this object.
+            self._request.clear()
+            self._body = AnswerBody(None, {}, 0)
 
     # -- the spans -------------------------------------------------------------------------
 
-    def _record(self, duration_ns: int, error: BaseException | None) -> None:
+    def _record(self, first: OpenCall, duration_ns: int, error: BaseException | None) -> None:
         failed = None
         for number, (inputs, outputs, failure) in enumerate(self._generations(error)):
             failed = failed or failure
-            call = _sibling(self._call) if number else self._call
+            call = _sibling(first) if number else first
             call.inputs = encode_inputs(call.recorder, inputs)
             if call.trajectory.dropped is None:
                 call.put(call.recorder, duration_ns, *verdict(failure), outputs, self._is_detail)
-        if self._call.own is not None:
-            self._call.own.__exit__(None if failed is None else type(failed), failed, None)
+        if first.own is not None:
+            first.own.__exit__(None if failed is None else type(failed), failed, None)
 
     def _generations(self, error: BaseException | None) -> Iterator[_Recorded]:
         """Yield each generation's inputs, outputs and error; the request's if there was none."""

@@ -114,7 +114,7 @@ class Hook:
         self._batch = GenerationBatch(self._trainer, inputs, self._batches)
 
     def _end(self, call: Finished, inputs: Sequence[dict[str, Any]]) -> None:
-        batch, self._batch = self._batch, None
+        batch, self._batch, self._messages = self._batch, None, ()
         if batch is None:
             return
         batch.end(call.error)
