@@ -152,8 +152,11 @@ def test_journals_are_in_the_store_unless_told_otherwise(tmp_path: Path) -> None
     assert journal_folders(layout) == [layout.journals]
 
 
-def test_journals_in_another_folder_are_found_through_the_store(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
+@pytest.mark.parametrize("name", [b"scratch", "dépôt\n'".encode(), b"not UTF-8: \xff"])
+def test_journals_in_another_folder_are_found_through_the_store(
+    tmp_path: Path, name: bytes
+) -> None:
+    scratch = tmp_path / os.fsdecode(name)
     with recording(tmp_path / "store", journal_dir=scratch) as store:
         assert [row["event"] for row in store.rows("runs")] == ["start"]
         assert len(list(scratch.rglob("*.journal"))) == 1

@@ -58,7 +58,7 @@ def find_journal_folders(layout: StoreLayout) -> JournalFolders:
     found.own.append(layout.journals)
     for pointer in sorted(layout.journals.glob("*.path")):
         try:
-            folder = Path(read_small(pointer).decode().strip())
+            folder = Path(os.fsdecode(read_small(pointer)).strip())
             if folder.is_absolute() and folder not in found.own and folder.is_dir():
                 problem = _why_foreign(layout, folder)
                 if problem is None:
@@ -146,7 +146,7 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
             _make_own(folder)
             _put_new(folder / OWNER_NAME, msgspec.json.encode(owner))
             name = f"{_digest(str(folder))}-{os.uname().nodename}.path"
-            _put_new(layout.journals / name, f"{folder}\n".encode())
+            _put_new(layout.journals / name, os.fsencode(f"{folder}\n"))
         except StoreError:
             raise
         except OSError as error:
