@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
 
 from localtrace.errors import ConfigError
+from localtrace.quantities import parse_size
 from localtrace.record.settings import Settings
 from localtrace.store.sealing.retention_rules import parse_quota
 from localtrace.store.sealing.sampling_rules import parse_rules
@@ -136,8 +137,8 @@ def _parts(kind: Any) -> Iterator[Any]:
 def _plain(field: FieldInfo, value: Any) -> Any:
     """Return a value in a form that msgspec can convert.
 
-    Words of switches become truth values, numbers lose blanks and numpy's types, lists of names are
-    split.
+    Words of switches become truth values, sizes bytes, numbers lose blanks and numpy's types, lists
+    of names are split.
     """
     kinds = [part for part in _parts(field.type) if isinstance(part, type)]
     if bool in kinds:
@@ -145,7 +146,7 @@ def _plain(field: FieldInfo, value: Any) -> Any:
         return _SWITCH_WORDS.get(text, text)
     if int in kinds or float in kinds:
         if isinstance(value, str):
-            return value.strip()
+            return parse_size(value) if field.name.endswith("_bytes") else value.strip()
         # Numbers of numpy have `__index__` or convert to float.
         return index(value) if hasattr(value, "__index__") else float(value)
     if field.name == "keep":

@@ -16,7 +16,7 @@ MIB = 2**20
 
 _PATH = Meta(title="a path")
 _SWITCH = Meta(title="1 or 0, true or false, yes or no, on or off")
-_BYTES = Meta(ge=0, title="a whole number of bytes, 0 or more")
+_BYTES = Meta(ge=0, title="a size such as 500MB or 2GiB, or a whole number of bytes, 0 or more")
 _SECONDS = Meta(ge=0, title="a number of seconds, 0 or more")
 _SHARE = Meta(ge=0, le=1, title="a share between 0 and 1")
 _COUNT = Meta(ge=0, lt=2**31, title="a whole number, 0 or more and below 2147483648")

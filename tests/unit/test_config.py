@@ -50,7 +50,7 @@ def test_an_argument_that_is_nothing_counts_as_not_given(nothing: Any) -> None:
 def test_every_setting_can_come_from_the_environment() -> None:
     texts = {
         "store": "s", "project": "p", "experiment": "e", "run_id": "r", "attempt": "2",
-        "resume": "must", "worker": "w", "journal_dir": "j", "queue_max_bytes": "1",
+        "resume": "must", "worker": "w", "journal_dir": "j", "queue_max_bytes": "64 MiB",
         "flush_interval_s": "0.5", "fsync_interval_s": "2", "rotate_max_bytes": "3",
         "rotate_interval_s": "4.5", "min_free_bytes": "5", "max_store_bytes": "6",
         "record_max_bytes": "7", "pinned_max_bytes": "8", "keep": "images, videos", "seal": "0",
@@ -60,7 +60,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     environ = {f"LOCALTRACE_{name.upper()}": text for name, text in texts.items()}
     assert load_settings(None, {}, environ) == Settings(
         store=Path.cwd() / "s", project="p", experiment="e", run_id="r", attempt=2, resume="must",
-        worker="w", journal_dir=Path.cwd() / "j", queue_max_bytes=1, flush_interval_s=0.5,
+        worker="w", journal_dir=Path.cwd() / "j", queue_max_bytes=2**26, flush_interval_s=0.5,
         fsync_interval_s=2.0, rotate_max_bytes=3, rotate_interval_s=4.5, min_free_bytes=5,
         max_store_bytes="6", record_max_bytes=7, pinned_max_bytes=8,
         keep=("images", "videos"), seal=False, seal_interval_s=9.0, seal_max_bytes=10,
@@ -103,7 +103,7 @@ def test_an_endless_interval_becomes_a_very_long_one() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("queue_max_bytes", "64MiB"),
+        ("queue_max_bytes", "64 parsecs"),
         ("queue_max_bytes", -1),
         ("queue_max_bytes", None.__class__),
         ("min_free_bytes", "much"),

@@ -65,7 +65,7 @@ def test_a_required_recording_is_required_however_it_is_said(
     ("name", "text", "accepted"),
     [
         ("LOCALTRACE_SEAL", "maybe", "1 or 0, true or false, yes or no, on or off"),
-        ("LOCALTRACE_QUEUE_MAX_BYTES", "64MiB", "bytes, 0 or more"),
+        ("LOCALTRACE_QUEUE_MAX_BYTES", "64 parsecs", "500MB or 2GiB"),
         ("LOCALTRACE_FSYNC_INTERVAL_S", "nan", "seconds, 0 or more"),
         ("LOCALTRACE_ATTEMPT", "-1", "0 or more and below 2147483648"),
         ("LOCALTRACE_RESUME", "auto", "must, "),
