@@ -48,7 +48,7 @@ def _columns(
 ) -> tuple[str, ...] | None:
     if text is None:
         return None
-    names = tuple(name.strip() for name in text.split(","))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     unknown = [name for name in names if name not in (*_COLUMNS, *_ADDED)]
     if unknown:
         from localtrace.read.view_columns import columns_of

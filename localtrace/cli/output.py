@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,6 +54,8 @@ def print_table(
         click.UsageError: the format is parquet and stdout is a terminal.
     """
     texts = texts or {}
+    if form in ("json", "parquet"):  # where a column is found by its name
+        table = table.rename_columns(_told_apart(table.column_names))
     names = [*table.column_names, *texts] if names is None else names
     if form == "parquet":
         _print_parquet(_joined(table, texts, names) if texts else table.select(names))
@@ -66,6 +70,16 @@ def print_table(
         _print_csv(names, rows)
     else:
         _print_text(names, rows)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return the names with a number after each that came before, as in `a join b`."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        unused = (one for one in numbered if one not in (*names, *distinct))
+        distinct.append(next(unused) if name in distinct else name)
+    return distinct
 
 
 def print_listing(table: pa.Table, form: str) -> None:
@@ -194,6 +208,8 @@ def _cell(value: Any) -> str:
 def _plain(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, str) else _JSON.encode(value).decode().strip('"')
 
 

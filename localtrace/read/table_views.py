@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import StoreError
 from localtrace.read.copies import rows_once
-from localtrace.schema import FORMAT_VERSION, TABLES, UPLOADS, TableSchema
+from localtrace.schema import FORMAT_VERSION, OUTCOMES, TABLES, UPLOADS, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,8 @@ def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
         _unsealed(table, number): snapshot.pending[table.name]
         for number, snapshot in enumerate(chain(*stores))
         for table in TABLES.values()
-        if not _is_sealed(snapshot, table)
+        # All outcomes may be folded, and `stored.late_outcomes` reads those that are not.
+        if table is OUTCOMES or not _is_sealed(snapshot, table)
     }
     return rows | {_unsealed(UPLOADS): UPLOADS.no_rows()}
 

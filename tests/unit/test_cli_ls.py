@@ -92,6 +92,9 @@ def test_elsewhere_than_on_a_terminal_everything_is_printed(store: Path) -> None
 def test_columns_are_chosen_by_name(store: Path) -> None:
     listed = rows("ls", "-s", store, "--columns", "reference,place,turn_count,group_id")
     assert listed[0] == {"reference": "1", "place": "1/1/0", "turn_count": 2, "group_id": None}
+    assert rows("ls", "-s", store, "--columns", "place,place") == rows(
+        "ls", "-s", store, "--columns", "place"
+    )
     wrong = run("ls", "-s", store, "--columns", "rewards; drop")
     assert wrong.exit_code == 2
     assert "'rewards; drop'" in wrong.stderr

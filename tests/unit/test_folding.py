@@ -101,6 +101,15 @@ def test_outcomes_become_columns_and_are_joined_no_more(layout: StoreLayout) -> 
     assert verify(layout).problems == []
 
 
+def test_a_query_that_lists_the_views_works_where_all_outcomes_are_folded(
+    layout: StoreLayout,
+) -> None:
+    compact(layout)
+    with open_store(layout.root) as store:
+        assert len(store.sql("select view_name from duckdb_views() where schema_name = 'stored'"))
+        assert not len(store.sql("from stored.late_outcomes"))
+
+
 def test_a_place_is_ordered_as_time_writer_and_number_are(layout: StoreLayout) -> None:
     compact(layout)
     table = deltalake.DeltaTable(layout.table("trajectories")).to_pyarrow_table()
