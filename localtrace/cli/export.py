@@ -161,7 +161,7 @@ def jsonl(source: Source, file: BinaryIO) -> None:
     """
     from localtrace.exporters.jsonl import line
 
-    source.each(source.choice.trace_ids, lambda one: file.write(line(one, source.store.decode)))
+    source.each_line(file, lambda one: line(one, source.store.decode))
 
 
 @_export
@@ -198,7 +198,7 @@ def sft(source: Source, file: BinaryIO, dedupe: bool, meta: bool) -> Counter[str
 
     decode, plain = source.store.decode, plain_decoder(source.store)
     rows = Rows(decode, plain, is_deduped=dedupe, has_meta=meta)
-    source.each(source.choice.trace_ids, lambda one: file.write(rows.lines(one)))
+    source.each_line(file, rows.lines)
     return rows.left_out
 
 
@@ -223,13 +223,14 @@ def chrome(source: Source, file: BinaryIO) -> None:
 def otlp(source: Source, file: BinaryIO, service: str | None) -> None:
     """Write OpenTelemetry JSON, one request per line.
 
-    The spans are those that upload --to otlp sends.
+    The spans are those that upload --to otlp sends. A very long trajectory takes several lines.
     """
-    from localtrace.exporters.otlp import writer
+    from localtrace.exporters.otlp import lines_of
 
     source.failures |= source.choice.refused()
     for part in source.runs:
-        source.each(part.whole_ids, writer(file, part.run, service, source.store.decode))
+        lines = lines_of(part.run, service, source.store.decode)
+        source.each_line(file, lines, part.whole_ids)
 
 
 @_export
@@ -241,7 +242,7 @@ def atif(source: Source, file: BinaryIO) -> Counter[str]:
     fate and the rest stand under extra.
     """
     documents = _documents(source)
-    source.each(source.choice.trace_ids, lambda one: file.write(documents.line(one)))
+    source.each_line(file, documents.line)
     return documents.left_out
 
 
@@ -300,7 +301,7 @@ def verifiers(source: Source, file: BinaryIO) -> Counter[str]:
     from localtrace.exporters.verifiers_traces import Episodes
 
     episodes = Episodes(source.store.decode)
-    source.each(source.choice.trace_ids, lambda one: file.write(episodes.line(one)))
+    source.each_line(file, episodes.line)
     return episodes.left_out
 
 

@@ -119,8 +119,8 @@ def _read(paths: tuple[str, ...], identity: str, rows: str, ids: pa.Array) -> It
     store = _store(paths, identity)
     batches = []
     for trajectory in store.read((one.hex() for one in ids.to_pylist()), batch_size=_BATCH):
-        batches.append(flat_rows(rows, trajectory, store.decode))
-        if len(batches) == _BATCH:
+        batches += flat_rows(rows, trajectory, store.decode)
+        if len(batches) >= _BATCH:
             yield pa.Table.from_batches(batches)
             batches = []
     if batches:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -33,14 +33,13 @@ from localtrace.exporters.atif_messages import (
     tool_call,
 )
 from localtrace.exporters.sft import NO_TURN, PRUNED
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, trajectory_fields
+from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, json_line, trajectory_fields
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.read.messages import Message, messages_of, model_of, said_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
-from localtrace.values.codec import to_json
 
 VERSION = "ATIF-v1.7"
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
@@ -67,10 +66,11 @@ class Documents:
         self.decode = decode
         self._models = models
 
-    def line(self, trajectory: Trajectory) -> bytes:
-        """Return the document of a trajectory with its line end; empty if it has no turn."""
+    def line(self, trajectory: Trajectory) -> Iterator[bytes]:
+        """Yield the document of a trajectory as a line, in pieces; none if it has no turn."""
         document = self.document(trajectory)
-        return b"" if document is None else to_json(document).encode() + b"\n"
+        if document is not None:
+            yield from json_line(document | {"steps": iter(document["steps"])})
 
     def document(self, trajectory: Trajectory) -> Fields | None:
         """Return the document of a trajectory; None if it has no turn."""

@@ -18,13 +18,13 @@ an array, a value that recording left out) becomes an object with `$type`; see
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from localtrace.exporters.shape import trajectory_fields
+from localtrace.exporters.shape import json_line, trajectory_fields
 from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
-from localtrace.values.codec import to_json
 
 _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
@@ -34,12 +34,13 @@ _CALL = (
 )  # fmt: skip
 
 
-def line(trajectory: Trajectory, decode: Decode) -> bytes:
-    """Return the JSON line of a trajectory, with its line end."""
-    fields = trajectory_fields(trajectory)
-    for name, spans in (("spans", trajectory.spans), ("generations", trajectory.generations)):
-        fields[name] = [_call(span, trajectory.run_id, decode) for span in spans]
-    return to_json(fields).encode() + b"\n"
+def line(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
+    """Yield the JSON line of a trajectory in pieces."""
+    calls = {
+        name: (_call(span, trajectory.run_id, decode) for span in spans)
+        for name, spans in (("spans", trajectory.spans), ("generations", trajectory.generations))
+    }
+    return json_line(trajectory_fields(trajectory) | calls)
 
 
 def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:

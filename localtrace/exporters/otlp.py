@@ -1,5 +1,7 @@
 """OpenTelemetry's JSON: one request per line, the format of the collector's file exporter.
 
+A trajectory is one request, or several where its turns repeat very long prompts.
+
 The spans are those that `upload --to otlp` sends. Their ids are derived from the trajectories, so
 that a second export gives the same ids.
 """
@@ -7,8 +9,8 @@ that a second export gives the same ids.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -21,12 +23,14 @@ from localtrace.uploader.targets import Place
 
 _DESTINATION = "otlp file"
 _IDS = ("traceId", "spanId", "parentSpanId")
+_REQUEST_MAX_BYTES = 8 * 2**20
+"""Bytes of spans after which a request ends."""
 
 
-def writer(
-    file: BinaryIO, run: Run, service: str | None, decode: Decode
-) -> Callable[[Trajectory], None]:
-    """Return a function that writes the line of a trajectory of this run.
+def lines_of(
+    run: Run, service: str | None, decode: Decode
+) -> Callable[[Trajectory], Iterator[bytes]]:
+    """Return a function that yields the lines of a trajectory of this run.
 
     Args:
         service: the name of the service; None: the run's project.
@@ -36,29 +40,40 @@ def writer(
     """
     try:
         from google.protobuf import json_format
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-            ExportTraceServiceRequest,
-        )
 
-        from localtrace.uploader.targets.otlp_spans import encode
+        from localtrace.uploader.targets import otlp_values
+        from localtrace.uploader.targets.otlp_spans import each_span, resource_of
     except ImportError:
         raise MissingDependency.for_extra("opentelemetry-proto", "otlp") from None
     place = Place(_DESTINATION, service or run.project, run.run_id)
     as_text, model = wants_text(run.config), model_name(run.config)
 
-    def write(trajectory: Trajectory) -> None:
+    def lines(trajectory: Trajectory) -> Iterator[bytes]:
         if as_text:
             trajectory = with_text(trajectory, decode)
-        (body,) = encode(trajectory, place, transcript_of(trajectory, decode, model)).parts
-        request = ExportTraceServiceRequest.FromString(body)
-        found = json_format.MessageToDict(request, use_integers_for_enums=True)
-        for block in found["resourceSpans"]:
-            for scope in block["scopeSpans"]:
-                for span in scope["spans"]:
-                    _hex_ids(span)
-        file.write(msgspec.json.encode(found) + b"\n")
+        resource = resource_of(trajectory, place)
+        spans = each_span(trajectory, place, transcript_of(trajectory, decode, model))
+        for batch in _batches(spans):
+            block = otlp_values.block(batch, resource)
+            found = json_format.MessageToDict(block, use_integers_for_enums=True)
+            for span in found["scopeSpans"][0]["spans"]:
+                _hex_ids(span)
+            yield msgspec.json.encode({"resourceSpans": [found]}) + b"\n"
 
-    return write
+    return lines
+
+
+def _batches(spans: Iterator[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    size_bytes = 0
+    for span in spans:
+        batch.append(span)
+        size_bytes += span.ByteSize()
+        if size_bytes >= _REQUEST_MAX_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _hex_ids(span: dict[str, Any]) -> None:

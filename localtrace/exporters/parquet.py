@@ -33,15 +33,13 @@ class Rows:
         self._waiting_rows = self._waiting_bytes = 0
 
     def add(self, trajectory: Trajectory) -> None:
-        """Write the rows of a trajectory."""
-        batch = flat_rows(self._kind, trajectory, self._decode)
-        if not batch.num_rows:
-            return
-        self._batches.append(batch)
-        self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_rows >= _GROUP_MAX_ROWS or self._waiting_bytes >= _GROUP_MAX_BYTES:
-            self._flush()
+        """Write the rows of a trajectory, all of them or none."""
+        for batch in list(flat_rows(self._kind, trajectory, self._decode)):
+            self._batches.append(batch)
+            self._waiting_rows += batch.num_rows
+            self._waiting_bytes += batch.nbytes
+            if self._waiting_rows >= _GROUP_MAX_ROWS or self._waiting_bytes >= _GROUP_MAX_BYTES:
+                self._flush()
 
     def close(self) -> None:
         """Write what is left, and the footer."""

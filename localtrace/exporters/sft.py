@@ -56,8 +56,8 @@ class Rows:
         self._has_meta = has_meta
         self._written: set[bytes] | None = set() if is_deduped else None
 
-    def lines(self, trajectory: Trajectory) -> bytes:
-        """Return the JSON lines of a trajectory."""
+    def lines(self, trajectory: Trajectory) -> Iterator[bytes]:
+        """Yield the JSON lines of a trajectory."""
         turns = generations(trajectory)
         if not turns:
             self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
@@ -65,14 +65,12 @@ class Rows:
         self.left_out[FAILED] += len(turns) - len(done)
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
                 "step": trajectory.step, "labels": _labels(trajectory)}  # fmt: skip
-        lines = []
         for turn in _last_of_conversations(done):
             row = self._row(turn, trajectory.run_id)
             if row is None:
                 self.left_out[NO_TEXT if turn.output_ids is None else NO_TOKENIZER] += 1
             elif self._is_new(row):
-                lines.append(to_json(row | meta if self._has_meta else row).encode() + b"\n")
-        return b"".join(lines)
+                yield to_json(row | meta if self._has_meta else row).encode() + b"\n"
 
     def _is_new(self, row: dict[str, Any]) -> bool:
         if self._written is None:

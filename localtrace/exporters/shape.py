@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from localtrace.read.flat_rows import outcome_value
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import Decode, tokenizer_of
 from localtrace.types import Span, Trajectory
+from localtrace.values.codec import to_json
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -37,6 +39,23 @@ def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
         for one in trajectory.outcomes
     ]  # fmt: skip
     return {name: getattr(trajectory, name) for name in _HEAD} | {"outcomes": outcomes}
+
+
+def json_line(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield an object as a line of JSON, in pieces; what an iterator gives is a list's elements.
+
+    So memory holds one element at a time: the whole prompts of all turns are very long together.
+    """
+    for place, (name, value) in enumerate(fields.items()):
+        yield f"{',' if place else '{'}{to_json(name)}:".encode()
+        if not isinstance(value, Iterator):
+            yield to_json(value).encode()
+            continue
+        yield b"["
+        for number, element in enumerate(value):
+            yield f"{',' if number else ''}{to_json(element)}".encode()
+        yield b"]"
+    yield b"}\n"
 
 
 def given_text(span: Span) -> str | None:

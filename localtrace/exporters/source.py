@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, BinaryIO
 
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Trajectory
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _BATCH_MIN, _BATCH_MAX = 16, 256
 _BATCH_MAX_TOKENS = 2**20
 """About the most tokens of one batch: a single trajectory may hold very many."""
+_DRAFT_MAX_BYTES = 16 * 2**20
+"""The most bytes of one trajectory that wait in memory; those of a longer one wait on disk."""
 
 
 class Source:
@@ -75,6 +79,20 @@ class Source:
                 self.done += 1
             self._on_progress(self.done + len(self.failures), self._total)
 
+    def each_line(
+        self,
+        file: BinaryIO,
+        pieces: Callable[[Trajectory], Iterable[bytes]],
+        trace_ids: Iterable[str] | None = None,
+    ) -> None:
+        """Write the pieces of each trajectory to a file, all of them or none.
+
+        Args:
+            trace_ids: trajectories in their order; None: all.
+        """
+        trace_ids = self.choice.trace_ids if trace_ids is None else trace_ids
+        self.each(trace_ids, lambda one: _write_whole(file, pieces(one)))
+
     def _read(self, trace_ids: Iterable[str]) -> Iterator[Trajectory]:
         remaining = iter(trace_ids)
         batch_size = _BATCH_MIN
@@ -88,6 +106,14 @@ class Source:
 
     def _fail(self, trace_id: str, error: Exception) -> None:
         self.failures[trace_id] = f"cannot be read: {error}"
+
+
+def _write_whole(file: BinaryIO, pieces: Iterable[bytes]) -> None:
+    """Write pieces to a file once all of them are made: whole prompts are many times a prompt."""
+    with SpooledTemporaryFile(_DRAFT_MAX_BYTES) as draft:
+        draft.writelines(pieces)
+        draft.seek(0)
+        shutil.copyfileobj(draft, file)
 
 
 def _tokens(trajectory: Trajectory) -> int:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from localtrace.exporters.sft import NO_TURN, PRUNED
-from localtrace.exporters.shape import trajectory_fields
+from localtrace.exporters.shape import json_line, trajectory_fields
 from localtrace.exporters.verifiers_fields import (
     agent_of,
     env_of,
@@ -43,7 +43,6 @@ from localtrace.store.tokenizers import Decode
 from localtrace.trainer_hooks.verifiers.facts import UNKNOWN
 from localtrace.trainer_hooks.verifiers.graph import Times, Usage
 from localtrace.types import Span, Trajectory
-from localtrace.values.codec import to_json
 
 TRACE_VERSION = 1
 OTHER_LISTS = "lists with one number per token, kept as info.localtrace: they do not fit the graph"
@@ -90,11 +89,11 @@ class Episodes:
         """Counts of what the episodes do not hold, by field."""
         self._decode = decode
 
-    def line(self, trajectory: Trajectory) -> bytes:
-        """Return the line of a trajectory; empty if it has no call of the model."""
+    def line(self, trajectory: Trajectory) -> Iterator[bytes]:
+        """Yield the line of a trajectory in pieces; none if it has no call of the model."""
         if not any(span.kind == "generation" for span in trajectory.every_span):
             self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
-            return b""
+            return
         given = trajectory.attributes
         task = task_of(trajectory)
         self._count_calls(trajectory)
@@ -108,7 +107,7 @@ class Episodes:
             "errors": failures_of(given.get("episode_errors")),
             "traces": [self._trace(trajectory, task)],
         }
-        return to_json(known(episode)).encode() + b"\n"
+        yield from json_line(known(episode))
 
     def _trace(self, trajectory: Trajectory, task: Fields) -> Fields:
         given, own_made = trajectory.attributes, is_own(trajectory)

@@ -8,6 +8,7 @@ the views; `inputs`, `outputs`, `messages` and `attributes` are tagged JSON text
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from localtrace.values.codec import to_json
 
 KINDS = ("trajectories", "turns", "spans", "outcomes")
 """The rows that there are."""
+_BATCH_ROWS = 16
+"""Rows in memory as Python values: the prompts of one trajectory are very long together."""
 _TEXT, _INT, _REAL, _FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _HEAD = {
     "project": _TEXT, "experiment": _TEXT, "run_id": _TEXT, "attempt": _INT, "trace_id": _TEXT,
@@ -63,11 +66,13 @@ def flat_schema(kind: str) -> pa.Schema:
     return pa.schema({**_HEAD, **_OWN[kind]})
 
 
-def flat_rows(kind: str, trajectory: Trajectory, decode: Decode) -> pa.RecordBatch:
-    """Return the rows of one trajectory."""
+def flat_rows(kind: str, trajectory: Trajectory, decode: Decode) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one trajectory."""
     head = {name: getattr(trajectory, name) for name in _HEAD}
-    rows = [head | row for row in _KINDS[kind](trajectory, decode)]
-    return pa.RecordBatch.from_pylist(rows, schema=flat_schema(kind))
+    schema = flat_schema(kind)
+    rows = (head | row for row in _KINDS[kind](trajectory, decode))
+    while batch := list(islice(rows, _BATCH_ROWS)):
+        yield pa.RecordBatch.from_pylist(batch, schema=schema)
 
 
 def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -80,40 +80,60 @@ def encode(
         transcript: the trajectory in a form to read, which is added.
         for_langfuse: whether Langfuse's own names for it are added, too.
     """
+    spans = list(_as_before(trajectory, place))
+    resource = resource_of(trajectory, place)
+    digest = sha256(otlp_values.request(spans, resource)).hexdigest()
+    spans = list(_as_now(spans, trajectory, transcript))
+    if transcript is not None and for_langfuse:
+        for shown, span in zip(spans[1:], trajectory.spans, strict=True):
+            show_chat(shown, transcript.chats.get(span.span_id))
+    entry = Entry(place, trajectory.trace_id, spans[0].trace_id.hex(), digest, len(spans))
+    return Record(entry, (otlp_values.request(spans, resource),))
+
+
+def each_span(trajectory: Trajectory, place: Place, transcript: Transcript) -> Iterator[OtlpSpan]:
+    """Yield the spans that `encode` puts into a record: the root, then the calls in order."""
+    return _as_now(_as_before(trajectory, place), trajectory, transcript)
+
+
+def _as_before(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
+    """Yield the spans in the form that earlier versions sent."""
     trace_id = derive_id(16, "otlp trace", place.destination, trajectory.trace_id)
     ids = {
         span.span_id: derive_id(8, "otlp span", place.destination, span.trace_id, span.span_id)
         for span in trajectory.spans
     }
+    root_id = derive_id(8, "otlp root", place.destination, trajectory.trace_id)
+    common = {"trace_id": trace_id, "kind": OtlpSpan.SPAN_KIND_INTERNAL}
     root = _root(trajectory)
-    root.span_id = derive_id(8, "otlp root", place.destination, trajectory.trace_id)
-    spans = [root]
+    root.MergeFrom(OtlpSpan(span_id=root_id, **common))
+    yield root
     for span in trajectory.spans:
         call = _call(span, _session(trajectory))
-        call.span_id = ids[span.span_id]
         # A call whose caller was not recorded belongs directly under the trajectory.
-        call.parent_span_id = ids.get(span.parent_id or "", root.span_id)
-        spans.append(call)
-    for shown in spans:
-        shown.trace_id = trace_id
-        shown.kind = OtlpSpan.SPAN_KIND_INTERNAL
-    resource = _resource(trajectory, place)
-    digest = sha256(otlp_values.request(spans, resource)).hexdigest()
-    for attribute in (one for shown in spans for one in shown.attributes):
-        if attribute.key.startswith(_PREFIX_BEFORE):
-            attribute.key = "localtrace." + attribute.key.removeprefix(_PREFIX_BEFORE)
-    if transcript is not None:
-        read_root(root, trajectory, transcript)
-        made = Counter(one.parent_id for one in trajectory.generations)
-        for shown, span in zip(spans[1:], trajectory.spans, strict=True):
+        parent_id = ids.get(span.parent_id or "", root_id)
+        call.MergeFrom(OtlpSpan(span_id=ids[span.span_id], parent_span_id=parent_id, **common))
+        yield call
+
+
+def _as_now(
+    spans: Iterable[OtlpSpan], trajectory: Trajectory, transcript: Transcript | None
+) -> Iterator[OtlpSpan]:
+    """Yield spans with the names of today, and the transcript."""
+    made = Counter(one.parent_id for one in trajectory.generations)
+    for shown, span in zip(spans, (None, *trajectory.spans), strict=True):
+        for attribute in shown.attributes:
+            if attribute.key.startswith(_PREFIX_BEFORE):
+                attribute.key = "localtrace." + attribute.key.removeprefix(_PREFIX_BEFORE)
+        if transcript is not None and span is None:
+            read_root(shown, trajectory, transcript)
+        elif transcript is not None and span is not None:
             read_call(shown, span, transcript, made[span.span_id])
-            if for_langfuse:
-                show_chat(shown, transcript.chats.get(span.span_id))
-    entry = Entry(place, trajectory.trace_id, trace_id.hex(), digest, len(spans))
-    return Record(entry, (otlp_values.request(spans, resource),))
+        yield shown
 
 
-def _resource(trajectory: Trajectory, place: Place) -> dict[str, Any]:
+def resource_of(trajectory: Trajectory, place: Place) -> dict[str, Any]:
+    """Return the attributes that all spans of a trajectory share."""
     return {
         "service.name": place.experiment,
         "openinference.project.name": place.experiment,

@@ -95,9 +95,14 @@ def request(spans: Iterable[Span], resource: Mapping[str, Any] | None = None) ->
     Concatenated requests are one valid request with all their traces, by the design of Protocol
     Buffers. So a batch is built without encoding anything twice.
     """
-    scope = ScopeSpans(scope=InstrumentationScope(name="localtrace"), spans=spans)
-    block = ResourceSpans(scope_spans=[scope])
-    if resource:
-        block.resource.CopyFrom(Resource(attributes=attributes(resource)))
-    whole = ExportTraceServiceRequest(resource_spans=[block])
+    whole = ExportTraceServiceRequest(resource_spans=[block(spans, resource)])
     return bytes(whole.SerializeToString(deterministic=True))
+
+
+def block(spans: Iterable[Span], resource: Mapping[str, Any] | None) -> ResourceSpans:
+    """Return spans with the attributes that they share."""
+    scope = ScopeSpans(scope=InstrumentationScope(name="localtrace"), spans=spans)
+    found = ResourceSpans(scope_spans=[scope])
+    if resource:
+        found.resource.CopyFrom(Resource(attributes=attributes(resource)))
+    return found
