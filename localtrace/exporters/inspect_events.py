@@ -36,6 +36,7 @@ from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.read.messages import answer_lacks, model_of, prompt_lacks, said_of, sendable
 from localtrace.store.tokenizers import Decode
+from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 
@@ -47,6 +48,32 @@ _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
           "content_filter": "content_filter", "max_tokens": "max_tokens"}  # fmt: skip
 _decode = msgspec.json.Decoder().decode
 Fields: TypeAlias = dict[str, Any]
+
+
+class PromptIds:
+    """The prompts of one trajectory as lists of ids, each without what it repeats.
+
+    Whole, the prompts of a long rollout are too much for Inspect, which walks through every value.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, list[int]] = {}
+        """Ids up to and with an answer, by its turn's span id; only those that none continues."""
+
+    def told(self, turn: Span) -> list[int] | Fields | None:
+        """Return the ids, or which turn's prompt and answer they repeat, how many, and the rest."""
+        ids = turn.prompt_ids
+        if ids is None:
+            return None
+        shared = {one: shared_prefix(ids, whole) for one, whole in self._ends.items()}
+        base = max(shared, key=lambda one: shared[one], default=None)
+        kept = 0 if base is None else shared[base]
+        if turn.batch_index is None:
+            for one, count in shared.items():
+                if count == len(self._ends[one]):
+                    del self._ends[one]
+            self._ends[turn.span_id] = ids + (turn.output_ids or [])
+        return {"of": base, "kept": kept, "new": ids[kept:]} if kept else ids
 
 
 class Events:
@@ -64,6 +91,7 @@ class Events:
         self._left_out = left_out
         self._messages = Messages(trajectory.trace_id)
         self._token_text: dict[int, str] = {}
+        self._prompt_ids = PromptIds()
         self._asked: dict[str, list[str]] = {}
         """Ids of calls of tools that no event answers yet, by the tool's name."""
         for turn in trajectory.turns:
@@ -146,7 +174,7 @@ class Events:
             "inputs": inputs or None, "outputs": outputs,
             "inputs_lists": _names(turn.inputs, inputs, lists),
             "outputs_lists": _names(turn.outputs, outputs, lists),
-            "prompt_ids": turn.prompt_ids, "output_ids": turn.output_ids,
+            "prompt_ids": self._prompt_ids.told(turn), "output_ids": turn.output_ids,
         }  # fmt: skip
         output = self.outputs[turn.span_id, turn.batch_index]
         head["metadata"] |= plain(known(more))

@@ -25,6 +25,8 @@ from localtrace.store.journal.records import KINDS, STATUSES
 from localtrace.values.tagged_json import from_tagged
 
 OP = "inspect.generate"
+_IDS_MAX = 2**27
+"""Token ids of the whole prompts of one sample."""
 _MORE_CHOICES = "answers after the first of a call that asked for several"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEX_16, _HEX_32 = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
@@ -47,6 +49,9 @@ class Calls:
         uuid = str(sample.uuid)
         self.trace_id = uuid if is_own and _HEX_32.fullmatch(uuid) else trace_id
         self._is_own = is_own
+        self._ids: dict[str, list[int]] = {}
+        """Ids of exported prompts and answers, by the turns' span ids."""
+        self._ids_left = _IDS_MAX
         self._sent: dict[int, Fields] = {}
         """Messages by the identity of Inspect's: calls share them."""
         self._agents: dict[str, int] = {}
@@ -157,7 +162,7 @@ class Calls:
         choice = event.output.choices[0] if event.output.choices else None
         logprobs = None if choice is None or choice.logprobs is None else choice.logprobs.content
         lists = {
-            "messages": self._messages(event.input), "prompt_ids": told.get("prompt_ids"),
+            "messages": self._messages(event.input), "prompt_ids": self._prompt_ids(told),
             "tools": [tool_of(tool) for tool in event.tools], "output_ids": told.get("output_ids"),
             "output_logprobs": None if logprobs is None else [one.logprob for one in logprobs],
         }  # fmt: skip
@@ -170,6 +175,28 @@ class Calls:
                 value = {**(value or {}), **known(recorded)}
             found.append(value)
         return found[0], found[1]
+
+    def _prompt_ids(self, told: Fields) -> Any:
+        """Return the ids of an exported prompt, of which another turn may have the first.
+
+        Raises:
+            BadLine: the prompts are too long together.
+        """
+        ids = told.get("prompt_ids")
+        if isinstance(ids, dict):
+            kept, new = ids.get("kept"), ids.get("new")
+            base = self._ids.get(str(ids.get("of")), [])
+            if not (_is_place(kept) and isinstance(new, list) and kept <= len(base)):
+                return None
+            ids = [*base[:kept], *new]
+        if isinstance(ids, list):
+            self._ids_left -= len(ids)
+            if self._ids_left < 0:
+                raise BadLine(f"its prompts have more than {_IDS_MAX} token ids together")
+            said = told.get("output_ids")
+            whole = [*ids, *said] if isinstance(said, list) else ids
+            self._ids[str(told.get("localtrace_id"))] = whole
+        return ids
 
     def _said(self, output: ModelOutput) -> Fields:
         if not output.choices:

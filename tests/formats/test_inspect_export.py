@@ -178,6 +178,9 @@ def test_ids_logprobs_usage_and_errors_are_carried(
         one for one in first.events if one.event == "model" and "batch_index" not in one.metadata
     )
     assert (turn.metadata["prompt_ids"], turn.metadata["output_ids"]) == ([1, 2, 3], [5, 6, 7])
+    # A prompt repeats no ids of another one: Inspect walks through every value.
+    repeated = {"of": turn.metadata["localtrace_id"], "kept": 1, "new": []}
+    assert unlikely_turn.metadata["prompt_ids"] == repeated
     logprobs = turn.output.choices[0].logprobs
     assert [one.logprob for one in logprobs.content] == pytest.approx([-0.1, -0.25, -1.5])
     assert turn.output.choices[0].stop_reason == "max_tokens"

@@ -85,7 +85,7 @@ def test_every_prompt_and_answer_comes_back(turns: list[Any], tmp_path_factory: 
              prompt_ids=ids, outputs=said, inputs={"top_p": float("nan")})
         for seq, (prompt, said, ids) in enumerate(made)
     ]  # fmt: skip
-    line = Documents(lambda *_: None).line(trajectory(spans=spans, project="default"))
+    line = b"".join(Documents(lambda *_: None).line(trajectory(spans=spans, project="default")))
     check(json.loads(line))
     path: Path = tmp_path_factory.mktemp("atif") / "in.jsonl"
     path.write_bytes(line)

@@ -112,7 +112,7 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
         trajectory = store.trajectory(one["trace_id"])
         assert Redaction.load(None).trajectory(trajectory, decode) is trajectory
         if is_chat:
-            Documents(decode).line(trajectory)
+            Documents(decode).document(trajectory)
             transcript_of(trajectory, decode)
         given = [turn.given for turn in Conversation(trajectory, decode).turns.values()]
         assert sum(map(len, given)) == (2 * turns - 1 - (turns - 1) if is_chat else turns)

@@ -31,7 +31,7 @@ def written(
     """The document of a rollout of these calls, and what it does not hold."""
     spans = [call(seq, **{"is_turn": True, **one}) for seq, one in enumerate(calls, 1)]
     documents = Documents(decode, {("run", 0): model})
-    line = documents.line(trajectory(spans=spans, **fields))
+    line = b"".join(documents.line(trajectory(spans=spans, **fields)))
     assert line.count(b"\n") == 1
     document = json.loads(line)
     check(document)

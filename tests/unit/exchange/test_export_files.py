@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 
+from localtrace.exporters import jsonl, otlp
+from localtrace.exporters.atif import Documents
+from localtrace.exporters.sft import Rows
+from localtrace.read.flat_rows import flat_rows
 from localtrace.read.store import open_store
+from localtrace.store.tokenizers import Decode
+from localtrace.types import Trajectory
 from localtrace.values.codec import from_json
 from tests.unit.exchange.rollouts import KEY
+from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
 Command = Callable[..., Result]
 Recorded = tuple[Path, dict[str, str]]
@@ -88,6 +95,44 @@ def test_otlp_lines_hold_the_spans_that_an_upload_sends(
     assert again.read_bytes() == out.read_bytes()
 
 
+def test_a_long_trajectory_is_several_requests_that_come_back_as_one(
+    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.proto")
+    store, ids = recorded
+    whole, split = tmp_path / "whole.json", tmp_path / "split.json"
+    command("export", "otlp", "step=3", "-s", store, "-o", whole)
+    monkeypatch.setattr(otlp, "_REQUEST_MAX_BYTES", 1)
+    command("export", "otlp", "step=3", "-s", store, "-o", split)
+    with open_store(store) as opened:
+        calls = opened.trajectory(ids["ids"]).spans
+    assert len(whole.read_bytes().splitlines()) == 1
+    assert len(split.read_bytes().splitlines()) == 1 + len(calls)
+    result = command("import", "otlp", split, "-s", tmp_path / "new")
+    assert f"1 trajectories, {len(calls)} calls" in result.stdout
+    with open_store(tmp_path / "new") as opened:
+        assert [one.prompt_ids for one in opened.trajectory(ids["ids"]).spans] == [
+            one.prompt_ids for one in calls
+        ]
+
+
+def test_a_long_trajectory_is_never_whole_in_memory() -> None:
+    ids = [list(range(1000 * turn)) for turn in range(1, 40)]
+    turns = [call(seq, is_turn=True, prompt_ids=one, output_ids=[7]) for seq, one in enumerate(ids)]
+    long = trajectory(spans=turns)
+
+    def decode(run_id: str, ids: list[int]) -> str:
+        return "x" * len(ids)
+
+    for pieces in (
+        jsonl.line(long, decode), Documents(decode).line(long), Rows(decode, decode).lines(long),
+    ):  # fmt: skip
+        sizes = [len(one) for one in pieces]
+        assert sum(sizes) > 10 * max(sizes)
+    rows = [batch.num_rows for batch in flat_rows("turns", long, decode)]
+    assert (sum(rows), max(rows)) == (39, 16)
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "sft", "chrome", "otlp"])
 def test_what_an_upload_redacts_is_redacted_and_said(
     recorded: Recorded, tmp_path: Path, command: Command, form: str
@@ -150,15 +195,15 @@ def test_a_failed_export_leaves_nothing_behind(
 def test_a_trajectory_that_cannot_be_written_is_named_and_all_others_are_there(
     recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localtrace.exporters import jsonl
-
     store, ids = recorded
     line = jsonl.line
 
-    def refusing(trajectory: object, decode: object) -> bytes:
-        if trajectory.trace_id == ids["1.0"]:  # type: ignore[attr-defined]
+    def refusing(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
+        pieces = line(trajectory, decode)
+        yield next(pieces)
+        if trajectory.trace_id == ids["1.0"]:
             raise ValueError("hostile")
-        return line(trajectory, decode)  # type: ignore[arg-type]
+        yield from pieces
 
     monkeypatch.setattr(jsonl, "line", refusing)
     result = command("export", "jsonl", "--all", "-s", store, "-o", tmp_path / "out")
