@@ -117,7 +117,7 @@ def _source(paths: tuple[str, ...], rows: str, tasks: list[pa.Array]) -> Any:
 
 def _read(paths: tuple[str, ...], identity: str, rows: str, ids: pa.Array) -> Iterator[pa.Table]:
     store = _store(paths, identity)
-    batches = []
+    batches: list[pa.RecordBatch] = []
     for trajectory in store.read((one.hex() for one in ids.to_pylist()), batch_size=_BATCH):
         batches += flat_rows(rows, trajectory, store.decode)
         if len(batches) >= _BATCH:

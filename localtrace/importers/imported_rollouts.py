@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES
 from localtrace.record.capture import encode_inputs
 from localtrace.record.recorder import Recorder
 from localtrace.store.journal.records import (
@@ -30,6 +31,8 @@ from localtrace.store.journal.records import (
 )
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.store.journal.writer import Item
+from localtrace.store.whole_prompts import shared_prefix
+from localtrace.values.codec import encode
 from localtrace.values.encoded import raw_map
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -110,6 +113,30 @@ class Logged:
     time_ns: int
     step: int | None
     values: dict[str, float]
+
+
+class SharedPrompts:
+    """The prompts of one trajectory, of which each turn repeats those before as the same objects.
+
+    Read anew for every turn, they would take memory that grows with the square of the turns.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[bytes, Any] = {}
+        self._ids: list[int] = []
+        """The newest prompt of token ids."""
+
+    def shared(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return equal inputs of a call, which share messages and ids with earlier calls."""
+        shared = dict(inputs)
+        for name in MESSAGE_NAMES:
+            if isinstance(messages := inputs.get(name), list):
+                shared[name] = [self._messages.setdefault(encode(one), one) for one in messages]
+        for name in PROMPT_NAMES:
+            if isinstance(ids := inputs.get(name), list) and set(map(type, ids)) == {int}:
+                same = shared_prefix(ids, self._ids)
+                self._ids = shared[name] = self._ids[:same] + ids[same:]
+        return shared
 
 
 def digest_id(size_bytes: int, *parts: str | bytes) -> bytes:

@@ -186,7 +186,7 @@ class Calls:
         if isinstance(ids, dict):
             kept, new = ids.get("kept"), ids.get("new")
             base = self._ids.get(str(ids.get("of")), [])
-            if not (_is_place(kept) and isinstance(new, list) and kept <= len(base)):
+            if type(kept) is not int or not 0 <= kept <= len(base) or not isinstance(new, list):
                 return None
             ids = [*base[:kept], *new]
         if isinstance(ids, list):

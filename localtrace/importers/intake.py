@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from localtrace.errors import ConfigError, StoreError, StoreNotFound
 from localtrace.importers.imported_rollouts import (
     Logged,
+    OutcomeIn,
     Rollout,
     call_item,
     end_item,
@@ -142,6 +143,7 @@ class Intake:
         """
         for batch in _batches(rollouts):
             self._add_batch(batch)
+            batch.clear()  # a single trajectory may be large, so it is gone before the next is read
 
     def add_metrics(self, logged: Iterable[Logged]) -> None:
         """Write the scalars that the store does not hold.
@@ -172,18 +174,24 @@ class Intake:
         rows = self._known.trajectories({one.trace_id for one in batch})
         # A trajectory of another run is known whole. One of this run, or without a row, may be
         # there in part: an import was interrupted, or a request id was used twice.
-        open_ids = {
-            one.trace_id
-            for one in batch
-            if rows.get(one.trace_id, (self._run["run_id"],))[0] == self._run["run_id"]
+        open_ids = {one.trace_id for one in batch} - {
+            trace_id for trace_id, row in rows.items() if row.run_id != self._run["run_id"]
         }
         # The step may have been read from elsewhere than before.
-        steps = {one.step for one in batch} | {step for _, step in rows.values()}
-        known = {
-            *self._known.spans(open_ids, {step for step in steps if step is not None}),
-            *self._known.outcomes(open_ids & {one.trace_id for one in batch if one.outcomes}),
-        }
+        steps = {one.step for one in batch} | {row.step for row in rows.values()}
+        late = {
+            one.trace_id for one in batch
+            if one.trace_id in rows and rows[one.trace_id].reward is None
+            and isinstance(one.values.get("reward"), int | float)
+        }  # fmt: skip
+        given = {one.trace_id for one in batch if one.outcomes}
+        outcomes = self._known.outcomes(open_ids & (given | late))
+        late -= {trace_id for trace_id, name, *_ in outcomes if name == "reward"}
+        spans = self._known.spans(open_ids, {step for step in steps if step is not None})
+        known = {*spans, *outcomes}
         for one in batch:
+            if one.trace_id in late:
+                one = _with_late_reward(one)
             if one.trace_id in open_ids:
                 self._add_one(one, one.trace_id in rows, known)
             else:
@@ -279,6 +287,13 @@ class Intake:
         self.report.problems += report.problems
 
 
+def _with_late_reward(one: Rollout) -> Rollout:
+    """Return a rollout with its reward as an outcome: what a trajectory ended with is written."""
+    end_ns = one.start_ns + one.duration_ns
+    reward = OutcomeIn("reward", one.values["reward"], end_ns, one.step, "import")
+    return replace(one, outcomes=(*one.outcomes, reward))
+
+
 def _batches(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
     batch: list[Rollout] = []
     size_bytes = 0
@@ -286,6 +301,7 @@ def _batches(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
         batch.append(one)
         size_bytes += one.size_bytes
         if len(batch) >= _BATCH_MAX or size_bytes >= _BATCH_MAX_BYTES:
+            del one
             yield batch
             batch, size_bytes = [], 0
     if batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from localtrace.errors import StoreNotFound
 
@@ -12,13 +12,22 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 _LISTED = "trace_id in (select unnest($ids))"
-_TRAJECTORIES = f"select trace_id, run_id, step from stored.trajectories where {_LISTED}"
+_TRAJECTORIES = f"select trace_id, run_id, step, reward from stored.trajectories where {_LISTED}"
 _SPANS = f"select trace_id, span_id from stored.spans where {_LISTED}"
 _OUTCOMES = (
     'select trace_id, name, time_ns, source, coalesce("text", \'\') as "text" from stored.outcomes '
     f"where {_LISTED}"
 )
 _TIMES = "select distinct time_ns from metrics where run_id = $run_id and time_ns between $a and $z"
+
+
+class Row(NamedTuple):
+    """The row of a trajectory."""
+
+    run_id: str
+    step: int | None
+    reward: float | None
+    """The reward that it ended with; a later one is an outcome."""
 
 
 class Known:
@@ -47,12 +56,12 @@ class Known:
         if self._store is not None:
             self._store.close()
 
-    def trajectories(self, trace_ids: Collection[str]) -> dict[str, tuple[str, int | None]]:
-        """Return those of the trace ids that have a trajectory, each with its run id and step."""
+    def trajectories(self, trace_ids: Collection[str]) -> dict[str, Row]:
+        """Return the rows of those of the trace ids that have a trajectory."""
         if self._store is None or not trace_ids:
             return {}
         found = self._store.sql(_TRAJECTORIES, {"ids": list(trace_ids)}).to_dicts()
-        return {row["trace_id"]: (row["run_id"], row["step"]) for row in found}
+        return {row.pop("trace_id"): Row(**row) for row in found}
 
     def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[str, str]]:
         """Return the calls of these trajectories as pairs of trace id and span id.

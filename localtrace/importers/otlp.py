@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from localtrace.importers import otlp_own
-from localtrace.importers.imported_rollouts import CallIn, OutcomeIn, Rollout, folder_run_id
+from localtrace.importers.imported_rollouts import (
+    CallIn,
+    OutcomeIn,
+    Rollout,
+    SharedPrompts,
+    folder_run_id,
+)
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
 from localtrace.importers.otlp_chat import Attributes, arguments_and_result, parsed
@@ -64,21 +70,31 @@ def read_rollouts(
 ) -> Iterator[Rollout]:
     """Yield the trajectory of each trace; what is none is counted in the report."""
     for spans, size_bytes in traces(read_spans(paths, report, on_bytes), report):
-        try:
-            tree = tree_of(spans)
-            if tree is None:
-                report.left_out["events of spans that are not in the files"] += len(spans)
-            elif tree.root is not None and otlp_own.is_own(tree.root):
-                yield replace(otlp_own.rollout(tree.root, tree, report), size_bytes=size_bytes)
-            else:
-                yield replace(_Trace(tree, names, report).rollout(), size_bytes=size_bytes)
-        except BadLine as error:
-            report.refuse(f"trace {spans[0].trace_id}", str(error))
-        except RecursionError:
-            report.refuse(f"trace {spans[0].trace_id}", "nested too deeply")
-        except Exception as error:
-            # Attributes are hostile input: an error costs only its own trace.
-            report.refuse(f"trace {spans[0].trace_id}", f"{type(error).__name__}: {error}")
+        found = _read(spans, names, report)
+        spans.clear()  # a trace may be large, so it is gone while its rollout is written
+        if found is not None:
+            yield replace(found, size_bytes=size_bytes)
+            del found
+
+
+def _read(spans: list[SpanIn], names: Names, report: Report) -> Rollout | None:
+    """Return the trajectory of a trace; None: there is none, which is counted in the report."""
+    try:
+        tree = tree_of(spans)
+        if tree is None:
+            report.left_out["events of spans that are not in the files"] += len(spans)
+            return None
+        if tree.root is not None and otlp_own.is_own(tree.root):
+            return otlp_own.rollout(tree.root, tree, report)
+        return _Trace(tree, names, report).rollout()
+    except BadLine as error:
+        report.refuse(f"trace {spans[0].trace_id}", str(error))
+    except RecursionError:
+        report.refuse(f"trace {spans[0].trace_id}", "nested too deeply")
+    except Exception as error:
+        # Attributes are hostile input: an error costs only its own trace.
+        report.refuse(f"trace {spans[0].trace_id}", f"{type(error).__name__}: {error}")
+    return None
 
 
 class _Trace:
@@ -88,6 +104,7 @@ class _Trace:
         self._tree = tree
         self._names = names
         self._report = report
+        self._messages = SharedPrompts()
 
     def rollout(self) -> Rollout:
         """Return the trajectory.
@@ -188,7 +205,7 @@ class _Trace:
             op=str(named) if kind == "tool" and named else span.name or "span",
             start_ns=span.start_ns,
             duration_ns=span.end_ns - span.start_ns,
-            inputs=inputs,
+            inputs=self._messages.shared(inputs),
             outputs=outputs,
             status="ok" if span.error is None else "error",
             error=_error(span),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from localtrace.importers.imported_rollouts import CallIn, OutcomeIn, Rollout
+from localtrace.importers.imported_rollouts import CallIn, OutcomeIn, Rollout, SharedPrompts
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
 from localtrace.importers.otlp_spans import SpanIn
@@ -52,6 +52,7 @@ def rollout(root: SpanIn, tree: Tree, report: Report) -> Rollout:
             raise BadLine(f"localtrace.{name} is not {_FIELDS[name].__name__}")
     calls = [one for one in tree.spans if one is not root]
     ids = {one.span_id: _span_id(one) for one in calls}
+    messages = SharedPrompts()
     seqs = {one.span_id: place for place, one in enumerate(calls)}
     report.left_out["names of runs: give them by --run, --project and --experiment"] += 1
     status = own.get("status")
@@ -62,7 +63,11 @@ def rollout(root: SpanIn, tree: Tree, report: Report) -> Rollout:
         trace_id=str(own["trace_id"]),
         calls=tuple(
             _call(
-                one, ids[one.span_id], ids.get(tree.callers.get(one.span_id, "")), seqs[one.span_id]
+                one,
+                ids[one.span_id],
+                ids.get(tree.callers.get(one.span_id, "")),
+                seqs[one.span_id],
+                messages,
             )
             for one in tree.inner_first()
             if one is not root
@@ -84,7 +89,9 @@ def _span_id(span: SpanIn) -> int:
     return int(own if _SPAN_ID.fullmatch(own) else span.span_id, 16)
 
 
-def _call(span: SpanIn, span_id: int, parent_id: int | None, place: int) -> CallIn:
+def _call(
+    span: SpanIn, span_id: int, parent_id: int | None, place: int, messages: SharedPrompts
+) -> CallIn:
     held = span.attributes
     kind = _KINDS.get(str(held.get("openinference.span.kind")), "other")
     status = held.get("localtrace.status")
@@ -98,7 +105,7 @@ def _call(span: SpanIn, span_id: int, parent_id: int | None, place: int) -> Call
         op=span.name or "",
         start_ns=span.start_ns,
         duration_ns=span.end_ns - span.start_ns,
-        inputs=inputs if isinstance(inputs, dict) else {"inputs": inputs},
+        inputs=messages.shared(inputs if isinstance(inputs, dict) else {"inputs": inputs}),
         outputs=from_json(said) if isinstance(said, str) else None,
         status=status,
         error=None if span.error in (None, status) else span.error,

@@ -104,7 +104,7 @@ def _as_before(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
         for span in trajectory.spans
     }
     root_id = derive_id(8, "otlp root", place.destination, trajectory.trace_id)
-    common = {"trace_id": trace_id, "kind": OtlpSpan.SPAN_KIND_INTERNAL}
+    common: dict[str, Any] = {"trace_id": trace_id, "kind": OtlpSpan.SPAN_KIND_INTERNAL}
     root = _root(trajectory)
     root.MergeFrom(OtlpSpan(span_id=root_id, **common))
     yield root

@@ -187,6 +187,22 @@ def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> N
         check(document)
 
 
+def test_a_reward_that_comes_later_is_added_once(tmp_path: Path) -> None:
+    trial, store = tmp_path / "job" / "trial", tmp_path / "store"
+    (trial / "agent").mkdir(parents=True)
+    shutil.copy(HARBOR / "trajectory.json", trial / "agent")
+    run("import", "atif", tmp_path / "job", "-s", store)
+    assert {one.reward for one in taken(store).values()} == {None}
+    shutil.copy(HARBOR / "result.json", trial)
+    again = ("import", "atif", tmp_path / "job", "-s", store)
+    assert "1 outcomes would be imported" in run(*again, "--dry-run").output
+    assert "0 trajectories, 0 calls, 1 outcomes imported" in run(*again).output
+    for _ in range(2):
+        # The trajectory of the trial has it, that of its subagent has none.
+        assert {one.reward for one in taken(store).values()} == {None, 0.5}
+        assert "0 trajectories, 0 calls imported" in run(*again).output
+
+
 def test_trials_of_steps_and_unreadable_results(tmp_path: Path) -> None:
     step = {"step_name": "b", "verifier_result": {"rewards": {"passed": 1}}}
     trial = {"task_name": "t", "trial_name": "n", "step_results": [step]}
