@@ -74,6 +74,7 @@ def command(
     """
     from localtrace.cli.progress import print_notes, print_problems
     from localtrace.maintain.prune import alone
+    from localtrace.maintain.upkeep import PRUNING, note
     from localtrace.store.layout import open_layout
 
     retention = _retention(rules)
@@ -100,7 +101,10 @@ def command(
             problems += _prune(layout, choice, now=now)
         if now and agreed:
             _give_back(layout)
-    print_problems(context, list(dict.fromkeys([*choice.problems, *problems])))
+    problems = list(dict.fromkeys([*choice.problems, *problems]))
+    if agreed and not problems:
+        note(layout.root, PRUNING, None)
+    print_problems(context, problems)
     if choice.excess_bytes:
         context.exit(1)
 

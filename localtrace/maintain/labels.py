@@ -9,6 +9,7 @@ nobody has labelled for a while.
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import math
 import os
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from localtrace.errors import ConfigError, QueryError, StoreUnwritable
+from localtrace.errors import ConfigError, QueryError
 from localtrace.record.config import load_settings
 from localtrace.record.start_sealer import start_sealer
+from localtrace.store.files import explained
 from localtrace.store.journal.folders import choose_journal_folder
 from localtrace.store.journal.records import Context, Kind
 from localtrace.store.journal.writer import Item, JournalSeries
@@ -235,18 +237,15 @@ def _write(root: Path, rollouts: list[_Rollout], said: _Said, who: str) -> None:
         lambda kind, count: refused.append(kind),
         lambda: folder,
     )
+    then = "free space, or ask for permission to write there, then say it again"
     try:
-        series.open()
-        for (context, step), ids in groups.items():
-            series.set_context(context)
-            series.write([_item(ids, step, name, value, who) for name, value in said])
-            if series.pending or refused:
-                raise OSError(os.strerror(series.error) if series.error else "its disk refuses it")
-    except OSError as error:
-        raise StoreUnwritable(
-            f"not everything that was said is in {root} ({error.strerror or error}): free space, "
-            "or ask for permission to write there, then say it again"
-        ) from error
+        with explained(f"not everything that was said is in {root}", then):
+            series.open()
+            for (context, step), ids in groups.items():
+                series.set_context(context)
+                series.write([_item(ids, step, name, value, who) for name, value in said])
+                if series.pending or refused:
+                    raise OSError(series.error or errno.EIO, "refused", str(folder))
     finally:
         series.close()
         if settings.seal:

@@ -132,6 +132,7 @@ def test_the_sealer_prunes_the_rest_and_doctor_names_the_file(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = place(store, SPANS, "step=2")
+    whole = bad.read_bytes()
     truncate(bad)
     one = Upkeep(store, "1kB,keep=errors")
     wait_until(lambda: not one.keep(at_end=True))
@@ -139,6 +140,9 @@ def test_the_sealer_prunes_the_rest_and_doctor_names_the_file(
     monkeypatch.setenv("LOCALTRACE_STORE", str(store))
     said = [finding.text for finding in doctor._upkeep()]
     assert any("pruning" in text and bad.name in text for text in said)
+    bad.write_bytes(whole)
+    assert run("prune", "-s", store, "step=1..3", "--yes").exit_code == 0  # as doctor advises
+    assert doctor._upkeep() == []
 
 
 @pytest.mark.parametrize("damage", [truncate, zero, Path.unlink], ids=["cut", "zeroed", "missing"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from localtrace.quantities import parse_age, parse_size
-from localtrace.store.sealing.sampling_rules import Rules, parse_rules
+from localtrace.store.sealing.sampling_rules import Rules, parse_rules, whole_number
 
 _FORMS = "500GB, older-than=14d, keep-every=10, gathered, keep=errors,truncated,extremes=2"
 
@@ -58,22 +58,11 @@ def parse_retention(text: str) -> Retention:
     return Retention(
         parse_size(found["to-size"]) if "to-size" in found else None,
         parse_age(found["older-than"]) if "older-than" in found else None,
-        _stride(found["keep-every"]) if "keep-every" in found else None,
+        whole_number(found["keep-every"], "keep-every=10") if "keep-every" in found else None,
         "gathered" in found,
         parse_rules(",".join(keep), later=True) if keep else Rules(),
         ",".join(filter(None, map(str.strip, text.split(",")))),
     )
-
-
-def _stride(text: str) -> int:
-    """Read a stride of steps, a whole number from 1.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("keep-every needs a whole number from 1, such as keep-every=10")
-    return int(text)
 
 
 def parse_quota(text: str) -> tuple[int, Retention | None]:

@@ -53,7 +53,7 @@ def parse_rules(text: str, *, later: bool = False) -> Rules:
         if name in switches and not equals:
             rules[name] = True
         elif name == "extremes":
-            rules[name] = _count(value)
+            rules[name] = whole_number(value, "extremes=2")
         elif name == "panel":
             rules[name] = _panel(value)
         elif name == "share":
@@ -64,9 +64,15 @@ def parse_rules(text: str, *, later: bool = False) -> Rules:
     return Rules(**rules)
 
 
-def _count(text: str) -> int:
+def whole_number(text: str, example: str) -> int:
+    """Read the value of a rule that is a whole number from 1.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError("extremes needs a whole number from 1, such as extremes=2")
+        name = example.partition("=")[0]
+        raise ValueError(f"{name} needs a whole number from 1, such as {example}")
     return int(text)
 
 
