@@ -148,4 +148,4 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
 clean:  ## Remove the environments and what the targets made
-	rm -rf $(VENV) .venv-verl-* .venv-weave .venv-sglang .venv-vllm build wheelhouse localtrace-demo
+	rm -rf $(VENV) .venv-* build wheelhouse localtrace-demo localtrace-example
