@@ -6,10 +6,10 @@ in; its payload is a MessagePack list `[kind, …]`. In the tables the same valu
 (`to_json`, `from_json`); `tagged_json` describes the tags.
 
 Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists
-(as tuples where they are keys), dataclasses, attrs classes, pydantic models and configurations of
-OmegaConf as dicts, HTTP responses as dicts of status and body (see `responses`), enums as their
-values, half floats as float32, arrays without dimensions as their one value, naive datetimes and
-dates as text.
+(as tuples where they are keys), dataclasses, attrs classes, pydantic models, namespaces and
+configurations of OmegaConf as dicts, HTTP responses as dicts of status and body (see `responses`),
+enums as their values, half floats as float32, arrays without dimensions as their one value, naive
+datetimes and dates as text.
 
 A tensor on a device is encoded as a marker. The recorder replaces it by the tensor's numbers once
 they have been copied from the device.
@@ -37,6 +37,7 @@ from localtrace.values.tagged_json import DEPTH_MAX, Tag, from_tagged, omitted, 
 from localtrace.values.tensors import in_memory, is_freed, is_stand_in, is_tensor, text_of
 
 _CONTAINERS = (Mapping, list, tuple, AbstractSet, deque, UserList, ValuesView)
+_NAMESPACES = {("types", "SimpleNamespace"), ("argparse", "Namespace")}
 _INT_MAX_BITS = 14_000
 """Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""
 
@@ -170,12 +171,15 @@ def _is_empty(value: Any) -> bool:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a pydantic model, a dataclass or an HTTP response; else None."""
+    """Return the fields of a model, dataclass, namespace or HTTP response; else None."""
     kind = type(value)
     if hasattr(kind, "__pydantic_root_model__"):
         return {**value.__dict__, **(value.__pydantic_extra__ or {})}
-    if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    if dataclasses.is_dataclass(kind) and not issubclass(kind, dict):
+        names = [field.name for field in dataclasses.fields(kind)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if any((base.__module__, base.__name__) in _NAMESPACES for base in kind.__mro__):
+        return dict(vars(value))
     return response_fields(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import decimal
@@ -14,6 +15,7 @@ import pathlib
 import pickle
 import sys
 import threading
+import types
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -222,6 +224,33 @@ def test_keys_that_differ_stay_apart() -> None:
 )
 def test_lists_of_other_types_come_back_as_lists(make: Any) -> None:
     assert round_trip({"a": make([1, (2,), {3}])}) == {"a": [1, [2], [3]]}
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
+def test_a_namespace_comes_back_as_a_dict(kind: Any) -> None:
+    assert round_trip([kind(lr=0.1, images=b"x", deep=kind(a=(1,)))]) == [
+        {"lr": 0.1, "images": left_out("dropped", b"x"), "deep": {"a": [1]}}
+    ]
+
+
+def test_a_dataclass_loses_no_more_than_the_field_that_is_not_set() -> None:
+    @dataclasses.dataclass
+    class Output:
+        text: str
+        scored: float = dataclasses.field(init=False)
+        odd: object = dataclasses.field(default_factory=object)
+
+    assert round_trip(Output("a")) == {"text": "a", "odd": Placeholder("unsupported", "object")}
+
+
+def test_a_dict_that_is_a_dataclass_too_comes_back_as_a_dict() -> None:
+    @dataclasses.dataclass
+    class Output(dict):  # type: ignore[type-arg]  # as the outputs of transformers' models
+        text: str = ""
+
+    output = Output()
+    output |= {"a": 1, "odd": {2}}
+    assert round_trip([output, object()])[0] == {"a": 1, "odd": [2]}
 
 
 def test_a_configuration_of_omegaconf_comes_back_as_dicts_and_lists() -> None:
