@@ -27,12 +27,15 @@ _SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
 """Path of Ray's copy of a job's working directory, which Ray deletes with the job."""
 _tried_in: int | None = None
 """Pid of the process that has already tried to start. A forked child may try again."""
+_failure: Exception | None = None
+"""Reason why that failed."""
 
 
 def record_this_process(worker: str | None = None, **arguments: Any) -> bool:
     """Start recording if LOCALTRACE_STORE or LOCALTRACE_RUN_ID is set; return whether it records.
 
-    Recording is tried once per process. A failure is reported once, in one line.
+    Recording is tried once per process. A failure is reported once, in one line; where recording is
+    required, it is raised at every call.
 
     Args:
         worker: name of this process, used when LOCALTRACE_WORKER is not set.
@@ -41,18 +44,23 @@ def record_this_process(worker: str | None = None, **arguments: Any) -> bool:
     Raises:
         LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    global _tried_in
+    global _tried_in, _failure
     if active.recorder is not None:
         return True
-    if _tried_in == os.getpid() or not is_asked_for():
+    if not is_asked_for():
         return False
-    _tried_in = os.getpid()
+    if _tried_in == os.getpid():
+        if _failure is not None and hook_settings().required:
+            raise _failure.with_traceback(None)
+        return False
+    _tried_in, _failure = os.getpid(), None
     try:
         localtrace.init(worker=os.environ.get("LOCALTRACE_WORKER") or worker, **arguments)
     except Exception as error:
         if not isinstance(error, LocalTraceError):
             logger.debug("localtrace: this process does not record", exc_info=error)
         say(f"this process does not record: {error or type(error).__name__}")
+        _failure = error
         if hook_settings().required:
             raise
     return active.recorder is not None

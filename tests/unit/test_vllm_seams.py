@@ -158,5 +158,6 @@ def test_a_process_that_must_record_and_cannot_refuses_the_generation(
     monkeypatch.setattr(environment, "_tried_in", None)
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
-    with pytest.raises(LocalTraceError):
-        listen(wrap(AsyncLLM(DONE)))
+    for _ in range(2):
+        with pytest.raises(LocalTraceError):
+            listen(wrap(AsyncLLM(DONE)))
