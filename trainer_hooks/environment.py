@@ -57,12 +57,8 @@ def record_this_process(worker: str | None = None, **arguments: Any) -> bool:
     try:
         localtrace.init(worker=os.environ.get("LOCALTRACE_WORKER") or worker, **arguments)
     except Exception as error:
-        if not isinstance(error, LocalTraceError):
-            logger.debug("localtrace: this process does not record", exc_info=error)
-        say(f"this process does not record: {error or type(error).__name__}")
         _failure = error
-        if hook_settings().required:
-            raise
+        report(error, "this process does not record")
     return active.recorder is not None
 
 
@@ -119,6 +115,19 @@ def is_chosen(group: Any, share: float) -> bool:
 def in_session_folder(path: Path) -> bool:
     """Return whether an absolute path lies in a folder that Ray deletes with the job."""
     return _SESSION_FOLDER.search(f"{path}/") is not None
+
+
+def report(error: Exception, consequence: str) -> None:
+    """Say what is not recorded and why; raise if recording is required.
+
+    Raises:
+        Exception: `error`, where recording is required.
+    """
+    if not isinstance(error, LocalTraceError):
+        logger.debug("localtrace: %s", consequence, exc_info=error)
+    say(f"{consequence}: {error or type(error).__name__}")
+    if hook_settings().required:
+        raise error
 
 
 def refuse(text: str) -> None:

@@ -28,6 +28,8 @@ Make = Callable[[Function], Function]
 """A function that makes the replacement from the original."""
 Part = Generator[None, Any, None]
 """A generator that runs around a call: it yields once, and is sent the result."""
+Call = Callable[[dict[str, Any]], Any]
+"""A call with arguments by name."""
 _MARK = "__localtrace_seam__"
 
 
@@ -98,16 +100,7 @@ class Seams:
         are counted and change nothing.
         """
 
-        def register(run: Callable[..., Part | None]) -> Callable[..., Part | None]:
-            guarded, reader = harmless(run), Reader(run)
-
-            def part(given: dict[str, Any]) -> Part | None:
-                return guarded(**reader.read(given))
-
-            self._enter(module, attribute, optional, reader.needed, part)
-            return guarded
-
-        return register
+        return self._registering(module, attribute, optional, lambda run: run)
 
     def before(
         self, module: str, attribute: str, *, optional: bool = False
@@ -118,17 +111,14 @@ class Seams:
         counted and change nothing.
         """
 
-        def register(note: Callable[..., None]) -> Callable[..., None]:
-            guarded, reader = harmless(note), Reader(note)
-
+        def part_of(note: Call) -> Call:
             def part(given: dict[str, Any]) -> Part:
-                guarded(**reader.read(given))
+                note(given)
                 yield
 
-            self._enter(module, attribute, optional, reader.needed, part)
-            return guarded
+            return part
 
-        return register
+        return self._registering(module, attribute, optional, part_of)
 
     def after(
         self, module: str, attribute: str, *, optional: bool = False
@@ -139,18 +129,14 @@ class Seams:
         `result`. Its own errors are counted and change nothing.
         """
 
-        def register(record: Callable[..., None]) -> Callable[..., None]:
-            guarded, reader = harmless(record), Reader(record)
-
+        def part_of(record: Call) -> Call:
             def part(given: dict[str, Any]) -> Part:
                 result = yield
-                guarded(**reader.read(given | {"result": result}))
+                record(given | {"result": result})
 
-            reads = [name for name in reader.needed if name != "result"]
-            self._enter(module, attribute, optional, reads, part)
-            return guarded
+            return part
 
-        return register
+        return self._registering(module, attribute, optional, part_of)
 
     def on_import(
         self, module: str, what: str, *, optional: bool = False
@@ -198,20 +184,29 @@ class Seams:
             if self._lacks is not None and not one.optional:
                 self._lacks(f"{one.module}.{one.attribute}")
 
-    def _enter(
-        self,
-        module: str,
-        attribute: str,
-        optional: bool,
-        reads: Sequence[str],
-        part: Callable[[dict[str, Any]], Part | None],
-    ) -> None:
-        def make(original: Function) -> Function:
-            begin = functools.partial(_begin, part, Parameters(original))
-            wrap = _awaited if inspect.iscoroutinefunction(original) else _called
-            return wrap(original, begin)
+    def _registering(
+        self, module: str, attribute: str, optional: bool, part_of: Callable[[Call], Call]
+    ) -> Callable[[Function], Function]:
+        """Return the decorator of a function that takes part in the calls of an attribute.
 
-        self.seam(module, attribute, optional=optional, reads=reads)(make)
+        Args:
+            part_of: makes a call's part from the decorated function. Both take the arguments.
+        """
+
+        def register(function: Function) -> Function:
+            guarded, reader = harmless(function), Reader(function)
+            part = part_of(lambda given: guarded(**reader.read(given)))
+
+            def make(original: Function) -> Function:
+                begin = functools.partial(_begin, part, Parameters(original))
+                wrap = _awaited if inspect.iscoroutinefunction(original) else _called
+                return wrap(original, begin)
+
+            reads = [name for name in reader.needed if name != "result"]
+            self.seam(module, attribute, optional=optional, reads=reads)(make)
+            return guarded
+
+        return register
 
 
 # -- around a call -------------------------------------------------------------------------

@@ -14,10 +14,9 @@ import localtrace
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.config import PREFIX, variable
-from localtrace.record.losses import logger
 from localtrace.record.recorder import Recorder
 from localtrace.record.settings import Settings
-from localtrace.trainer_hooks.environment import hook_settings, in_session_folder, say
+from localtrace.trainer_hooks.environment import hook_settings, in_session_folder, report, say
 from localtrace.trainer_hooks.ray.worker import record_at_import
 
 SETUP_HOOK = "worker_process_setup_hook"
@@ -82,10 +81,7 @@ def runtime_env_hook(existing: Mapping[str, Any] | None = None) -> Any:
     try:
         return runtime_env(existing)
     except Exception as error:
-        logger.debug("localtrace: this job is not recorded", exc_info=error)
-        say(f"this job is not recorded: {error or type(error).__name__}")
-        if hook_settings().required:
-            raise
+        report(error, "this job is not recorded")
         return existing
 
 

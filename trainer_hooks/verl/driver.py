@@ -19,7 +19,7 @@ from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.config import variable
 from localtrace.store.layout import on_network
-from localtrace.trainer_hooks.environment import hook_settings, say
+from localtrace.trainer_hooks.environment import hook_settings, report, say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.verl import installed, job
 from localtrace.trainer_hooks.verl.seams import seam
@@ -65,7 +65,7 @@ def announce(config: Any, runtime_env: dict[str, Any]) -> None:
         _warn_of_untested_version()
         variables = _begin(config)
     except Exception as error:
-        job.report(error, "the driver does not record")
+        report(error, "the driver does not record")
         variables = _variables(config)
     runtime_env.setdefault("env_vars", {}).update(variables)
 

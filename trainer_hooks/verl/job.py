@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import localtrace
-from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.config import refuse_pattern
-from localtrace.record.losses import logger
 from localtrace.trainer_hooks.environment import (
     hook_settings,
     in_session_folder,
+    report,
     run_id_of_ray_job,
     say,
 )
@@ -161,19 +161,6 @@ def _tokenizer_folder(config: Any) -> Path | None:
     path = select(model, "tokenizer_path") or select(model, "path")
     folder = Path(str(path)).expanduser()
     return folder if (folder / "tokenizer.json").is_file() else None
-
-
-def report(error: Exception, consequence: str) -> None:
-    """Report what is not recorded and why; raise if recording is required.
-
-    Raises:
-        Exception: `error`, where recording is required.
-    """
-    if not isinstance(error, LocalTraceError):
-        logger.debug("localtrace: %s", consequence, exc_info=error)
-    say(f"{consequence}: {error or type(error).__name__}")
-    if hook_settings().required:
-        raise error
 
 
 def _actor_name() -> str | None:
