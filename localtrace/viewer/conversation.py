@@ -73,7 +73,7 @@ def _template(text: str | None, span: Span, turn: int) -> Iterator[Block]:
         return
     for role, part in template_parts(text):
         if role or part.strip() or part == text:  # a line may end before the first message
-            yield _block(role or "prompt", part, span, turn, is_raw=True)
+            yield _block(role or "prompt", part, span, turn)
 
 
 def _said(span: Span, text: str | None, turn: int) -> Iterator[Block]:
@@ -95,7 +95,7 @@ def _said(span: Span, text: str | None, turn: int) -> Iterator[Block]:
 
 def _answer(span: Span, text: str | None, turn: int) -> Block:
     why = answer_lacks(span) if text is None else None
-    return _block("assistant", text, span, turn, why=why, is_answer=True, is_raw=True,
+    return _block("assistant", text, span, turn, why=why, is_answer=True,
                   finish_reason=span.finish_reason,
                   tokens=None if span.output_ids is None else len(span.output_ids))  # fmt: skip
 
@@ -124,7 +124,7 @@ def _block(role: str, text: str | None, span: Span, turn: int | None, **more: An
     length = 0 if text is None else len(text)
     kept = text if text is None or length <= TEXT_MAX else text[:TEXT_MAX]
     empty: Block = {
-        "name": None, "why": None, "is_raw": False, "is_answer": False, "is_error": False,
+        "name": None, "why": None, "is_answer": False, "is_error": False,
         "arguments": None, "is_prose": role in _PROSE, "finish_reason": None,
         "tokens": None, "kind_derived": False,
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 NOTHING = "–"
@@ -59,6 +60,18 @@ def moment(nanoseconds: int | None) -> str:
     if nanoseconds is None:
         return NOTHING
     return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None: none is."""
+    known = [one for one in values if one is not None]
+    return sum(known) / len(known) if known else None
+
+
+def scale(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Return the least and the largest finite value as `low` and `high`, the ends of bars."""
+    known = [one for one in values if one is not None and math.isfinite(one)]
+    return {"low": min(known, default=None), "high": max(known, default=None)}
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:

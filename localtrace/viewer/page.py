@@ -24,6 +24,22 @@ class Page:
     read: Callable[[Asked], Facts]
 
 
+def neighbours(at: int | None, total: int, address: Callable[[int], str | None]) -> Facts:
+    """Return what stands before and after in a list.
+
+    Args:
+        at: the place in the list; None: it is in none.
+        total: the length of the list.
+        address: gives the address of what is at a place.
+    """
+    return {
+        "before_url": address(at - 1) if at else None,
+        "after_url": address(at + 1) if at is not None and at + 1 < total else None,
+        "position": None if at is None else at + 1,
+        "total": None if at is None else total,
+    }
+
+
 def copies(
     asked: Asked,
     sql: str,
@@ -75,9 +91,19 @@ def command_filters(text: str) -> str:
     return " ".join(map(shlex.quote, words_of(text)))
 
 
-def python_filters(text: str) -> str:
-    """Return filters as an expression that makes them in Python."""
-    return f"Filters.parse({words_of(text)!r})"
+def python_rows(text: str, order: str = "") -> str:
+    """Return Python that reads the trajectories that match filters.
+
+    Args:
+        text: the filters.
+        order: the end of the SELECT.
+    """
+    return (
+        f"filters = Filters.parse({words_of(text)!r})"
+        "  # from localtrace.read.filters import Filters\n"
+        "condition, params = filters.where_clause()\n"
+        f'store.sql(f"from trajectories where {{condition}}{order}", params).to_pandas()'
+    )
 
 
 def with_values(sql: str, params: Mapping[str, Any]) -> str:

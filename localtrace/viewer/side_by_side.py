@@ -13,6 +13,7 @@ from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Trajectory
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.excerpts import cut
+from localtrace.viewer.numbers import scale
 from localtrace.viewer.page import Facts
 
 _CELL_MAX = 1_200
@@ -69,8 +70,7 @@ def aligned(
     table, prompt = _table(sides, {column["parts_at"] for column in columns})
     return {
         "columns": columns,
-        "low": min(rewards, default=None),
-        "high": max(rewards, default=None),
+        **scale(rewards),
         "advantage": max((abs(row["advantage"] or 0) for row in rows), default=0),
         "facts": _facts(columns),
         "turns": table,

@@ -9,7 +9,8 @@ from localtrace.read.excerpts import reference_of
 from localtrace.viewer.asked import Asked, url, with_terms
 from localtrace.viewer.excerpts import cut
 from localtrace.viewer.links import group_url, prompt_url, step_filters
-from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.numbers import mean
+from localtrace.viewer.page import Facts, Page, copies, neighbours
 from localtrace.viewer.pages.groups import groups_of
 from localtrace.viewer.side_by_side import COLUMNS, side_by_side
 
@@ -85,10 +86,9 @@ def _reference(attributes: list[dict[str, Any]]) -> str | None:
 
 
 def _summary(rewards: list[float], rollouts: int) -> dict[str, Any]:
-    mean = sum(rewards) / len(rewards) if rewards else None
     return {
         "known": len(rewards),
-        "mean": mean,
+        "mean": mean(rewards),
         "low": min(rewards, default=None),
         "high": max(rewards, default=None),
         "zero_variance": len(rewards) > 1 and min(rewards) == max(rewards),
@@ -96,23 +96,17 @@ def _summary(rewards: list[float], rollouts: int) -> dict[str, Any]:
     }
 
 
-def _neighbours(asked: Asked, params: dict[str, Any]) -> dict[str, Any]:
+def _neighbours(asked: Asked, params: dict[str, Any]) -> Facts:
     """Return the groups before and after in the list that the address names."""
-    nothing = {"before_url": None, "after_url": None, "position": None, "total": None}
-    if not asked.q:
-        return nothing
-    groups = groups_of(asked)
+    groups = groups_of(asked) if asked.q else []
     here = (params["run"], params["step"], params["validate"], params["key"])
     keys = [(one["run_id"], one["step"], one["validate"], one["group_key"]) for one in groups]
-    if here not in keys:
-        return nothing
-    at, sort = keys.index(here), asked.values.get("sort")
-    return {
-        "before_url": group_url(groups[at - 1], asked.q, sort) if at else None,
-        "after_url": group_url(groups[at + 1], asked.q, sort) if at + 1 < len(groups) else None,
-        "position": at + 1,
-        "total": len(groups),
-    }
+    sort = asked.values.get("sort")
+    return neighbours(
+        keys.index(here) if here in keys else None,
+        len(keys),
+        lambda at: group_url(groups[at], asked.q, sort),
+    )
 
 
 PAGE = Page("/group", "group.html", read)

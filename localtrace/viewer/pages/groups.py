@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, url, with_terms
 from localtrace.viewer.excerpts import with_texts
 from localtrace.viewer.links import group_url
+from localtrace.viewer.numbers import scale
 from localtrace.viewer.page import Facts, Page, copies
 
 SORTS = {
@@ -71,7 +71,6 @@ def read(asked: Asked) -> Facts:
     run, step = _single(groups, "run_id"), _single(groups, "step")
     rewarded = [row for row in groups if row["rewards"]]
     known = sum(row["rewards"] for row in rewarded)
-    means = [row["mean_reward"] for row in rewarded if isfinite(row["mean_reward"])]
     condition, params = asked.filters.where_clause()
     return {
         "title": f"Step {step}" if step is not None else "Groups",
@@ -82,11 +81,9 @@ def read(asked: Asked) -> Facts:
         "is_of_matches": any(term.key not in _PRUNING for term in asked.filters.terms),
         "mean_reward": sum(row["mean_reward"] * row["rewards"] for row in rewarded) / known
         if known else None,
-        "low": min(means, default=None),
-        "high": max(means, default=None),
+        **scale(row["mean_reward"] for row in groups),
         "flat_url": url("/groups", q=asked.q, sort="flat"),
         "sort": sort or "reward",
-        "sorts": list(SORTS),
         "run_id": run,
         "run_names": asked.several_runs,
         "step": step,

@@ -42,7 +42,6 @@ def read(asked: Asked) -> Facts:
             run | {"run_name": asked.run_names.get(run["run_id"]), "chart": _chart(run)}
             for run in runs
         ],
-        "unsealed": asked.store.unsealed_rows("trajectories"),
         "copies": copies(asked, "select * from runs", {}, "runs", "store.runs().to_pandas()"),
     }
 

@@ -13,6 +13,7 @@ from localtrace.viewer.asked import Asked, url
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.excerpts import ANSWER_MAX, PROMPT_MAX, cut, excerpts_of
 from localtrace.viewer.links import group_url
+from localtrace.viewer.numbers import mean, scale
 from localtrace.viewer.page import Facts, Page, copies
 
 _ROLLOUTS_MAX = 2_000
@@ -46,7 +47,6 @@ def read(asked: Asked) -> Facts:
     rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
     prompts = (one.prompt for one in texts.values() if one.prompt is not None)
     steps = _steps(rows)
-    known_rewards = [one for one in steps if one["mean_reward"] is not None]
     before = [row for row in rows if row["step"] is not None and row["step"] <= at]
     after = [row for row in rows if row["step"] is not None and row["step"] > at]
     sides = _answers(before), _answers(after)
@@ -65,8 +65,7 @@ def read(asked: Asked) -> Facts:
         "at": at,
         "known_steps": known,
         "steps": steps,
-        "low": min((one["mean_reward"] for one in known_rewards), default=None),
-        "high": max((one["mean_reward"] for one in known_rewards), default=None),
+        **scale(one["mean_reward"] for one in steps),
         "charts": _charts(rows, steps),
         "pairs": pairs_of(*(side["answers"] for side in sides)),
         "before": _shortened(sides[0]),
@@ -90,13 +89,11 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for row in rows
             if (row["run_id"], row["step"], row["validate"]) == (run, step, validate)
         ]
-        rewards = [row["reward"] for row in here if row["reward"] is not None]
-        lengths = [row["output_tokens"] for row in here if row["output_tokens"] is not None]
         made.append(
             {
                 "run_id": run, "step": step, "validate": validate, "rollouts": len(here),
-                "mean_reward": sum(rewards) / len(rewards) if rewards else None,
-                "mean_tokens": sum(lengths) / len(lengths) if lengths else None,
+                "mean_reward": mean(row["reward"] for row in here),
+                "mean_tokens": mean(row["output_tokens"] for row in here),
                 "url": group_url(here[0]) or f"/trajectory/{here[0]['trace_id']}",
             }
         )  # fmt: skip
@@ -126,25 +123,23 @@ def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[dic
 
 def _answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the distinct answers with their counts, the most frequent first."""
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     counts = Counter(row["answer"] for row in rows)
     made = []
     for answer, count in counts.most_common(_DISTINCT_MAX):
         here = [row for row in rows if row["answer"] == answer]
-        known = [row["reward"] for row in here if row["reward"] is not None]
         made.append(
             {
                 "answer": answer,
                 "count": count,
                 "share": count / len(rows),
-                "mean_reward": sum(known) / len(known) if known else None,
+                "mean_reward": mean(row["reward"] for row in here),
                 "url": f"/trajectory/{here[-1]['trace_id']}",
             }
         )
     return {
         "rollouts": len(rows),
         "distinct": len(counts),
-        "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+        "mean_reward": mean(row["reward"] for row in rows),
         "answers": made,
     }
 
@@ -176,26 +171,17 @@ def pairs_of(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[
 
 def _stretches(before: str, after: str) -> list[dict[str, Any]]:
     """Return two answers as stretches of words that are the same or differ."""
-    left_out = max(len(before), len(after)) - _COMPARED_MAX
-    made = [
-        {
-            "is_same": one.is_same,
-            "compared": one.compared,
-            "before": cut("".join(one.left), _ALIKE_MAX if one.is_same else ANSWER_MAX),
-            "after": cut("".join(one.right), _ALIKE_MAX if one.is_same else ANSWER_MAX),
-        }
-        for one in align(words(before[:_COMPARED_MAX]), words(after[:_COMPARED_MAX]))
-    ]
-    if left_out > 0:
-        made.append(
-            {
-                "is_same": False,
-                "compared": False,
-                "before": cut(before[_COMPARED_MAX:], ANSWER_MAX),
-                "after": cut(after[_COMPARED_MAX:], ANSWER_MAX),
-            }
-        )
-    return made
+    compared = align(words(before[:_COMPARED_MAX]), words(after[:_COMPARED_MAX]))
+    made = [_stretch("".join(one.left), "".join(one.right), one.is_same, one.compared)
+            for one in compared]  # fmt: skip
+    rest = before[_COMPARED_MAX:], after[_COMPARED_MAX:]
+    return [*made, _stretch(*rest, is_same=False, compared=False)] if any(rest) else made
+
+
+def _stretch(before: str, after: str, is_same: bool, compared: bool) -> dict[str, Any]:
+    most = _ALIKE_MAX if is_same else ANSWER_MAX
+    return {"is_same": is_same, "compared": compared, "before": cut(before, most),
+            "after": cut(after, most)}  # fmt: skip
 
 
 PAGE = Page("/prompt", "prompt.html", read)

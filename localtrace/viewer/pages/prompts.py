@@ -5,6 +5,7 @@ from __future__ import annotations
 from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, url
 from localtrace.viewer.excerpts import with_texts
+from localtrace.viewer.numbers import scale
 from localtrace.viewer.page import Facts, Page, copies
 
 _SHOWN = 40
@@ -57,10 +58,8 @@ def read(asked: Asked) -> Facts:
         "prompts": [
             row | {"url": url("/prompt", run=run, key=row["prompt_key"], at=at)} for row in rows
         ],
-        "low": min((one for row in rows for one in (row["before"], row["after"])), default=None),
-        "high": max((one for row in rows for one in (row["before"], row["after"])), default=None),
+        **scale(one for row in rows for one in (row["before"], row["after"])),
         "sort": sort,
-        "sorts": list(SORTS),
         "prompts_total": counts["prompts"],
         "compared": counts["compared"],
         "more": url("/prompts", run=run, at=at, sort=sort, shown=10 * shown)

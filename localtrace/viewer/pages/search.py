@@ -10,7 +10,7 @@ from localtrace.viewer import hits
 from localtrace.viewer.asked import Asked, part, url, with_terms, with_word
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Counted, Search
-from localtrace.viewer.page import Facts, Page, command_filters, copies, python_filters
+from localtrace.viewer.page import Facts, Page, command_filters, copies, python_rows
 
 _SHOWN = 40
 _WALKED_MAX = 50_000
@@ -77,9 +77,7 @@ def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
             search.rate_sql(asked),
             {**asked.filters.where_clause()[1], **search.params()},
             f"ls {command_filters(hits_q)} --limit 0",
-            f"filters = {python_filters(hits_q)}  # from localtrace.read.filters import Filters\n"
-            "condition, params = filters.where_clause()\n"
-            'store.sql(f"from trajectories where {condition}", params).to_pandas()',
+            python_rows(hits_q),
         ),
     }
 

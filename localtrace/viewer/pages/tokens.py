@@ -10,7 +10,7 @@ from localtrace.types import Trajectory
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.encoded_again import encoded_again
 from localtrace.viewer.page import Facts, Page, copies
-from localtrace.viewer.pages.trajectory import neighbours, trajectory_of
+from localtrace.viewer.pages.trajectory import list_neighbours, trajectory_of
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -45,7 +45,6 @@ def read_worst(asked: Asked) -> Facts:
         "title": "Worst tokens",
         "run_names": asked.several_runs,
         "sort": sort,
-        "sorts": list(SORTS),
         "tokens": [row | {"url": _token_url(asked, row)} for row in rows],
         "why": None if rows else _why_none(asked, sort),
         "copies": copies(
@@ -95,12 +94,13 @@ def read(asked: Asked) -> Facts:
             name for name, column in COLOURS.items()
             if not _has(columns[column]) and column != "encoding"
         ],
-        **encoding_facts(columns),
+        "encoded_otherwise": columns["encoding"].count("other"),
+        "encoding_unknown": columns["encoding"].count(None),
         "at": asked.values.get("at"),
         "by": asked.values.get("by"),
         "trajectory_url": url(path, q=asked.q, sort=asked.values.get("sort")),
         "tokens_url": f"{path}/tokens.json",
-        **neighbours(asked, trajectory.trace_id, "/tokens"),
+        **list_neighbours(asked, trajectory.trace_id, "/tokens"),
         "copies": copies(
             asked, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens",
         ),
@@ -129,12 +129,6 @@ COLOURS = {
     "encoding": "encoding",
 }
 """The columns by which tokens are coloured, by the name in the address."""
-
-
-def encoding_facts(columns: dict[str, list[Any]]) -> Facts:
-    """Return how many tokens would be encoded otherwise, and for how many that is not known."""
-    known = columns["encoding"]
-    return {"encoded_otherwise": known.count("other"), "encoding_unknown": known.count(None)}
 
 
 def _has(values: list[Any]) -> bool:

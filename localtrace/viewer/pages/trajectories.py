@@ -8,7 +8,6 @@ from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.labelling import why_read_only
 from localtrace.viewer.ordered import (
-    SORTS,
     first_rows,
     order_by,
     ordered,
@@ -23,7 +22,7 @@ from localtrace.viewer.page import (
     bundle_command,
     command_filters,
     copies,
-    python_filters,
+    python_rows,
     upload_command,
 )
 
@@ -52,7 +51,6 @@ def read(asked: Asked) -> Facts:
         "total": total_of(asked),
         "run_names": asked.several_runs,
         "sort": sort,
-        "sorts": list(SORTS),
         "rows_url": url("/trajectories/rows", q=asked.q, sort=asked.values.get("sort")),
         "groups_url": url("/groups", q=asked.q),
         "tokens_url": url("/tokens", q=asked.q),
@@ -61,10 +59,7 @@ def read(asked: Asked) -> Facts:
             f"select * from trajectories where {condition} order by {sort_sql}",
             params,
             f"ls {command_filters(asked.q)} --limit 0",
-            f"filters = {python_filters(asked.q)}  # from localtrace.read.filters import Filters\n"
-            "condition, params = filters.where_clause()\n"
-            f'sql = f"from trajectories where {{condition}} order by {sort_sql}"\n'
-            "store.sql(sql, params).to_pandas()",
+            python_rows(asked.q, f" order by {sort_sql}"),
         ),
         "upload": upload_command(asked, command_filters(asked.q)),
         "upload_picked": upload_command(asked, _PICKED),

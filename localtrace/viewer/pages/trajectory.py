@@ -16,7 +16,7 @@ from localtrace.viewer.conversation import blocks_of
 from localtrace.viewer.labelling import why_read_only
 from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.ordered import ordered
-from localtrace.viewer.page import Facts, Page, copies, upload_command
+from localtrace.viewer.page import Facts, Page, copies, neighbours, upload_command
 
 _BLOCKS = 60
 _CALLS = 60
@@ -80,7 +80,7 @@ def read(asked: Asked) -> Facts:
         "group_url": group_url(row),
         "prompt_url": prompt_url(row),
         "raw_url": f"{path}.json",
-        **neighbours(asked, trace_id),
+        **list_neighbours(asked, trace_id),
         "copies": copies(
             asked,
             "select * from spans where trace_id = $trace and step is not distinct from $step "
@@ -151,7 +151,7 @@ def read_call(asked: Asked) -> Facts:
     }  # fmt: skip
 
 
-def neighbours(asked: Asked, trace_id: str, below: str = "") -> dict[str, Any]:
+def list_neighbours(asked: Asked, trace_id: str, below: str = "") -> Facts:
     """Return the rollouts before and after in the list that the address names.
 
     Args:
@@ -159,25 +159,16 @@ def neighbours(asked: Asked, trace_id: str, below: str = "") -> dict[str, Any]:
         trace_id: the rollout in the middle.
         below: the end of their addresses.
     """
-    nothing = {"before_url": None, "after_url": None, "position": None, "total": None}
     if "q" not in asked.values and "sort" not in asked.values:
-        return nothing
+        return neighbours(None, 0, lambda at: None)
     every = ordered(asked)
-    at = every.index(trace_id)
-    if at is None:
-        return nothing
+    kept = {"sort": asked.values.get("sort") or "-step", "find": asked.values.get("find")}
 
-    def address(ids: dict[str, int | None]) -> str | None:
-        path = next((f"/trajectory/{part(one)}{below}" for one in ids), None)
-        kept = {"sort": asked.values.get("sort") or "-step", "find": asked.values.get("find")}
-        return path and url(path, q=asked.q, **kept)
+    def address(at: int) -> str:
+        (one,) = every.slice(at, at + 1)
+        return url(f"/trajectory/{part(one)}{below}", q=asked.q, **kept)
 
-    return {
-        "before_url": address(every.slice(at - 1, at)) if at else None,
-        "after_url": address(every.slice(at + 1, at + 2)),
-        "position": at + 1,
-        "total": len(every),
-    }
+    return neighbours(every.index(trace_id), len(every), address)
 
 
 def _blocks(asked: Asked, trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -225,7 +216,6 @@ def _call_row(span: Span, depth: int, begin: int, length: int) -> dict[str, Any]
         "status": span.status,
         "depth": min(depth, 12),
         "duration_ns": span.duration_ns,
-        "after_ns": span.start_ns - begin,
         "start_share": (span.start_ns - begin) / length,
         "share": span.duration_ns / length,
         "tokens": None if span.output_ids is None else len(span.output_ids),
