@@ -160,6 +160,7 @@ class _Table:
             return True
         before = held_rows(self._into, schema, open_table(self._into, schema), survey.journals)
         after = _reached(survey, before)
+        self._tell_left_out(survey, before, after)
         # Rows up to these numbers are here; all rows of writers of whom nothing is new.
         here = {one: held.row if one in after else _ALL for one, held in before.items()}
         new = [file for file in survey.files if _is_partly_new(file, here)]
@@ -198,6 +199,22 @@ class _Table:
         staging.clear(schema)
         return True
 
+    def _tell_left_out(
+        self, survey: Survey, before: dict[str, Held], after: dict[str, Held]
+    ) -> None:
+        last = _last_rows(survey)
+        left_out = [
+            writer_id
+            for writer_id, held in before.items()
+            if held.gathered and writer_id not in after and last[writer_id] > held.row
+        ]
+        if left_out:
+            self._report.notes.append(
+                f"{self._source.place}: later {self._schema.name} of {len(left_out)} processes are "
+                f"not gathered (of {left_out[0]}), as a copy of this store was sealed while they "
+                "recorded, and gathered: read this store too, with --store"
+            )
+
     def _version(self) -> int:
         table = open_table(self._into, self._schema)
         return -1 if table is None else table.version()
@@ -227,13 +244,18 @@ def _is_partly_new(file: SurveyedFile, here: dict[str, int]) -> bool:
     return any(high > here[writer_id] for writer_id, (_, high) in file.ranges.items())
 
 
-def _reached(survey: Survey, before: dict[str, Held]) -> dict[str, Held]:
-    """Return how far the rows of each writer go once they are brought, where any is new."""
+def _last_rows(survey: Survey) -> dict[str, int]:
     last: dict[str, int] = {}
     for file in survey.files:
         for writer_id, (_, high) in file.ranges.items():
             last[writer_id] = max(high, last.get(writer_id, high))
+    return last
+
+
+def _reached(survey: Survey, before: dict[str, Held]) -> dict[str, Held]:
+    """Return how far the rows of each writer go once they are brought, where any is new."""
     after = {}
+    last = _last_rows(survey)
     for writer_id, held in before.items():
         journal = survey.journals[writer_id]
         # Rows may have been pruned here; the number of the journal tells that they were here.

@@ -176,6 +176,21 @@ def test_a_copy_and_its_original_are_gathered_once(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_that_an_early_sealed_copy_keeps_out_are_told(tmp_path: Path) -> None:
+    store, into = tmp_path / "node", tmp_path / "all"
+    with recording(store):
+        asyncio.run(record(1))
+        localtrace.flush()
+        copy = simulate_crash(store, tmp_path / "copy")
+        seal(open_layout(copy))
+        assert gathered(into, copy).notes == []
+        asyncio.run(record(1))
+    seal(open_layout(store))
+    notes = gathered(into, store).notes
+    assert contents(into) == contents(copy)
+    assert any(re.match(f"{store}: later spans of 1 processes are not .*--store", n) for n in notes)
+
+
 def test_what_was_sealed_here_after_gathering_is_not_gathered_again(tmp_path: Path) -> None:
     store = tmp_path / "node"
     with recording(store, rotate_max_bytes=1):

@@ -51,6 +51,8 @@ class Held:
     """Number of the last journal that is in the table; -1 for none."""
     row: int
     """`writer_seq` up to which every row is, or once was, in the table; -1 for none."""
+    gathered: bool = True
+    """False where the last journal was sealed here: later rows may have been here and be pruned."""
 
 
 def row_ranges(path: Path) -> RowRanges:
@@ -104,7 +106,7 @@ def held_rows(
             unknown[writer_id] = journal
     if unknown:  # journals of these writers were sealed here, as in a copy of their store
         last = _last_rows(layout, schema, table, unknown)
-        held |= {writer_id: Held(unknown[writer_id], last[writer_id]) for writer_id in unknown}
+        held |= {one: Held(unknown[one], last[one], gathered=False) for one in unknown}
     return held
 
 
