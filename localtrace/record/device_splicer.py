@@ -13,7 +13,7 @@ import msgspec
 
 from localtrace.record.device import MARKER_BYTES, DeviceCopies
 from localtrace.record.device_copy import Copy
-from localtrace.record.losses import Losses, logger
+from localtrace.record.losses import Losses
 from localtrace.store.journal.batch import NotArrived, read_batch, split_batch
 from localtrace.store.journal.writer import Item
 from localtrace.values.arrays import Array, Bytes, joined, read_array
@@ -111,8 +111,7 @@ class Splicer:
             except NotArrived:
                 self._losses.value("device_tensor")
             except Exception:
-                logger.debug("localtrace cannot use %s", name, exc_info=True)
-                self._losses.record("bad_argument", len(batch.trace_ids))
+                self._losses.unusable(len(batch.trace_ids))
         return [Item(item.kind, item.key, record) for record in records]
 
 

@@ -71,10 +71,10 @@ class Losses:
         except Exception:
             self.failed_inside()
 
-    def unusable(self) -> None:
-        """Count a record lost because of what the caller gave; the error goes to the debug log."""
+    def unusable(self, count: int = 1) -> None:
+        """Count records lost because of what the caller gave; the error goes to the debug log."""
         logger.debug("localtrace cannot use what it was given", exc_info=True)
-        self.record("bad_argument")
+        self.record("bad_argument", count)
 
     def failed_inside(self) -> None:
         """Count an error of localtrace itself; its traceback goes to the debug log."""

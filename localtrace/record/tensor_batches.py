@@ -9,13 +9,12 @@ from __future__ import annotations
 import array
 import operator
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from localtrace.record import active
-from localtrace.record.losses import logger
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.store.journal.batch import encode_batch
@@ -25,6 +24,7 @@ from localtrace.values.arrays import Array, memory_array
 from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor, text_of
 
 _encode = msgspec.msgpack.Encoder().encode
+T = TypeVar("T")
 _NUMBERS = frozenset({float, int, bool})
 _Parts = Sequence[bytes | memoryview]
 """An encoded value in pieces, not joined so that large arrays are copied once."""
@@ -66,10 +66,10 @@ def record_tensors(
         ids = [None if one is None else trace_id_of(text_of(one)) for one in trace_ids]
         values = []
         for name, value in tensors.items():
-            sizes, parts = _values(recorder, value, len(ids))
-            if parts is not None:
-                values.append((str(recorder.values.as_text(name)), sizes, parts))
-        counted = _lengths(recorder, lengths, len(values) * len(ids))
+            found = _usable(recorder, _values, value, len(ids))
+            if found is not None:
+                values.append((str(recorder.values.as_text(name)), *found))
+        counted = _usable(recorder, _lengths, lengths, len(values) * len(ids))
         if counted is None or not values:
             return
         head = (ids, recorder.values.as_int(step), time.time_ns(), recorder.values.as_text(source))
@@ -79,42 +79,36 @@ def record_tensors(
         recorder.losses.unusable()
 
 
-def _values(recorder: Recorder, value: Any, count: int) -> tuple[list[int] | None, _Parts | None]:
-    """Return the values of all rows, encoded, and the row sizes if rows were given one by one.
-
-    None twice for a value that cannot be used; it is counted.
-    """
+def _usable(
+    recorder: Recorder, read: Callable[[Recorder, Any], T | None], value: Any, count: int
+) -> T | None:
+    """Return what is read from a value; None, and `count` lost records, if it cannot be used."""
     try:
-        if isinstance(value, list | tuple):
-            rows = [_row(row) for row in value]
-            data = b"".join(row.data for row in rows)
-            return [row.shape[0] for row in rows], Array("<f4", [len(data) // 4], data).parts()
-        return None, _array(recorder, value, "float32")
+        return read(recorder, value)
     except FreedTensor:
         recorder.losses.value("freed_tensor")
-        return None, None
     except Exception:
-        logger.debug("localtrace cannot use %s", type(value), exc_info=True)
-        recorder.losses.record("bad_argument", count)
-        return None, None
+        recorder.losses.unusable(count)
+    return None
 
 
-def _lengths(recorder: Recorder, lengths: Any, count: int) -> _Parts | None:
-    """Return the lengths encoded; None, and `count` lost records, if they cannot be used."""
-    try:
-        if lengths is None:
-            return (_encode(None),)
-        if isinstance(lengths, list | tuple):
-            whole = array.array("q", [operator.index(_in_memory(length)) for length in lengths])
-            return Array("<i8", [len(whole)], whole.tobytes()).parts()
-        return _array(recorder, lengths, "int64")
-    except FreedTensor:
-        recorder.losses.value("freed_tensor")
-        return None
-    except Exception:
-        logger.debug("localtrace cannot use lengths %s", type(lengths), exc_info=True)
-        recorder.losses.record("bad_argument", count)
-        return None
+def _values(recorder: Recorder, value: Any) -> tuple[list[int] | None, _Parts] | None:
+    """Return the row sizes, if rows were given one by one, and the values of all rows, encoded."""
+    if isinstance(value, list | tuple):
+        rows = [_row(row) for row in value]
+        data = b"".join(row.data for row in rows)
+        return [row.shape[0] for row in rows], Array("<f4", [len(data) // 4], data).parts()
+    parts = _array(recorder, value, "float32")
+    return None if parts is None else (None, parts)
+
+
+def _lengths(recorder: Recorder, lengths: Any) -> _Parts | None:
+    if lengths is None:
+        return (_encode(None),)
+    if isinstance(lengths, list | tuple):
+        whole = array.array("q", [operator.index(_in_memory(length)) for length in lengths])
+        return Array("<i8", [len(whole)], whole.tobytes()).parts()
+    return _array(recorder, lengths, "int64")
 
 
 def _array(recorder: Recorder, value: Any, dtype: str) -> _Parts | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from array import array
 from collections import UserList, deque
 from collections.abc import Callable, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
@@ -36,7 +37,7 @@ from localtrace.values.responses import response_fields
 from localtrace.values.tagged_json import DEPTH_MAX, Tag, from_tagged, omitted, to_tagged
 from localtrace.values.tensors import in_memory, is_freed, is_stand_in, is_tensor, text_of
 
-_CONTAINERS = (Mapping, list, tuple, AbstractSet, deque, UserList, ValuesView)
+_CONTAINERS = (Mapping, list, tuple, AbstractSet, array, deque, UserList, ValuesView)
 _NAMESPACES = {("types", "SimpleNamespace"), ("argparse", "Namespace")}
 _INT_MAX_BITS = 14_000
 """Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""
@@ -189,8 +190,6 @@ def _foreign(value: Any, kept: bool) -> Any:
     module = kind.__module__.partition(".")[0]
     if module == "numpy":
         return _numpy(value)
-    if module == "array":
-        return value.tolist()
     if _is_config(kind):
         return _plain_config(value)
     if module == "openai" and kind.__name__ in ("NotGiven", "Omit"):
