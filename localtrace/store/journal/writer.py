@@ -292,7 +292,6 @@ class JournalSeries:
         self._number = name.number
         self._records = 0
         self._begun_at = time.monotonic()
-        self._deltas.forget_all()
 
     def _leave_journal(self) -> None:
         self._deltas.forget_all()
