@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRIES = 5
+_VERIFY = "localtrace verify says what to do"
 Params = Mapping[str, Any] | Sequence[Any] | None
 """Values for `$name` (a mapping) or `?` (a sequence)."""
 
@@ -116,22 +117,28 @@ class QueryRunner:
 
         Raises:
             QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
-            StoreError: a file cannot be read.
+            StoreError: a file is missing or damaged.
         """
         try:
             return self._execute(sql, params, is_own)
         except QueryError:
             raise
         except (duckdb.Error, StoreError, OSError) as error:  # OSError: while rows are handed over
-            if tries and not self._has_all_files():
+            lost = [path for path in self._paths() if not os.path.exists(path)]
+            if lost and tries:
                 self.refresh()  # a compaction removed files since
                 return self.run(sql, params, is_own, tries - 1)
+            if lost:
+                raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
             if isinstance(error, StoreError):
                 raise
             is_unknown = isinstance(error, duckdb.CatalogException)
             if is_unknown and self._views.provide_all(self._connection):
                 # The text names a view in a way that `provide` does not see.
                 return self.run(sql, params, is_own)
+            if type(error) is duckdb.Error or any(path in str(error) for path in self._paths()):
+                # Of the file's own format; mistakes in SQL have more special classes.
+                raise StoreError(f"{one_line(error)}: {_VERIFY}") from None
             raise QueryError(self._explained(error, sql, params)) from None
 
     def _execute(self, sql: str, params: Params, is_own: bool) -> pa.Table:
@@ -158,8 +165,8 @@ class QueryRunner:
         with watched:
             return self._sandbox.run(work, connection.interrupt)
 
-    def _has_all_files(self) -> bool:
-        return all(os.path.exists(path) for one in self.snapshots for path in one.paths())
+    def _paths(self) -> Iterator[str]:
+        return chain.from_iterable(one.paths() for one in self.snapshots)
 
     def _explained(self, error: Exception, sql: str, params: Params) -> str:
         if isinstance(error, duckdb.OutOfMemoryException):

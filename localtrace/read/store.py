@@ -1,8 +1,7 @@
 """Stores opened for reading: SQL over their views, filtered lists, and whole trajectories.
 
 Several stores are read as one. A `Store` shows one moment until `refresh`, sealed files and live
-journals alike. Reading writes nothing and needs no permission to write. One `Store` serves one
-thread; `share` gives one for another.
+journals alike. Reading writes nothing. One `Store` serves one thread; `share` gives another one.
 """
 
 from __future__ import annotations

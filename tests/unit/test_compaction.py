@@ -222,6 +222,19 @@ def test_an_open_store_goes_on_when_its_files_are_deleted(layout: StoreLayout) -
         assert store.sql("select * from stored.spans order by trace_id").to_dicts() == before
 
 
+@pytest.mark.parametrize("damage", ["cut", "garbled", "gone"])
+def test_a_query_that_meets_a_bad_file_names_the_check(layout: StoreLayout, damage: str) -> None:
+    add(layout, 0)
+    with open_store(layout.root) as store:
+        assert not len(store.sql("from stored.spans limit 0"))  # so that the view is there
+        path = Path(store.files("spans")[0])
+        data = path.read_bytes()
+        bad = {"cut": data[:100], "garbled": b"\x0e" * (len(data) - 8) + data[-8:]}
+        path.unlink() if damage == "gone" else path.write_bytes(bad[damage])
+        with pytest.raises(StoreError, match="localtrace verify"):
+            store.sql("select * from stored.spans")
+
+
 # -- the command and the sealer ------------------------------------------------------------
 
 
