@@ -127,7 +127,12 @@ def show(store_path: str) -> None:
 
 def main(store_path: str = "localtrace-example") -> None:
     random.seed(0)
-    localtrace.init(store_path, project="examples", experiment="guess a number")
+    localtrace.init(
+        store_path,
+        project="examples",
+        experiment="guess a number",
+        min_free_bytes=2**26,  # instead of 20 GB: this store is small
+    )
     policy = Policy()
     for step in range(STEPS):
         asyncio.run(train_step(policy, step))

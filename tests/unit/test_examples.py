@@ -20,7 +20,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     done = subprocess.run(
         [sys.executable, _EXAMPLES / "rollout_loop.py", folder / "store"],
-        env={**os.environ, "LOCALTRACE_SEAL": "0", "LOCALTRACE_MIN_FREE_BYTES": "0"},
+        env={**os.environ, "LOCALTRACE_SEAL": "0", "LOCALTRACE_MIN_FREE_BYTES": "99TB"},
         capture_output=True,
         text=True,
         timeout=120,
