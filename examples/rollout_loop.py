@@ -113,13 +113,15 @@ async def train_step(policy: Policy, step: int) -> None:
     localtrace.log_metrics({"reward/mean": mean(one.reward for one in rollouts)}, step=step)
 
 
-def show(store_path: str) -> None:
-    """Read the store: a named query, SQL, and one trajectory with all its calls."""
+def show(store_path: str, run_id: str | None) -> None:
+    """Read the run: a named query, SQL, and one trajectory with all its calls."""
     with localtrace.open_store(store_path) as store:
-        for row in store.query("reward_by_step").to_dicts()[:: STEPS // 5]:
+        for row in store.query("reward_by_step", run=run_id).to_dicts()[:: STEPS // 5]:
             print(f"step {row['step']:2}: mean reward {row['mean_reward']:.2f}")
         longest = store.sql(
-            "select trace_id from trajectories order by turn_count desc, step limit 1"
+            "select trace_id from trajectories where run_id = $run"
+            " order by turn_count desc, step limit 1",
+            {"run": run_id},
         )
         for span in store.trajectory(longest.to_dicts()[0]["trace_id"]).spans:
             print(f"  {span.op:16} {span.output_text or span.outputs}")
@@ -136,8 +138,9 @@ def main(store_path: str = "localtrace-example") -> None:
     policy = Policy()
     for step in range(STEPS):
         asyncio.run(train_step(policy, step))
+    run_id = localtrace.run_id()
     localtrace.close()
-    show(store_path)
+    show(store_path, run_id)
     print(f"\nSee all of them:  localtrace view -s {store_path}")
 
 
