@@ -74,7 +74,6 @@ def command(
     """
     from localtrace.cli.progress import print_notes, print_problems
     from localtrace.maintain.prune import alone
-    from localtrace.maintain.upkeep import PRUNING, note
     from localtrace.store.layout import open_layout
 
     retention = _retention(rules)
@@ -96,15 +95,9 @@ def command(
         problems = _finish_begun(layout)
         choice = _choice(layout, retention, filters)
         _preview(choice, form)
-        agreed = not choice.groups or _confirmed(yes)
-        if choice.groups and agreed:
+        if not choice.groups or _confirmed(yes):
             problems += _prune(layout, choice, now=now)
-        if now and agreed:
-            _give_back(layout)
-    problems = list(dict.fromkeys([*choice.problems, *problems]))
-    if agreed and not problems:
-        note(layout.root, PRUNING, None)
-    print_problems(context, problems)
+    print_problems(context, list(dict.fromkeys([*choice.problems, *problems])))
     if choice.excess_bytes:
         context.exit(1)
 
@@ -189,13 +182,22 @@ def _confirmed(yes: bool) -> bool:
 
 
 def _prune(layout: StoreLayout, choice: Choice, *, now: bool) -> list[str]:
+    """Prune what was chosen, if anything; return the files that are damaged."""
     from localtrace.maintain.prune import prune
+    from localtrace.maintain.upkeep import PRUNING, note
 
-    report = _with_bar(lambda progress: prune(layout, choice, progress))
-    _say_done(report)
-    if not now:
-        _say_when_space_is_free()
-    return report.problems
+    problems: list[str] = []
+    if choice.groups:
+        report = _with_bar(lambda progress: prune(layout, choice, progress))
+        problems = report.problems
+        _say_done(report)
+        if not now:
+            _say_when_space_is_free()
+    if now:
+        _give_back(layout)
+    if not (problems or choice.problems):
+        note(layout.root, PRUNING, None)  # what the sealer tried in vain, went well by hand
+    return problems
 
 
 def _say_done(report: PruneReport) -> None:
