@@ -44,6 +44,16 @@ def check_whole(store: Recording) -> None:
     assert (span["prompt_ids"], span["outputs"]["text"]) == ([1, 2], "2 × 3\n")
 
 
+def test_a_version_of_httpx_with_other_transports_is_refused() -> None:
+    with httpx.Client() as client:
+        transport = client.__dict__.pop("_transport")
+        try:
+            with pytest.raises(ConfigError, match=r"httpx 0\.28"):
+                record(client)
+        finally:
+            client._transport = transport
+
+
 def test_what_is_no_client_is_refused() -> None:
     for client in (object(), httpx, "http://engine"):
         with pytest.raises(ConfigError, match=r"httpx\.Client"):

@@ -21,7 +21,7 @@ def record(client: Client) -> Client:
         process does not record.
 
     Raises:
-        ConfigError: the client is of another type.
+        ConfigError: the client is of another type, or of a version that cannot be recorded.
     """
     httpx, aiohttp = sys.modules.get("httpx"), sys.modules.get("aiohttp")
     if httpx is not None and isinstance(client, httpx.Client | httpx.AsyncClient):

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import wrapt
 
+from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.propagation import HEADER
 from localtrace.trainer_hooks.harmless import harmless
@@ -16,8 +17,17 @@ from localtrace.trainer_hooks.http.exchange import Exchange, begin_exchange
 
 
 def record_client(client: Any) -> None:
-    """Wrap each transport of a client in a recording one, once."""
+    """Wrap each transport of a client in a recording one, once.
+
+    Raises:
+        ConfigError: this version of httpx keeps its transports elsewhere.
+    """
     kind = Transport if isinstance(client, httpx.Client) else AsyncTransport
+    if not {"_transport", "_mounts"} <= vars(client).keys():
+        raise ConfigError(
+            f"clients of httpx {httpx.__version__} cannot be recorded: use httpx 0.28, or give an "
+            "aiohttp.ClientSession"
+        )
     client._transport = _recording(kind, client._transport)
     client._mounts = {url: _recording(kind, mounted) for url, mounted in client._mounts.items()}
 
