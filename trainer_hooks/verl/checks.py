@@ -35,7 +35,7 @@ def look(failure: BaseException | None, loaded: bool) -> Iterator[Finding]:
             "verl",
             "note",
             f"not installed for {sys.executable}",
-            "run this in the environment that trains",
+            "to record a job of verl, run this in the environment that trains",
         )
         if "LOCALTRACE_STORE" in os.environ:
             yield from _store()
