@@ -17,8 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import (
     InstrumentationScope,
     KeyValue,
 )
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 
 from localtrace.types import FAILED_STATUSES
 from localtrace.values.codec import to_json
@@ -95,14 +94,23 @@ def request(spans: Iterable[Span], resource: Mapping[str, Any] | None = None) ->
     Concatenated requests are one valid request with all their traces, by the design of Protocol
     Buffers. So a batch is built without encoding anything twice.
     """
-    whole = ExportTraceServiceRequest(resource_spans=[block(spans, resource)])
+    whole = ExportTraceServiceRequest()
+    fill(whole.resource_spans.add(), spans, resource)
     return bytes(whole.SerializeToString(deterministic=True))
 
 
 def block(spans: Iterable[Span], resource: Mapping[str, Any] | None) -> ResourceSpans:
     """Return spans with the attributes that they share."""
-    scope = ScopeSpans(scope=InstrumentationScope(name="localtrace"), spans=spans)
-    found = ResourceSpans(scope_spans=[scope])
-    if resource:
-        found.resource.CopyFrom(Resource(attributes=attributes(resource)))
+    found = ResourceSpans()
+    fill(found, spans, resource)
     return found
+
+
+def fill(found: ResourceSpans, spans: Iterable[Span], resource: Mapping[str, Any] | None) -> None:
+    """Put spans, and the attributes that they share, into an empty block.
+
+    In place: a message that is given to another one's constructor is copied whole.
+    """
+    if resource:
+        found.resource.attributes.extend(attributes(resource))
+    found.scope_spans.add(scope=InstrumentationScope(name="localtrace")).spans.extend(spans)
