@@ -32,7 +32,6 @@ from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.sending import Answer, Sender
 from localtrace.uploader.targets import (
     Entry,
-    MergingTarget,
     MetricsTarget,
     ParametersDelivery,
     Place,
@@ -282,8 +281,9 @@ class Replay:
         self._tally.tell(f"reading back from {self._target.uri}")
         found = self._patiently(self._target.verify, entries)
         self._tally.verified(found)
-        if isinstance(self._target, MergingTarget):
-            self._tally.add_double_rows(self._patiently(self._target.double_rows, entries))
+        doubles = self._patiently(self._target.double_rows, entries)
+        if doubles is not None:
+            self._tally.add_double_rows(doubles)
         missing = [e for e in entries if e.trace_id not in found and e.place.destination]
         self._ledger.mark(missing, State.MISSING, "not found when it was read back")
 

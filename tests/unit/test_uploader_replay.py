@@ -24,7 +24,7 @@ from localtrace.uploader.receipt import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun
-from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
 RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
@@ -67,7 +67,7 @@ class MemoryStore:
         return self.trajectories[trace_id]
 
 
-class MemoryTarget:
+class MemoryTarget(Target):
     """Holds records by id; `fault` is called with each batch, before and after it is stored."""
 
     kind = "memory"
@@ -75,10 +75,7 @@ class MemoryTarget:
     batch_max_parts = 10
     batch_max_bytes = 1000
     record_max_bytes = 100
-    shortens_calls = False
     connections = 1
-    reads_back = True
-    starts_slowly = False
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
@@ -105,9 +102,6 @@ class MemoryTarget:
         digest = f"digest of {size_bytes}"
         entry = Entry(place, trajectory.trace_id, f"m-{trajectory.trace_id}", digest, 1)
         return Record(entry, (b"x" * size_bytes,))
-
-    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
-        return {}
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         self.asked += 1

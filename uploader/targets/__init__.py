@@ -182,19 +182,18 @@ class Target(Protocol):
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read entries of one place back, in their run; return the trace ids that were found."""
 
+    def double_rows(self, entries: Sequence[Entry]) -> int | None:
+        """Count the rows that it shows for entries of one place beyond one per call.
+
+        By default None: a call that is sent twice is one row at once.
+        """
+        return None
+
     def close(self) -> None:
         """Close connections, and end what was started for the upload; may be called twice.
 
         Requests that other threads are waiting for fail.
         """
-
-
-@runtime_checkable
-class MergingTarget(Protocol):
-    """A target that shows a call sent twice as two rows until it merges them."""
-
-    def double_rows(self, entries: Sequence[Entry]) -> int:
-        """Count the rows beyond one per call that it shows now for entries of one place."""
 
 
 @runtime_checkable

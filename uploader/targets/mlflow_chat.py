@@ -78,6 +78,4 @@ def _add(shown: OtlpSpan, values: dict[str, Any], usual_type: str) -> None:
     for attribute in shown.attributes:
         if attribute.key == _TYPE and attribute.value.string_value == "UNKNOWN":
             attribute.value.string_value = usual_type
-    kept = [attribute for attribute in shown.attributes if attribute.key not in values]
-    del shown.attributes[:]
-    shown.attributes.extend([*kept, *otlp_values.attributes(values)])
+    otlp_values.put(shown, values)

@@ -49,7 +49,7 @@ def read_root(root: OtlpSpan, trajectory: Trajectory, transcript: Transcript) ->
     }
     if told:
         values["localtrace.outcomes"] = to_json(told)
-    _put(root, values)
+    otlp_values.put(root, values)
     for label in trajectory.labels:
         _judge(root, label)
 
@@ -61,13 +61,15 @@ def read_call(shown: OtlpSpan, span: Span, transcript: Transcript, generations: 
         generations: how many a call made that made several.
     """
     made = {"localtrace.generations": generations} if generations else {}
-    _put(shown, {"localtrace.span_id": span.span_id, "localtrace.status": span.status, **made})
+    otlp_values.put(
+        shown, {"localtrace.span_id": span.span_id, "localtrace.status": span.status, **made}
+    )
     chat = transcript.chats.get(span.span_id)
     if chat is not None:
-        _put(shown, _chat(chat, span))
+        otlp_values.put(shown, _chat(chat, span))
     elif span.kind == "tool":
         result = {} if span.outputs is None else {"gen_ai.tool.call.result": to_json(span.outputs)}
-        _put(shown, {"gen_ai.tool.call.arguments": to_json(span.inputs), **result})
+        otlp_values.put(shown, {"gen_ai.tool.call.arguments": to_json(span.inputs), **result})
 
 
 def show_chat(shown: OtlpSpan, chat: Chat | None) -> None:
@@ -76,7 +78,7 @@ def show_chat(shown: OtlpSpan, chat: Chat | None) -> None:
         return
     given: Any = {"tools": chat.tools, "messages": chat.given} if chat.tools else chat.given
     values = {"input": given if chat.given else None, "output": chat.said}
-    _put(shown, {
+    otlp_values.put(shown, {
         f"langfuse.observation.{name}": to_json(one) for name, one in values.items() if one
     })  # fmt: skip
 
@@ -111,10 +113,3 @@ def _judge(root: OtlpSpan, label: Outcome) -> None:
         values["localtrace.source"] = label.source
     attributes = otlp_values.attributes(values)
     root.events.add(name=EVALUATION, time_unix_nano=label.time_ns, attributes=attributes)
-
-
-def _put(shown: OtlpSpan, values: dict[str, Any]) -> None:
-    """Set attributes, also those that are there already."""
-    kept = [one for one in shown.attributes if one.key not in values]
-    del shown.attributes[:]
-    shown.attributes.extend([*kept, *otlp_values.attributes(values)])

@@ -41,6 +41,14 @@ def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     return [KeyValue(key=utf8(key), value=_any(value)) for key, value in values.items()]
 
 
+def put(shown: Span, values: Mapping[str, Any]) -> None:
+    """Set attributes of a span, also those that are there already."""
+    for place in reversed(range(len(shown.attributes))):
+        if shown.attributes[place].key in values:
+            del shown.attributes[place]
+    shown.attributes.extend(attributes(values))
+
+
 def _any(value: Any) -> AnyValue:
     if value is None:
         return AnyValue()
