@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import TargetUnavailable
 from localtrace.uploader.ledger import Ledger, State
-from localtrace.uploader.limits import Limits
+from localtrace.uploader.limits import Limits, Pace
 from localtrace.uploader.metrics import MetricsDelivery, run_metrics, send_metrics
 from localtrace.uploader.parameters import parameters, send_parameters
 from localtrace.uploader.progress import Tally
-from localtrace.uploader.rate_limit import Pace
 from localtrace.uploader.receipt import Delivery, RunReceipt
 from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.retry import patiently

@@ -143,7 +143,7 @@ def test_an_embedded_server_needs_mlflow_and_says_how_to_get_it(tmp_path, monkey
 
 
 def test_a_password_in_the_uri_is_never_shown() -> None:
-    target = open_target("mlflow", "http://me:s3cret@127.0.0.1:1/base")
+    target = open_target("mlflow", "http://me:s3cret@127.0.0.1:1/base/")
     assert target.uri == "http://127.0.0.1:1/base"
     with pytest.raises(TargetUnavailable) as caught:
         target.check()

@@ -450,7 +450,7 @@ def test_a_record_above_the_limit_does_not_hold_up_the_others(upload, target, st
 def test_a_rate_keeps_batches_small_and_waits_for_each(upload, monkeypatch) -> None:
     waited = []
     wait = lambda self, size_bytes, ended: waited.append(size_bytes)  # noqa: E731
-    monkeypatch.setattr("localtrace.uploader.rate_limit.Pace.wait", wait)
+    monkeypatch.setattr("localtrace.uploader.limits.Pace.wait", wait)
     assert upload(rate_bytes_per_s=50).complete
     assert waited == [50] * 20
 

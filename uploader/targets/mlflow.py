@@ -75,7 +75,7 @@ class MlflowTarget(Target):
             self.opening = f"starting an MLflow server for {database_path(uri)}"
         else:
             url = http_url(uri, _URI)
-            self.uri = str(without_login(url))
+            self.uri = str(without_login(url)).rstrip("/")
         self._base_url = uri
         self._assessments = assessments
         self._metric_names = defaultdict[str, mlflow_metrics.MetricNames](
