@@ -89,12 +89,14 @@ class BundleInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bag:
-    """One bag that has passed the quick check."""
+    """One bag whose names and kinds of files are right."""
 
     root: Path
     info: BundleInfo
     files: dict[str, str]
     """sha256 of every file of the payload, by names such as data/bundle.json."""
+    wrong_size: str = ""
+    """Error if the files have other sizes in sum than the bag says; which, only checksums tell."""
 
     @property
     def data(self) -> Path:
@@ -113,6 +115,15 @@ def open_bundle(path: Path) -> tuple[Bag, ...]:
     Raises:
         BundleError: it is a bundle, and it is incomplete, damaged or hostile.
     """
+    bags = find_bags(path)
+    for bag in bags:
+        if bag.wrong_size:
+            raise BundleError(f"{bag.wrong_size}: localtrace verify tells which")
+    return bags
+
+
+def find_bags(path: Path) -> tuple[Bag, ...]:
+    """Return the same as `open_bundle`, but also bags with files of wrong sizes."""
     root = path.parent if path.name == "data" and os.path.lexists(path / INFO_FILE) else path
     if _looks_like_bag(root):
         return (load_bag(root),)
@@ -182,8 +193,7 @@ def load_bag(root: Path) -> Bag:
     for name in files:
         if not _PAYLOAD.fullmatch(name):
             raise BundleError(f"{root / MANIFEST_FILE}: names {name!r}, which no bundle holds")
-    _check_payload(root, files)
-    return Bag(root, info, files)
+    return Bag(root, info, files, _check_payload(root, files))
 
 
 def _read_info(path: Path) -> BundleInfo:
@@ -223,7 +233,8 @@ def read_manifest(path: Path) -> dict[str, str]:
     return files
 
 
-def _check_payload(root: Path, files: dict[str, str]) -> None:
+def _check_payload(root: Path, files: dict[str, str]) -> str:
+    """Check the names of all files; return the error if their sizes are wrong."""
     size_bytes, found = 0, set()
     folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
     for entry in _walk(root / "data"):
@@ -238,11 +249,9 @@ def _check_payload(root: Path, files: dict[str, str]) -> None:
     for name in sorted(files.keys() - found):
         raise BundleError(f"{root / name}: is missing; copy the bundle again")
     oxum = f"Payload-Oxum: {size_bytes}.{len(files)}".encode()
-    if oxum not in read_limited(root / BAG_INFO_FILE).split(b"\n"):
-        raise BundleError(
-            f"{root}: its files have {size_bytes} bytes, other than {BAG_INFO_FILE} says: "
-            "one was cut or changed; localtrace verify tells which"
-        )
+    if oxum in read_limited(root / BAG_INFO_FILE).split(b"\n"):
+        return ""
+    return f"{root}: one of its files was cut or changed, as {BAG_INFO_FILE} shows"
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -140,6 +141,25 @@ def test_an_empty_folder_is_no_part_of_a_bundle(copy: Path, folder: str) -> None
     with pytest.raises(BundleError, match=r"/bundle/data/\S+: .*this bundle"):
         open_store(copy)
     assert re.search(r"/bundle/data/\S+: .*this bundle", check_bundle(copy).problems[0])
+
+
+def test_a_file_that_was_cut_by_copying_is_named_by_verify(copy: Path) -> None:
+    (table,) = copy.glob("data/tables/spans/*")
+    os.truncate(table, table.stat().st_size - 1)
+    with pytest.raises(BundleError, match="localtrace verify tells which"):
+        open_store(copy)
+    assert check_bundle(copy).problems == [f"{table}: its checksum is wrong: copy it again"]
+
+
+def test_a_sum_of_sizes_that_no_checksum_explains_is_refused_by_verify_too(copy: Path) -> None:
+    info = copy / "bag-info.txt"
+    tags = copy / "tagmanifest-sha256.txt"
+    before = hashlib.sha256(info.read_bytes()).hexdigest()
+    info.write_text(info.read_text().replace("Payload-Oxum: ", "Payload-Oxum: 1"))
+    after = hashlib.sha256(info.read_bytes()).hexdigest()
+    tags.write_text(tags.read_text().replace(before, after))
+    (problem,) = check_bundle(copy).problems
+    assert "bag-info.txt" in problem
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "data/._bundle.json"])

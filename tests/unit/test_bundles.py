@@ -499,14 +499,6 @@ def _fifo(root: Path) -> None:
     os.mkfifo(root / "data" / "trace_ids.txt")
 
 
-def _cut(name: str) -> Callable[[Path], None]:
-    def edit(root: Path) -> None:
-        (path,) = root.glob(name)
-        os.truncate(path, path.stat().st_size - 1)
-
-    return edit
-
-
 def _remove(name: str) -> Callable[[Path], None]:
     def edit(root: Path) -> None:
         (path,) = root.glob(name)
@@ -548,7 +540,6 @@ REFUSED_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a manifest that is a link": (_link("manifest-sha256.txt", "/etc/passwd"), "is a link"),
     "a link that leads nowhere": (_link("bagit.txt", "nowhere"), "bagit.txt: is a link"),
     "a pipe": (_fifo, "trace_ids.txt"),
-    "a cut table": (_cut("data/tables/spans/*"), "localtrace verify"),
     "a missing table": (_remove("data/tables/spans/*"), r"spans/v\d+-.*is missing"),
     "a missing manifest": (_remove("manifest-sha256.txt"), "manifest-sha256.txt: is missing"),
     "a missing tag manifest": (_remove("tagmanifest-sha256.txt"), "tagmanifest.*is missing"),

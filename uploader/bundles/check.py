@@ -18,7 +18,7 @@ from localtrace.store.bundle import (
     TAG_MANIFEST_FILE,
     TRACE_IDS_FILE,
     Bag,
-    open_bundle,
+    find_bags,
     read_limited,
     read_manifest,
 )
@@ -98,7 +98,7 @@ def check_bundles(
 
 def _open(path: Path, report: BundleReport, nested: bool) -> None:
     try:
-        bags = open_bundle(path)
+        bags = find_bags(path)
     except BundleError as error:
         report.problems.append(str(error))
         return
@@ -138,7 +138,9 @@ def _check_bag(
             report.files += 1
             if progress is not None:
                 progress(report.files, total)
-        if whole:  # never give the Parquet reader bytes whose checksum is wrong
+        if whole and bag.wrong_size:
+            problems.append(bag.wrong_size)
+        elif whole:  # never give the Parquet reader bytes whose checksum is wrong
             problems += _content_problems(bag)
     except BundleError as error:
         problems.append(str(error))
