@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,8 +53,6 @@ def print_table(
         click.UsageError: the format is parquet and stdout is a terminal.
     """
     texts = texts or {}
-    if form in ("json", "parquet"):  # where a column is found by its name
-        table = table.rename_columns(_told_apart(table.column_names))
     names = [*table.column_names, *texts] if names is None else names
     if form == "parquet":
         _print_parquet(_joined(table, texts, names) if texts else table.select(names))
@@ -70,16 +67,6 @@ def print_table(
         _print_csv(names, rows)
     else:
         _print_text(names, rows)
-
-
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """Return the names with a number after each that came before, as in `a join b`."""
-    distinct: list[str] = []
-    for name in names:
-        numbered = (f"{name}_{number}" for number in count(1))
-        unused = (one for one in numbered if one not in (*names, *distinct))
-        distinct.append(next(unused) if name in distinct else name)
-    return distinct
 
 
 def print_listing(table: pa.Table, form: str) -> None:
@@ -143,7 +130,6 @@ def _print_text(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    # Tuples and not dicts: a join may give two columns of one name.
     for batch in table.to_batches(max_chunksize=1024):
         yield from zip(*map(_values, batch.columns), strict=True)
 

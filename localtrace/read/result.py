@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape as escape_html
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import MissingDependency
@@ -27,6 +28,17 @@ class Result:
 
     _table: pa.Table
 
+    @classmethod
+    def of(cls, table: pa.Table) -> Result:
+        """Return the rows with a number after each column name that came before, as of a join."""
+        names: list[str] = table.column_names
+        distinct: list[str] = []
+        for name in names:
+            numbered = (f"{name}_{number}" for number in count(2))
+            unused = (one for one in numbered if one not in (*names, *distinct))
+            distinct.append(next(unused) if name in distinct else name)
+        return cls(table if distinct == names else table.rename_columns(distinct))
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._table)
@@ -47,7 +59,7 @@ class Result:
         columns = [column.to_pylist() for column in self._table.slice(0, _SHOWN_ROWS).columns]
         rows = (
             "".join(f"<td>{_html(value)}</td>" for value in row)
-            for row in zip(*columns, strict=True)  # not dicts: two columns may share a name
+            for row in zip(*columns, strict=True)
         )
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         said = _counted(len(self), "row")

@@ -148,7 +148,7 @@ class Store:
         Raises:
             QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
-        return Result(self._run(sql, params, is_own=False))
+        return Result.of(self._run(sql, params, is_own=False))
 
     def own_sql(self, sql: str, params: Params = None) -> Result:
         """Run one SELECT that localtrace wrote, without the check of users' SQL.

@@ -185,12 +185,15 @@ def test_parquet_is_written_as_bytes(store: Path) -> None:
     assert pq.read_table(io.BytesIO(done.stdout))["step"].to_pylist() == [2, 1, 0]
 
 
-def test_columns_of_one_name_are_numbered_where_they_are_found_by_name(store: Path) -> None:
+def test_columns_of_one_name_are_numbered(store: Path) -> None:
     sql = "select 1 as a, 2 as a, 3 as a_1"
     found = run("sql", sql, "--store", store, "--format", "json").stdout
     assert json.loads(found) == [{"a": 1, "a_2": 2, "a_1": 3}]
     packed = run("sql", sql, "--store", store, "--format", "parquet").stdout_bytes
     assert pq.read_table(io.BytesIO(packed)).to_pylist() == json.loads(found)
+    with open_store(store) as opened:
+        result = opened.sql(sql)
+    assert result.to_dicts() == list(result) == result.to_polars().to_dicts() == json.loads(found)
 
 
 def test_csv_tells_null_from_what_is_no_number(store: Path) -> None:
