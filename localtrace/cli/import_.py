@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.import_files import Source, counting, dry_run_option, file_format, open_intake
+from localtrace.cli.import_files import counting, dry_run_option, file_format, open_intake
 from localtrace.cli.options import one_store_option
 from localtrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from localtrace.importers.imported_rollouts import Rollout
+    from localtrace.importers.source import Source
 
 
 @click.group()
@@ -42,8 +43,7 @@ def verl_jsonl(source: Source, validate: bool) -> Iterator[Rollout]:
     """
     from localtrace.importers.verl_jsonl import read_rollouts
 
-    lines = source.lines()
-    return read_rollouts(lines, source.run_id, validate=validate, report=source.report)
+    return read_rollouts(source, validate=validate)
 
 
 @_format("trl-completions", "trl_completions")
@@ -67,10 +67,7 @@ def trl_completions(source: Source, rewards: tuple[str, ...]) -> Iterator[Rollou
     """
     from localtrace.importers.trl_completions import read_rollouts
 
-    return read_rollouts(
-        source.files, source.run_id,
-        rewards=rewards, report=source.report, on_bytes=source.on_bytes,
-    )  # fmt: skip
+    return read_rollouts(source, rewards=rewards)
 
 
 @_format("atif", "atif")
@@ -88,9 +85,7 @@ def atif(source: Source) -> Iterator[Rollout]:
     """
     from localtrace.importers.atif import read_rollouts
 
-    return read_rollouts(
-        source.files, source.run_id, report=source.report, on_bytes=source.on_bytes
-    )
+    return read_rollouts(source)
 
 
 @_format("slime-dump", "slime_dump")
@@ -113,10 +108,7 @@ def slime_dump(source: Source, reward_key: str | None) -> Iterator[Rollout]:
     """
     from localtrace.importers.slime_dump import read_rollouts
 
-    return read_rollouts(
-        source.files, source.run_id,
-        reward_key=reward_key, report=source.report, on_bytes=source.on_bytes,
-    )  # fmt: skip
+    return read_rollouts(source, reward_key=reward_key)
 
 
 @_format("inspect", "inspect_logs")
@@ -143,10 +135,7 @@ def inspect(source: Source, rewards: tuple[str, ...]) -> Iterator[Rollout]:
     """
     from localtrace.importers.inspect_logs import read_rollouts
 
-    return read_rollouts(
-        source.files, source.run_id,
-        rewards=rewards, report=source.report, on_bytes=source.on_bytes,
-    )  # fmt: skip
+    return read_rollouts(source, rewards=rewards)
 
 
 @_format("verifiers", "verifiers_traces")
@@ -160,11 +149,9 @@ def verifiers(source: Source) -> Iterator[Rollout]:
     at once. Traces keep their ids, so those that the hook recorded are skipped. Without --run the
     run id is verifiers- and that of the first episode, else derived from the folder.
     """
-    from localtrace.importers.lines import read_lines
-    from localtrace.importers.verifiers_traces import read_rollouts, trained_first
+    from localtrace.importers.verifiers_traces import read_rollouts
 
-    lines = read_lines(trained_first(source.files), source.on_bytes)
-    return read_rollouts(lines, source.run_id, report=source.report)
+    return read_rollouts(source)
 
 
 @_format("sglang-metrics", "sglang_metrics")
@@ -180,7 +167,7 @@ def sglang_metrics(source: Source) -> Iterator[Rollout]:
     """
     from localtrace.importers.sglang_metrics import read_rollouts
 
-    return read_rollouts(source.lines(), source.report)
+    return read_rollouts(source)
 
 
 @_format("otlp", "otlp")
@@ -208,9 +195,7 @@ def otlp(source: Source, **names: str | None) -> Iterator[Rollout]:
     """
     from localtrace.importers.otlp import Names, read_rollouts
 
-    return read_rollouts(
-        source.files, names=Names(**names), report=source.report, on_bytes=source.on_bytes
-    )
+    return read_rollouts(source, Names(**names))
 
 
 @command.command("trackio")

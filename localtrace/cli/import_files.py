@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,28 +16,10 @@ from localtrace.printing import say
 if TYPE_CHECKING:
     from localtrace.importers.imported_rollouts import Rollout
     from localtrace.importers.intake import Intake, Report
-    from localtrace.importers.lines import Line
 
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only print what would be imported and skipped."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The files of one import, and where its progress and problems go."""
-
-    files: list[Path]
-    run_id: str
-    report: Report
-    on_bytes: Callable[[int], None]
-    """A function that is called with the count of bytes just read."""
-
-    def lines(self) -> Iterator[Line]:
-        """Read the files line by line."""
-        from localtrace.importers.lines import read_lines
-
-        return read_lines(self.files, self.on_bytes)
 
 
 def file_format(
@@ -65,6 +46,7 @@ def file_format(
             **options: Any,
         ) -> None:
             from localtrace.importers.lines import find_files
+            from localtrace.importers.source import Source
 
             form = import_module(f"localtrace.importers.{module}")
             files = find_files(paths, form.PATTERN)

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from localtrace.exporters.atif_messages import (
     UNKNOWN,
@@ -40,6 +40,7 @@ from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.read.messages import Message, messages_of, model_of, said_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
+from localtrace.values.fields import Fields, known
 
 VERSION = "ATIF-v1.7"
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
@@ -47,7 +48,6 @@ OTHER_TOOLS = "lists of tools: another list was offered by the first turn"
 ANSWERED = "calls of tools, times and errors: messages hold their answers"
 UNASKED = "calls of tools before the first turn"
 _SOURCES = {"user": "user", "assistant": "agent"}
-Fields: TypeAlias = dict[str, Any]
 
 
 class Documents:
@@ -89,10 +89,10 @@ class Documents:
             "schema_version": VERSION,
             "session_id": trajectory.trace_id,
             "trajectory_id": trajectory.trace_id,
-            "agent": _known(agent),
+            "agent": known(agent),
             "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
             "final_metrics": _final_metrics(steps),
-            "extra": _known(extra),
+            "extra": known(extra),
         }
 
     def _tools(self, turns: list[Span]) -> list[Fields] | None:
@@ -232,7 +232,7 @@ class _Steps:
             "completion_token_ids": turn.output_ids,
             "logprobs": logprobs,
         }
-        return _known(metrics)
+        return known(metrics)
 
     def _add_calls(self, trajectory: Trajectory, of_turns: Mapping[str, Fields]) -> None:
         """Add the recorded calls of tools to the steps before them, and count all other calls."""
@@ -257,7 +257,7 @@ class _Steps:
 def _observe(step: Fields, call_id: str | None, content: Any, extra: Fields) -> None:
     """Add the answer of a tool to a step."""
     result: Fields = {"source_call_id": call_id, "content": content, "extra": extra or None}
-    step.setdefault("observation", {"results": []})["results"].append(_known(result))
+    step.setdefault("observation", {"results": []})["results"].append(known(result))
 
 
 def _complete(step: Fields, span: Span) -> bool:
@@ -286,7 +286,7 @@ def _tool_name(span: Span) -> str:
 def _tool_fields(span: Span, said: Any) -> Fields:
     """Return what was recorded of a tool's call, without outputs that equal its answer."""
     outputs = {} if span.outputs == said else {"outputs": span.outputs}
-    return {**_call_fields(span), **_known({"inputs": span.inputs}), **outputs}
+    return {**_call_fields(span), **known({"inputs": span.inputs}), **outputs}
 
 
 def _turn_fields(turn: Span) -> Fields:
@@ -298,12 +298,12 @@ def _turn_fields(turn: Span) -> Fields:
         "inputs": _without(inputs, PROMPT_TEXT_NAMES),
         "outputs": None if isinstance(outputs, str) else _without(outputs, OUTPUT_TEXT_NAMES),
     }
-    return _call_fields(turn) | _known(more)
+    return _call_fields(turn) | known(more)
 
 
 def _call_fields(span: Span) -> Fields:
     names = ("span_id", "parent_id", "op", "status", "error", "start_ns", "duration_ns")
-    return _known({name: getattr(span, name) for name in names})
+    return known({name: getattr(span, name) for name in names})
 
 
 def _without(value: Any, names: tuple[str, ...]) -> Any:
@@ -340,7 +340,3 @@ def _final_metrics(steps: list[Fields]) -> Fields:
 def _timestamp(time_ns: int) -> str:
     seconds, rest = divmod(time_ns, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06}Z"
-
-
-def _known(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.messages import Message, messages_of
 from localtrace.store.whole_prompts import shared_prefix
+from localtrace.values.fields import Fields
 
 UNKNOWN = "unknown"
 """Harbor's word where an agent's name or version is not known; neither may be missing."""
 _OWN_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", *REASONING_NAMES})
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _decode = msgspec.json.Decoder().decode
-Fields: TypeAlias = dict[str, Any]
 
 
 @dataclass(slots=True)

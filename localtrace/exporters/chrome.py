@@ -18,6 +18,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.flat_rows import outcome_value
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
+from localtrace.values.fields import known
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -200,7 +201,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
         for outcome in trajectory.outcomes
         if outcome.values is None
     }
-    return _known({**outcomes, **facts})
+    return known({**outcomes, **facts})
 
 
 def _category(span: Span) -> str:
@@ -221,11 +222,7 @@ def _details(span: Span) -> dict[str, Any]:
             "inputs": _short(to_json(span.inputs)),
             "outputs": _short(to_json(span.outputs)),
         }
-    return _known(details)
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    return known(details)
 
 
 def _short(text: str | None) -> str | None:

@@ -31,6 +31,7 @@ from localtrace.exporters.shape import trajectory_fields
 from localtrace.read.messages import content_text
 from localtrace.types import Trajectory
 from localtrace.values.codec import to_json
+from localtrace.values.fields import Fields, known
 
 HARNESS = "localtrace"
 NO_IDS = "lists of token ids and logprobs in sessions: data/turns.parquet has them"
@@ -67,7 +68,6 @@ turns = load_dataset("parquet", data_files="hf://datasets/USER/NAME/data/turns.p
 Rollouts may hold prompts, outputs of tools and private data. Common shapes of keys were taken out;
 look at the rest before you publish it.
 """
-Fields = dict[str, Any]
 
 
 class Folder:
@@ -141,12 +141,12 @@ class Folder:
                 message["toolCalls"] = [_call(one, ids) for one in step["tool_calls"]]
             if "metrics" in step:
                 message["timestamp"] = step["extra"]["start_ns"] // 1_000_000
-                message |= _known({"model": step.get("model_name", model)})
+                message |= known({"model": step.get("model_name", model)})
             yield message
             for result in step.get("observation", {}).get("results", ()):
                 call_id = ids.get(result.get("source_call_id"))
                 answer = {"role": "tool", "content": self._text(result["content"])}
-                yield answer | _known({"toolCallId": call_id})
+                yield answer | known({"toolCallId": call_id})
 
     def _text(self, content: Any) -> str:
         self.left_out[NO_MEDIA] += isinstance(content, list)
@@ -181,7 +181,3 @@ def _name(trajectory: Trajectory, messages: list[Fields]) -> str:
     step = None if trajectory.step is None else f"step {trajectory.step}"
     reward = None if trajectory.reward is None else f"reward {trajectory.reward:g}"
     return " · ".join(part for part in (step, reward, title) if part) or trajectory.trace_id
-
-
-def _known(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}

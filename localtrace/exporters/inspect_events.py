@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from inspect_ai.event import (
@@ -39,6 +39,7 @@ from localtrace.store.tokenizers import Decode
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
+from localtrace.values.fields import Fields, known
 
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
 UNFIT_TOOLS = "tools on offer that do not have the form of OpenAI's functions"
@@ -47,7 +48,6 @@ UNKNOWN = "unknown"
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
           "content_filter": "content_filter", "max_tokens": "max_tokens"}  # fmt: skip
 _decode = msgspec.json.Decoder().decode
-Fields: TypeAlias = dict[str, Any]
 
 
 class PromptIds:
@@ -335,7 +335,3 @@ def _without(value: Any, names: Iterable[str]) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: item for name, item in value.items() if name not in set(names)} or None
-
-
-def known(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}

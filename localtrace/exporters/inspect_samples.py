@@ -21,15 +21,7 @@ from inspect_ai.log import EvalError, EvalSample
 from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 
-from localtrace.exporters.inspect_events import (
-    UNKNOWN,
-    Events,
-    Fields,
-    event_at,
-    iso_time,
-    known,
-    plain,
-)
+from localtrace.exporters.inspect_events import UNKNOWN, Events, event_at, iso_time, plain
 from localtrace.exporters.sft import NO_TURN, PRUNED
 from localtrace.exporters.shape import trajectory_fields
 from localtrace.field_names import DETAIL_NAMES, LABEL_NAMES, WEIGHT_NAMES
@@ -37,6 +29,7 @@ from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import model_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
+from localtrace.values.fields import Fields, known
 
 _EXPECTED = "ground_truth"
 _SCORES_MAX = 50

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from localtrace.exporters.verifiers_graph import Fields, MessageGraph
+from localtrace.exporters.verifiers_graph import MessageGraph
 from localtrace.read.messages import model_of
 from localtrace.types import Span, Trajectory
+from localtrace.values.fields import Fields, known
 
 _TASK: dict[str, Any] = {
     "idx": Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
@@ -198,8 +199,3 @@ def _numbers(given: Any) -> dict[str, float]:
 def text(value: Any) -> str | None:
     """Return a text that is not empty, else None."""
     return value if isinstance(value, str) and value else None
-
-
-def known(fields: Fields) -> Fields:
-    """Leave out what is not known."""
-    return {name: value for name, value in fields.items() if value is not None}

@@ -19,13 +19,13 @@ from localtrace.read.flat_rows import prompt_text
 from localtrace.read.messages import messages_of, said_of
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
+from localtrace.values.fields import Fields
 
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers, or too few"
 PARTS = "parts of messages that are neither text nor images"
 OTHER_ROLES = "roles of messages that verifiers does not have"
 _ROLES = {"developer": "system", "function": "tool"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})
-Fields: TypeAlias = dict[str, Any]
 _Converted: TypeAlias = tuple[Fields, list[str]]
 """A message of verifiers, and the names of what it lacks."""
 

@@ -27,7 +27,6 @@ from localtrace.exporters.verifiers_fields import (
     failures_of,
     fitting,
     is_own,
-    known,
     run_of,
     sampling_of,
     scores_of,
@@ -37,12 +36,13 @@ from localtrace.exporters.verifiers_fields import (
     tools_of,
     usage_of,
 )
-from localtrace.exporters.verifiers_graph import Fields, MessageGraph
+from localtrace.exporters.verifiers_graph import MessageGraph
 from localtrace.read.messages import model_of
 from localtrace.store.tokenizers import Decode
 from localtrace.trainer_hooks.verifiers.facts import UNKNOWN
 from localtrace.trainer_hooks.verifiers.graph import Times, Usage
 from localtrace.types import Span, Trajectory
+from localtrace.values.fields import Fields, known
 
 TRACE_VERSION = 1
 OTHER_LISTS = "lists with one number per token, kept as info.localtrace: they do not fit the graph"

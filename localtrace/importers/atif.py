@@ -19,41 +19,34 @@ What is left out is counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from localtrace.importers.atif_calls import Calls, whole_ns
+from localtrace.importers.atif_calls import Calls
 from localtrace.importers.atif_document import Document, read_document, unknown_fields
+from localtrace.importers.exported import count_places, outcomes_of, take_fields
 from localtrace.importers.harbor_trials import trial_of
-from localtrace.importers.imported_rollouts import OutcomeIn, Rollout, digest_id, folder_run_id
-from localtrace.importers.intake import Report
-from localtrace.importers.lines import LINE_MAX_BYTES, BadLine, Line, find_files, read_lines
+from localtrace.importers.imported_rollouts import Rollout, digest_id, folder_run_id
+from localtrace.importers.lines import BadLine, Line, find_files, read_documents
+from localtrace.importers.source import Source
+from localtrace.importers.times import is_time
 from localtrace.record.config import check_folder_name
-from localtrace.store.journal.records import STATUSES
 from localtrace.values.tagged_json import from_tagged
 
 PATTERN = "**/trajectory*.json*"
 _DEPTH_MAX = 20
 """Documents of subagents inside each other."""
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
-_ENDED = STATUSES[:-1]
-_FIELDS = {
-    "step": int, "sample_index": str, "rollout_n": int, "group_id": str, "validate": bool,
-    "name": str, "data_source": str, "status": str, "error": str,
-}  # fmt: skip
-"""Fields of a trajectory that may stand in the extra of its document."""
 _ELSEWHERE = ("trace_id", "run_id", "attempt", "project", "experiment", "start_ns", "end_ns",
               "spans_pruned")  # fmt: skip
 """Fields of an exported trajectory that are no attributes of the imported one."""
 _NOTED = ("session_id", "trajectory_id", "notes", "final_metrics", "continued_trajectory_ref")
-_OTHER_RUN = "run ids: all trajectories get that of the first document, or of --run"
-_OTHER_PLACE = "projects, experiments and attempts: --project and --experiment give new ones"
 
 
 def default_run_id(paths: Iterable[Path]) -> str:
     """Return the run id of the first document, if localtrace wrote it, else one for its folder."""
-    first = next(_documents(find_files(paths, PATTERN)[0], lambda _: None), None)
+    first = next(read_documents(find_files(paths, PATTERN)[0]), None)
     try:
         document = None if first is None else read_document(first.fields())
     except (BadLine, RecursionError):
@@ -66,39 +59,22 @@ def default_run_id(paths: Iterable[Path]) -> str:
     return run_id or folder_run_id("atif", paths)
 
 
-def read_rollouts(
-    paths: Iterable[Path], run_id: str, *, report: Report, on_bytes: Callable[[int], None]
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source) -> Iterator[Rollout]:
     """Yield the trajectory of each document; what is none is counted in the report.
 
     A trace id is the document's own where localtrace wrote it, else derived from the run and the
     document, and from its place where it names no session.
     """
-    for path in paths:
-        for line in _documents(path, on_bytes):
+    for path in source.files:
+        for line in read_documents(path, source.on_bytes):
             try:
-                found = list(_Reader(line, run_id, report).rollouts(line.fields(), ()))
+                found = list(_Reader(line, source).rollouts(line.fields(), ()))
             except BadLine as error:
-                report.refuse(line.place, str(error))
+                source.report.refuse(line.place, str(error))
             except RecursionError:
-                report.refuse(line.place, "nested too deeply")
+                source.report.refuse(line.place, "nested too deeply")
             else:
                 yield from found
-
-
-def _documents(path: Path, on_bytes: Callable[[int], None]) -> Iterator[Line]:
-    """Yield the lines of a file; a file that begins with a part of a document is one line."""
-    lines = read_lines([path], on_bytes)
-    first = next(lines, None)
-    if first is None:
-        return
-    if path.suffix == ".jsonl" or first.is_too_long or first.is_object():
-        yield first
-        yield from lines
-        return
-    with path.open("rb") as file:
-        data = file.read(LINE_MAX_BYTES + 1)
-    yield Line(path, 1, data, first.modified_ns, len(data) > LINE_MAX_BYTES)
 
 
 def _is_own(document: Document) -> bool:
@@ -111,11 +87,11 @@ def _is_own(document: Document) -> bool:
 class _Reader:
     """The trajectories of one line: those of its document and of the subagents in it."""
 
-    def __init__(self, line: Line, run_id: str, report: Report) -> None:
+    def __init__(self, line: Line, source: Source) -> None:
         self._line = line
-        self._run_id = run_id
-        self._report = report
-        self._left_out = report.left_out
+        self._run_id = source.run_id
+        self._report = source.report
+        self._left_out = source.report.left_out
 
     def rollouts(self, fields: dict[str, Any], within: tuple[str, ...]) -> Iterator[Rollout]:
         """Yield the trajectory of a document, and those of its subagents.
@@ -131,17 +107,16 @@ class _Reader:
         extra = from_tagged(document.extra or {}) if is_own else dict(document.extra or {})
         trace_id = str(extra["trace_id"]) if is_own else self._trace_id(document, within)
         calls = Calls(document, trace_id, self._line.modified_ns, self._left_out, is_own=is_own)
-        start_ns = whole_ns(extra.get("start_ns")) if is_own else None
-        if start_ns is None:
+        start_ns, end_ns = extra.get("start_ns"), extra.get("end_ns")
+        if not (is_own and is_time(start_ns)):
             start_ns = min((one.start_ns for one in calls.made), default=self._line.modified_ns)
-        end_ns = whole_ns(extra.get("end_ns")) if is_own else None
-        if end_ns is None:
+        if not (is_own and is_time(end_ns)):
             end_ns = max((one.start_ns + one.duration_ns for one in calls.made), default=start_ns)
         if is_own:
-            self._count_places(extra)
+            count_places(extra, self._run_id, self._left_out)
         place, verdict = ({}, {}) if is_own or within else self._trial()
-        fields_of_row = place | _fields_of_row(extra)
-        outcomes = tuple(_outcomes(extra.pop("outcomes", None))) if is_own else ()
+        fields_of_row = place | take_fields(extra, but="agent")
+        outcomes = tuple(outcomes_of(extra.pop("outcomes", None))) if is_own else ()
         if any(one.name == "reward" for one in outcomes):
             extra.pop("reward", None)
         values = {} if is_own else _noted(document)
@@ -176,34 +151,6 @@ class _Reader:
             # Two rollouts may be equal, so a document that is named by nothing is told by its file.
             place = (*self._line.path.parts[-4:], str(self._line.number))
         return digest_id(16, "trace", self._run_id, *place, self._line.data).hex()
-
-    def _count_places(self, extra: dict[str, Any]) -> None:
-        self._left_out[_OTHER_RUN] += extra.get("run_id", self._run_id) != self._run_id
-        place = tuple(extra.get(name) for name in ("project", "experiment", "attempt"))
-        self._left_out[_OTHER_PLACE] += place != ("default", "default", 0)
-
-
-def _fields_of_row(extra: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields of a trajectory out of the extra of its document."""
-    placed = {
-        name: extra.pop(name) for name, kind in _FIELDS.items() if type(extra.get(name)) is kind
-    }
-    if placed.get("status") not in _ENDED:
-        placed.pop("status", None)
-    return placed
-
-
-def _outcomes(found: Any) -> Iterator[OutcomeIn]:
-    for one in found if isinstance(found, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("name"), str):
-            step, source = one.get("step"), one.get("source")
-            yield OutcomeIn(
-                one["name"],
-                one.get("value"),
-                whole_ns(one.get("time_ns")) or 0,
-                step if type(step) is int else None,
-                source if isinstance(source, str) else None,
-            )
 
 
 def _noted(document: Document) -> dict[str, Any]:

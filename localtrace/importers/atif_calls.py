@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from localtrace.importers.atif_document import Document, Metrics, Result, Step, ToolCall
-from localtrace.importers.imported_rollouts import CallIn, digest_id
+from localtrace.importers.imported_rollouts import CallIn, derived_span_id
 from localtrace.importers.lines import BadLine
+from localtrace.importers.times import is_time, parsed_ns
 from localtrace.store.journal.records import STATUSES
+from localtrace.values.fields import Fields, known
 from localtrace.values.tagged_json import from_tagged
 
 OP = "atif.step"
@@ -23,11 +24,8 @@ _MESSAGE_BYTES = 256
 _HOLD_ANSWERS = {"choices", "message"}
 """Fields of recorded outputs that hold the whole answer."""
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_MAX_NS = 2**62
 _ENDED = STATUSES[:-1]
 _REFERENCES = "references to trajectories of subagents: those in their document name it themselves"
-Fields: TypeAlias = dict[str, Any]
 
 
 class Calls:
@@ -55,7 +53,7 @@ class Calls:
         self._messages: list[Any] = []
         self._sizes_bytes = self._repeated_bytes = 0
         for step in document.steps:
-            time_ns = _time_ns(step) or time_ns
+            time_ns = time_ns if step.timestamp is None else parsed_ns(step.timestamp)
             self._add_step(step, time_ns)
 
     def _add_step(self, step: Step, time_ns: int) -> None:
@@ -100,7 +98,7 @@ class Calls:
             recorded = _fields(extra.get("outputs"))
             said = {**({} if recorded.keys() & _HOLD_ANSWERS else said), **recorded}
         else:
-            usage = _known({name: getattr(metrics, name) for name in _USAGE})
+            usage = known({name: getattr(metrics, name) for name in _USAGE})
             given["tools"] = self._agent.tool_definitions
             said |= {
                 "model": step.model_name or self._agent.model_name, "usage": usage or None,
@@ -110,7 +108,7 @@ class Calls:
         op = extra.get("op") if self._is_own else None
         self._add(
             op if isinstance(op, str) else OP, time_ns, extra,
-            inputs=_known(given), outputs=_known(said | ids),
+            inputs=known(given), outputs=known(said | ids),
         )  # fmt: skip
 
     def _add_answers(self, step: Step, time_ns: int) -> None:
@@ -141,7 +139,7 @@ class Calls:
             "role": role if isinstance(role, str) else "tool",
             "tool_call_id": call_id, "content": result.content,
         }  # fmt: skip
-        return _known(message) | self._of_message(extra)
+        return known(message) | self._of_message(extra)
 
     def _add_recorded(self, result: Result, extra: Fields, time_ns: int) -> None:
         """Add a tool's call that localtrace recorded."""
@@ -158,18 +156,18 @@ class Calls:
         given = extra if self._is_own else {}
         span_id = _hex_id(given.get("span_id"))
         if span_id is None or span_id in self._span_ids:
-            span_id = int.from_bytes(digest_id(8, "span", self._trace_id, str(seq)), "big")
+            span_id = derived_span_id("span", self._trace_id, str(seq))
         parent_id = _hex_id(given.get("parent_id"))
         status, error = given.get("status"), given.get("error")
-        start_ns = whole_ns(given.get("start_ns"))
+        start_ns, duration_ns = given.get("start_ns"), given.get("duration_ns")
         self.made.append(
             CallIn(
                 span_id=span_id,
                 op=op,
                 seq=seq,
                 parent_id=parent_id if parent_id in self._span_ids else None,
-                start_ns=time_ns if start_ns is None else start_ns,
-                duration_ns=whole_ns(given.get("duration_ns")) or 0,
+                start_ns=start_ns if is_time(start_ns) else time_ns,
+                duration_ns=duration_ns if is_time(duration_ns) else 0,
                 status=status if status in _ENDED else "ok",
                 error=error if isinstance(error, str) else None,
                 **fields,
@@ -186,7 +184,7 @@ class Calls:
             for call in step.tool_calls or ()
         ]  # fmt: skip
         recorded = _fields(extra.get("outputs")).get("tool_calls") if self._is_own else None
-        return _known(said | {"tool_calls": recorded or calls or None})
+        return known(said | {"tool_calls": recorded or calls or None})
 
     def _call_id(self, call: ToolCall) -> str:
         own_id = self._extra(call.extra).get("id") if self._is_own else None
@@ -201,7 +199,7 @@ class Calls:
         if not self._is_own:
             return {}
         given = {name: extra.get(name) for name in ("content", "tool_call_id")}
-        return _fields(extra.get("message")) | _known(given)
+        return _fields(extra.get("message")) | known(given)
 
     def _extra(self, extra: Fields | None) -> Fields:
         return _fields(from_tagged(extra)) if self._is_own else extra or {}
@@ -212,38 +210,9 @@ class Calls:
         self._sizes_bytes += _MESSAGE_BYTES + len(json.dumps(message, default=str))
 
 
-def whole_ns(value: Any) -> int | None:
-    """Return a time or duration in ns; None: it is none."""
-    return value if type(value) is int and 0 <= value < _TIME_MAX_NS else None
-
-
 def _hex_id(value: Any) -> int | None:
     return int(value, 16) if isinstance(value, str) and _SPAN_ID.fullmatch(value) else None
 
 
 def _fields(value: Any) -> Fields:
     return value if isinstance(value, dict) else {}
-
-
-def _time_ns(step: Step) -> int | None:
-    """Return the time of a step; a time without a zone is UTC.
-
-    Raises:
-        BadLine: it is no time.
-    """
-    if step.timestamp is None:
-        return None
-    shown = step.timestamp[:40]
-    try:
-        time = datetime.fromisoformat(step.timestamp)
-        since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
-    except (ValueError, OverflowError):
-        raise BadLine(f"{shown!r} is no time of ISO 8601") from None
-    time_ns = (since // timedelta(microseconds=1)) * 1000
-    if not 0 <= time_ns < _TIME_MAX_NS:
-        raise BadLine(f"{shown!r} is no time of our age")
-    return time_ns
-
-
-def _known(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from localtrace.importers.lines import LINE_MAX_BYTES, BadLine, read_json
+from localtrace.importers.lines import BadLine, read_whole
 
 NAME = "result.json"
 _WHOLE = "trajectory.json"
@@ -78,11 +78,7 @@ def trial_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read(file: Path) -> _Trial:
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LINE_MAX_BYTES + 1)
-        if len(data) > LINE_MAX_BYTES:
-            raise BadLine(f"longer than {LINE_MAX_BYTES // 2**20} MiB")
-        return msgspec.convert(read_json(data), _Trial)
+        return msgspec.convert(read_whole(file).fields(), _Trial)
     except (BadLine, msgspec.ValidationError, OSError) as error:
         raise BadLine(
             f"the reward is not known: {file} is no result of a trial ({error})"

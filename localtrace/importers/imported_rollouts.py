@@ -148,6 +148,11 @@ def digest_id(size_bytes: int, *parts: str | bytes) -> bytes:
     return digest.digest()[:size_bytes]
 
 
+def derived_span_id(*parts: str | bytes) -> int:
+    """Return the id of a span that equal parts always give again."""
+    return int.from_bytes(digest_id(8, *parts), "big")
+
+
 def folder_run_id(prefix: str, paths: Iterable[Path]) -> str:
     """Return the run id for the first path's folder; the same folder always gives the same id."""
     first = next(iter(paths)).resolve()

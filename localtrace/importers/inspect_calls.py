@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from inspect_ai.event import InfoEvent, ModelEvent, SpanBeginEvent, SpanEndEvent, ToolEvent
@@ -17,18 +17,18 @@ from inspect_ai.model import (
     ModelOutput,
 )
 
-from localtrace.importers.imported_rollouts import CallIn, digest_id
-from localtrace.importers.inspect_files import TIME_MAX_NS, Fields, is_time
-from localtrace.importers.inspect_messages import known, sent_of, tool_of, usage_of
+from localtrace.importers.imported_rollouts import CallIn, derived_span_id
+from localtrace.importers.inspect_messages import sent_of, tool_of, usage_of
 from localtrace.importers.lines import BadLine
+from localtrace.importers.times import TIME_MAX_NS, is_time, time_ns
 from localtrace.store.journal.records import KINDS, STATUSES
+from localtrace.values.fields import Fields, known
 from localtrace.values.tagged_json import from_tagged
 
 OP = "inspect.generate"
 _IDS_MAX = 2**27
 """Token ids of the whole prompts of one sample."""
 _MORE_CHOICES = "answers after the first of a call that asked for several"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEX_16, _HEX_32 = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
 _STOPS = {"max_tokens": "length", "unknown": None}
 _EVENTS = (ModelEvent, ToolEvent, InfoEvent)
@@ -61,7 +61,7 @@ class Calls:
         self._within: dict[str, str | None] = {}
         """The span around a span, by Inspect's ids."""
         started, completed = (
-            None if text is None else _time_ns(datetime.fromisoformat(text))
+            None if text is None else time_ns(datetime.fromisoformat(text))
             for text in (sample.started_at, sample.completed_at)
         )
         self.start_ns = default_ns if started is None else started
@@ -84,8 +84,8 @@ class Calls:
             self._within[event.id] = event.parent_id
             if event.type == "agent" and not self._is_own:
                 end = ends.get(event.id)
-                start_ns = _time_ns(event.timestamp)
-                until_ns = start_ns if end is None else _time_ns(end.timestamp)
+                start_ns = time_ns(event.timestamp)
+                until_ns = start_ns if end is None else time_ns(end.timestamp)
                 parent_id = self._callers.get(event.id, self._parent(event.parent_id))
                 call = self._add(
                     event.name, start_ns, max(0, until_ns - start_ns), {}, None,
@@ -93,7 +93,7 @@ class Calls:
                 )  # fmt: skip
                 self._agents[event.id] = call.span_id
         elif isinstance(event, _EVENTS):
-            start_ns = _time_ns(event.timestamp)
+            start_ns = time_ns(event.timestamp)
             place: Fields = {"parent_id": self._parent(event.span_id)}
             if self._is_own:
                 place = self._own_place(event, place)
@@ -270,9 +270,8 @@ class Calls:
     ) -> CallIn:  # fmt: skip
         """Add a call; `place` may hold any of its fields, and comes first."""
         seq = len(self.calls)
-        digest = digest_id(8, "span", self.trace_id, str(seq))
         fields: Fields = {
-            "span_id": int.from_bytes(digest, "big"), "seq": seq, "op": op,
+            "span_id": derived_span_id("span", self.trace_id, str(seq)), "seq": seq, "op": op,
             "duration_ns": duration_ns, "start_ns": start_ns,
         } | (place or {})  # fmt: skip
         fields.pop("batch_index", None)
@@ -289,19 +288,6 @@ class Calls:
         if sent is None:
             sent = self._sent[id(message)] = sent_of(message, is_own=self._is_own)
         return sent
-
-
-def _time_ns(time: datetime) -> int:
-    """Return a time; one without a zone is UTC.
-
-    Raises:
-        BadLine: it is not of our age.
-    """
-    since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
-    time_ns = (since // timedelta(microseconds=1)) * 1000
-    if not is_time(time_ns):
-        raise BadLine(f"{time} is no time of our age")
-    return time_ns
 
 
 def _duration_ns(duration_s: float) -> int:

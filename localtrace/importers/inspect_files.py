@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
 from localtrace.importers.lines import LINE_MAX_BYTES, BadLine, read_json
+from localtrace.values.fields import Fields
 
 MEMBER_MAX_BYTES = 256 * 2**20
 """Longest JSON text of one sample, or of one log of the format `.json`."""
@@ -23,13 +24,11 @@ _REFERRED_MAX = 10_000_000
 """The most messages that the calls of one sample may refer to together."""
 _MESSAGE_BYTES = 200
 """Weight of a message beside its text."""
-TIME_MAX_NS = 2**62
 _ZIP = b"PK\x03\x04"
 _HEADERS = ("header.json", "_journal/start.json")
 _STORED, _DEFLATED, _ZSTANDARD = 0, 8, 93
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ATTACHMENTS = ("attachment://", "tc://")
-Fields = dict[str, Any]
 
 
 def read_log(path: Path) -> tuple[Fields, Iterator[tuple[str, Fields | BadLine]]]:
@@ -195,8 +194,3 @@ def _weight(value: Any, attachments: Fields) -> int:
                 text = attachments.get(one[len(mark) :])
                 weight += len(text) if isinstance(text, str) else 0
     return weight
-
-
-def is_time(value: Any) -> TypeGuard[int]:
-    """Return whether a value is a time, or a duration, in ns."""
-    return type(value) is int and 0 <= value < TIME_MAX_NS

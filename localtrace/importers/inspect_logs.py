@@ -14,23 +14,24 @@ places, calls and rewards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import ConfigError, MissingDependency
+from localtrace.importers.exported import count_places, outcomes_of, take_fields
 from localtrace.importers.imported_rollouts import OutcomeIn, Rollout, digest_id, folder_run_id
-from localtrace.importers.inspect_files import Fields, is_time, read_log, weigh
+from localtrace.importers.inspect_files import read_log, weigh
 from localtrace.importers.inspect_scores import (
     names_of_scores,
     own_reward,
     reward_of,
     scores_of,
 )
-from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
+from localtrace.importers.source import Source
 from localtrace.record.config import check_folder_name
-from localtrace.store.journal.records import STATUSES
+from localtrace.values.fields import Fields
 from localtrace.values.tagged_json import from_tagged
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 PATTERN = "**/*.eval"
 _NO_REWARD = "rewards: several scores may be it, so name those that add up to it by --reward"
-_OTHER_RUN = "run ids: all trajectories get that of the first log, or of --run"
-_OTHER_PLACE = "projects, experiments and attempts: --project and --experiment give new ones"
-_PLACE = {"project": "default", "experiment": "default", "attempt": 0}
 _HEAD = "heads of logs, of which only task, model, data set and solver are kept"
 _LEFT = {
     "error_retries": "attempts before the last one of a sample", "store": "stores of samples",
@@ -50,8 +48,6 @@ _LEFT = {
 _READ_EVENTS = frozenset({"model", "tool", "span_begin", "span_end"})
 _MARKS = frozenset({"sample_init", "score", "error", "sample_limit", "step"})
 """Events that say what the sample says as well."""
-_PLACES = {"step": int, "sample_index": str, "rollout_n": int, "group_id": str, "validate": bool,
-           "name": str, "agent": str, "data_source": str, "status": str}  # fmt: skip
 
 
 def default_run_id(paths: Iterable[Path]) -> str:
@@ -68,14 +64,7 @@ def default_run_id(paths: Iterable[Path]) -> str:
     return run_id or folder_run_id("inspect", paths)
 
 
-def read_rollouts(
-    paths: Iterable[Path],
-    run_id: str,
-    *,
-    rewards: Collection[str],
-    report: Report,
-    on_bytes: Callable[[int], None],
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source, *, rewards: Collection[str]) -> Iterator[Rollout]:
     """Yield the trajectory of each sample; what is none is counted in the report.
 
     A trace id is that of localtrace's export, else derived from the run, the log and the sample's
@@ -83,7 +72,6 @@ def read_rollouts(
 
     Args:
         rewards: scorers whose scores add up to the reward; without any, the only one.
-        on_bytes: called with the size of each file once it is read.
 
     Raises:
         MissingDependency: the package inspect-ai is not installed.
@@ -93,27 +81,24 @@ def read_rollouts(
         import inspect_ai.log  # noqa: F401
     except ImportError:
         raise MissingDependency.for_extra("inspect-ai", "inspect") from None
-    for path in paths:
+    for path in source.whole_files():
         try:
             head, samples = read_log(path)
         except BadLine as error:
-            report.refuse(str(path), str(error))
+            source.report.refuse(str(path), str(error))
         else:
-            yield from _Log(path, head, run_id, rewards, report).rollouts(samples)
-        on_bytes(path.stat().st_size)
+            yield from _Log(path, head, source, rewards).rollouts(samples)
 
 
 class _Log:
     """One log."""
 
-    def __init__(
-        self, path: Path, head: Fields, run_id: str, rewards: Collection[str], report: Report
-    ) -> None:
+    def __init__(self, path: Path, head: Fields, source: Source, rewards: Collection[str]) -> None:
         spec = head["eval"]
         self._modified_ns = path.stat().st_mtime_ns
-        self._run_id = run_id
+        self._run_id = source.run_id
         self._rewards = rewards
-        self._report = report
+        self._report = source.report
         self._task, self._model, self._solver = (
             _text(spec.get(name)) for name in ("task", "model", "solver")
         )
@@ -123,7 +108,7 @@ class _Log:
         self._id = next(filter(None, ids), "")
         self._is_own = _is_own(spec)
         if not self._is_own:
-            report.left_out[_HEAD] += 1
+            self._report.left_out[_HEAD] += 1
         self._known_scores = names_of_scores(head)
         missing = [one for one in rewards if self._known_scores and one not in self._known_scores]
         if missing:
@@ -169,13 +154,13 @@ class _Log:
         error = None if sample.error is None else sample.error.message
         if self._is_own:
             trace_id = calls.trace_id
-            found, values = _own(sample)
-            outcomes = tuple(_outcomes(sample.metadata.get("outcomes")))
+            told = dict(sample.metadata)
+            attributes = from_tagged(told.get("attributes"))
+            values = dict(attributes) if isinstance(attributes, dict) else {}
+            outcomes = tuple(outcomes_of(told.get("outcomes")))
+            count_places(told, self._run_id, self._report.left_out)
+            found = take_fields(told, but="error")
             error = None if error == found.get("status") else error
-            self._report.left_out[_OTHER_RUN] += sample.metadata.get("run_id") != self._run_id
-            self._report.left_out[_OTHER_PLACE] += any(
-                sample.metadata.get(name) != none for name, none in _PLACE.items()
-            )
             if any(one.name == "reward" for one in outcomes):
                 reward = None
         if reward is not None:
@@ -275,38 +260,6 @@ def _is_own(spec: Fields) -> bool:
     """Return whether `localtrace export inspect` wrote a log."""
     metadata = spec.get("metadata")
     return isinstance(metadata, dict) and metadata.get("localtrace") is True
-
-
-def _own(sample: EvalSample) -> tuple[Fields, Fields]:
-    """Return the fields of an exported trajectory, and its attributes."""
-    told = sample.metadata
-    found = {name: told[name] for name, kind in _PLACES.items() if type(told.get(name)) is kind}
-    if found.get("status") not in STATUSES[:-1]:
-        found.pop("status", None)
-    attributes = from_tagged(told.get("attributes"))
-    return found, dict(attributes) if isinstance(attributes, dict) else {}
-
-
-def _outcomes(told: Any) -> Iterator[OutcomeIn]:
-    """Yield the outcomes of an exported trajectory."""
-    for one in told if isinstance(told, list) else ():
-        fields = one if isinstance(one, dict) else {}
-        name, value, time_ns = (
-            fields.get("name"),
-            from_tagged(fields.get("value")),
-            fields.get("time_ns"),
-        )
-        step, source = fields.get("step"), fields.get("source")
-        if (
-            isinstance(name, str)
-            and is_time(time_ns)
-            and isinstance(value, int | float | str | list)
-        ):
-            yield OutcomeIn(
-                name, value, time_ns,
-                step=step if type(step) is int else None,
-                source=source if isinstance(source, str) else None,
-            )  # fmt: skip
 
 
 def _text(value: Any) -> str | None:

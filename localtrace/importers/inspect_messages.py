@@ -8,7 +8,7 @@ from typing import Any
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, ModelUsage
 
 from localtrace.field_names import REASONING_NAMES
-from localtrace.importers.inspect_files import Fields
+from localtrace.values.fields import Fields, known
 from localtrace.values.tagged_json import from_tagged
 
 _NO_CONTENT = "no_content"
@@ -83,8 +83,3 @@ def usage_of(usage: ModelUsage | None) -> Fields | None:
 
 def tool_of(tool: Any) -> Fields:
     return {"type": "function", "function": tool.model_dump(mode="json", exclude_none=True)}
-
-
-def known(fields: Fields) -> Fields:
-    """Return the fields that are not null."""
-    return {name: value for name, value in fields.items() if value is not None}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from localtrace.importers.inspect_files import Fields
+from localtrace.values.fields import Fields
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,8 @@ from localtrace.errors import ConfigError
 LINE_MAX_BYTES = 64 * 2**20
 """Longer lines are not rollouts, and would not fit into a record."""
 _PIECE_BYTES = 2**20
+OnBytes: TypeAlias = Callable[[int], None]
+"""A function that is called with the count of bytes just read."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -108,7 +110,35 @@ def _in_order(path: Path) -> tuple[bool, int, str]:
     return not is_number, int(stem) if is_number else 0, path.name
 
 
-def read_lines(paths: Iterable[Path], on_bytes: Callable[[int], None]) -> Iterator[Line]:
+def read_whole(path: Path) -> Line:
+    """Return a file as if it were one line."""
+    with path.open("rb") as file:
+        data = file.read(LINE_MAX_BYTES + 1)
+    return Line(path, 1, data, path.stat().st_mtime_ns, len(data) > LINE_MAX_BYTES)
+
+
+def read_documents(path: Path, on_bytes: OnBytes = lambda count: None) -> Iterator[Line]:
+    """Yield the documents of a file: one per line, or the whole file if it is one of many lines."""
+    lines = read_lines([path], on_bytes)
+    first = next(lines, None)
+    if first is None:
+        return
+    if (
+        path.suffix == ".jsonl"
+        or first.is_too_long
+        or first.is_object()
+        or (second := next(lines, None)) is None
+    ):
+        yield first
+    elif second.is_object():
+        yield from (first, second)
+    else:
+        yield read_whole(path)
+        return
+    yield from lines
+
+
+def read_lines(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[Line]:
     """Yield every line that is not empty, one in memory at a time.
 
     Args:

@@ -12,10 +12,9 @@ back with its own ids, places, token ids, logprobs, rewards and outcomes (`otlp_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from localtrace.importers import otlp_own
@@ -33,6 +32,7 @@ from localtrace.importers.otlp_files import read_spans
 from localtrace.importers.otlp_spans import SpanIn
 from localtrace.importers.otlp_traces import traces
 from localtrace.importers.otlp_tree import Tree, tree_of
+from localtrace.importers.source import Source
 
 PATTERN = "*.json*"
 EVALUATION = "gen_ai.evaluation.result"
@@ -65,12 +65,10 @@ class Names:
 default_run_id = partial(folder_run_id, "otlp")
 
 
-def read_rollouts(
-    paths: Iterable[Path], *, names: Names, report: Report, on_bytes: Callable[[int], None]
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source, names: Names) -> Iterator[Rollout]:
     """Yield the trajectory of each trace; what is none is counted in the report."""
-    for spans, size_bytes in traces(read_spans(paths, report, on_bytes), report):
-        found = _read(spans, names, report)
+    for spans, size_bytes in traces(read_spans(source), source.report):
+        found = _read(spans, names, source.report)
         spans.clear()  # a trace may be large, so it is gone while its rollout is written
         if found is not None:
             yield replace(found, size_bytes=size_bytes)

@@ -17,6 +17,7 @@ from typing import Any
 
 from localtrace.importers.lines import BadLine, read_json
 from localtrace.importers.otlp_spans import SpanIn
+from localtrace.values.fields import known
 
 _DETAILS = "gen_ai.client.inference.operation.details"
 _EVENT_BODY = "gen_ai.event.content"
@@ -97,7 +98,7 @@ def arguments_and_result(span: SpanIn, attributes: Attributes) -> tuple[dict[str
     finish = attributes.take("gen_ai.response.finish_reasons", "llm.finish_reason")
     finish = finish[0] if isinstance(finish, list) and finish else finish or None
     model = attributes.take("gen_ai.response.model", "llm.model_name")
-    known = {"model": model, "id": attributes.take("gen_ai.response.id"), "usage": usage or None}
+    facts = {"model": model, "id": attributes.take("gen_ai.response.id"), "usage": usage or None}
     generation = _generation(span, attributes)
     given, said = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
     if generation.is_empty:
@@ -111,7 +112,7 @@ def arguments_and_result(span: SpanIn, attributes: Attributes) -> tuple[dict[str
         result.setdefault("finish_reason", finish)
     inputs |= {"messages": generation.given} if generation.given else {}
     inputs |= {"tools": tools} if tools else {}
-    return _known(inputs), _known({**known, **result})
+    return known(inputs), known({**facts, **result})
 
 
 def parsed(value: Any) -> Any:
@@ -127,10 +128,6 @@ def parsed(value: Any) -> Any:
 def _choice(message: dict[str, Any], number: int) -> dict[str, Any]:
     rest = {name: one for name, one in message.items() if name != "finish_reason"}
     return {"index": number, "message": rest, "finish_reason": message.get("finish_reason")}
-
-
-def _known(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _generation(span: SpanIn, attributes: Attributes) -> Generation:
@@ -188,10 +185,10 @@ def _from_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         kind = part.get("type")
         if kind == "tool_call_response":
             answer = {"tool_call_id": part.get("id"), "content": _answer(part)}
-            answers.append(_known({"role": "tool", **answer}))
+            answers.append(known({"role": "tool", **answer}))
         elif kind == "tool_call":
             function = {"name": part.get("name"), "arguments": part.get("arguments")}
-            calls.append(_known({"id": part.get("id"), "type": "function", "function": function}))
+            calls.append(known({"id": part.get("id"), "type": "function", "function": function}))
         elif kind in ("reasoning", "thinking"):
             thoughts.append(str(part.get("content")))
         elif kind == "text":
@@ -208,7 +205,7 @@ def _from_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "name": message.get("name"),
             "finish_reason": message.get("finish_reason"),
         }
-        yield _known(said)
+        yield known(said)
     yield from answers
 
 
@@ -253,7 +250,7 @@ def _plain(messages: Iterable[Any]) -> list[dict[str, Any]]:
         one["content"] = parsed(content) if str(content).startswith('[{"') else content
         calls = parsed(one["tool_calls"])
         one["tool_calls"] = [_tool_call(call) for call in _dicts(calls)] or None
-        found.append(_known(one))
+        found.append(known(one))
     return found
 
 
@@ -262,7 +259,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         function = {name: call.get(name) for name in ("name", "arguments")}
-    return _known({"id": call.get("id"), "type": "function", "function": _known(dict(function))})
+    return known({"id": call.get("id"), "type": "function", "function": known(dict(function))})
 
 
 def _unwrapped(messages: Iterable[Any]) -> Iterator[dict[str, Any]]:

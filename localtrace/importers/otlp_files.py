@@ -8,7 +8,7 @@ also be a single request, in JSON of any layout or in Protocol Buffers.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,16 @@ import pyarrow as pa
 
 from localtrace.errors import MissingDependency
 from localtrace.importers.intake import Report
-from localtrace.importers.lines import LINE_MAX_BYTES, BadLine, Line, read_json, read_lines
+from localtrace.importers.lines import (
+    LINE_MAX_BYTES,
+    BadLine,
+    OnBytes,
+    read_documents,
+    read_json,
+    read_whole,
+)
 from localtrace.importers.otlp_spans import SpanIn, spans_of
+from localtrace.importers.source import Source
 
 _FRAME_BYTES = 4
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -29,20 +37,18 @@ _CONTROL = frozenset(range(32)) - frozenset(b"\t\r\n")
 _START_BYTES = 256
 
 
-def read_spans(
-    paths: Iterable[Path], report: Report, on_bytes: Callable[[int], None]
-) -> Iterator[SpanIn]:
+def read_spans(source: Source) -> Iterator[SpanIn]:
     """Yield the spans of all files; what cannot be read is counted in the report."""
-    for path in paths:
-        for place, request in _requests(path, report, on_bytes):
+    for path in source.files:
+        for place, request in _requests(path, source.report, source.on_bytes):
             try:
-                yield from spans_of(request, place, report)
+                yield from spans_of(request, place, source.report)
             except BadLine as error:
-                report.refuse(place, str(error))
+                source.report.refuse(place, str(error))
 
 
 def _requests(
-    path: Path, report: Report, on_bytes: Callable[[int], None]
+    path: Path, report: Report, on_bytes: OnBytes
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield place and content of each request in a file, in the form of OTLP's JSON."""
     with path.open("rb") as file:
@@ -51,9 +57,9 @@ def _requests(
     if start[:1] <= b"\x04" and start:
         parts = _framed(path, on_bytes)
     elif start.startswith(_PROTOBUF) and not _CONTROL.isdisjoint(start):
-        parts = iter([(str(path), lambda: _of_protobuf(_whole(path, on_bytes).data))])
+        parts = iter([(str(path), lambda: _whole(path, on_bytes))])
     elif start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""):
-        parts = ((line.place, line.fields) for line in _json_lines(path, on_bytes))
+        parts = ((line.place, line.fields) for line in read_documents(path, on_bytes))
     else:
         report.refuse(
             str(path), f"neither JSON nor Protocol Buffers of OpenTelemetry{_hint(start)}"
@@ -72,35 +78,15 @@ def _hint(start: bytes) -> str:
     return ": it is compressed, so unpack it first" if packed else ""
 
 
-def _whole(path: Path, on_bytes: Callable[[int], None]) -> Line:
-    with path.open("rb") as file:
-        data = file.read(LINE_MAX_BYTES + 1)
+def _whole(path: Path, on_bytes: OnBytes) -> dict[str, Any]:
     on_bytes(path.stat().st_size)
-    line = Line(path, 1, data, path.stat().st_mtime_ns, len(data) > LINE_MAX_BYTES)
+    line = read_whole(path)
     if line.is_too_long:
         raise BadLine(f"one request longer than {LINE_MAX_BYTES // 2**20} MiB")
-    return line
+    return _of_protobuf(line.data)
 
 
-def _json_lines(path: Path, on_bytes: Callable[[int], None]) -> Iterator[Line]:
-    """Yield the lines of a file; one that begins with a part of a request is a single line."""
-    lines = read_lines([path], on_bytes)
-    first = next(lines, None)
-    if first is None:
-        return
-    if first.is_too_long or first.is_object() or (second := next(lines, None)) is None:
-        yield first
-    elif second.is_object():
-        yield from (first, second)
-    else:
-        yield _whole(path, lambda count: None)
-        return
-    yield from lines
-
-
-def _framed(
-    path: Path, on_bytes: Callable[[int], None]
-) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def _framed(path: Path, on_bytes: OnBytes) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield the requests that stand behind their lengths; a broken length ends the file."""
     number = 0
     with path.open("rb") as file:

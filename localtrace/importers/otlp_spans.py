@@ -14,8 +14,8 @@ import msgspec
 
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
+from localtrace.importers.times import is_time
 
-_TIME_MAX_NS = 2**62
 _CODES = {"STATUS_CODE_ERROR": 2, "STATUS_CODE_OK": 1}
 _ERROR = 2
 _OTHER_SIGNALS = ("resourceMetrics", "resourceProfiles")
@@ -162,7 +162,7 @@ def _time_ns(item: dict[str, Any], name: str) -> int:
     found = (
         int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     )
-    if type(found) is not int or not 0 <= found < _TIME_MAX_NS:
+    if not is_time(found):
         raise BadLine(f"{name} is not a time")
     return found
 

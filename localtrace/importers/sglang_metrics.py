@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from localtrace.importers.imported_rollouts import CallIn, Rollout, digest_id
-from localtrace.importers.intake import Report
+from localtrace.importers.imported_rollouts import CallIn, Rollout, derived_span_id, digest_id
 from localtrace.importers.lines import BadLine, Line, read_json
+from localtrace.importers.source import Source
 from localtrace.record.config import read_environment
 from localtrace.record.propagation import find_parent, trace_id_of
 from localtrace.record.settings import HookSettings
@@ -42,20 +42,20 @@ def default_run_id(_paths: Iterable[Path]) -> str:
     return "sglang"
 
 
-def read_rollouts(lines: Iterable[Line], report: Report) -> Iterator[Rollout]:
+def read_rollouts(source: Source) -> Iterator[Rollout]:
     """Yield the generation of each line; other lines are counted in the report."""
-    for line in lines:
+    for line in source.lines():
         try:
             fields = line.fields()
             parameters = read_json(_text(fields.pop("request_parameters", None)))
             if not isinstance(parameters, dict):
                 raise BadLine("request_parameters is not a JSON object")
         except BadLine as error:
-            report.refuse(line.place, str(error))
+            source.report.refuse(line.place, str(error))
             continue
         rid = fields.get("id", parameters.get("rid"))
         if not _is_generation(parameters, fields) or "HEALTH_CHECK" in str(rid):
-            report.left_out["requests that generated nothing"] += 1
+            source.report.left_out["requests that generated nothing"] += 1
         else:
             yield _rollout(line, str(rid) if rid else None, parameters, fields)
 
@@ -86,7 +86,7 @@ def _rollout(
     parent = find_parent(rid)
     trace_id = digest_id(16, line.data).hex() if rid is None else trace_id_of(rid)
     call = CallIn(
-        span_id=int.from_bytes(digest_id(8, "span", line.data), "big"),
+        span_id=derived_span_id("span", line.data),
         op=OP,
         start_ns=start_ns,
         duration_ns=duration_ns,

@@ -12,7 +12,8 @@ only slime's own trace of a sample has times; else they are those of the file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,14 @@ from localtrace.importers.imported_rollouts import (
     CallIn,
     OutcomeIn,
     Rollout,
+    derived_span_id,
     digest_id,
     folder_run_id,
 )
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine
+from localtrace.importers.source import Source
+from localtrace.importers.times import TIME_MAX_NS
 from localtrace.record.capture import verdict
 from localtrace.store.journal.records import STATUSES
 from localtrace.trainer_hooks.slime.batches import SOURCE, place_of, sample_outcomes
@@ -47,41 +51,27 @@ _READ = {
 }  # fmt: skip
 _PER_TOKEN = ("teacher_log_probs", "opd_reverse_kl")
 _STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
-_TIME_MAX_NS = 2**62
 _SEVERAL = "rewards: they hold several numbers, so name the one that counts by --reward-key"
+default_run_id = partial(folder_run_id, "slime")
 
 
-def default_run_id(paths: Iterable[Path]) -> str:
-    """Return the run id for a folder; the same folder always gives the same id."""
-    return folder_run_id("slime", paths)
-
-
-def read_rollouts(
-    paths: Sequence[Path],
-    run_id: str,
-    *,
-    reward_key: str | None,
-    report: Report,
-    on_bytes: Callable[[int], None],
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source, *, reward_key: str | None) -> Iterator[Rollout]:
     """Yield the trajectory of each sample; files and samples that cannot be read are counted.
 
     A trace id is derived from the run, the name of the file, the place in it and the content.
 
     Args:
-        paths: files in the order of their rollouts.
+        source: files in the order of their rollouts.
         reward_key: name of the number that counts, where a reward has several.
-        on_bytes: called with the size of each file once it is read.
 
     Raises:
         ConfigError: torch is not installed.
     """
-    for path in paths:
+    for path in source.whole_files():
         try:
-            yield from _of_file(path, run_id, reward_key, report)
+            yield from _of_file(path, source.run_id, reward_key, source.report)
         except BadLine as error:
-            report.refuse(str(path), str(error))
-        on_bytes(path.stat().st_size)
+            source.report.refuse(str(path), str(error))
 
 
 def _of_file(path: Path, run_id: str, reward_key: str | None, report: Report) -> Iterator[Rollout]:
@@ -146,7 +136,7 @@ def _rollout(
     start_ns, end_ns = described.interval
     calls = tuple(
         CallIn(
-            span_id=int.from_bytes(digest_id(8, "span", *identity, str(seq)), "big"),
+            span_id=derived_span_id("span", *identity, str(seq)),
             op=OP,
             start_ns=one.interval.start_ns,
             duration_ns=one.interval.end_ns - one.interval.start_ns,
@@ -157,7 +147,7 @@ def _rollout(
         for seq, one in enumerate(described.generations)
     )
     times = [described.interval, *(one.interval for one in described.generations)]
-    if not all(0 <= first <= last < _TIME_MAX_NS for first, last in times):
+    if not all(0 <= first <= last < TIME_MAX_NS for first, last in times):
         raise BadLine("its times are none")
     status, error = verdict(described.error)
     return Rollout(

@@ -23,7 +23,13 @@ from typing import Any
 
 from localtrace.errors import ConfigError
 from localtrace.field_names import MESSAGE_NAMES
-from localtrace.importers.imported_rollouts import CallIn, Logged, Rollout, digest_id
+from localtrace.importers.imported_rollouts import (
+    CallIn,
+    Logged,
+    Rollout,
+    derived_span_id,
+    digest_id,
+)
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine, read_json
 
@@ -223,7 +229,7 @@ def _rollout(row: sqlite3.Row, project: str) -> Rollout:
     place = ("trackio", project, str(row["id"]))
     answers = bool(messages) and _role(messages[-1]) == "assistant"
     root = CallIn(
-        span_id=int.from_bytes(digest_id(8, *place), "big"),
+        span_id=derived_span_id(*place),
         op=_as_text(row["key"]) or "",
         start_ns=start_ns,
         duration_ns=0,
@@ -271,7 +277,7 @@ def _calls(spans: list[dict[str, Any]], root: CallIn, place: tuple[str, ...]) ->
 
 
 def _span_id(place: tuple[str, ...], span: dict[str, Any]) -> int:
-    return int.from_bytes(digest_id(8, *place, str(span.get("id"))), "big")
+    return derived_span_id(*place, str(span.get("id")))
 
 
 def _verdict(fields: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ end of the one before are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from localtrace.errors import ConfigError
-from localtrace.importers.imported_rollouts import CallIn, Rollout, digest_id, folder_run_id
-from localtrace.importers.intake import Report
+from localtrace.importers.imported_rollouts import (
+    CallIn,
+    Rollout,
+    derived_span_id,
+    digest_id,
+    folder_run_id,
+)
 from localtrace.importers.lines import BadLine
+from localtrace.importers.source import Source
 
 PATTERN = "completions_*.parquet"
 OP = "trl.completion"
@@ -39,46 +46,33 @@ _FIXED = ("step", "prompt", "completion", "advantage")
 _ROWS = 256
 _NO_REWARD = "rewards: several columns may be it, so name those that add up to it by --reward"
 _REPEATED = "rows that TRL had written to the file before"
+default_run_id = partial(folder_run_id, "trl")
 
 
-def default_run_id(paths: Iterable[Path]) -> str:
-    """Return the run id for a folder; the same folder always gives the same id."""
-    return folder_run_id("trl", paths)
-
-
-def read_rollouts(
-    paths: Iterable[Path],
-    run_id: str,
-    *,
-    rewards: Collection[str],
-    report: Report,
-    on_bytes: Callable[[int], None],
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source, *, rewards: Collection[str]) -> Iterator[Rollout]:
     """Yield the trajectory of each row; rows that are no rollout are counted in the report.
 
     A trace id is derived from the run, the name of the file, the number of the row and its content.
 
     Args:
-        paths: files in the order of their steps.
+        source: files in the order of their steps.
         rewards: columns whose sum is the reward; without any, the only column that may be it.
-        on_bytes: called with the size of each file once it is read.
 
     Raises:
         ConfigError: a file lacks a column of `rewards`.
     """
     before: list[bytes] = []
-    for path in paths:
+    for path in source.whole_files():
         try:
             with pq.ParquetFile(path) as file:
                 held = [_digest(row) for row in _rows(file)]
                 repeated = _overlap(before, held)
                 if repeated:
-                    report.left_out[_REPEATED] += repeated
-                yield from _of_file(file, path, run_id, rewards, report, repeated)
+                    source.report.left_out[_REPEATED] += repeated
+                yield from _of_file(file, path, source, rewards, repeated)
                 before = held
         except (pa.ArrowException, OSError) as error:
-            report.refuse(str(path), f"not a Parquet file of TRL ({error})")
-        on_bytes(path.stat().st_size)
+            source.report.refuse(str(path), f"not a Parquet file of TRL ({error})")
 
 
 def _rows(file: pq.ParquetFile) -> Iterator[dict[str, Any]]:
@@ -98,12 +92,7 @@ def _overlap(before: list[bytes], held: list[bytes]) -> int:
 
 
 def _of_file(
-    file: pq.ParquetFile,
-    path: Path,
-    run_id: str,
-    rewards: Collection[str],
-    report: Report,
-    first: int,
+    file: pq.ParquetFile, path: Path, source: Source, rewards: Collection[str], first: int
 ) -> Iterator[Rollout]:
     schema = file.schema_arrow
     names = [name for name in schema.names if name not in _FIXED]
@@ -118,12 +107,12 @@ def _of_file(
         if number < first:
             continue
         try:
-            yield _rollout(row, (run_id, path.name, str(number)), summed, modified_ns)
+            yield _rollout(row, (source.run_id, path.name, str(number)), summed, modified_ns)
         except BadLine as error:
-            report.refuse(f"{path}: row {number + 1}", str(error))
+            source.report.refuse(f"{path}: row {number + 1}", str(error))
             continue
         if numbers and not summed:
-            report.left_out[_NO_REWARD] += 1
+            source.report.left_out[_NO_REWARD] += 1
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -142,7 +131,7 @@ def _rollout(
         values["reward"] = sum(parts)  # a missing one adds nothing, as in TRL
     calls = tuple(
         CallIn(
-            span_id=int.from_bytes(digest_id(8, "span", *place, content, str(seq)), "big"),
+            span_id=derived_span_id("span", *place, content, str(seq)),
             op=OP,
             start_ns=start_ns,
             duration_ns=0,

@@ -16,10 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
+from localtrace.importers.exported import outcomes_of as exported_outcomes
 from localtrace.importers.imported_rollouts import (
     CallIn,
     OutcomeIn,
@@ -29,6 +30,7 @@ from localtrace.importers.imported_rollouts import (
 )
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import BadLine, Line, find_files, read_lines
+from localtrace.importers.source import Source
 from localtrace.record.config import check_folder_name
 from localtrace.record.propagation import trace_id_of
 from localtrace.trainer_hooks.verifiers.facts import (
@@ -40,6 +42,7 @@ from localtrace.trainer_hooks.verifiers.facts import (
 )
 from localtrace.trainer_hooks.verifiers.graph import Graph, ToolCall, Turn
 from localtrace.trainer_hooks.verifiers.recording import OP, span_id_of
+from localtrace.values.fields import Fields
 from localtrace.values.tagged_json import from_tagged
 
 PATTERN = "**/traces.jsonl"
@@ -64,22 +67,6 @@ _COUNTED = frozenset({"num_input_tokens", "num_output_tokens", "num_total_tokens
 """Fields that verifiers derives from others."""
 
 
-class _Outcome(msgspec.Struct):
-    name: str
-    value: float | str | list[float] | None = None
-    step: int | None = None
-    time_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
-    source: str | None = None
-
-
-class _Exported(msgspec.Struct):
-    """The part of a trace's `info` that `localtrace export verifiers` wrote."""
-
-    rollout_n: int | None = None
-    attributes: dict[str, Any] = {}
-    outcomes: list[_Outcome] = []
-
-
 def default_run_id(paths: Iterable[Path]) -> str:
     """Return a run id made of that of the first episode, if it has one, else of its folder.
 
@@ -98,12 +85,13 @@ def default_run_id(paths: Iterable[Path]) -> str:
     return folder_run_id("verifiers", paths)
 
 
-def trained_first(files: Iterable[Path]) -> list[Path]:
-    """Return the files in the order in which they have to be read."""
-    return sorted(files, key=lambda path: path.parent.name == "all")
+def read_rollouts(source: Source) -> Iterator[Rollout]:
+    """Yield the trajectory of each trace, those that were trained on first: each comes once."""
+    files = sorted(source.files, key=lambda path: path.parent.name == "all")
+    return of_lines(read_lines(files, source.on_bytes), source.report)
 
 
-def read_rollouts(lines: Iterable[Line], run_id: str, *, report: Report) -> Iterator[Rollout]:
+def of_lines(lines: Iterable[Line], report: Report) -> Iterator[Rollout]:
     """Yield the trajectory of each trace; lines that are no episodes are counted in the report."""
     runs: set[str] = set()
     for line in lines:
@@ -164,6 +152,8 @@ class _Reader:
         start_ns = start_ns or self._line.modified_ns
         failure, place_ = end_of(trace), place_of(trace, self._episode)
         exported = _exported(trace)
+        rollout_n, attributes = exported.get("rollout_n"), from_tagged(exported.get("attributes"))
+        told = list(exported_outcomes(exported.get("outcomes")))
         self._count(trace, nodes, calls)
         return Rollout(
             trace_id=trace_id,
@@ -172,7 +162,7 @@ class _Reader:
             duration_ns=max(0, end_ns - start_ns),
             step=self._step if place_.step is None else place_.step,
             sample_index=place_.sample_index,
-            rollout_n=exported.rollout_n,
+            rollout_n=rollout_n if type(rollout_n) is int else None,
             group_id=place_.group_id,
             validate=place_.validate,
             name=place_.name,
@@ -180,12 +170,13 @@ class _Reader:
             data_source=place_.data_source,
             status="ok" if failure is None else failure.status,
             error=None if failure is None else failure.text,
-            values={**values_of(trace, self._episode, graph), **from_tagged(exported.attributes)},
-            outcomes=self._outcomes(outcomes_of(graph), exported.outcomes),
+            values=values_of(trace, self._episode, graph)
+            | (attributes if isinstance(attributes, dict) else {}),
+            outcomes=self._outcomes(outcomes_of(graph), told),
             size_bytes=len(self._line.data) if number == 0 else 0,
         )
 
-    def _outcomes(self, found: dict[str, Any], exported: list[_Outcome]) -> tuple[OutcomeIn, ...]:
+    def _outcomes(self, found: Fields, exported: list[OutcomeIn]) -> tuple[OutcomeIn, ...]:
         if self._is_trained and "advantage" in found:
             found |= {"fate": "trained", "trained_step": self._step}
         at_ns = self._line.modified_ns
@@ -196,10 +187,7 @@ class _Reader:
                 for name, value in found.items()
                 if name not in own
             ),
-            *(
-                OutcomeIn(one.name, one.value, one.time_ns or at_ns, one.step, one.source)
-                for one in exported
-            ),
+            *exported,
         )
 
     def _count(self, trace: dict[str, Any], nodes: list[Any], calls: list[Any]) -> None:
@@ -222,14 +210,11 @@ class _Reader:
                     self._report.left_out[f"{str(name)[:80]} of {what}"] += 1
 
 
-def _exported(trace: dict[str, Any]) -> _Exported:
+def _exported(trace: dict[str, Any]) -> Fields:
     """Take what localtrace wrote out of a trace's `info`."""
     info = trace.get("info")
     found = info.pop("localtrace", None) if isinstance(info, dict) else None
-    try:
-        return msgspec.convert({} if found is None else found, _Exported)
-    except msgspec.ValidationError:
-        return _Exported()  # a taskset may use the name too
+    return found if isinstance(found, dict) else {}
 
 
 def _call(trace_id: str, seq: int, one: Turn | ToolCall) -> CallIn:

@@ -18,36 +18,36 @@ out. The time of a call is the modification time of the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from localtrace.importers.imported_rollouts import CallIn, Rollout, digest_id, folder_run_id
-from localtrace.importers.intake import Report
+from localtrace.importers.imported_rollouts import (
+    CallIn,
+    Rollout,
+    derived_span_id,
+    digest_id,
+    folder_run_id,
+)
 from localtrace.importers.lines import BadLine, Line
+from localtrace.importers.source import Source
 
 PATTERN = "*.jsonl"
 OP = "verl.rollout"
 _PADDING = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
 """The `uid` of copies that make V1's batches divisible by the number of processes."""
+default_run_id = partial(folder_run_id, "verl")
 
 
-def default_run_id(paths: Iterable[Path]) -> str:
-    """Return the run id for a folder; the same folder always gives the same id."""
-    return folder_run_id("verl", paths)
-
-
-def read_rollouts(
-    lines: Iterable[Line], run_id: str, *, validate: bool, report: Report
-) -> Iterator[Rollout]:
+def read_rollouts(source: Source, *, validate: bool) -> Iterator[Rollout]:
     """Yield the trajectory of each rollout; other lines are counted in the report.
 
     A trace id is derived from the run and from the number and text of the rollout's first line.
     """
-    for _, outputs in groupby(_outputs(lines, report), key=lambda one: one.session):
-        yield _rollout(list(outputs), run_id, validate)
+    for _, outputs in groupby(_outputs(source), key=lambda one: one.session):
+        yield _rollout(list(outputs), source.run_id, validate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class _Output:
     """The key of the rollout; lines of one rollout stand together."""
 
 
-def _outputs(lines: Iterable[Line], report: Report) -> Iterator[_Output]:
-    for line in lines:
+def _outputs(source: Source) -> Iterator[_Output]:
+    for line in source.lines():
         try:
             output = _output(line)
         except BadLine as error:
-            report.refuse(line.place, str(error))
+            source.report.refuse(line.place, str(error))
             continue
         if _PADDING.fullmatch(str(output.fields.get("uid"))):
-            report.left_out["copies that pad a batch of verl"] += 1
+            source.report.left_out["copies that pad a batch of verl"] += 1
         else:
             yield output
 
@@ -97,7 +97,7 @@ def _rollout(outputs: list[_Output], run_id: str, validate: bool) -> Rollout:
     source = fields.get("data_source")
     calls = tuple(
         CallIn(
-            span_id=int.from_bytes(digest_id(8, "span", *place), "big"),
+            span_id=derived_span_id("span", *place),
             op=OP,
             start_ns=one.line.modified_ns,
             duration_ns=0,

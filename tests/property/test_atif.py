@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from localtrace.exporters.atif import Documents
 from localtrace.importers.atif import read_rollouts
 from localtrace.importers.intake import Report
+from localtrace.importers.source import Source
 from localtrace.read.messages import messages_of
 from tests.atif_rules import check
 from tests.environment import examples, soaks
@@ -90,7 +91,7 @@ def test_every_prompt_and_answer_comes_back(turns: list[Any], tmp_path_factory: 
     path: Path = tmp_path_factory.mktemp("atif") / "in.jsonl"
     path.write_bytes(line)
     report = Report()
-    (rollout,) = read_rollouts([path], "run", report=report, on_bytes=lambda _: None)
+    (rollout,) = read_rollouts(Source([path], "run", report))
     assert not report.bad
     calls = [one for one in rollout.calls if one.takes_prompt]
     assert len(calls) == len(made)

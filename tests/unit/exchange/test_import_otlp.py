@@ -24,6 +24,7 @@ from localtrace.importers import intake, otlp_traces
 from localtrace.importers.imported_rollouts import call_item
 from localtrace.importers.intake import Report
 from localtrace.importers.otlp_files import read_spans
+from localtrace.importers.source import Source
 from localtrace.read.messages import usage_of
 from localtrace.read.store import open_store
 from localtrace.testing import recording
@@ -172,7 +173,7 @@ def test_every_form_of_the_files_gives_the_same_calls(finished: Any, tmp_path: P
     read = []
     for name, form in FORMS.items():
         (tmp_path / name).write_bytes(form(bodies))
-        read.append(sorted(read_spans([tmp_path / name], Report(), lambda count: None), key=str))
+        read.append(sorted(read_spans(Source([tmp_path / name], "run", Report())), key=str))
     assert read == [read[0]] * len(FORMS)
     assert len(read[0]) == 2
     options = ("--reward", "score", "--step", "job.step")

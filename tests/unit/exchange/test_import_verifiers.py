@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from localtrace.importers import intake
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import Line
-from localtrace.importers.verifiers_traces import read_rollouts
+from localtrace.importers.verifiers_traces import of_lines
 from localtrace.read.store import open_store
 from tests.commands import run
 
@@ -88,7 +88,7 @@ def test_hostile_lines_are_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_bytes(b"\n".join(lines))
     report = Report()
-    found = list(read_rollouts(read(lines), "run", report=report))
+    found = list(of_lines(read(lines), report))
     assert [one.trace_id for one in found] == [f"{1:032x}"]
     assert len(report.problems) == len(HOSTILE)
     for text, problem in zip(HOSTILE, report.problems, strict=True):
@@ -126,7 +126,7 @@ def test_no_value_at_any_place_stops_an_import(place: tuple[Any, ...], value: An
     part[place[-1]] = value
     report = Report()
     data = json.dumps(episode).encode()
-    rollouts = list(read_rollouts(read([data]), "run", report=report))
+    rollouts = list(of_lines(read([data]), report))
     assert len(rollouts) + report.bad == len(rollouts or [1])
 
 
