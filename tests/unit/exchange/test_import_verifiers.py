@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import localtrace
+from localtrace import testing
 from localtrace.importers import intake
 from localtrace.importers.intake import Report
 from localtrace.importers.lines import Line
 from localtrace.importers.verifiers_traces import of_lines
 from localtrace.read.store import open_store
+from tests import commands
 from tests.commands import run
 
 FILE = Path(__file__).parents[2] / "data" / "verifiers" / "traces.jsonl"
@@ -152,3 +156,20 @@ def test_an_import_that_stopped_is_completed(
         counts = "select count(*) as n, count(distinct span_id) as ids from spans"
         assert store.sql(counts).to_dicts() == [{"n": 8, "ids": 8}]
         assert len(store.sql("from trajectories").to_dicts()) == 4
+
+
+def test_an_outcome_that_is_no_number_costs_no_attribute(tmp_path: Path) -> None:
+    given = commands.answer("five", [4, 5])
+    (trace_id,) = commands.record(tmp_path / "s", [{"answers": [given], "reward": 1.0}])
+    with testing.recording(tmp_path / "s", project="maths", run_id="run"):
+        localtrace.outcome(trace_id, margin=math.nan)
+    with open_store(tmp_path / "s") as opened:
+        before = opened.trajectory(trace_id)
+    out = tmp_path / "traces.jsonl"
+    commands.run("export", "verifiers", "--all", "-s", tmp_path / "s", "-o", out)
+    done = commands.run("import", "verifiers", out, "-s", tmp_path / "new")
+    assert "1 trajectories, 1 calls, 1 outcomes" in done.output
+    with open_store(tmp_path / "new") as opened:
+        after = opened.trajectory(trace_id)
+    assert (after.rollout_n, after.sample_index) == (before.rollout_n, before.sample_index)
+    assert repr(after.outcomes) == repr(before.outcomes)
