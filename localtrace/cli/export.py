@@ -20,7 +20,6 @@ from localtrace.errors import MissingDependency, QueryError
 from localtrace.printing import say
 
 if TYPE_CHECKING:
-    from localtrace.exporters.atif import Documents
     from localtrace.exporters.source import Source
     from localtrace.uploader.selection import Selection
 
@@ -241,7 +240,9 @@ def atif(source: Source, file: BinaryIO) -> Counter[str]:
     of tools and their answers are steps, with token ids and logprobs; reward, group, advantage,
     fate and the rest stand under extra.
     """
-    documents = _documents(source)
+    from localtrace.exporters.atif import Documents
+
+    documents = Documents(source.store.decode, source.models)
     source.each_line(file, documents.line)
     return documents.left_out
 
@@ -257,20 +258,13 @@ def hub(source: Source, folder: Path) -> Counter[str]:
 
     Send the folder by  hf upload USER/NAME FOLDER --repo-type dataset
     """
+    from localtrace.exporters.atif import Documents
     from localtrace.exporters.hub import Folder
 
-    written = Folder(folder, _documents(source))
+    written = Folder(folder, Documents(source.store.decode, source.models))
     source.each(source.choice.trace_ids, written.add)
     written.close()
     return written.left_out
-
-
-def _documents(source: Source) -> Documents:
-    from localtrace.exporters.atif import Documents
-    from localtrace.uploader.content import model_name
-
-    models = {(one.run.run_id, one.run.attempt): model_name(one.run.config) for one in source.runs}
-    return Documents(source.store.decode, models)
 
 
 @partial(_export, is_folder=True)

@@ -18,7 +18,6 @@ known is left out.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -32,18 +31,24 @@ from localtrace.exporters.atif_messages import (
     other_fields,
     tool_call,
 )
-from localtrace.exporters.sft import NO_TURN, PRUNED
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, json_line, trajectory_fields
+from localtrace.exporters.shape import (
+    NO_PROMPT,
+    answer_of,
+    count_no_turn,
+    finite_logprobs,
+    json_line,
+    token_count,
+    trajectory_fields,
+)
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
-from localtrace.read.messages import Message, messages_of, model_of, said_of, sendable
+from localtrace.read.messages import Message, messages_of, model_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
 
 VERSION = "ATIF-v1.7"
-NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
 OTHER_TOOLS = "lists of tools: another list was offered by the first turn"
 ANSWERED = "calls of tools, times and errors: messages hold their answers"
 UNASKED = "calls of tools before the first turn"
@@ -76,7 +81,7 @@ class Documents:
         """Return the document of a trajectory; None if it has no turn."""
         turns = trajectory.turns
         if not turns:
-            self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+            count_no_turn(trajectory, self.left_out)
             return None
         model = self._models.get((trajectory.run_id, trajectory.attempt)) or model_of(turns[0])
         steps = _Steps(trajectory, self.decode, model, self.left_out).steps
@@ -185,9 +190,7 @@ class _Steps:
             _observe(step, call_id, content, extra)
 
     def _add_turn(self, turn: Span, about: Fields) -> Fields:
-        said = said_of(turn, self._run_id, self._decode)
-        if said is None and (turn.output_ids or turn.status == "ok"):
-            self._left_out[NO_ANSWER] += 1
+        said = answer_of(turn, self._run_id, self._decode, self._left_out)
         step: Fields = {"source": "agent", "timestamp": _timestamp(turn.start_ns)}
         model = model_of(turn)
         if model not in (None, self._model):
@@ -221,18 +224,13 @@ class _Steps:
             step["tool_calls"] = list(calls.values())
 
     def _metrics(self, turn: Span) -> Fields:
-        logprobs = turn.output_logprobs
-        if logprobs is not None and not all(map(math.isfinite, logprobs)):
-            self._left_out[NO_LOGPROBS] += 1
-            logprobs = None
-        metrics: Fields = {
-            "prompt_tokens": _token_count(turn, turn.prompt_ids, "prompt_tokens"),
-            "completion_tokens": _token_count(turn, turn.output_ids, "completion_tokens"),
+        return known({
+            "prompt_tokens": token_count(turn, turn.prompt_ids, "prompt_tokens"),
+            "completion_tokens": token_count(turn, turn.output_ids, "completion_tokens"),
             "prompt_token_ids": turn.prompt_ids,
             "completion_token_ids": turn.output_ids,
-            "logprobs": logprobs,
-        }
-        return known(metrics)
+            "logprobs": finite_logprobs(turn, self._left_out),
+        })  # fmt: skip
 
     def _add_calls(self, trajectory: Trajectory, of_turns: Mapping[str, Fields]) -> None:
         """Add the recorded calls of tools to the steps before them, and count all other calls."""
@@ -316,15 +314,6 @@ def _tools_of(turn: Span) -> list[Fields] | None:
     tools = turn.inputs.get("tools") if isinstance(turn.inputs, Mapping) else None
     is_list = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     return tools if is_list and tools else None
-
-
-def _token_count(turn: Span, ids: list[int] | None, name: str) -> int | None:
-    """Return the number of ids, else what the engine says."""
-    if ids is not None:
-        return len(ids)
-    usage = turn.outputs.get("usage") if isinstance(turn.outputs, Mapping) else None
-    count = usage.get(name) if isinstance(usage, Mapping) else None
-    return count if type(count) is int and count >= 0 else None
 
 
 def _final_metrics(steps: list[Fields]) -> Fields:

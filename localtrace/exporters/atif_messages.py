@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from localtrace.exporters.shape import arguments_of
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.messages import Message, messages_of
 from localtrace.store.whole_prompts import shared_prefix
@@ -17,7 +16,6 @@ UNKNOWN = "unknown"
 """Harbor's word where an agent's name or version is not known; neither may be missing."""
 _OWN_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", *REASONING_NAMES})
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(slots=True)
@@ -96,15 +94,6 @@ def _plain(message: Message) -> Any:
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls}
-
-
-def arguments_of(function: Mapping[str, str]) -> Any:
-    """Return the arguments of a call as an object, or as text where they are none."""
-    try:
-        arguments = _decode(function["arguments"])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return function["arguments"]
-    return arguments if isinstance(arguments, dict) else function["arguments"]
 
 
 def tool_call(call_id: str, call: Mapping[str, Any]) -> Fields:

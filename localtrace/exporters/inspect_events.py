@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from inspect_ai.event import (
     InfoEvent,
     ModelEvent,
@@ -30,24 +28,27 @@ from inspect_ai.tool import ToolCallError, ToolInfo
 from pydantic import ValidationError
 
 from localtrace.exporters.inspect_messages import Messages
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT
+from localtrace.exporters.shape import (
+    NO_PROMPT,
+    answer_of,
+    finite_logprobs,
+    plain,
+    token_count,
+)
 from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
-from localtrace.read.messages import answer_lacks, model_of, prompt_lacks, said_of, sendable
+from localtrace.read.messages import answer_lacks, model_of, prompt_lacks, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
-from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields, known
 
-NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
 UNFIT_TOOLS = "tools on offer that do not have the form of OpenAI's functions"
 HALF_USAGE = "token counts of turns of which only the prompt's or the answer's is known"
 UNKNOWN = "unknown"
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
           "content_filter": "content_filter", "max_tokens": "max_tokens"}  # fmt: skip
-_decode = msgspec.json.Decoder().decode
 
 
 class PromptIds:
@@ -221,9 +222,7 @@ class Events:
         return self._messages.all([{"role": "prompt", "content": text}])
 
     def _output(self, turn: Span, model: str) -> ModelOutput:
-        said = said_of(turn, self._trajectory.run_id, self._decode)
-        if said is None and (turn.output_ids or turn.status == "ok"):
-            self._left_out[NO_ANSWER] += 1
+        said = answer_of(turn, self._trajectory.run_id, self._decode, self._left_out)
         lacks = f"[{answer_lacks(turn)}]"
         message = self._messages.one(said or {"role": "assistant", "content": lacks})
         assert isinstance(message, ChatMessageAssistant)
@@ -243,28 +242,16 @@ class Events:
         )  # fmt: skip
 
     def _usage(self, turn: Span) -> ModelUsage | None:
-        given = turn.outputs.get("usage") if isinstance(turn.outputs, Mapping) else None
-        counts = []
-        for ids, name in (
-            (turn.prompt_ids, "prompt_tokens"),
-            (turn.output_ids, "completion_tokens"),
-        ):
-            count = len(ids) if ids is not None else None
-            if count is None and isinstance(given, Mapping):
-                count = given.get(name)
-            counts.append(count if type(count) is int and 0 <= count < 2**53 else None)
-        prompt, answer = counts
+        prompt = token_count(turn, turn.prompt_ids, "prompt_tokens")
+        answer = token_count(turn, turn.output_ids, "completion_tokens")
         if prompt is None or answer is None:
             self._left_out[HALF_USAGE] += (prompt is None) != (answer is None)
             return None
         return ModelUsage(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
 
     def _logprobs(self, turn: Span) -> Logprobs | None:
-        ids, values = turn.output_ids, turn.output_logprobs
+        ids, values = turn.output_ids, finite_logprobs(turn, self._left_out)
         if values is None:
-            return None
-        if not all(map(math.isfinite, values)):
-            self._left_out[NO_LOGPROBS] += 1
             return None
         texts = map(self._text, ids) if ids and len(ids) == len(values) else [""] * len(values)
         return Logprobs(
@@ -313,11 +300,6 @@ def _names(whole: Any, rest: Any, lists: Mapping[str, Any]) -> dict[str, str] | 
 def event_at(trajectory: Trajectory, time_ns: int) -> Fields:
     since_s = max(0, time_ns - trajectory.start_ns) / 1e9
     return {"timestamp": time_of(time_ns), "working_start": since_s}
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON holds it; what JSON cannot express becomes an object with $type."""
-    return _decode(to_json(value))
 
 
 def iso_time(time_ns: int) -> str:

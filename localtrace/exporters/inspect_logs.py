@@ -41,7 +41,6 @@ from localtrace.exporters.inspect_samples import Samples
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.types import Trajectory
-from localtrace.uploader.content import model_name
 from localtrace.values.codec import to_json
 from localtrace.version import __version__
 
@@ -79,8 +78,7 @@ def write(source: Source, folder: Path) -> Counter[str]:
     Returns:
         counts of what the logs do not hold, by field.
     """
-    models = {(one.run.run_id, one.run.attempt): model_name(one.run.config) for one in source.runs}
-    samples = Samples(source.store.decode, models)
+    samples = Samples(source.store.decode, source.models)
     for key, trace_ids in _logs(source):
         log = _Log(folder, key, samples)
         source.each(trace_ids, log.add)

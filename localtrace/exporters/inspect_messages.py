@@ -19,14 +19,13 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall
 
+from localtrace.exporters.shape import arguments_of, plain
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.messages import Message, messages_of
-from localtrace.values.codec import to_json
 
 _OWN_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *REASONING_NAMES})
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _ID_CHARS = 22
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -88,14 +87,10 @@ def _made(message: Message, message_id: str, more: dict[str, Any] | None) -> Cha
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:
     function = call["function"]
-    text = function["arguments"]
-    try:
-        arguments = _decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        arguments = None
+    arguments = arguments_of(function)
     if isinstance(arguments, dict):
         return ToolCall(call["id"], function["name"], arguments)
-    why = f"the arguments are no JSON object: {text}"
+    why = f"the arguments are no JSON object: {arguments}"
     return ToolCall(call["id"], function["name"], {}, parse_error=why)
 
 
@@ -115,7 +110,7 @@ def _other_fields(recorded: Any) -> dict[str, Any] | None:
     if calls is not None and not (isinstance(calls, list) and calls and all(map(_is_plain, calls))):
         fields["tool_calls"] = calls
     fields |= {name: recorded[name] for name in REASONING_NAMES[1:] if name in recorded}
-    found: dict[str, Any] | None = _decode(to_json(fields)) if fields else None
+    found: dict[str, Any] | None = plain(fields) if fields else None
     return found
 
 

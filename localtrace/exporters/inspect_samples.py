@@ -21,9 +21,8 @@ from inspect_ai.log import EvalError, EvalSample
 from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 
-from localtrace.exporters.inspect_events import UNKNOWN, Events, event_at, iso_time, plain
-from localtrace.exporters.sft import NO_TURN, PRUNED
-from localtrace.exporters.shape import trajectory_fields
+from localtrace.exporters.inspect_events import UNKNOWN, Events, event_at, iso_time
+from localtrace.exporters.shape import count_no_turn, plain, trajectory_fields
 from localtrace.field_names import DETAIL_NAMES, LABEL_NAMES, WEIGHT_NAMES
 from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import model_of, sendable
@@ -55,7 +54,7 @@ class Samples:
         """Return the sample of a trajectory."""
         turns = trajectory.turns
         if not turns:
-            self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+            count_no_turn(trajectory, self.left_out)
         model = self._models.get((trajectory.run_id, trajectory.attempt))
         model = model or next(filter(None, map(model_of, turns)), None) or UNKNOWN
         events = Events(trajectory, self._decode, model, self.left_out)

@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from localtrace.exporters.shape import (
+    count_no_turn,
     generations,
     given_text,
     given_tool_calls,
@@ -30,8 +31,6 @@ from localtrace.values.codec import to_json
 
 NO_TOKENIZER = "turns without text: the store keeps no tokenizer for their run"
 NO_TEXT = "turns with neither text nor tool calls"
-NO_TURN = "trajectories without a turn"
-PRUNED = "trajectories whose calls were pruned"
 FAILED = "turns that failed"
 REPEATED = "rows that were written already"
 
@@ -60,7 +59,7 @@ class Rows:
         """Yield the JSON lines of a trajectory."""
         turns = generations(trajectory)
         if not turns:
-            self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+            count_no_turn(trajectory, self.left_out)
         done = [turn for turn in turns if turn.status == "ok"]
         self.left_out[FAILED] += len(turns) - len(done)
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from localtrace.field_names import (
     OUTPUT_TEXT_NAMES,
@@ -12,6 +16,7 @@ from localtrace.field_names import (
 )
 from localtrace.read.conversation import named_text
 from localtrace.read.flat_rows import outcome_value
+from localtrace.read.messages import Message, said_of
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import Decode, tokenizer_of
 from localtrace.types import Span, Trajectory
@@ -23,7 +28,11 @@ if TYPE_CHECKING:
 
 NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads their ids"
 NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
+NO_TURN = "trajectories without a turn"
+PRUNED = "trajectories whose calls were pruned"
+NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
 """Reasons to leave something out."""
+_decode = msgspec.json.Decoder().decode
 _HEAD = (
     "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
     "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
@@ -56,6 +65,49 @@ def json_line(fields: Mapping[str, Any]) -> Iterator[bytes]:
             yield f"{',' if number else ''}{to_json(element)}".encode()
         yield b"]"
     yield b"}\n"
+
+
+def count_no_turn(trajectory: Trajectory, left_out: Counter[str]) -> None:
+    """Count a trajectory without a turn."""
+    left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+
+
+def answer_of(turn: Span, run_id: str, decode: Decode, left_out: Counter[str]) -> Message | None:
+    """Return what a turn said; an answer whose text is not known is counted."""
+    said = said_of(turn, run_id, decode)
+    left_out[NO_ANSWER] += said is None and bool(turn.output_ids or turn.status == "ok")
+    return said
+
+
+def finite_logprobs(turn: Span, left_out: Counter[str]) -> list[float] | None:
+    """Return the logprobs of an answer; those that JSON cannot express are counted."""
+    if turn.output_logprobs is None or all(map(math.isfinite, turn.output_logprobs)):
+        return turn.output_logprobs
+    left_out[NO_LOGPROBS] += 1
+    return None
+
+
+def token_count(turn: Span, ids: list[int] | None, name: str) -> int | None:
+    """Return the number of ids, else what the engine says under a name."""
+    if ids is not None:
+        return len(ids)
+    usage = turn.outputs.get("usage") if isinstance(turn.outputs, Mapping) else None
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if type(count) is int and 0 <= count < 2**53 else None
+
+
+def arguments_of(function: Mapping[str, str]) -> Any:
+    """Return the arguments of a call as an object, or as text where they are none."""
+    try:
+        arguments = _decode(function["arguments"])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return function["arguments"]
+    return arguments if isinstance(arguments, dict) else function["arguments"]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON holds it; what JSON cannot express becomes an object with $type."""
+    return _decode(to_json(value))
 
 
 def given_text(span: Span) -> str | None:

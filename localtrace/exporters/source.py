@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Trajectory
+from localtrace.uploader.content import model_name
 from localtrace.uploader.selection import Chosen, ChosenRun, choose
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Source:
     def runs(self) -> list[ChosenRun]:
         """The runs of the selection, each with its chosen trajectories."""
         return self.choice.runs
+
+    @property
+    def models(self) -> dict[tuple[str, int], str | None]:
+        """Names of the models of the runs, by run id and attempt."""
+        return {(one.run.run_id, one.run.attempt): model_name(one.run.config) for one in self.runs}
 
     def each(self, trace_ids: Iterable[str], write: Callable[[Trajectory], object]) -> None:
         """Pass the trajectories to `write` in this order; failures are kept in `failures`."""

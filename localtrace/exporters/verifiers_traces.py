@@ -19,8 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from localtrace.exporters.sft import NO_TURN, PRUNED
-from localtrace.exporters.shape import json_line, trajectory_fields
+from localtrace.exporters.shape import count_no_turn, json_line, trajectory_fields
 from localtrace.exporters.verifiers_fields import (
     agent_of,
     env_of,
@@ -92,7 +91,7 @@ class Episodes:
     def line(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the line of a trajectory in pieces; none if it has no call of the model."""
         if not any(span.kind == "generation" for span in trajectory.every_span):
-            self.left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+            count_no_turn(trajectory, self.left_out)
             return
         given = trajectory.attributes
         task = task_of(trajectory)
