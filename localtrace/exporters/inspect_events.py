@@ -27,7 +27,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCallError, ToolInfo
 from pydantic import ValidationError
 
-from localtrace.exporters.inspect_messages import Messages
+from localtrace.exporters.inspect_messages import Messages, PromptIds
 from localtrace.exporters.shape import (
     NO_PROMPT,
     answer_of,
@@ -40,7 +40,6 @@ from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.read.messages import answer_lacks, model_of, prompt_lacks, sendable
 from localtrace.store.tokenizers import Decode
-from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
 
@@ -49,32 +48,6 @@ HALF_USAGE = "token counts of turns of which only the prompt's or the answer's i
 UNKNOWN = "unknown"
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
           "content_filter": "content_filter", "max_tokens": "max_tokens"}  # fmt: skip
-
-
-class PromptIds:
-    """The prompts of one trajectory as lists of ids, each without what it repeats.
-
-    Whole, the prompts of a long rollout are too much for Inspect, which walks through every value.
-    """
-
-    def __init__(self) -> None:
-        self._ends: dict[str, list[int]] = {}
-        """Ids up to and with an answer, by its turn's span id; only those that none continues."""
-
-    def told(self, turn: Span) -> list[int] | Fields | None:
-        """Return the ids, or which turn's prompt and answer they repeat, how many, and the rest."""
-        ids = turn.prompt_ids
-        if ids is None:
-            return None
-        shared = {one: shared_prefix(ids, whole) for one, whole in self._ends.items()}
-        base = max(shared, key=lambda one: shared[one], default=None)
-        kept = 0 if base is None else shared[base]
-        if turn.batch_index is None:
-            for one, count in shared.items():
-                if count == len(self._ends[one]):
-                    del self._ends[one]
-            self._ends[turn.span_id] = ids + (turn.output_ids or [])
-        return {"of": base, "kept": kept, "new": ids[kept:]} if kept else ids
 
 
 class Events:

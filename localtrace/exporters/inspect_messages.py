@@ -1,4 +1,4 @@
-"""Recorded messages as those of Inspect AI; equal ones are made once and keep their id."""
+"""Recorded prompts for Inspect AI: equal messages are made once, and repeated ids are told once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from inspect_ai.tool import ToolCall
 from localtrace.exporters.shape import arguments_of, plain
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.messages import Message, messages_of
+from localtrace.store.whole_prompts import shared_prefix
+from localtrace.types import Span
+from localtrace.values.fields import Fields
 
 _OWN_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *REASONING_NAMES})
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -65,6 +68,32 @@ class Messages:
             made = _made(message, digest.hexdigest()[:_ID_CHARS], more)
             self._made[key, number] = made
         return made
+
+
+class PromptIds:
+    """The prompts of one trajectory as lists of ids, each without what it repeats.
+
+    Whole, the prompts of a long rollout are too much for Inspect, which walks through every value.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, list[int]] = {}
+        """Ids up to and with an answer, by its turn's span id; only those that none continues."""
+
+    def told(self, turn: Span) -> list[int] | Fields | None:
+        """Return the ids, or which turn's prompt and answer they repeat, how many, and the rest."""
+        ids = turn.prompt_ids
+        if ids is None:
+            return None
+        shared = {one: shared_prefix(ids, whole) for one, whole in self._ends.items()}
+        base = max(shared, key=lambda one: shared[one], default=None)
+        kept = 0 if base is None else shared[base]
+        if turn.batch_index is None:
+            for one, count in shared.items():
+                if count == len(self._ends[one]):
+                    del self._ends[one]
+            self._ends[turn.span_id] = ids + (turn.output_ids or [])
+        return {"of": base, "kept": kept, "new": ids[kept:]} if kept else ids
 
 
 def _made(message: Message, message_id: str, more: dict[str, Any] | None) -> ChatMessage:
