@@ -74,6 +74,9 @@ _SECTIONS = {
 COMMANDS = {name: about for commands in _SECTIONS.values() for name, about in commands.items()}
 """One line of help per command, so that `--help` imports no command."""
 
+_GOING_ON = frozenset({"upload", "import", "seal", "compact", "gather", "prune", "recover"})
+"""Commands that keep what they did when they are interrupted, and do the rest when repeated."""
+
 _MODULES = {"import": "import_"}
 """Module names of commands that are named by a keyword of Python."""
 
@@ -169,6 +172,10 @@ class _Commands(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+        except KeyboardInterrupt:
+            if ctx.invoked_subcommand in _GOING_ON:
+                say("interrupted: repeat the command to go on", err=True)
+            raise
         except (LocalTraceError, OSError) as error:
             if isinstance(error, BrokenPipeError) and lost_its_reader(sys.stdout):
                 ctx.exit(0)  # the reader, such as head, has what it wanted

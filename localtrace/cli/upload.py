@@ -145,7 +145,7 @@ def _target(
 
 @contextmanager
 def _explained(store: Store, selection: Selection) -> Iterator[None]:
-    """Name the filter to blame for an empty selection; after Ctrl-C say how to go on."""
+    """Name the filter to blame for an empty selection."""
     from localtrace.cli.no_match import why_nothing
 
     try:
@@ -153,9 +153,6 @@ def _explained(store: Store, selection: Selection) -> Iterator[None]:
     except NothingChosen as error:
         why = why_nothing(store, selection.filters) if selection.filters.terms else str(error)
         raise QueryError(f"nothing to upload: {why}") from error
-    except KeyboardInterrupt:
-        say("interrupted: repeat the command to go on", err=True)
-        raise
 
 
 _ONLY_FOR = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import re
@@ -346,3 +347,17 @@ def test_verify_says_how_a_store_is_checked_where_a_bundle_is_expected(store: Pa
     done = CliRunner().invoke(main, ["verify", str(store)])
     assert done.exit_code == 2
     assert f"-s {store}" in done.output
+
+
+@pytest.mark.parametrize(("command", "goes_on"), [("seal", True), ("stats", False)])
+def test_ctrl_c_says_how_work_goes_on(
+    command: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    module = importlib.import_module(f"localtrace.cli.{command}")
+    monkeypatch.setattr(module.command, "callback", interrupted)
+    done = CliRunner().invoke(main, [command])
+    assert done.exit_code == 1
+    assert ("interrupted: repeat the command to go on" in done.stderr) is goes_on
