@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from markupsafe import Markup
 
 import localtrace
+from localtrace.cli import main
 from localtrace.read.store import open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -128,10 +133,6 @@ def test_names_that_never_end_are_cut_in_lists(odd: Pages) -> None:
 
 
 def test_what_is_copied_from_a_list_gives_its_rows(odd: Pages) -> None:
-    from click.testing import CliRunner
-
-    from localtrace.cli import main
-
     for q in ("run=one step=1", "run=one where='step is null'", "reward=50"):
         facts = groups(odd, q)
         keys = {(one["run_id"], one["step"], one["group_key"]) for one in facts["groups"]}
@@ -140,8 +141,6 @@ def test_what_is_copied_from_a_list_gives_its_rows(odd: Pages) -> None:
         rows = names["rows"].astype(object).where(names["rows"].notna(), None)
         assert {(r.run_id, r.step, r.group_key) for r in rows.itertuples()} == keys
         assert len(odd.store.sql(facts["copies"]["SQL"])) == len(keys)
-    import shlex
-
     for path in ("/groups?q=step=1", "/tokens?sort=surprise", "/prompts?run=one&at=1"):
         command = odd.facts(path)["copies"]["Command"]
         done = CliRunner().invoke(main, shlex.split(command)[1:])
@@ -205,3 +204,8 @@ def test_lines_of_a_query_are_named_by_what_differs(odd: Pages) -> None:
     of_one = "step is not null and run_id = 'one'"
     chart = odd.facts(f"/sql?{urlencode({'sql': sql.format(of_one)})}")["chart"]
     assert [one["name"] for one in chart["series"]] == ["n"]
+
+
+def test_columns_of_one_name_can_be_read_from_the_file(odd: Pages) -> None:
+    data = odd.client.get("/sql/rows.parquet?sql=select+1+as+a,+2+as+a").content
+    assert pq.read_table(io.BytesIO(data)).to_pydict() == {"a": [1], "a_2": [2]}
