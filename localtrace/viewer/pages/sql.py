@@ -87,7 +87,6 @@ def _about(asked: Asked, query: NamedQuery) -> dict[str, Any]:
 
 def _found(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> Facts:
     shown = table.slice(0, _SHOWN)
-    # Two columns may share a name, so rows are lists.
     rows = [list(row) for row in zip(*(_plain(one) for one in shown.columns), strict=True)]
     rest = {name: value for name, value in asked.values.items() if value}
     return {
@@ -151,7 +150,7 @@ def _chart(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> dict[str
         by = [name for name in ("run_id",) if name in names and name not in ys]
     if x not in names or not all(y in names for y in ys) or not 1 < len(table) <= 20_000:
         return None
-    if len(set(names)) < len(names) or not _is_number(table.schema.field(x).type):
+    if not _is_number(table.schema.field(x).type):
         return None
     by = [name for name in by if len(table[name].unique()) > 1]
     points: dict[str, list[tuple[float, float]]] = {}
