@@ -69,7 +69,7 @@ def print_comparison(store: Store, trace_ids: Sequence[str], kinds: Sequence[str
     whole = list(store.read(trace_ids))
     for number, one in enumerate(whole):
         say(f"{_letter(number)}  {_about(one)}")
-    first = turn_parts(whole[0], conversation_of(whole[0], store.decode, store.sql))
+    first = turn_parts(whole[0], conversation_of(whole[0], store.decode, store.own_sql))
     for number, one in enumerate(whole[1:], start=1):
         say()
         if one.trace_id == whole[0].trace_id:
@@ -79,7 +79,7 @@ def print_comparison(store: Store, trace_ids: Sequence[str], kinds: Sequence[str
             for place in gone:
                 say(f"{_letter(place)} cannot be compared: {why_no_calls(whole[place])}")
             continue
-        theirs = turn_parts(one, conversation_of(one, store.decode, store.sql))
+        theirs = turn_parts(one, conversation_of(one, store.decode, store.own_sql))
         for line in _compared(_letter(number), first, theirs, kinds):
             draw(line)
 

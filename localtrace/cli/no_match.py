@@ -53,7 +53,7 @@ def _pruned(store: Store, key: str) -> str:
         return ""
     every = Filters().relation(with_superseded=True)
     counted = f"select count(spans_pruned) as n from {every}"
-    count = store.sql(counted).to_dicts()[0]["n"]
+    count = store.own_sql(counted).to_dicts()[0]["n"]
     return f"; the calls of {count} trajectories were pruned" if count else ""
 
 
@@ -61,7 +61,7 @@ def _runs(store: Store) -> list[str]:
     from localtrace.read.filters import Filters
 
     every = Filters().relation(with_superseded=True)
-    rows = store.sql(
+    rows = store.own_sql(
         f"select run_id, min(step) as low, max(step) as high from {every} "
         "group by run_id order by min(start_ns)"
     ).to_dicts()
@@ -78,9 +78,9 @@ def _values(store: Store, key: str, wanted: str) -> str:
     column, view = COLUMNS[key], OTHER_VIEWS.get(key, "trajectories")
     if key in NUMERIC:
         extremes = f"select min({column}) as low, max({column}) as high from {view}"
-        (row,) = store.sql(extremes).to_dicts()
+        (row,) = store.own_sql(extremes).to_dicts()
         return ": it is null everywhere" if row["low"] is None else f": it is {_range(row)}"
-    rows = store.sql(
+    rows = store.own_sql(
         f"select {column}::varchar as value, count(*) as n from {view} where {column} is not null "
         "group by all order by n desc, value"
     ).to_dicts()

@@ -108,7 +108,7 @@ class _Lines:
         self, store: Store, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool
     ) -> None:
         self._spans = trajectory.every_span
-        self._turns = conversation_of(trajectory, store.decode, store.sql).turns if text else {}
+        self._turns = conversation_of(trajectory, store.decode, store.own_sql).turns if text else {}
         self._text, self._ids, self._logprobs = text, ids, logprobs
 
     def calls(self) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _call(span: Span) -> str:
 def _print_tokens(store: Store, trajectory: Trajectory, form: str) -> None:
     from localtrace.cli.output import print_table
 
-    rows = store.sql(
+    rows = store.own_sql(
         "select turn, position, id, piece, logprob, generated, trainer_logprob, logprob_diff, "
         "ref_logprob, advantage, weight_version from tokens "
         "where trace_id = $trace and step is not distinct from $step order by turn, position",

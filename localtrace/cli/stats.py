@@ -79,7 +79,7 @@ def _summary(store: Store, filters: Filters) -> list[dict[str, Any]]:
     times = [
         {"what": f"{end} record", "time": sums.pop(f"{end}_time")} for end in ("first", "last")
     ]
-    unclosed = store.sql(_OPEN_SQL).to_dicts()[0]["n"]
+    unclosed = store.own_sql(_OPEN_SQL).to_dicts()[0]["n"]
     return [
         *({"what": f"status {row['status']}", "rows": row["n"]} for row in statuses),
         *({"what": name.replace("_", " "), "rows": count} for name, count in sums.items()),
@@ -93,7 +93,7 @@ def _tables(store: Store) -> list[dict[str, Any]]:
 
     rows = []
     for name in TABLES:
-        count = store.sql(f"select count(*) as n from stored.{name}").to_dicts()[0]["n"]
+        count = store.own_sql(f"select count(*) as n from stored.{name}").to_dicts()[0]["n"]
         files = _files(name, map(Path, store.files(name)))
         rows.append({**files, "rows": count, "unsealed_rows": store.unsealed_rows(name)})
     return rows
@@ -111,7 +111,7 @@ def _unreadable(store: Store) -> list[dict[str, Any]]:
 def _lost(store: Store) -> list[dict[str, Any]]:
     from localtrace.read.losses import add_up
 
-    found = store.sql("select unnest(losses) as losses from runs").to_dicts()
+    found = store.own_sql("select unnest(losses) as losses from runs").to_dicts()
     counts = add_up(row["losses"] for row in found)
     return [{"what": f"lost {what}", "rows": count} for what, count in counts.items()]
 
