@@ -136,8 +136,7 @@ class QueryRunner:
             if is_unknown and self._views.provide_all(self._connection):
                 # The text names a view in a way that `provide` does not see.
                 return self.run(sql, params, is_own)
-            if type(error) is duckdb.Error or any(path in str(error) for path in self._paths()):
-                # Of the file's own format; mistakes in SQL have more special classes.
+            if self._is_damage(error):
                 raise StoreError(f"{one_line(error)}: {_VERIFY}") from None
             raise QueryError(self._explained(error, sql, params)) from None
 
@@ -164,6 +163,13 @@ class QueryRunner:
         )
         with watched:
             return self._sandbox.run(work, connection.interrupt)
+
+    def _is_damage(self, error: Exception) -> bool:
+        """Return whether an error tells of the content of a file, and not of SQL or of rights."""
+        if type(error) is duckdb.Error:  # raised for Parquet's metadata; SQL has its own classes
+            return True
+        said = str(error)
+        return "Cannot open file" not in said and any(path in said for path in self._paths())
 
     def _paths(self) -> Iterator[str]:
         return chain.from_iterable(one.paths() for one in self.snapshots)
