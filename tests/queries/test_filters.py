@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import localtrace
 from localtrace.cli import main
-from localtrace.errors import QueryError
+from localtrace.errors import StoreError
 from localtrace.read.filters import KEYS, Filters
 from localtrace.read.store import Store
 from tests.environment import examples
@@ -253,5 +253,5 @@ def test_only_the_calls_of_the_asked_step_are_read(
                 os.truncate(path, 0)
         assert found
         assert store.trajectories(step=4, **given).to_dicts() == found
-        with pytest.raises(QueryError):
+        with pytest.raises(StoreError):
             store.trajectories(step=5, **given)
