@@ -273,8 +273,11 @@ def seams() -> list[dict[str, Any]]:
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("verl."):
                 raise
-    names = ("module", "attribute", "optional", "loaded", "applied")
-    return [{name: getattr(seam, name) for name in names} for seam in found]
+    names = ("module", "attribute", "optional", "applied")
+    return [
+        {name: getattr(seam, name) for name in names} | {"loaded": seam.module in sys.modules}
+        for seam in found
+    ]
 
 
 def live_traces() -> list[dict[str, Any]]:
