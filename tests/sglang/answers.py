@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import httpx
 
 from tests.recording import Recording
 from tests.sglang.model import CONTEXT_TOKENS
@@ -56,9 +58,20 @@ def newest(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def events(text: str) -> list[dict[str, Any]]:
     """The server-sent events of a whole stream."""
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    # Random tokens may hold U+2028 and its like, at which `splitlines` would cut.
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
+
+
+def streamed_events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the server-sent events of a stream as they come."""
+    waiting = ""
+    for text in response.iter_text():
+        *lines, waiting = (waiting + text).split("\n")
+        for line in lines:
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
 
 
 def rid_of(span: dict[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ import pytest
 import localtrace
 from localtrace.trainer_hooks.http import record
 from tests.recording import Recording, recording
-from tests.sglang.answers import ENDLESS, TOO_LONG
+from tests.sglang.answers import ENDLESS, TOO_LONG, streamed_events
 
 PROMPT_IDS = [40, 41, 42, 43]
 MESSAGES = [{"role": "user", "content": "where is the river"}]
@@ -44,7 +44,7 @@ def payload(**fields: Any) -> dict[str, Any]:
 
 def last_event(data: str) -> Any:
     """The last event of a stream that is not its end."""
-    events = [line[len("data: ") :] for line in data.splitlines() if line.startswith("data: ")]
+    events = [line[len("data: ") :] for line in data.split("\n") if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return json.loads(events[-1])
 
@@ -97,16 +97,12 @@ def test_samples_of_a_batch_are_what_the_caller_received(store: Recording, serve
 
 def test_a_streamed_batch_is_what_the_caller_received(store: Recording, server_url: str) -> None:
     asked = payload(input_ids=[PROMPT_IDS, PROMPT_IDS[:2]], stream=True)
-    newest: dict[int, Any] = {}
     with (
         record(httpx.Client(timeout=60)) as client,
         localtrace.trajectory(),
         client.stream("POST", f"{server_url}/generate", json=asked) as response,
     ):
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[len("data: ") :])
-                newest[event["index"]] = event
+        newest = {event["index"]: event for event in streamed_events(response)}
     spans = sorted(store.spans(), key=lambda span: span["seq"])
     for index, span in enumerate(spans):
         check(span, newest[index])

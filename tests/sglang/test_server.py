@@ -25,6 +25,7 @@ from tests.sglang.answers import (
     newest,
     payloads,
     rid_of,
+    streamed_events,
     wait_for,
 )
 from tests.sglang.conftest import Server
@@ -176,9 +177,7 @@ def stream(server: Server, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of an endless stream as they come."""
     asked = {"sampling_params": ENDLESS, "stream": True, **body}
     with httpx.stream("POST", f"{server.url}/generate", json=asked, timeout=_TIMEOUT_S) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+        yield from streamed_events(response)
 
 
 def test_a_client_that_disconnects_leaves_what_there_was(server: Server) -> None:

@@ -119,7 +119,7 @@ def test_chats_are_recorded_whole_and_streamed(ask: Ask, store) -> None:
 def pieces(text: str) -> list[Any]:
     import json
 
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    events = [line.removeprefix("data: ") for line in text.split("\n") if line]
     return [json.loads(event) for event in events if event != "[DONE]"]
 
 
