@@ -105,7 +105,7 @@ def _removed(file: CommittedFile) -> RemoveAction:
     return RemoveAction(
         path=file.path,
         data_change=False,
-        deletion_timestamp=time.time_ns() // 1_000_000,
+        deletion_timestamp=_now_ms(),
         size=file.size_bytes,
         partition_values=partition_values(file.folder),
     )
