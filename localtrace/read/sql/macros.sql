@@ -1,4 +1,7 @@
--- Functions for queries: finish reasons, texts, kinds and statistics.
+-- Functions for queries: finite numbers, finish reasons, texts, kinds and statistics.
+
+-- A number that may be compared and averaged; null where it is NaN or infinite.
+create macro finite(x) as if(isfinite(x), x, null);
 
 -- Whether the calls of a trajectory were dropped by the run's sampling rules, or were pruned.
 create macro lacks_calls(attributes, spans_pruned) as
