@@ -39,8 +39,8 @@ def command(context: click.Context, address: str | None, form: str) -> None:
 
     Prints the LOCALTRACE_* variables and the effect of each, names that are mistyped, and for every
     trainer and engine that is installed whether its version was tested, whether the places are
-    there that its hook enters, whether the hook is on, and what to do where it is not. A job of
-    verl is told where it would be recorded. Only verl is imported, in a process of its own.
+    there that its hook enters, whether the hook is on, and what to do where it is not. For verl,
+    prints where rollouts would be recorded. Only verl is imported, in a process of its own.
     """
     import msgspec
 

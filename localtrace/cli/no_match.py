@@ -31,16 +31,16 @@ def why_nothing(store: Store, filters: Filters) -> str:
         condition, params = alone.where_clause()
         found = store.sql(f"select 1 from trajectories where {condition} limit 1", params)
         if not found.to_dicts():
-            values = (
-                ""
-                if key in _UNCOUNTED
-                else _values(store, key, next(map(str, alone.terms[0].values), ""))
-            )
-            return f"nothing has {' '.join(str(alone).split())}{values}{_pruned(store, key)}"
+            wanted = next(map(str, alone.terms[0].values), "")
+            values = "" if key in _UNCOUNTED else _values(store, key, wanted)
+            filter_text = " ".join(str(alone).split())
+            is_name = filter_text == f"run={wanted}"
+            lacks = f"no run matches {wanted}" if is_name else f"nothing has {filter_text}"
+            return f"{lacks}{values}{_pruned(store, key)}"
     together = (
         ""
         if len(filters.by_key()) < 2
-        else "each filter matches some trajectories, but none matches all; "
+        else "each filter matches something alone; no trajectory matches all; "
     )
     return f"{together}there are {', '.join(runs[:_SHOWN_MAX])}{_more(runs)}"
 
@@ -86,9 +86,10 @@ def _values(store: Store, key: str, wanted: str) -> str:
     ).to_dicts()
     known = [row["value"] for row in rows]
     close = difflib.get_close_matches(wanted, known, 1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = f"Did you mean {close[0]}? " if close else ""
     listed = ", ".join(known[:_SHOWN_MAX]) + _more(known)
-    return f": {hint}it is {listed}" if known else ": it is null everywhere"
+    noun = "Runs" if key == "run" else "Values"
+    return f". {hint}{noun} here: {listed}" if known else ": it is null everywhere"
 
 
 def _range(row: dict[str, Any]) -> str:

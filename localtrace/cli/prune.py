@@ -37,7 +37,11 @@ _KEEP_HELP = (
 
 @click.command(epilog=FILTERS_HELP)
 @filters_argument
-@click.option("--older-than", metavar="AGE", help="Only what ended longer ago, such as 14d.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Only trajectories that ended more than AGE ago, such as 14d.",
+)
 @click.option("--to-size", metavar="SIZE",
               help="The oldest first, until the store takes no more than this, such as 200GB.",
               )  # fmt: skip

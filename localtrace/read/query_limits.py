@@ -30,7 +30,7 @@ NO_MEMORY = (
     "the query needs more memory than there is for it: narrow it down, to a step or a "
     "run for example, or select fewer columns"
 )
-NOBODY_WAITS = "the query was stopped: nobody waits for it any more"
+NOBODY_WAITS = "the query was cancelled: client disconnected"
 BATCH_ROWS = 20_000
 """The rows of a result that are handed over at a time."""
 _LOOK_INTERVAL_S = 0.2

@@ -108,7 +108,7 @@ def terms(key: str, value: Any) -> list[Term]:
     if key not in KEYS:
         close = difflib.get_close_matches(key, KEYS, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise QueryError(f"no filter is called {key!r}: {hint}({_known()})")
+        raise QueryError(f"unknown filter {key!r}: {hint}({_known()})")
     if hasattr(value, "tolist"):  # of NumPy, pandas and torch
         value = value.tolist()
     if isinstance(value, str):

@@ -26,7 +26,7 @@ _OWN: dict[str, dict[str, str]] = {
         "started_at": "start, for people and for SQL dates",
         "ended_at": "end, for people and for SQL dates",
         "processes": "how many began to record",
-        "closed_processes": "how many said that they closed",
+        "closed_processes": "how many closed cleanly",
         "hosts": "names of the hosts",
         "losses": "loss counters of the processes that closed, JSON objects",
     },

@@ -32,7 +32,7 @@ def look_over(environ: Mapping[str, str]) -> Iterator[Variable]:
     known = [variable(field.name) for kind in _KINDS for field in fields(kind)]
     for name in sorted(environ):
         if name.upper().startswith(PREFIX) and name not in known:
-            yield Variable(f"{name} is no setting of localtrace", False, _suggestion(name, known))
+            yield Variable(f"{name} is not a localtrace setting", False, _suggestion(name, known))
     for kind in _KINDS:
         for field, text in in_environment(kind, environ):
             yield _effect(field, text)

@@ -1,4 +1,4 @@
-"""Searching what rollouts say: how many say it, step by step, and where each says it first.
+"""Searching rollouts: in how many a text is found, step by step, and where first in each.
 
 Steps are searched from the last to the first, some at a time, until a time is over.
 """

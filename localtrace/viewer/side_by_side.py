@@ -1,4 +1,4 @@
-"""Rollouts side by side: a column for each, their turns in rows, and where they part."""
+"""Rollouts side by side: a column for each, their turns in rows, and where they diverge."""
 
 from __future__ import annotations
 

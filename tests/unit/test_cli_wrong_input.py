@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Path:
         (["ls", "where=rewrd > 1"], "(in where=, column 1: rewrd > 1)"),
         (["ls", "where=reward >"], "(in where=, column 8: >)"),
         (["ls", "step=many"], "'many'"),
-        (["tail", "stepp=1"], " step?"),
+        (["tail", "stepp=1"], "unknown filter 'stepp': did you mean step?"),
         (["stats", "validate=maybe"], "true or false"),
         (["query", "prompts_changed"], "from_step=…"),
         (["query", "prompts_changed", "from_step=x", "to_step=3"], "'x' to INT64 (line "),
@@ -56,8 +56,8 @@ def test_the_place_is_found_in_a_long_line_and_below_comments(store: Path) -> No
 @pytest.mark.parametrize(
     ("filters", "said"),
     [
-        (["run=frist"], r"run=frist: .* first\?"),
-        (["agent=x", "step=3"], "agent=x: .* solver"),
+        (["run=frist"], r"no run matches frist\. Did you mean first\? Runs here: first"),
+        (["agent=x", "step=3"], r"agent=x\. Values here: solver"),
         (["reward>3"], r"reward>3\.0: .* 0\.5"),
         (["fate=trained"], "fate=trained: .* null"),
         (["reward=0.5", "step=9"], r"run first .* 3\.\.9"),
@@ -75,7 +75,7 @@ def test_where_nothing_matches_it_is_said_why_and_what_there_is(
 def test_a_query_without_rows_says_what_there_is(store: Path) -> None:
     result = run("query", "-s", store, "reward_by_step", "run=frist")
     assert result.exit_code == 0
-    assert re.search(r"run=frist: .* first\?", result.stderr)
+    assert re.search(r"no run matches frist\. .* first\?", result.stderr)
 
 
 def test_an_empty_store_is_called_empty(tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ def test_a_query_ends_when_its_browser_leaves(store: Store) -> None:
         "http_version": "1.1",
     }  # fmt: skip
     asyncio.run(asyncio.wait_for(app(scope, receive, send), _LIMIT_S))
-    assert b"nobody waits" in b"".join(message.get("body", b"") for message in sent)
+    assert b"client disconnected" in b"".join(message.get("body", b"") for message in sent)
 
 
 def test_a_running_query_is_stopped_from_another_thread(store: Store) -> None:
     with store.share() as guest, ThreadPoolExecutor() as threads:
         slow = threads.submit(guest.sql, ENDLESS)
         guest.stop()
-        with pytest.raises(QueryError, match="nobody waits"):
+        with pytest.raises(QueryError, match="client disconnected"):
             slow.result(_LIMIT_S)
     assert len(store.sql("select 1")) == 1
 

@@ -138,8 +138,8 @@ def build_bundle(
         if isinstance(error, StoreError):
             raise
         raise StoreError(
-            f"cannot write {out} ({error.strerror or error}): put that right and repeat the "
-            "command; finished parts are kept"
+            f"cannot write {out} ({error.strerror or error}): fix that and rerun; "
+            "finished parts are kept"
         ) from error
     return _built(build, choice.unknown)
 

@@ -102,7 +102,7 @@ class MlflowTarget(Target):
         version = self._http.words(answer)
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers is None:
-            raise UploadError(f"{self.uri} is no MLflow server: check the uri")
+            raise UploadError(f"{self.uri} is not an MLflow server: check the uri")
         if tuple(map(int, numbers.groups())) < OLDEST_VERSION:
             raise UploadError(
                 f"{self.uri} runs MLflow {version}, which takes no runs and tags with "

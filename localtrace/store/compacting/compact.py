@@ -26,7 +26,7 @@ from localtrace.store.tables.log_upkeep import ENTRIES_MAX, trim_log
 from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 
 LOCK_NAME = ".compact"
-_BUSY = "another compaction is at work on {}: it does what this one would"
+_BUSY = "another compaction is at work on {}: it is already doing this"
 _AGAIN = "nothing is lost; free space and run localtrace compact again"
 _OF_OLD_INDEX = re.compile(
     r"\.lock|\.?[0-9a-f]{32}(\.json|-trajectories\.parquet|-outcomes\.parquet)?"

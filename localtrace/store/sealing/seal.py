@@ -49,8 +49,7 @@ BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
 LOCK_NAME = ".sealer"
 _BUSY = (
-    "another sealer is at work on {}: it does what this one would; readers see unsealed records "
-    "anyway"
+    "another sealer is at work on {}: it is already doing this; readers see unsealed records anyway"
 )
 _AGAIN = "journals stay and nothing is lost; free space and run localtrace seal again"
 

@@ -1,4 +1,4 @@
-"""A rollout loop of one's own in OpenAI's chat format, recorded by `op` and `trajectory` alone.
+"""A custom rollout loop in OpenAI's chat format, recorded by `op` and `trajectory` alone.
 
 The functions are called what users call them: nothing says that a tool is a tool. The rollouts of
 one group run in threads, all others as tasks of one event loop.

@@ -1,4 +1,4 @@
-"""Every query, view and detector is right on a loop of one's own in OpenAI's chat format."""
+"""Every query, view and detector is right on a custom loop in OpenAI's chat format."""
 
 from __future__ import annotations
 
