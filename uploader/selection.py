@@ -35,7 +35,7 @@ select trace_id from (
         row_number() over (
             partition by {_GROUP} order by reward, trace_id) as from_worst,
     from all_trajectories
-    where not isnan(reward) and group_key is not null and {_LISTED}
+    where isfinite(reward) and group_key is not null and {_LISTED}
 )
 where from_best <= $best or from_worst <= $worst
 """

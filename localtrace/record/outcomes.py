@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,20 +38,39 @@ def record_outcomes(
     try:
         batch = not isinstance(trace_ids, str)
         ids = [trace_id_of(text_of(one)) for one in (trace_ids if batch else [trace_ids])]
-        encoded = {
-            str(recorder.values.as_text(name)): msgspec.Raw(recorder.values.encode(value))
-            for name, value in values.items()
-            if not batch or _fits(recorder, value, len(ids))
-        }
-        record = _encode(
-            (
-                int(Kind.OUTCOME), ids, batch, recorder.values.as_int(step), time.time_ns(),
-                recorder.values.as_text(source), encoded,
-            )
-        )  # fmt: skip
-        recorder.put(Item(Kind.OUTCOME, b"", record))
+        if batch:
+            values = {
+                name: value for name, value in values.items() if _fits(recorder, value, len(ids))
+            }
+        head = (recorder.values.as_int(step), time.time_ns(), recorder.values.as_text(source))
+        for places in _apart(ids):
+            encoded = {
+                str(recorder.values.as_text(name)): msgspec.Raw(
+                    recorder.values.encode(
+                        value if len(places) == len(ids) else [value[place] for place in places]
+                    )
+                )
+                for name, value in values.items()
+            }
+            named = [ids[place] for place in places]
+            record = _encode((int(Kind.OUTCOME), named, batch, *head, encoded))
+            recorder.put(Item(Kind.OUTCOME, b"", record))
     except Exception:
         recorder.losses.unusable()
+
+
+def _apart(ids: Sequence[str]) -> list[Sequence[int]]:
+    """Part the places of ids so that none is named twice in a part: the later record wins."""
+    if len(set(ids)) == len(ids):
+        return [range(len(ids))]
+    parts: list[list[int]] = []
+    times: Counter[str] = Counter()
+    for place, trace_id in enumerate(ids):
+        if times[trace_id] == len(parts):
+            parts.append([])
+        parts[times[trace_id]].append(place)
+        times[trace_id] += 1
+    return list(parts)
 
 
 def _fits(recorder: Recorder, value: Any, count: int) -> bool:

@@ -29,13 +29,14 @@ class RecordValues(ValueEncoder):
         self._losses = losses
 
     def as_int(self, value: Any) -> int | None:
-        """Return a whole number of at most 64 bits; None for anything else."""
+        """Return a whole number of at most 64 bits; None for anything else, also for 7.9."""
         if value is None or (type(value) is int and -(2**63) <= value < 2**63):
             return value
         try:
             refuse_freed(value)
             number = int(value)
-            if -(2**63) <= number < 2**63:
+            is_whole = isinstance(value, str | bytes) or bool(number == value)
+            if is_whole and -(2**63) <= number < 2**63:
                 return number
         except Exception:
             logger.debug("localtrace: not a whole number: %s", type(value), exc_info=True)

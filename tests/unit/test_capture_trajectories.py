@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,11 @@ def test_the_place_of_one_rollout_used_again_is_another_rollout(store: Recording
         {"step": "three"},
         {"step": 2**63},
         {"step": float("nan")},
+        {"step": 7.9},
+        {"step": np.float32(7.5)},
+        {"step": Decimal("7.9")},
+        {"step": Fraction(15, 2)},
+        {"rollout_n": torch.tensor(0.5)},
         {"rollout_n": [1]},
         {"rollout_n": Hostile()},
         {"sample_index": Hostile()},
@@ -116,6 +123,17 @@ def test_a_field_of_the_wrong_type_is_counted_and_the_trajectory_recorded(
     assert not any(row[name] for name in fields)
     assert row["span_count"] == 1
     assert localtrace.losses()["values"] == {"bad_argument": 1}
+
+
+@pytest.mark.parametrize(
+    "value", [7.0, np.float32(7), np.int64(7), np.array(7), Decimal(7), torch.tensor(7.0)], ids=repr
+)
+def test_a_whole_number_of_any_type_is_a_step(store: Recording, value: Any) -> None:
+    with localtrace.trajectory(step=value, rollout_n=value) as t:
+        pass
+    row = store.trajectory(t.trace_id)
+    assert (row["step"], row["rollout_n"]) == (7, 7)
+    assert not localtrace.losses()["values"]
 
 
 def test_a_step_that_is_text_of_a_number_is_that_number(store: Recording) -> None:

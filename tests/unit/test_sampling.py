@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,7 @@ def test_extremes_keep_the_highest_and_lowest_rewards_of_each_step(store: Path) 
         found = {
             (step, reward): roll_out(step, reward=reward)
             for step in (1, 2)
-            for reward in (0.5, -1.0, 3.0, 0.25, float("nan"), 2.0, 1.0)
+            for reward in (0.5, -1.0, math.inf, 3.0, 0.25, math.nan, -math.inf, 2.0, 1.0)
         }
         roll_out(1)
     seal_all(store)
@@ -162,6 +164,19 @@ def test_extremes_prefer_the_newest_reward_that_came_as_an_outcome(store: Path) 
         localtrace.outcome(high, reward=0.6)
     seal_all(store)
     assert kept(store) == {low, middle}
+
+
+def test_extremes_take_the_later_of_two_rewards_of_one_moment(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(store, sample="extremes=1", run_id="run"):
+        low, _, high = (roll_out(reward=reward) for reward in (0.0, 0.5, 1.0))
+        moment = time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: moment)
+        localtrace.outcome([low, low], reward=[9.0, -9.0])
+        monkeypatch.undo()
+    seal_all(store)
+    assert kept(store) == {low, high}
 
 
 def test_a_panel_keeps_its_samples_at_every_step(store: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.uploader.selection import Selection, choose
+from tests.snapshots import store_of
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,18 @@ def test_the_best_and_the_worst_of_each_group_are_kept(store, ids) -> None:
     assert best.trace_ids == [ids[0, 3], ids[1, 3]]
     ends = choose(store, Selection(best=1, worst=2))
     assert set(ends.trace_ids) == {ids[step, n] for step in (0, 1) for n in (0, 1, 3)}
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_neither_best_nor_worst(odd: float) -> None:
+    rows = [
+        {"trace_id": f"{n}", "step": 1, "group_id": "g", "rollout_n": n, "reward": reward}
+        for n, reward in enumerate([0.0, odd, 1.0, None])
+    ]
+    with store_of(trajectories=rows) as store:
+        assert choose(store, Selection(best=1)).trace_ids == ["2"]
+        assert choose(store, Selection(worst=1)).trace_ids == ["0"]
+        assert choose(store, Selection(best=4, worst=4)).trace_ids == ["0", "2"]
 
 
 def test_extremes_are_of_what_the_filters_chose(store, ids) -> None:

@@ -181,9 +181,9 @@ class Rollouts:
         for trace_id, value in outcome_items(record, "reward"):
             journal.mentions.add(trace_id)
             number = as_number(value)
-            if number is not None:
-                known = self._outcome_rewards.get(trace_id, (record.time_ns, number))
-                self._outcome_rewards[trace_id] = max(known, (record.time_ns, number))
+            known = self._outcome_rewards.get(trace_id)
+            if number is not None and (known is None or known[0] <= record.time_ns):
+                self._outcome_rewards[trace_id] = (record.time_ns, number)
 
     def take_outcomes(self) -> None:
         """Replace rewards that rollouts set by those that came as outcomes, wherever these were."""

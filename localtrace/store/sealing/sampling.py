@@ -179,7 +179,7 @@ def kept_groups(rules: Rules, rollouts: Mapping[str, Rollout]) -> set[str]:
         (rollout.reward, trace_id)
         for trace_id, rollout in rollouts.items()
         # The trajectories of an unknown step are one group, which would always hold its extremes.
-        if rollout.step.step is not None and not math.isnan(rollout.reward)
+        if rollout.step.step is not None and math.isfinite(rollout.reward)
     )
     for ends in (ranked[: rules.extremes], ranked[len(ranked) - rules.extremes :]):
         groups |= {rollouts[trace_id].group for _, trace_id in ends}
