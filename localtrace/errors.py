@@ -39,6 +39,10 @@ class NotAFile(StoreFormatError):
     """A link, a folder, a FIFO, a socket or a device is where a store has a file."""
 
 
+class NotAFolder(StoreFormatError):
+    """A link, a file, a FIFO, a socket or a device is where a store has a folder."""
+
+
 class BundleError(StoreError):
     """A bundle is incomplete, damaged, hostile, or not one; the message names the file."""
 

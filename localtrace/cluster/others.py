@@ -13,7 +13,7 @@ import pyarrow as pa
 from localtrace.cluster.folder_store import Source
 from localtrace.errors import StoreError
 from localtrace.schema import UPLOADS
-from localtrace.store.files import is_file, put_file
+from localtrace.store.files import is_file, make_folder, put_file
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import UPLOAD_ID
 from localtrace.store.tokenizers import FILE_MAX_BYTES, FILE_NAME
@@ -49,6 +49,7 @@ def _bring(source: Source, into: StoreLayout, folder: Path, name: str, size_byte
     path, pieces = into.root / name, source.read(name, size_bytes)
     if match := _TOKENIZER.fullmatch(name):
         _limit(size_bytes, FILE_MAX_BYTES)
+        make_folder(into.root, path.parent)
         put_file(path, _digested(pieces, match[1]))
     elif _NAME_OF_RUN.fullmatch(name):
         _limit(size_bytes, _DIGEST_CHARS)

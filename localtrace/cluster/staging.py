@@ -22,7 +22,7 @@ import pyarrow as pa
 from localtrace.cluster.folder_store import Source, SurveyedFile
 from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.files import exclusive, is_file, put_file, read_json
+from localtrace.store.files import exclusive, is_file, make_folder, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.gathered_rows import row_ranges, rows_after
 from localtrace.store.tables.parquet_files import (
@@ -70,7 +70,7 @@ class Staging:
         Raises:
             StoreBusy: another one is at work for longer than `wait_s`.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._into.root, self.folder)
         with exclusive(
             self.folder / ".lock",
             wait_s,
@@ -118,6 +118,7 @@ class Staging:
         """
         path = self._path(schema, file)
         if not self._is_there(schema, file):
+            make_folder(self._into.root, path.parent)
             pieces = self._source.read(f"tables/{schema.name}/{file.path}", file.size_bytes)
             put_file(path, _told(pieces, tell))
         else:
@@ -183,7 +184,7 @@ class Staging:
         is_new = all(low > here[writer_id] for writer_id, (low, _) in file.ranges.items())
         name = f"{staged.name.partition('-')[0]}-{uuid.uuid4().hex}.parquet"
         path = self._into.table(schema.name) / folder / (name if is_new else file_name())
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._into.root, path.parent)
         if is_new:
             os.utime(staged)  # else it could pass for an unfinished file that was left long ago
             os.replace(staged, path)

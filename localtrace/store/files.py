@@ -2,7 +2,8 @@
 
 Anyone who can write into a folder can put a FIFO, a device, a link or an endless file where a file
 belongs. So every file of a store is opened here: a link at the end of its path is not followed,
-opening never waits, and only a regular file is accepted. Folders above it may be links.
+opening never waits, and only a regular file is accepted. Folders above a store may be links; its
+own may not, since what is written through one would go into another store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import TypeVar
 
 import msgspec
 
-from localtrace.errors import NotAFile, StoreBusy, StoreError, StoreFormatError, StoreUnwritable
+from localtrace.errors import (
+    NotAFile,
+    NotAFolder,
+    StoreBusy,
+    StoreError,
+    StoreFormatError,
+    StoreUnwritable,
+)
 
 SMALL_MAX_BYTES = 16 * 2**20
 """Largest size of a file that describes a store, such as localtrace.json."""
@@ -28,6 +36,7 @@ _PIECE_BYTES = 2**20
 _CREATE_MODE = 0o666  # less the umask, so that a user can share a store
 _LOCK_CHECK_INTERVAL_S = 0.05
 _KINDS = {
+    stat.S_IFREG: "a file",
     stat.S_IFLNK: "a link",
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -75,6 +84,41 @@ def _refuse_others(path: Path) -> None:
             f"{path} is {_KINDS.get(kind, 'something else')}, not a file: move it away, or put the "
             "file itself in its place"
         )
+
+
+def refuse_other_than_folder(path: Path) -> None:
+    """Refuse a link, a file and the like where a store has a folder, or nothing yet.
+
+    Raises:
+        NotAFolder: there is one.
+    """
+    try:
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+    except OSError:
+        return
+    if kind != stat.S_IFDIR:
+        raise NotAFolder(
+            f"{path} is {_KINDS.get(kind, 'something else')}, not a folder, and might lead into "
+            "another store: put the folder itself in its place"
+        )
+
+
+def make_folder(root: Path, folder: Path) -> None:
+    """Make a folder below another one, and refuse links on the way.
+
+    Args:
+        root: a folder that exists; it may be reached through links.
+        folder: its path begins with that of `root`.
+
+    Raises:
+        NotAFolder: something else is there.
+        OSError: it cannot be made.
+    """
+    place = root
+    for name in folder.relative_to(root).parts:
+        place /= name
+        refuse_other_than_folder(place)
+        place.mkdir(exist_ok=True)
 
 
 def _kind_of(path: Path) -> int:

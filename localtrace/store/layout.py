@@ -12,13 +12,28 @@ from typing import Annotated
 import msgspec
 
 from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
-from localtrace.schema import FORMAT_VERSION
+from localtrace.schema import FORMAT_VERSION, TABLES
 from localtrace.store.addresses import refuse_address
 from localtrace.store.bundle import Bag, open_bundle
-from localtrace.store.files import explained, probe_write, put_file, read_json, sync
+from localtrace.store.files import (
+    explained,
+    probe_write,
+    put_file,
+    read_json,
+    refuse_other_than_folder,
+    sync,
+)
 from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
+LOG, REPLACED, REWRITING = "_delta_log", "_replaced", "_rewriting"
+"""Folders of a table: its log, notes of files to delete, and drafts of files."""
+_FOLDERS = (
+    "journals", "tables", "quarantine", "tokenizers", "tokenizers/runs", "sampling", "receipts",
+    "gathering", "gathered",
+    *(f"tables/{table}/{folder}" for table in TABLES for folder in ("", LOG, REPLACED, REWRITING)),
+)  # fmt: skip
+"""Folders of a store that have fixed names."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs",
@@ -117,6 +132,7 @@ def open_layout(path: str | Path) -> StoreLayout:
         StoreNotFound: nothing is there.
         StoreFormatError: it is something else, a store of a newer format, or at a path that cannot
             be that of a store.
+        NotAFolder: one of its folders is a link.
         BundleError: it is a bundle that is incomplete, damaged or hostile.
     """
     root = Path(path).expanduser().absolute()
@@ -140,6 +156,9 @@ def open_layout(path: str | Path) -> StoreLayout:
             f"the store at {root} has format {meta.format_version}, this localtrace reads up to "
             f"{FORMAT_VERSION}: upgrade localtrace"
         )
+    if not layout.bags:
+        for name in _FOLDERS:
+            refuse_other_than_folder(root / name)
     return layout
 
 

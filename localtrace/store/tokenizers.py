@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.store.files import explained, is_file, put_file, read_small
+from localtrace.store.files import explained, is_file, make_folder, put_file, read_small
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
@@ -53,8 +53,11 @@ def store_tokenizer(layout: StoreLayout, data: bytes, run_id: str) -> str:
     file = layout.tokenizers / digest / FILE_NAME
     with explained(f"cannot keep the tokenizer in {layout.tokenizers}", "free space there"):
         if not (is_file(file) and file.stat().st_size == len(data)):  # every process of a run comes
+            make_folder(layout.root, file.parent)
             put_file(file, data)
-        put_file(_pointer(layout, run_id), digest.encode())
+        pointer = _pointer(layout, run_id)
+        make_folder(layout.root, pointer.parent)
+        put_file(pointer, digest.encode())
     return digest
 
 

@@ -198,25 +198,6 @@ def test_a_pointer_of_a_hostile_store_takes_no_journals(
     assert _journals(tmp_path) == journals
 
 
-def test_journals_that_are_a_link_are_foreign(original: Path, tmp_path: Path) -> None:
-    with recording(tmp_path / "plain"), localtrace.trajectory(step=1):
-        pass
-    theirs = tmp_path / "plain" / "journals"
-    before = sorted(theirs.iterdir())
-    hostile = create_layout(tmp_path / "hostile")
-    hostile.journals.rmdir()
-    hostile.journals.symlink_to(theirs)
-    report = seal(hostile)
-    assert report.journals == 0
-    assert report.foreign[0].startswith(f"{hostile.journals} ")
-    assert "LOCALTRACE_JOURNAL_DIR" in report.foreign[0]
-    assert sorted(theirs.iterdir()) == before
-    for journal_dir in (None, tmp_path / "scratch"):
-        with pytest.raises(StoreUnwritable, match="LOCALTRACE_JOURNAL_DIR"):
-            localtrace.init(hostile.root, journal_dir=journal_dir)
-    assert sorted(theirs.iterdir()) == before
-
-
 def test_a_link_as_the_folder_of_a_pointer_is_foreign(original: Path, tmp_path: Path) -> None:
     (folder,) = (tmp_path / "scratch").iterdir()
     layout = open_layout(original)

@@ -280,8 +280,8 @@ def test_a_source_that_cannot_be_written_is_gathered_and_told_to_prune(
     nodes: list[Path], tmp_path: Path
 ) -> None:
     store = Path(shutil.copytree(nodes[0], tmp_path / "node"))
-    shutil.rmtree(store / "gathered", ignore_errors=True)
-    (store / "gathered").write_text("a file in the way")
+    into = read_meta(create_layout(tmp_path / "all")).store_id
+    (store / "gathered" / f"{into}.json").mkdir(parents=True)  # a folder in the way
     report = gathered(tmp_path / "all", store)
     (note,) = report.notes
     assert re.match(f"{store}: .*prune", note)

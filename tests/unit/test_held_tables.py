@@ -10,7 +10,7 @@ import pytest
 
 from localtrace.errors import StoreError
 from localtrace.schema import RUNS
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables import delta, held_tables, log_upkeep
 from localtrace.store.tables.delta import commit, committed_files, committed_number, open_table
 from localtrace.store.tables.held_tables import HeldTables
@@ -40,7 +40,7 @@ def state(table: delta.DeltaTable | None) -> State:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> StoreLayout:
-    layout = StoreLayout(tmp_path / "store")
+    layout = create_layout(tmp_path / "store")
     for number in range(3):
         add(layout, number)
     return layout

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import deltalake
 import pytest
 
-from localtrace.errors import StoreError
 from localtrace.maintain.verify import recover, verify
 from localtrace.schema import SPANS
 from localtrace.store.compacting.compact import compact
@@ -153,13 +152,3 @@ def test_a_hostile_note_has_no_other_file_deleted(layout: StoreLayout) -> None:
     vacuum(layout, SPANS, 0)
     assert sorted(layout.root.parent.rglob("*.parquet")) == before
     assert len(rows(layout)) == 9
-
-
-def test_a_link_in_place_of_the_notes_is_refused(layout: StoreLayout, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (layout.table("spans") / "_replaced").symlink_to(elsewhere)
-    with pytest.raises(StoreError, match="is a link: remove it"):
-        replace_files(layout, SPANS, files(layout), [])
-    assert list(elsewhere.iterdir()) == []
-    assert len(files(layout)) == 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localtrace.errors import StoreError
 from localtrace.schema import OUTCOMES, RUNS, SPANS, TRAJECTORIES, TableSchema
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables.delta import (
     commit,
     committed_files,
@@ -41,7 +41,7 @@ def table_of(schema: TableSchema, rows: list[dict[str, Any]]) -> pa.Table:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> StoreLayout:
-    return StoreLayout(tmp_path)
+    return create_layout(tmp_path)
 
 
 def test_a_table_without_a_commit_is_empty(layout: StoreLayout) -> None:
@@ -120,7 +120,7 @@ names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_rows_of_any_partition_are_found_again_in_theirs(
     tmp_path_factory: pytest.TempPathFactory, partitions: set[tuple[str, str, int | None]]
 ) -> None:
-    layout = StoreLayout(tmp_path_factory.mktemp("store"))
+    layout = create_layout(tmp_path_factory.mktemp("store"))
     rows = [
         {"project": p, "experiment": e, "step": step, "trace_id": f"{n}", "op": repr((p, e, step))}
         for n, (p, e, step) in enumerate(sorted(partitions, key=repr))

@@ -20,8 +20,8 @@ import pyarrow as pa
 from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.compacting.merge import SortedFile, merged
-from localtrace.store.files import sync
-from localtrace.store.layout import StoreLayout, raise_version
+from localtrace.store.files import make_folder, sync
+from localtrace.store.layout import REWRITING, StoreLayout, raise_version
 from localtrace.store.tables.delta import CommittedFile
 from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
@@ -35,7 +35,6 @@ from localtrace.store.tables.refused_files import removed_if_refused
 from localtrace.store.tables.replacing import replace_files
 
 Change: TypeAlias = Callable[[pa.Table], pa.Table]
-_DRAFTS = "_rewriting"
 _DRAFT_NAME = re.compile(r"v\d+-[0-9a-f]{32}")
 _DRAFT_MAX_AGE_S = 24 * 3600.0
 _MEMORY_BYTES = 256 * 2**20
@@ -108,17 +107,15 @@ class _Draft:
 
     def __init__(self, table: Path, folder: str) -> None:
         name = file_name()
-        self.path = table / _DRAFTS / name.removesuffix(".parquet")
+        self.path = table / REWRITING / name.removesuffix(".parquet")
         self.place = table / folder / name
         self.rows = 0
-        self.path.parent.mkdir(exist_ok=True)
-        if self.path.parent.is_symlink():
-            raise StoreError(f"{self.path.parent} is a link: remove it, compaction makes a folder")
+        make_folder(table, self.path.parent)
+        make_folder(table, self.place.parent)
 
     def publish(self, layout: StoreLayout, schema: TableSchema) -> WrittenFile:
         """Sync it and give it its name."""
         sync(self.path)
-        self.place.parent.mkdir(exist_ok=True)
         os.replace(self.path, self.place)
         sync_with_folders(layout, self.place)
         return written_file(layout, schema, self.place, self.rows)
@@ -176,9 +173,7 @@ def _opened(
 def remove_drafts(layout: StoreLayout, schema: TableSchema) -> int:
     """Delete drafts that killed processes left a day ago or earlier; return their number."""
     count = 0
-    folder = layout.table(schema.name) / _DRAFTS
-    if folder.is_symlink():
-        return count
+    folder = layout.table(schema.name) / REWRITING
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):
             with contextlib.suppress(OSError):

@@ -51,11 +51,7 @@ def journal_folders(layout: StoreLayout) -> list[Path]:
 
 def find_journal_folders(layout: StoreLayout) -> JournalFolders:
     """Find the folders that hold journals of this store, and those that only seem to."""
-    found = JournalFolders()
-    if layout.journals.is_symlink():
-        found.foreign.append(_journals_are_a_link(layout))
-        return found
-    found.own.append(layout.journals)
+    found = JournalFolders([layout.journals])
     for pointer in sorted(layout.journals.glob("*.path")):
         try:
             folder = Path(os.fsdecode(read_small(pointer)).strip())
@@ -70,14 +66,6 @@ def find_journal_folders(layout: StoreLayout) -> JournalFolders:
         except (OSError, ValueError):
             continue  # not a pointer, or a pointer to a folder of another host
     return found
-
-
-def _journals_are_a_link(layout: StoreLayout) -> str:
-    return (
-        f"{layout.journals} is a link, so the journals behind it may be another store's: put a "
-        "folder in its place, move this store's journals there, and set LOCALTRACE_JOURNAL_DIR "
-        "to have journals on another disk"
-    )
 
 
 def _why_foreign(layout: StoreLayout, folder: Path) -> str | None:
@@ -129,8 +117,6 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
         StoreUnwritable: the folder is on a network file system, cannot be written, or may be
             another user's trap.
     """
-    if layout.journals.is_symlink():
-        raise StoreUnwritable(_journals_are_a_link(layout))
     folder = layout.journals
     if journal_dir is not None:
         owner = _owner(layout)

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.tables.log_files import (
     CHECKPOINT_NOTE,
     log_folder,
@@ -45,6 +45,8 @@ REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
+STORE_ID = "localtrace.store_id"
+"""Key in a table's configuration: the store that the table belongs to."""
 ACTIONS_NAME = "localtrace.actions"
 """Key in a commit's information: the number of its actions, that one included."""
 
@@ -53,7 +55,7 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
     """Read the newest committed state of a table; None where nothing was committed.
 
     Raises:
-        StoreError: the table's log is damaged.
+        StoreError: the table's log is damaged, or the table is another store's.
     """
     refuse_strangers(layout, schema)
     oldest: str | None = None
@@ -63,15 +65,30 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
         if problem is not None and before == oldest:
             break  # else a compaction trimmed the log meanwhile
         try:
-            return DeltaTable(layout.table(schema.name))
+            table = DeltaTable(layout.table(schema.name))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
             problem = error
+        else:
+            _refuse_another_stores(layout, schema, table)
+            return table
     raise StoreError(
         f"table {schema.name} cannot be opened ({str(problem).splitlines()[0]}): run localtrace "
         "recover; if that does not help, restore its _delta_log from a copy of the store"
     ) from problem
+
+
+def _refuse_another_stores(layout: StoreLayout, schema: TableSchema, table: DeltaTable) -> None:
+    """Refuse a table that was put here from another store; those made before 0.1.0 say no store."""
+    theirs = table.metadata().configuration.get(STORE_ID)
+    ours = read_meta(layout).store_id
+    if theirs not in (None, ours):
+        raise StoreError(
+            f"{layout.table(schema.name)}: table {schema.name} belongs to another store, of the id "
+            f"{theirs}, and this one is {ours}: move the folder back there, or, if it is this "
+            f"store's own and {layout.meta.name} was lost, write that id into it"
+        )
 
 
 def _oldest_entry(layout: StoreLayout, schema: TableSchema) -> str | None:
@@ -258,7 +275,11 @@ def with_all_columns(
                     layout.table(schema.name),
                     schema=columns,
                     partition_by=list(schema.partitions),
-                    configuration={_REMOVED_KEPT: f"interval {REMOVED_KEPT_MINUTES} minutes"},
+                    configuration={
+                        _REMOVED_KEPT: f"interval {REMOVED_KEPT_MINUTES} minutes",
+                        STORE_ID: read_meta(layout).store_id,
+                    },
+                    raise_if_key_not_exists=False,
                     commit_properties=_counted(2, tries=0),
                 )
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from localtrace.schema import TableSchema
 from localtrace.store.files import is_file, sync
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import LOG, StoreLayout
 
 CHECKPOINT_NOTE = "_last_checkpoint"
 ENTRY = re.compile(r"\d{20}\.json")
@@ -19,7 +19,7 @@ _NEWEST = 8
 
 
 def log_folder(layout: StoreLayout, schema: TableSchema) -> Path:
-    return layout.table(schema.name) / "_delta_log"
+    return layout.table(schema.name) / LOG
 
 
 def log_names(layout: StoreLayout, schema: TableSchema, kind: re.Pattern[str] = _ANY) -> list[str]:

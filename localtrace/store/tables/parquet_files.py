@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.files import sync
+from localtrace.store.files import make_folder, sync
 from localtrace.store.layout import StoreLayout, raise_version
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> lis
         written = []
         for values, part in _partitions(rows, schema.partitions):
             path = root / partition_folder(values) / file_name()
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(layout.root, path.parent)
             count = write_rows(path, schema, [part.select(schema.file_arrow().names)])
             refused.callback(path.unlink)
             sync_with_folders(layout, path)

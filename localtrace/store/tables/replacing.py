@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from localtrace.errors import StoreError, StoreFormatError
 from localtrace.schema import TableSchema
 from localtrace.store.files import is_file, put_file, read_json
-from localtrace.store.layout import StoreLayout
+from localtrace.store.layout import REPLACED, StoreLayout
 from localtrace.store.tables.delta import (
     COMMIT_TRIES_MAX,
     CommittedFile,
@@ -45,7 +45,6 @@ _REWRITES = "localtrace.rewrites"
 _REFUSED = (
     "cannot commit to table {} ({}): its files stay as they are; run localtrace compact again"
 )
-_NOTES = "_replaced"
 _NOTE_NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.json")
 _TABLE_FILE = re.compile(r"v\d+-[0-9a-f]{32}\.parquet")
 
@@ -113,16 +112,9 @@ def _removed(file: CommittedFile) -> RemoveAction:
 
 def _note(layout: StoreLayout, schema: TableSchema, paths: Sequence[str]) -> Path:
     name = f"{_now_ms():020}-{uuid.uuid4().hex}.json"
-    path = _notes_folder(layout, schema) / name
+    path = layout.table(schema.name) / REPLACED / name
     put_file(path, msgspec.json.encode(paths))
     return path
-
-
-def _notes_folder(layout: StoreLayout, schema: TableSchema) -> Path:
-    folder = layout.table(schema.name) / _NOTES
-    if folder.is_symlink():
-        raise StoreError(f"{folder} is a link: remove it, compaction makes a folder")
-    return folder
 
 
 def _now_ms() -> int:
@@ -144,7 +136,7 @@ class _Note:
 
 
 def _notes(layout: StoreLayout, schema: TableSchema) -> list[_Note]:
-    folder = _notes_folder(layout, schema)
+    folder = layout.table(schema.name) / REPLACED
     with contextlib.suppress(FileNotFoundError):
         found = map(_NOTE_NAME.fullmatch, os.listdir(folder))
         return [_Note(folder / name[0], int(name[1])) for name in found if name]
