@@ -33,6 +33,7 @@ from localtrace.record import active, session
 from localtrace.record.config import check_folder_name
 from localtrace.record.losses import REMEDIES
 from localtrace.record.recorder import Recorder
+from localtrace.redaction.facts import name_without_secrets
 from localtrace.store.journal.writer import Item
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -132,8 +133,11 @@ class Intake:
             except ValueError as error:
                 raise ConfigError(f"{str(name)[:80]!r} cannot be a name ({error})") from None
         self._run = {
-            "run_id": run_id, "project": project, "experiment": experiment, "config": config,
-        }  # fmt: skip
+            "run_id": name_without_secrets(run_id),
+            "project": project and name_without_secrets(project),
+            "experiment": experiment and name_without_secrets(experiment),
+            "config": config,
+        }
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
         """Write the trajectories that the store does not hold.

@@ -15,6 +15,7 @@ from msgspec.structs import FieldInfo, fields
 
 from localtrace.errors import ConfigError
 from localtrace.quantities import parse_size
+from localtrace.record.losses import logger
 from localtrace.record.settings import Settings
 from localtrace.store.sealing.retention_rules import parse_quota
 from localtrace.store.sealing.sampling_rules import parse_rules
@@ -58,7 +59,23 @@ def load_settings(
             if field.name == "store":
                 refuse_pattern(text)
     values.setdefault("store", Path("localtrace").absolute())
-    return Settings(**values)
+    return Settings(**values | _names_without_secrets(values))
+
+
+def _names_without_secrets(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the run that held a secret, as they are recorded instead."""
+    from localtrace.redaction.facts import name_without_secrets
+
+    safe = {}
+    for key in ("project", "experiment", "run_id"):
+        name = values.get(key) or ""
+        if (recorded := name_without_secrets(name)) != name:
+            safe[key] = recorded
+            logger.warning(
+                "localtrace: the %s holds a secret and is recorded as %r: name it without one",
+                key, recorded,
+            )  # fmt: skip
+    return safe
 
 
 def read_environment(kind: type[S], environ: Mapping[str, str] | None = None) -> S:

@@ -19,8 +19,6 @@ _WORDS = (
     "pass", "pwd", "secret", "key", "token", "auth", "cred", "cookie", "signature", "connection",
     "bearer", "jwt", "_pw", "_pat", "sig=",
 )  # fmt: skip
-_SIGNS = "=:>-%"
-"""Every name is followed by one of these signs, or begins with one as an option does."""
 _BEFORE_CHARS = 40
 _NAME_BEFORE = re.compile(rf"[\w.-]{{0,{_BEFORE_CHARS}}}\Z", re.ASCII)
 _NAME_AFTER = re.compile(r"[\w-]{0,40}+", re.ASCII)
@@ -32,6 +30,18 @@ _EQUALS = re.compile(
     r"|(?P<loose>\s{0,4}(?:=>|:=|:(?!:)|=(?![=~])|%3[AaDd]|\\u003d)\s{0,4}))"
 )
 _SPACE = re.compile(r"[ \t]{1,4}(?!-)")
+_SETS = re.compile(r"\b(?:ENV|ARG|setenv|setx|set(?:[ \t]{1,4}--?[a-z-]{1,12}){1,3})[ \t]{1,4}\Z")
+"""Commands of Docker and of shells that take a name and, after a space, a value."""
+_SET_CHARS = 60
+_SET_SPACE = re.compile(r"(?P<tight>[ \t]{1,4})(?!-)")
+_SAID = re.compile(
+    r"(?: (?:for|of|to)(?: [\w.-]{1,40}){1,4}?)? (?:is|was)(?: now)?:? {1,2}"
+    r"[\"'`“‘]?(?P<value>[^\s\"'`”’]{6,400})"
+)
+"""What follows the name of a secret in a sentence that tells it."""
+_WORD_BEFORE = re.compile(r"[A-Za-z]{1,20}[ _-]\Z")
+_TOLD = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])(?!\d{4}-\d\d)")
+"""What a sentence says of a key may be any word; a word with letters and digits is the key."""
 _SCHEME = re.compile(r"(?i:basic|bearer|token|digest|api-?key|negotiate|ntlm|key)[ \t]{1,4}")
 _OPENS = re.compile(r"(\\{0,3})([\"'`])")
 _QUOTED = {
@@ -61,18 +71,32 @@ def find_assignments(text: str, *, is_strict: bool = False) -> Iterator[Found]:
         is_strict: take more values for secrets; for commands and configurations, where a value
             removed for nothing costs little.
     """
-    if not any(sign in text for sign in _SIGNS):
-        return
     folded = text.lower()
     if len(folded) != len(text):
         folded = text.translate(_LOWER)
+    has_sentence = " is" in folded or " was" in folded
     end = 0
     for place in _places(folded):
         if place >= end:
-            found = _after_name(text, place, is_strict)
+            found = _after_name(text, place, is_strict) or (
+                _in_sentence(text, place) if has_sentence else None
+            )
             if found is not None:
                 yield found
                 end = found.end
+
+
+def _in_sentence(text: str, place: int) -> Found | None:
+    named = _NAME_AFTER.match(text, place)
+    said = None if named is None else _SAID.match(text, named.end())
+    if named is None or said is None:
+        return None
+    before = _WORD_BEFORE.search(text[max(0, place - _BEFORE_CHARS) : place])
+    name = ("" if before is None else before[0]) + named[0]
+    start, value = said.start("value"), said["value"].rstrip(".,;:!?)")
+    if _TOLD.match(value) is None or not is_secret(name, value):
+        return None
+    return Found(start, start + len(value), NAME)
 
 
 def _places(folded: str) -> list[int]:
@@ -99,8 +123,12 @@ def _after_name(text: str, place: int, is_strict: bool) -> Found | None:
     if not may_be_secret(name):
         return None
     if equals is None:
-        # The value of an option follows after a space.
-        equals = _SPACE.match(text, stop) if name.startswith("-") else None
+        # The value of an option follows after a space, as that of a variable in some commands.
+        begin = stop - len(name)
+        if name.startswith("-"):
+            equals = _SPACE.match(text, stop)
+        elif _SETS.search(text[max(0, begin - _SET_CHARS) : begin]):
+            equals = _SET_SPACE.match(text, stop)
     return None if equals is None else _value(text, name, equals, is_strict)
 
 

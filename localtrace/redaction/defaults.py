@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator
 
-from localtrace.redaction import assignments, shapes
+from localtrace.redaction import assignments, encoded_words, shapes
 from localtrace.redaction.found import Found
 
 CHARS_MIN = 7
@@ -58,10 +58,24 @@ _TOLD_BY_WORDS = (
 _TOLD_CHARS = 40
 _NETRC = re.compile(r"\blogin\s{1,20}\S{1,200}\s{1,20}password\s{1,20}(\S{1,400}+)")
 _CURL = re.compile(r"\s(?:-u|--user|--proxy-user)[ =]{1,4}[\"']?([^\s\"':]{1,200}:[^\s\"']{1,200})")
+_SSHPASS = re.compile(r"\bsshpass\s{1,4}-p\s{0,4}[\"']?([^\s\"']{1,200})")
+_SQL = re.compile(
+    r"(?i:\b(?:alter|create)\s{1,4}(?:user|role|login)\s[^;\n]{0,200}?"
+    r"\b(?:password|by)\s{1,4})'([^'\n]{1,400})'"
+)
+_LOGINS = (
+    (("login",), _NETRC),
+    (("curl",), _CURL),
+    (("sshpass",), _SSHPASS),
+    (("assword '", "ASSWORD '", "by '", "BY '"), _SQL),
+)
+"""Commands that hold a password, each with words of which a text holds one."""
+_ENCODED_TWICE_MAX = 3
 
 NAMES = (
     *shapes.NAMES, "bearer header", "basic header", "private key", "password in a url",
     "token in a url", "aws secret key", "password of a login", assignments.NAME,
+    encoded_words.NAME,
 )  # fmt: skip
 
 
@@ -76,7 +90,28 @@ def find_defaults(
         is_strict: take more values for secrets; for commands and configurations, where a value
             removed for nothing costs little.
     """
+    return _find(text, before, has_names, is_strict, _ENCODED_TWICE_MAX)
+
+
+def _find(
+    text: str, before: str, has_names: bool, is_strict: bool, decodings: int
+) -> Iterator[Found]:
     words = shapes.long_words(text)
+    if not words or not decodings:
+        yield from _find_plain(text, before, words, has_names, is_strict)
+        return
+
+    def search(decoded: str, is_told: bool) -> Iterator[Found]:
+        return _find(decoded, "", has_names, is_strict or is_told, decodings - 1)
+
+    known = [*_find_plain(text, before, words, has_names, is_strict)]
+    yield from known
+    yield from encoded_words.find_encoded(words, known, search)
+
+
+def _find_plain(
+    text: str, before: str, words: list[re.Match[str]], has_names: bool, is_strict: bool
+) -> Iterator[Found]:
     if words:
         yield from shapes.find_shapes(text, words)
         yield from _told_by_words(text, before, words)
@@ -91,17 +126,17 @@ def find_defaults(
             for found in _each(regex, text, name, 1):
                 if name != "basic header" or _is_login(text[found.start : found.end]):
                     yield found
-    if "login" in text:
-        yield from _each(_NETRC, text, "password of a login", 1)
-    if "curl" in text:
-        yield from _each(_CURL, text, "password of a login", 1)
+    for signs, regex in _LOGINS:
+        if any(sign in text for sign in signs):
+            yield from _each(regex, text, "password of a login", 1)
     if has_names:
         yield from assignments.find_assignments(text, is_strict=is_strict)
 
 
 def rules_text() -> str:
     """Return the expressions that decide what is found here, for a digest of the rules."""
-    own = (_PEM, _PUTTY, _URL, _URL_TOKEN, _NETRC, _CURL, *(regex for _, _, regex in _HEADERS))
+    commands = [regex for _, regex in _LOGINS] + [regex for _, _, regex in _HEADERS]
+    own = (_PEM, _PUTTY, _URL, _URL_TOKEN, *commands)
     told = [regex for _, *both in _TOLD_BY_WORDS for regex in both]
     return "\n".join([shapes.rules_text(), *(regex.pattern for regex in (*own, *told))])
 

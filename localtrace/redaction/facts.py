@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from localtrace.redaction.defaults import find_defaults
-from localtrace.redaction.found import apart, replaced
+from localtrace.redaction.found import apart, replaced, with_pseudonyms
 from localtrace.redaction.names import is_secret, may_be_secret
 
 LEFT_OUT = "[secret left out]"
@@ -36,6 +36,14 @@ def text_without_secrets(text: str) -> str:
     """Return a text with its secrets replaced."""
     found = apart(find_defaults(text, is_strict=True))
     return replaced(text, [one._replace(replacement=LEFT_OUT) for one in found])
+
+
+def name_without_secrets(name: str) -> str:
+    """Return the name of a run, project or experiment with a pseudonym in place of each secret.
+
+    Equal secrets get equal pseudonyms, so records are still found and joined by the name.
+    """
+    return with_pseudonyms(name, apart(find_defaults(name)))
 
 
 def command_line(arguments: list[str]) -> str:

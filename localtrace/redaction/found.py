@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -52,3 +54,20 @@ def replaced(text: str, found: Iterable[Found]) -> str:
         ]
         end = one.end
     return "".join([*parts, text[end:]])
+
+
+def with_pseudonyms(text: str, found: Iterable[Found]) -> str:
+    """Return the text with a pseudonym in place of every match; equal matches get equal ones."""
+    return replaced(
+        text,
+        [one._replace(replacement=_pseudonym(text[one.start : one.end])) for one in found],
+    )
+
+
+@lru_cache(1024)
+def _pseudonym(secret: str) -> str:
+    # Slow on purpose: a short secret could be guessed from a plain hash.
+    digest = hashlib.scrypt(
+        secret.encode("utf-8", "replace"), salt=b"localtrace", n=2**14, r=8, p=1, dklen=6
+    )
+    return f"redacted-{digest.hex()}"

@@ -67,6 +67,8 @@ _COOKIE = re.compile(r"\s*[\w.-]{1,100}=\S")
 _NAME = re.compile(r"[A-Za-z]*[_.][A-Za-z_.]*")
 """The name of a variable or a field, which programs map to each other; it is no secret."""
 _DIGITS = re.compile(r"[+-]?[\d.,_%]+")
+_CHARS_MIN = 2
+"""Length of the shortest secret; HTML has keys of one letter."""
 _WORDS_MAX = 5
 """Count of spaces from which a text under the name of a password is prose about it."""
 
@@ -80,7 +82,7 @@ def is_secret(name: str, value: str, *, is_strict: bool = False) -> bool:
     """
     words = _words(name)
     kind = _kind(words)
-    if kind is None or is_nothing(value):
+    if kind is None or is_nothing(value) or len(value) < _CHARS_MIN:
         return False
     if kind == "cookie":
         return is_strict or _COOKIE.match(value) is not None
@@ -120,7 +122,7 @@ def _words(name: str) -> str:
 
 
 _RANDOM = re.compile(
-    r"(?=[^0-9]{0,80}[0-9][^0-9]{0,80}[0-9])(?=[^A-Za-z]*[A-Za-z])[\w+/=.~:$!*-]{16,}"
+    r"(?=[^0-9]{0,80}[0-9][^0-9]{0,80}[0-9])(?=[^A-Za-z]*[A-Za-z])[\w+/=.~:$!*%-]{16,}"
 )
 _SPOKEN = re.compile(
     # dotted names, paths, versions, dates, file names, numbers, placeholders
@@ -147,7 +149,7 @@ def looks_random(value: str) -> bool:
 _NOTHING = re.compile(
     r"(?i:none|null|nil|true|false|yes|no|undefined|unset|empty|redacted|hidden|required|optional"
     r"|str(?:ing)?|bytes|int(?:eger)?|float|bool(?:ean)?|object|array|any|text|secretstr|default"
-    r"|\W+|changeme|example|placeholder|dummy|todo|n/a|x{3,}|\*+|\.+|-+|_+)"
+    r"|redacted-[0-9a-f]{12}|\W+|changeme|example|placeholder|dummy|todo|n/a|x{3,}|\*+|\.+|-+|_+)"
     r"|<[^<>]*>|\{[^{}]*\}|\{\{.*\}\}|\$\{[^{}]*\}|\$[A-Z_]+|%[sdr]|%\(\w+\)s|\[[^\[\]]*\]"
     r"|os\.(?:environ|getenv).*|process\.env.*|env\..*"
 )

@@ -138,6 +138,7 @@ _PREFIXED = (
     ("planetscale token", "pscale_(?:tkn|pw|oauth)_", r"[A-Za-z0-9_=.-]{30,}"),
     ("posthog key", "ph[xs]_", _PLAIN % 40),
     ("postman token", "PMAK-", r"[0-9a-fA-F]{24}-[0-9a-fA-F]{30,}"),
+    ("prime intellect key", "pit_", _PLAIN % 32),
     ("prefect token", "pn[ub]_", _PLAIN % 36),
     ("pulumi token", "pul-", _HEX % 40),
     ("pypi token", "pypi-", _WORD + "{50,}"),

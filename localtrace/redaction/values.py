@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 from localtrace.redaction.assignments import NAME
-from localtrace.redaction.found import mark, replaced
+from localtrace.redaction.found import mark, replaced, with_pseudonyms
 from localtrace.redaction.ids import IDS, REASON
 from localtrace.redaction.names import is_secret, may_be_secret
 from localtrace.redaction.pieces import texts_by_place
@@ -122,7 +122,16 @@ class Editor:
         if self.forbids(name, value):
             self._leave_out(name)
             return None
+        if name in _IDENTITIES and type(value) is str:
+            return self._identity(value)
         return self.text(value) if type(value) is str else value
+
+    def _identity(self, value: str) -> str:
+        """Return the name of a group or a sample, which stays apart from other ones."""
+        found = self._rules.search(value)
+        for one in found:
+            self._found(one.name)
+        return with_pseudonyms(value, found) if found else value
 
     def outcome(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Return the redacted columns of an outcome."""
@@ -243,6 +252,8 @@ class Editor:
         return value
 
 
+_IDENTITIES = ("group_id", "sample_index")
+"""Columns whose equal values belong together."""
 NAME_OF_CUT = "part of a key"
 _DATA_AT_LEAST = 256
 _KEY_AT_LEAST = 18

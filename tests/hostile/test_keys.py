@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 import string
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,7 @@ VENDORS = {
     "planetscale": lambda: "pscale_tkn_" + letters(43),
     "supabase": lambda: "sbp_" + hexes(40),
     "neon": lambda: "napi_" + letters(64),
+    "prime intellect": lambda: "pit_" + hexes(64),
     "prefect": lambda: "pnu_" + letters(36),
     "shopify": lambda: "shpat_" + hexes(32),
     "square": lambda: "sq0atp-" + letters(22),
@@ -212,6 +215,27 @@ TOLD = [
     "machine h login me password {}",
     "password%3D{}",
     'refresh_token": "{}"',
+    "https://a.blob.core.windows.net/c?sv=2024-11-04&sp=rwdl&se=2027-01-01&sig={}%2Bq8%3D",
+    "https%3A%2F%2Fme%3A{}%40host%2Fpath%3Fq%3D1",
+    "next=https%3A%2F%2Fhost%2Fcb%3Faccess_token%3D{}%26state%3D1",
+    "https%253A%252F%252Fme%253A{}%2540host",
+    "ENV OPENAI_API_KEY {}",
+    "ARG DB_PASSWORD {}",
+    "set -x HF_TOKEN {}",
+    "set -gx WANDB_API_KEY '{}'",
+    "set --export --universal API_KEY {}",
+    "setenv API_TOKEN {}",
+    "setx API_KEY {} /M",
+    "ALTER USER bob WITH ENCRYPTED PASSWORD '{}'",
+    "create role bob login password '{}';",
+    "CREATE USER 'bob'@'%' IDENTIFIED BY '{}'",
+    "alter user bob identified with mysql_native_password by '{}'",
+    "sshpass -p {} ssh me@host",
+    "sshpass -p'{}' scp a me@host:b",
+    "the API key is {}",
+    "The api key for the cluster is: {}.",
+    "Your password was `{}`, he said",
+    "my access token is now {}",
 ]
 
 
@@ -219,6 +243,16 @@ TOLD = [
 def test_no_secret_stays_that_its_name_tells(text: str) -> None:
     secret = letters(10) + "7/" + letters(10) if "{}" in text else ""
     assert secret not in safe(text.format(secret))
+
+
+@pytest.mark.parametrize("encoded", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("text", ["token={}", "password={}", '{{"auth": "{}"}}', "https://me:{}@h"])
+def test_no_secret_stays_in_base64(text: str, encoded: Callable[[bytes], bytes]) -> None:
+    for number in range(6):  # every alignment, with and without padding
+        secret = encoded(text.format(letters(20 + number) + "7/x").encode()).decode()
+        for around in ("{}", 'x = "{}"', "data: {}", "{}, and more", "https://h/?q={}&z=1"):
+            assert secret.rstrip("=")[4:-4] not in safe(around.format(secret))
+            assert secret.rstrip("=")[4:-4] not in safe(around.format(secret.rstrip("=")))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +316,22 @@ ORDINARY = [
     '{"openai": {"api_key": "OPENAI_API_KEY"}}',
     "key = 'abcdefghijklmnopqrstuvwxyz'",
     "pwd=/home/me/work",
+    '<a accesskey="n" href="next.html">Next</a>',
+    "ENV CUDA_HOME /usr/local/cuda-12.4",
+    "ENV PASSWORD_FILE /run/secrets/db",
+    "set -x; echo key 1",
+    "set -euo pipefail",
+    "the password is required",
+    "The key is to read the question twice.",
+    "the primary key is user_id2",
+    "The API key is missing or wrong",
+    "the secret is 42",
+    "the token is <eos>",
+    "the password was changed on 2026-11-23",
+    "alter user bob set default role admin",
+    "100%25%20of%20the%20answers%20were%20right",
+    "https%3A%2F%2Fexample.com%2Fpath%3Fpage%3D2",
+    base64.b64encode(b"a harmless sentence about tokens, keys and passwords").decode(),
 ]
 
 
@@ -409,6 +459,47 @@ def test_names_of_metrics_and_workers_hold_no_key_where_they_go(tmp_path: Path) 
     assert KEY not in str(sent.parameters)
 
 
+def test_a_run_whose_names_hold_a_key_is_recorded_without_it(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / str(number)
+        with (
+            recording(folder, run_id=f"r-{KEY}", project=f"p-{KEY}", experiment=f"{KEY} {number}"),
+            localtrace.trajectory(step=1, sample_index=0),
+        ):
+            localtrace.log_metrics({"loss": 1.0}, step=1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not any(KEY in str(path) or KEY.encode() in path.read_bytes() for path in files)
+    names = []
+    for number in range(2):
+        with localtrace.open_store(tmp_path / str(number)) as store:
+            (row,) = store.trajectories()
+            (metric,) = store.sql("select run_id, project, experiment from metrics").to_dicts()
+            names.append((row["run_id"], row["project"], row["experiment"]))
+            assert names[-1] == (metric["run_id"], metric["project"], metric["experiment"])
+    assert names[0][:2] == names[1][:2]
+    assert names[0][2].removesuffix("0") == names[1][2].removesuffix("1")
+    assert re.fullmatch("r-redacted-[0-9a-f]{12}", names[0][0])
+    pseudonym = names[0][0].removeprefix("r-")
+    assert safe(f"password={pseudonym}") == f"password={pseudonym}"
+
+
+def test_groups_stay_apart_where_their_names_hold_keys(tmp_path: Path) -> None:
+    other = "sk-proj-" + "c3D4" * 10
+    with recording(tmp_path / "store"):
+        for group in (KEY, KEY, other):
+            with localtrace.trajectory(step=1, sample_index=group, group_id=f"g {group}"):
+                pass
+    with localtrace.open_store(tmp_path / "store") as store:
+        built = build_bundle(store, Filters(), tmp_path / "bundle")
+    with localtrace.open_store(built.path) as bundle:
+        rows = bundle.sql("select sample_index, group_id, n from groups order by n").to_dicts()
+    assert [row["n"] for row in rows] == [1, 2]
+    assert len({row["sample_index"] for row in rows}) == 2
+    assert KEY not in str(rows)
+    assert other not in str(rows)
+
+
 class FakeMetrics:
     """A target that keeps the names and parameters that it is sent."""
 
@@ -487,6 +578,19 @@ _UNITS = (
     "<password>",
     "password: a b c = ",
     "Private-Lines: 1\nab\n",
+    "ENV key ",
+    "set -x -x key ",
+    "set - - - - ",
+    "alter user a ",
+    "create role a password '",
+    "identified by '",
+    "sshpass -p ",
+    "the api key is ",
+    "key for a a a ",
+    "%25",
+    "%253A",
+    "dG9r",
+    "cGFzc3dvcmQ9YQ",
     "glpat-a.",
     "SG.a.",
     "s.",
