@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from operator import index
@@ -15,7 +16,6 @@ from msgspec.structs import FieldInfo, fields
 
 from localtrace.errors import ConfigError
 from localtrace.quantities import parse_size
-from localtrace.record.losses import logger
 from localtrace.record.settings import Settings
 from localtrace.store.sealing.retention_rules import parse_quota
 from localtrace.store.sealing.sampling_rules import parse_rules
@@ -71,7 +71,7 @@ def _names_without_secrets(values: Mapping[str, Any]) -> dict[str, str]:
         name = values.get(key) or ""
         if (recorded := name_without_secrets(name)) != name:
             safe[key] = recorded
-            logger.warning(
+            logging.getLogger("localtrace").warning(
                 "localtrace: the %s holds a secret and is recorded as %r: name it without one",
                 key, recorded,
             )  # fmt: skip
