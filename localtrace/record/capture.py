@@ -20,7 +20,7 @@ from localtrace.record.failures import error_text
 from localtrace.record.outcomes import record_outcomes
 from localtrace.record.propagation import is_beside_the_policy
 from localtrace.record.recorder import Recorder
-from localtrace.record.scope import Scope, TrajectoryState, current
+from localtrace.record.scope import Scope, TrajectoryState, current, enter, is_in_finalizer
 from localtrace.record.signature import Signature, record_tail
 from localtrace.store.journal.records import STATUSES, Kind
 from localtrace.store.journal.writer import Item
@@ -90,13 +90,13 @@ class trajectory:
 
     def __enter__(self) -> Self:
         recorder = active.recorder
-        if recorder is not None:
+        if recorder is not None and not is_in_finalizer():
             if self._state is not None:
                 self._key = _new_key()  # used again, it is another rollout
             self._outer = current.get()
             try:
                 self._state = begin_trajectory(recorder, self._key, self._beginning)
-                current.set(Scope(self._state, None))
+                enter(Scope(self._state, None))
             except Exception:
                 recorder.losses.failed_inside()
         return self
@@ -110,7 +110,7 @@ class trajectory:
         state, recorder = self._state, active.recorder
         if state is None:
             return
-        current.set(self._outer)
+        enter(self._outer)
         state.ended = True
         if recorder is None or state.dropped is not None or state.owner is not recorder.identity:
             return
@@ -237,7 +237,7 @@ class OpenCall(Scope):
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Record the call. Never raises."""
         duration_ns = time.perf_counter_ns() - self.mono_ns
-        current.set(self.outer)
+        enter(self.outer)
         recorder = self.recorder
         try:
             if self.trajectory.dropped is None:
@@ -293,10 +293,13 @@ def begin_call(
 ) -> OpenCall | None:
     """Take a snapshot of the arguments and enter the call's scope.
 
-    Returns None when the call is not recorded: its trajectory was dropped, or localtrace failed. A
-    call whose own trajectory is dropped as it begins is entered all the same, so that the calls
-    inside it belong to that trajectory too.
+    Returns None when the call is not recorded: its trajectory was dropped, a finalizer makes it, or
+    localtrace failed. A call whose own trajectory is dropped as it begins is entered all the same,
+    so that the calls inside it belong to that trajectory too.
     """
+    if is_in_finalizer():
+        recorder.losses.records["finalizer"] += 1  # without a word: logging may wait for a lock
+        return None
     outer = current.get()
     try:
         own = None
@@ -304,7 +307,7 @@ def begin_call(
             own = trajectory(name=signature.op).__enter__()
             scope = current.get()
             # The call itself becomes the scope below, once its arguments are encoded.
-            current.set(None)
+            enter(None)
             if scope is None:
                 return None
             state = scope.trajectory
@@ -317,13 +320,13 @@ def begin_call(
             if kwargs and not recorder.values.dropped.isdisjoint(kwargs):
                 kwargs = recorder.values.without_dropped(kwargs)  # also those that `**kwargs` takes
             call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
-        current.set(call)
+        enter(call)
         call.start_ns = time.time_ns()
         call.mono_ns = time.perf_counter_ns()
         return call
     except Exception:
         recorder.losses.failed_inside()
-        current.set(outer)
+        enter(outer)
         return None
 
 

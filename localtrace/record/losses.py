@@ -35,6 +35,8 @@ REMEDIES = {
     "unsupported": "a value has a type that is not recorded and was replaced by a placeholder",
     "bad_argument": "a value given to localtrace could not be used; see the debug log",
     "internal": "localtrace failed inside; see the debug log, and please report it",
+    "finalizer": "a call was made by a finalizer while garbage was collected, where nothing can be "
+    "recorded safely",
     "after_close": "a call ended after localtrace.close()",
 }
 """Meaning of each reason, and what to do about it."""

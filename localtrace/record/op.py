@@ -11,7 +11,7 @@ import msgspec
 
 from localtrace.record import active
 from localtrace.record.capture import OpenCall, begin_call
-from localtrace.record.scope import Scope, current
+from localtrace.record.scope import Scope, current, enter
 from localtrace.record.signature import Signature
 from localtrace.store.journal.records import KINDS
 
@@ -188,16 +188,16 @@ class _Stream:
         self._size_bytes = 0
         if call is not None:
             # Between two items the caller's code runs, which is not part of the call.
-            current.set(call.outer)
+            enter(call.outer)
 
     def __enter__(self) -> None:
         if self._call is not None:
             self._found = current.get()
-            current.set(self._call)
+            enter(self._call)
 
     def __exit__(self, *_: object) -> None:
         if self._call is not None:
-            current.set(self._found)
+            enter(self._found)
 
     def add(self, item: Any) -> None:
         """Encode one item; items beyond `record_max_bytes` are left out."""
@@ -218,4 +218,4 @@ class _Stream:
             result = {"yielded": self._items, "returned": returned}
         found = current.get()
         self._call.finish(result, error)
-        current.set(found)
+        enter(found)

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from localtrace.record.scope import Scope, TrajectoryState, current
+from localtrace.record.scope import Scope, TrajectoryState, current, enter
 
 HEADER = "localtrace-parent"
 """HTTP header that carries the text of `parent()`."""
@@ -130,10 +130,10 @@ class attach:
     def __enter__(self) -> Self:
         if self._scope is not None:
             self._outer = current.get()
-            current.set(self._scope)
+            enter(self._scope)
         return self
 
     def __exit__(self, *_: object) -> None:
         # The block may end in another context than it began in, so no token resets the variable.
         if self._scope is not None:
-            current.set(self._outer)
+            enter(self._outer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Self
+from threading import get_ident
+from typing import Any, Self
 
 import msgspec
 
@@ -61,6 +63,31 @@ class Scope:
 
 
 current: ContextVar[Scope | None] = ContextVar("localtrace_scope", default=None)
+_collecting_thread = 0
+"""Identity of the thread that collects garbage at this moment; 0 where none does."""
+
+
+def _note_collection(phase: str, info: dict[str, Any]) -> None:
+    global _collecting_thread
+    _collecting_thread = get_ident() if phase == "start" else 0
+
+
+gc.callbacks.append(_note_collection)
+
+
+def is_in_finalizer() -> bool:
+    """Tell whether the running code is a finalizer that the garbage collector calls.
+
+    CPython 3.11 collects garbage in the middle of `ContextVar.set`, which must not be entered
+    again: the process crashes, whichever variable was being set. So such code records no calls.
+    """
+    return _collecting_thread != 0 and _collecting_thread == get_ident()
+
+
+def enter(scope: Scope | None) -> None:
+    """Make a scope the current one, except in a finalizer."""
+    if not _collecting_thread or _collecting_thread != get_ident():
+        current.set(scope)
 
 
 class unrecorded:
@@ -70,8 +97,8 @@ class unrecorded:
         state = TrajectoryState(b"", None, msgspec.Raw())
         state.dropped = "unrecorded"
         self._outer = current.get()
-        current.set(Scope(state, None))
+        enter(Scope(state, None))
         return self
 
     def __exit__(self, *_: object) -> None:
-        current.set(self._outer)
+        enter(self._outer)

@@ -15,7 +15,7 @@ from localtrace.record import active
 from localtrace.record.capture import OpenCall, begin_call, encode_inputs, verdict
 from localtrace.record.propagation import is_generation, parent
 from localtrace.record.recorder import Recorder
-from localtrace.record.scope import current
+from localtrace.record.scope import current, enter
 from localtrace.record.signature import generation_called
 from localtrace.store.journal.choices import Generation
 from localtrace.trainer_hooks.harmless import harmless
@@ -62,7 +62,7 @@ def _begin(recorder: Recorder, method: str, url: str) -> Exchange | None:
         return Exchange(call, parent(), url, is_detail)
     finally:
         # `begin_call` entered the call, but what the caller does next is not a part of it.
-        current.set(call.outer)
+        enter(call.outer)
 
 
 def _without_secrets(text: str) -> str:
@@ -135,7 +135,7 @@ class Exchange:
             self._body.finish()
             self._record(call, duration_ns, None if error is None else _printable(error))
         finally:
-            current.set(found)
+            enter(found)
             # The caller may hold the answer for long, and with it this object.
             self._request.clear()
             self._body = AnswerBody(None, {}, 0)
