@@ -141,11 +141,15 @@ def parse_params(texts: Iterable[str], ranges: Collection[str] = ()) -> dict[str
     Raises:
         QueryError: a text is not a parameter, or is a comparison of one that is not in `ranges`.
     """
+    from localtrace.read.terms import refuse_second_sign
+
     params = {}
     for text in texts:
         match = _PARAM.fullmatch(text)
         if match is None or (match[2] != "=" and match[1] not in ranges):
             raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
+        if match[2] == "=" and match[1] in ranges:
+            refuse_second_sign(match[1], match[3])
         params[match[1]] = match[3] if match[2] == "=" else match[2] + match[3]
     return params
 
@@ -155,9 +159,11 @@ FILTERS_HELP = """
 Filters are written key=value or key!=value. All of them must hold:
   run project experiment group agent data_source fate status op
   sample_index prompt_hash tag labelled_by
-              an exact value: status=error; run=latest is the newest run
+              an exact value: status=error; run= also takes a run's name,
+              a beginning of its id, and latest for the newest run
   attempt step rollout_n reward tool_errors repetition rating
-              a number, a range or a comparison: step=3..10 'reward<0.1'
+              a number, a range or a comparison: step=3..10 'reward<0.1';
+              reward=not_finite is NaN or infinite, and matches no number
   validate truncated empty duplicate labelled
               true or false
   contains    text inside prompts, outputs, messages, arguments or results

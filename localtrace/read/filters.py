@@ -1,9 +1,8 @@
 """Filters, the same for every way of reading: `step=3..10`, `reward<0.1`, `contains=text`.
 
 A filter is a keyword argument in Python and the text `key=value` elsewhere; both become the same
-parameterised condition. All filters must hold; on the command line a key may be repeated. Values
-are compared as DuckDB compares them: null matches nothing, not even `!=`, and NaN is above every
-number.
+parameterised condition. All filters must hold; on the command line a key may be repeated. Null, NaN
+and the infinities match no comparison, not even `!=`; `reward=not_finite` finds the latter three.
 """
 
 from __future__ import annotations
@@ -15,13 +14,32 @@ from typing import Any
 import msgspec
 
 from localtrace.read.sql_errors import WHERE_MARK
-from localtrace.read.terms import KEYS, NUMERIC, Scalar, Term, is_filter, parse, terms
+from localtrace.read.terms import (
+    KEYS,
+    NOT_FINITE,
+    NUMERIC,
+    REAL,
+    Scalar,
+    Term,
+    is_filter,
+    parse,
+    terms,
+)
 
-__all__ = ["COLUMNS", "KEYS", "LATEST", "NUMERIC", "OTHER_VIEWS", "Filters", "is_filter",
-           "newest_run"]  # fmt: skip
+__all__ = ["COLUMNS", "KEYS", "LATEST", "NUMERIC", "OTHER_VIEWS", "Filters", "RunName",
+           "is_filter", "newest_run"]  # fmt: skip
 
 LATEST = "latest"
 """The value of the filter `run` that means the run that started last."""
+
+
+class RunName(str):
+    """A parameter that names a run: its id, a beginning of its id, or its name.
+
+    A `Store` replaces it by the id before it runs a query.
+    """
+
+
 COLUMNS = {key: key for key in KEYS} | {
     "run": "run_id", "group": "group_id", "labelled_by": "who",
 }  # fmt: skip
@@ -72,11 +90,13 @@ class Filters:
     """A set of filters that must all hold.
 
     Numbers (`attempt`, `step`, `rollout_n`, `reward`, `tool_errors`, `repetition`, `rating`) take a
-    number, a range ("3..10", both ends included, either may be left out) or a comparison ("<0.1").
-    `validate`, `truncated`, `empty`, `duplicate` and `labelled` take true or false. `contains`
-    searches, case-sensitively, the texts of a trajectory's calls: prompts, outputs, messages,
-    inputs and results, the last three as JSON. `op` asks for trajectories with a call of that name,
-    and with "!=" for those without such a call; `tag` and `labelled_by` do so for people's labels.
+    number, a range ("3..10", both ends included, either may be left out) or a comparison ("<0.1");
+    `reward`, `repetition` and `rating` also "not_finite": NaN and the infinities, which match no
+    number, range or comparison. `validate`, `truncated`, `empty`, `duplicate` and `labelled` take
+    true or false. `contains` searches, case-sensitively, the texts of a trajectory's calls:
+    prompts, outputs, messages, inputs and results, the last three as JSON. `op` asks for
+    trajectories with a call of that name, and with "!=" for those without such a call; `tag` and
+    `labelled_by` do so for people's labels.
     Beside `labelled_by`, `tag`, `rating` and `labelled` are about that person's labels. `where` is
     a free SQL condition on the columns of the view that is read. Every other key must be equal. A
     value of None is no filter.
@@ -86,6 +106,7 @@ class Filters:
     `sample_index`, "ok,error" for `status`, and for `fate`, `tag` and `prompt_hash`. Text after
     "!=" must not be equal, nor any of several: "!=ok".
 
+    `run` takes a run's id, its name, or a beginning of its id that no other id shares.
     `run="latest"` is the run that started last, or was resumed last, of those in the project and
     the experiment that are asked for.
 
@@ -200,10 +221,17 @@ class _Named:
             return f"({' or '.join(texts)})"
         values = [self._value(name, value) for name, value in self._values().items()]
         column = column or COLUMNS[key]
+        sign = {"=": "in", "!=": "not in"}.get(operator, operator)
+        compared = f"{column} {sign} ({', '.join(values) or 'null'})"
         if not isinstance(self.term.value, tuple):
-            return f"{column} {operator} {values[0]}"
-        sign = "in" if operator == "=" else "not in"
-        return f"{column} {sign} ({', '.join(values) or 'null'})"
+            compared = f"{column} {operator} {values[0]}" if values else "false"
+        if key not in REAL:
+            return compared
+        if NOT_FINITE not in self.term.values:
+            return f"(isfinite({column}) and {compared})"
+        if operator == "=":
+            return f"(not isfinite({column}) or {compared})"
+        return f"(isfinite({column}) and {compared if values else 'true'})"
 
     def params(self) -> dict[str, Any]:
         """Return the values of the parameters by name."""
@@ -212,12 +240,19 @@ class _Named:
         if self.term.key == "contains":
             quoted = msgspec.json.encode(self.term.value).decode()
             return {self.name: self.term.value, f"{self.name}_json": quoted[1:-1]}
-        return {name: value for name, value in self._values().items() if not self._is_latest(value)}
+        values = self._values().items()
+        if self.term.key == "run":
+            return {name: RunName(value) for name, value in values if value != LATEST}
+        return dict(values)
 
     def _values(self) -> dict[str, Scalar]:
         if not isinstance(self.term.value, tuple):
-            return {self.name: self.term.value}
-        return {f"{self.name}_{place}": value for place, value in enumerate(self.term.value)}
+            named = {self.name: self.term.value}
+        else:
+            named = {f"{self.name}_{place}": value for place, value in enumerate(self.term.value)}
+        if self.term.key not in REAL:
+            return named
+        return {name: value for name, value in named.items() if value != NOT_FINITE}
 
     def _value(self, name: str, value: Scalar) -> str:
         return self.newest_run if self._is_latest(value) else f"${name}"

@@ -1,4 +1,7 @@
-"""Names that tell runs apart: projects, experiments, or a few values of their configs."""
+"""Names that tell runs apart: projects, experiments, or a few values of their configs.
+
+Also the ids of runs that a filter or a parameter names by a name or by the beginning of an id.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from localtrace.errors import QueryError
+from localtrace.read.filters import LATEST, RunName, newest_run
 from localtrace.values.codec import fields_from_json
 
 if TYPE_CHECKING:
+    from localtrace.read.runner import Params
     from localtrace.read.store import Store
 
 _PARTS_MAX = 3
 _VALUE_MAX = 24
 """Longer values, such as paths, are not used in names."""
+
+_SHOWN_MAX = 6
 
 _Facts = dict[str, str]
 
@@ -37,6 +45,59 @@ def run_names(store: Store) -> dict[str, str]:
         else names[run["run_id"]]
         for run in runs
     }
+
+
+def with_run_ids(store: Store, params: Params) -> Params:
+    """Return the parameters of a query with the ids of the runs that some of them name.
+
+    Raises:
+        QueryError: several runs have the name, or ids that begin so.
+    """
+    if not isinstance(params, Mapping):
+        return params
+    return {
+        name: _run_id(store, str(value)) if isinstance(value, RunName) else value
+        for name, value in params.items()
+    }
+
+
+def bound_params(store: Store, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a named query's parameters, with the id of the run that `run` names.
+
+    Raises:
+        QueryError: several runs have the name, or ids that begin so.
+    """
+    run, experiment = params.get("run"), params.get("experiment")
+    if run is None:
+        return dict(params)
+    if run != LATEST:
+        return {**params, "run": _run_id(store, str(run))}
+    of = ("experiment = $of", {"of": experiment}) if experiment else ("true", None)
+    (newest,) = store.own_sql(f"select {newest_run(of[0])} as run_id", of[1])
+    return {**params, "run": newest["run_id"] or run}
+
+
+def _run_id(store: Store, text: str) -> str:
+    """Return the id of the run that a text names; the text itself where it names none."""
+    is_id = "select 1 from {} where run_id = $text limit 1"
+    if not text or len(store.own_sql(is_id.format("stored.runs"), {"text": text})):
+        return text
+    listed = store.own_sql("select distinct run_id from stored.runs order by run_id").to_dicts()
+    names = run_names(store)
+    meant = [
+        run["run_id"]
+        for run in listed
+        if run["run_id"].startswith(text) or names.get(run["run_id"]) == text
+    ]
+    if not meant or len(store.own_sql(is_id.format("stored.trajectories"), {"text": text})):
+        return text
+    if len(meant) > 1:
+        more = ", …" if len(meant) > _SHOWN_MAX else ""
+        raise QueryError(
+            f"run={text} names several runs, write more of the id: "
+            f"{', '.join(meant[:_SHOWN_MAX])}{more}"
+        )
+    return str(meant[0])
 
 
 def _facts(run: Mapping[str, Any]) -> _Facts:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
-from localtrace.read.filters import LATEST, Filters, newest_run
+from localtrace.read.filters import Filters
 from localtrace.read.namesakes import warn_of_namesakes
 from localtrace.read.query_limits import Limits, OnProgress
 from localtrace.read.result import Result
+from localtrace.read.run_names import bound_params, with_run_ids
 from localtrace.read.runner import Params, QueryRunner
 from localtrace.read.shown import Shown
 from localtrace.read.sql_errors import one_line
@@ -148,7 +149,7 @@ class Store:
         Raises:
             QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
-        return Result.of(self._run(sql, params, is_own=False))
+        return Result.of(self._run(sql, with_run_ids(self, params), is_own=False))
 
     def own_sql(self, sql: str, params: Params = None) -> Result:
         """Run one SELECT that localtrace wrote, without the check of users' SQL.
@@ -160,7 +161,7 @@ class Store:
         Raises:
             QueryError: it takes too much time or memory.
         """
-        return Result(self._run(sql, params))
+        return Result(self._run(sql, with_run_ids(self, params)))
 
     def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:
         """Run a named query.
@@ -168,7 +169,7 @@ class Store:
         Args:
             name: the name of a file in `localtrace/queries` or in `folders`, without `.sql`.
             folders: more folders of queries; their files replace localtrace's of the same name.
-            params: the query's parameters; `run="latest"` is the run that started last.
+            params: the query's parameters; `run` takes what the filter `run` takes.
 
         Raises:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
@@ -188,13 +189,8 @@ class Store:
         return pruned_for(self._run, query, self.bound(query.bind(params)))
 
     def bound(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a named query's parameters, with `latest` replaced by the id of that run."""
-        run, experiment = params.get("run"), params.get("experiment")
-        if run != LATEST:
-            return dict(params)
-        of = ("experiment = $of", {"of": experiment}) if experiment else ("true", None)
-        ((found,),) = self._run(f"select {newest_run(of[0])}", of[1]).to_pydict().values()
-        return {**params, "run": run if found is None else found}
+        """Return a named query's parameters, with the id of the run that `run` names."""
+        return bound_params(self, params)
 
     def trajectories(self, **filters: Any) -> Result:
         """Return trajectories that match the filters, without superseded ones; see `Filters`."""
@@ -311,7 +307,8 @@ class Store:
         self.warn_of_namesakes(chosen)
         condition, params = chosen.where_clause(view)
         order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
-        run = partial(self._run, params=params, is_own=not chosen.has_sql)
+        bound = with_run_ids(self, params)
+        run = partial(self._run, params=bound, is_own=not chosen.has_sql)
         parts: list[pa.Table] = []
         for part in read_sorted(run, view, condition, order, may_be_large(view, chosen)):
             parts.append(part)

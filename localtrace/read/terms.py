@@ -9,9 +9,11 @@ literally; a Python list may hold any values. This module knows nothing of views
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -36,6 +38,10 @@ NUMERIC: dict[str, Callable[[Any], int | float]] = {
     "rating": float,
 }
 """Filters on numbers, and the function that reads each."""
+REAL = frozenset(key for key, kind in NUMERIC.items() if kind is float)
+"""Filters on numbers that may be NaN or infinite."""
+NOT_FINITE = "not_finite"
+"""The value of such a filter that means NaN and both infinities."""
 _FLAGS = frozenset({"validate", "truncated", "empty", "duplicate", "labelled"})
 _LITERAL = frozenset({"contains", "where"})
 """Filters whose text is always taken literally."""
@@ -45,6 +51,10 @@ _WHOLE_NUMBERS = re.compile(r"\d+(,\d+)+")
 _TERM = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COMPARISON = re.compile(r"\s*(<=|>=|!=|=|<|>)?\s*(.*?)\s*", re.DOTALL)
 _SHOWN_MAX = 10
+_NO_COMPARISON = (
+    "{key}: a value that is not finite matches no comparison with {value}: write {key}={name} for "
+    "NaN and both infinities"
+)
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -91,12 +101,25 @@ def parse(text: str) -> list[Term]:
         )
     key, operator, value = match.groups()
     if operator == "=":
+        refuse_second_sign(key, value)
         return terms(key, value)
     if key in _LITERAL:
         raise QueryError(f"{text!r}: {key} can only be compared with =")
     if key in KEYS and key not in NUMERIC and operator != "!=":
         raise QueryError(f"{text!r}: {key} can only be compared with = and !=")
     return terms(key, operator + value)
+
+
+def refuse_second_sign(key: str, value: str) -> None:
+    """Refuse `reward=>1`, where `reward>=1` may be meant, or `reward>1`.
+
+    Raises:
+        QueryError: a sign of comparison follows the equals sign of a number.
+    """
+    match = _COMPARISON.fullmatch(value)
+    if key in NUMERIC and match is not None and match[1] not in (None, "="):
+        sign = match[1] if match[1].endswith("=") else f"{match[1]}="
+        raise QueryError(f"{key}={value}: did you mean '{key}{sign}{match[2]}'?")
 
 
 def terms(key: str, value: Any) -> list[Term]:
@@ -151,6 +174,8 @@ def _listed(key: str, operator: str, text: str) -> Term:
 
 
 def _scalar(key: str, value: Any) -> Scalar:
+    if key in REAL:
+        return _equal_to(key, value)
     if key in NUMERIC:
         return _number(key, value)
     if key in _FLAGS:
@@ -165,13 +190,25 @@ def _scalar(key: str, value: Any) -> Scalar:
     raise QueryError(f"{key} takes {wanted}, not {_kind(value)}: {value!r:.80}")
 
 
+def _equal_to(key: str, value: Any) -> Scalar:
+    if isinstance(value, str) and value.strip() == NOT_FINITE:
+        return NOT_FINITE
+    number = _number(key, value)
+    if math.isinf(number):
+        raise QueryError(_NO_COMPARISON.format(key=key, value=value, name=NOT_FINITE))
+    return number
+
+
 def _number(key: str, value: Any) -> int | float:
     is_whole = NUMERIC[key] is int
-    try:
-        if isinstance(value, str) or _is_number(value, Integral if is_whole else Real):
-            return NUMERIC[key](value)
-    except (ValueError, OverflowError):
-        pass
+    number: int | float | None = None
+    if isinstance(value, str) or _is_number(value, Integral if is_whole else Real):
+        with suppress(ValueError, OverflowError):
+            number = NUMERIC[key](value)
+    if number is not None and math.isnan(number):
+        raise QueryError(_NO_COMPARISON.format(key=key, value=value, name=NOT_FINITE))
+    if number is not None:
+        return number
     kind = "a whole number" if is_whole else "a number"
     raise QueryError(
         f"{key}: {value!r:.80} is not {kind}: write {key}=3, {key}=3..10, {key}=3,5 or '{key}<3', "

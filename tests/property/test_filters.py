@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +40,7 @@ def _rows() -> dict[str, list[Row]]:
                 "agent": "single" if number % 2 else None, "data_source": "maths",
                 "status": "error" if number % 11 == 0 else "ok",
                 "prompt_hash": f"h{number % 3}" if number % 7 else None,
-                "reward": [None, 0.0, 0.5, 1.0, float("nan")][number % 5],
+                "reward": [None, 0.0, math.inf, 0.5, 1.0, math.nan, -math.inf][number % 7],
             }
         )  # fmt: skip
         if number % 6 == 0:
@@ -93,13 +95,8 @@ def _facts() -> list[Row]:
 
 FACTS = _facts()
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "=": lambda a, b: a == b or (a != a and b != b),
-    "<": lambda a, b: a < b if a == a else False,
-    "<=": lambda a, b: a <= b if a == a else False,
-    ">": lambda a, b: a > b or a != a,
-    ">=": lambda a, b: a >= b or a != a,
-}
-"""Comparisons in DuckDB's order of numbers: NaN is above all others."""
+    "=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 
 
 def _holds(fact: Row, key: str, value: Value) -> bool:
@@ -109,6 +106,12 @@ def _holds(fact: Row, key: str, value: Value) -> bool:
     if key == "contains":
         return any(str(value) in text for text in known)
     text = str(value)
+    if key == "reward" and known is not None and not math.isfinite(known):
+        return not text.startswith("!=") and "not_finite" in text.split(",")
+    if key == "reward" and text == "not_finite":
+        return False
+    if text == "!=not_finite":
+        return known is not None
     if text.startswith("!="):
         return known is not None and not _holds(fact, key, text.removeprefix("!="))
     if key in (*_LISTED, *_NUMBERS) and "," in text:
@@ -124,8 +127,8 @@ def _holds(fact: Row, key: str, value: Value) -> bool:
         return (not low or _COMPARE[">="](known, float(low))) and (
             not high or _COMPARE["<="](known, float(high))
         )
-    operator = text.rstrip("0123456789.-")
-    return _COMPARE[operator or "="](known, float(text.removeprefix(operator)))
+    sign = text.rstrip("0123456789.-")
+    return _COMPARE[sign or "="](known, float(text.removeprefix(sign)))
 
 
 _OPERATORS = st.sampled_from(["", "<", "<=", ">", ">="])
@@ -166,7 +169,10 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "validate": st.booleans(),
     "agent": _names(["single", "none"]),
     "data_source": st.just("maths"),
-    "reward": _numbers(_REWARDS),
+    "reward": st.one_of(
+        _numbers(_REWARDS),
+        st.sampled_from(["not_finite", "!=not_finite", "0.5,not_finite", "!=0.5,not_finite"]),
+    ),
     "fate": _listed(["trained", "stale"]),
     "status": _listed(["ok", "error"]),
     "op": _names(OPS),
@@ -180,6 +186,8 @@ def _as_text(key: str, value: Value) -> str:
         listed = ", ".join(f"'{one}'" if isinstance(one, str) else str(one) for one in value)
         column = {"run": "run_id", "group": "group_id"}.get(key, key)
         condition = f"{column} in ({listed or 'null'})"
+        if key == "reward":
+            condition = f"isfinite(reward) and {condition}"
         if key == "op":
             condition = f"trace_id in (select trace_id from spans where {condition})"
         return f"where={condition}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Iterator
 from datetime import date
@@ -36,6 +37,7 @@ def store() -> Iterator[Store]:
     rows: list[Row] = [
         {"trace_id": f"{place}", "step": place, "sample_index": sample, "prompt_hash": f"h{place}",
          "status": ["ok", "error", "dropped"][place % 3],
+         "reward": [0.0, 0.5, 1.0, math.nan, math.inf, None][place],
          "run_id": ["old", "new", "other"][place % 3],
          "project": "q" if place % 3 == 2 else "p"}
         for place, sample in enumerate(SAMPLES)
@@ -85,6 +87,16 @@ class Named(str, Enum):  # noqa: UP042  (its str() is not its value)
     ({"step": range(10**12)}, [0, 1, 2, 3, 4, 5]),
     ({"step": range(0)}, []),
     ({"step": np.arange(2)}, [0, 1]),
+    ({"step": ">3"}, [4, 5]),
+    ({"reward": ">0.4"}, [1, 2]),
+    ({"reward": "<inf"}, [0, 1, 2]),
+    ({"reward": "..0.5"}, [0, 1]),
+    ({"reward": "!=0.5"}, [0, 2]),
+    ({"reward": [0.5, "not_finite"]}, [1, 3, 4]),
+    ({"reward": "not_finite"}, [3, 4]),
+    ({"reward": "!=not_finite"}, [0, 1, 2]),
+    ({"reward": np.float32(0.5)}, [1]),
+    ({"reward": np.array([0.5, 1.0])}, [1, 2]),
     ({"step": np.float32(1).astype(np.int8)}, [1]),
     ({"prompt_hash": "h3"}, [3]),
     ({"prompt_hash": "h3,h4"}, [3, 4]),

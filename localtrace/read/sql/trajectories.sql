@@ -100,8 +100,8 @@ select * exclude (superseded) from all_trajectories where not superseded;
 
 -- One row per group: all rollouts of one sample at one step. Where neither a group id nor a sample
 -- was recorded, as in imported dumps, rollouts with the same first prompt are one group.
--- zero_variance is true where a group has several rewards and all are equal: such a group teaches
--- nothing under GRPO.
+-- Rewards that are NaN or infinite are counted in not_finite and enter nothing else. zero_variance is
+-- true where a group has several rewards and all are equal: such a group teaches nothing under GRPO.
 create view groups as
 select
     project, experiment, run_id, step, validate, group_key,
@@ -109,12 +109,13 @@ select
     any_value(sample_index) as sample_index,
     any_value(prompt_hash) as prompt_hash,
     count(*) as n,
-    count(reward) as rewards,
-    avg(reward) as mean_reward,
-    min(reward) as min_reward,
-    max(reward) as max_reward,
-    stddev_samp(reward) as std_reward,
-    if(count(reward) > 1, min(reward) = max(reward), null) as zero_variance
+    count(finite(reward)) as rewards,
+    count(*) filter (not isfinite(reward)) as not_finite,
+    finite(avg(finite(reward))) as mean_reward,
+    min(finite(reward)) as min_reward,
+    max(finite(reward)) as max_reward,
+    finite(stddev_samp(finite(reward))) as std_reward,
+    if(count(finite(reward)) > 1, min(finite(reward)) = max(finite(reward)), null) as zero_variance
 from trajectories
 where group_key is not null
 group by project, experiment, run_id, step, validate, group_key;
