@@ -34,8 +34,8 @@ DETAIL_NAMES = ("extra_fields", "meta_info")
 """Result fields that hold the finish reason or the weights one level deeper."""
 DROPPED_NAMES = frozenset(
     {
-        "routed_experts", "image_data", "video_data", "audio_data", "images", "videos", "audios",
-        "multi_modal_data", "multi_modal_inputs", "agent_data",
+        "routed_experts", "hidden_states", "image_data", "video_data", "audio_data", "images",
+        "videos", "audios", "multi_modal_data", "multi_modal_inputs", "agent_data",
     }
 )  # fmt: skip
 """Arguments and fields replaced by a placeholder unless LOCALTRACE_KEEP names them."""

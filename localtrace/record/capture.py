@@ -264,7 +264,7 @@ class OpenCall(Scope):
                 is no turn of its own.
         """
         values = recorder.values
-        if type(result) is dict and not values.dropped.isdisjoint(result):
+        if type(result) is dict and not values.watched.isdisjoint(result):
             result = values.without_dropped(result)
         signature, state = self.signature, self.trajectory
         outer = self.outer
@@ -317,7 +317,7 @@ def begin_call(
                 return None
         call = OpenCall(recorder, signature, state, outer, own)
         if state.dropped is None:
-            if kwargs and not recorder.values.dropped.isdisjoint(kwargs):
+            if kwargs and not recorder.values.watched.isdisjoint(kwargs):
                 kwargs = recorder.values.without_dropped(kwargs)  # also those that `**kwargs` takes
             call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
         enter(call)
@@ -333,7 +333,7 @@ def begin_call(
 def encode_inputs(recorder: Recorder, inputs: dict[str, Any]) -> bytes:
     """Encode arguments by name; a placeholder stands for arguments that are too large."""
     values = recorder.values
-    if not values.dropped.isdisjoint(inputs):
+    if not values.watched.isdisjoint(inputs):
         inputs = values.without_dropped(inputs)
     data = values.encode(inputs)
     if len(data) > recorder.settings.record_max_bytes:

@@ -40,6 +40,7 @@ def op(function: Any = None, /, *, name: str | None = None, kind: str | None = N
             that of a judge, is no turn of the policy.
 
     Raises:
+        TypeError: it is a class, a property or another object that is no function.
         ValueError: the kind is none of these.
     """
     if kind is not None and kind not in KINDS:
@@ -52,6 +53,9 @@ def op(function: Any = None, /, *, name: str | None = None, kind: str | None = N
 def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, name, kind))
+    if isinstance(function, type) or not callable(function):
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise TypeError(f"op cannot record {what}: decorate its functions or methods instead")
     return record_calls(function, Signature(function, name, kind))
 
 

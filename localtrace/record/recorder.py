@@ -44,6 +44,8 @@ _KEPT_MEMORY_BYTES = 32 * 2**20
 _SEALER_CHECK_INTERVAL_S = 30.0
 _IDLE_INTERVAL_S = 1.0
 """Interval at which an idle writer checks the disk and the age of its journal."""
+_CLOSE_PAUSED_S = 0.5
+"""Longest time for which `close` waits for a disk that takes nothing."""
 _DEVICE_INTERVAL_S = 0.01
 """Longest interval between two questions to a device that is moving pieces."""
 _DROPPED = STATUSES.index("dropped")
@@ -189,8 +191,11 @@ class Recorder:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything handed over so far is in the journal; False when time ran out."""
-        deadline = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
+        deadline = begun_s + timeout_s
         while self._queued_bytes:
+            if self.closed and self.paused and time.monotonic() > begun_s + _CLOSE_PAUSED_S:
+                return False
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not any(thread.is_alive() for thread in self._threads):
                 return False

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from localtrace.field_names import DROPPED_NAMES
+from localtrace.field_names import DETAIL_NAMES, DROPPED_NAMES
 from localtrace.values.arrays import EXT, extension
 from localtrace.values.images import image_fields, is_copyable, is_image
 from localtrace.values.placeholder import Placeholder, left_out
@@ -77,6 +77,8 @@ class ValueEncoder:
         copy_tensor: Callable[[Any], msgspec.msgpack.Ext | str] = lambda tensor: "device_tensor",
     ) -> None:
         self.dropped = DROPPED_NAMES - keep
+        self.watched = self.dropped.union(DETAIL_NAMES)
+        """Names of fields for whose sake `without_dropped` is called."""
         self._keep = keep
         self._on_placeholder = on_placeholder
         self._copy_tensor = copy_tensor
@@ -96,7 +98,14 @@ class ValueEncoder:
         return self._encoder.encode(self._converted(value, frozenset(), False))
 
     def without_dropped(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Put placeholders in place of fields that are dropped because of their names."""
+        """Put placeholders in place of fields that are dropped because of their names.
+
+        The details of a generation, such as `meta_info`, are looked through too.
+        """
+        for name in DETAIL_NAMES:
+            details = fields.get(name)
+            if type(details) is dict and not self.dropped.isdisjoint(details):
+                fields = {**fields, name: self.without_dropped(details)}
         for name in self.dropped.intersection(fields):
             if type(fields[name]) is not Placeholder and not _is_empty(fields[name]):
                 fields = {**fields, name: left_out("dropped", fields[name])}

@@ -114,6 +114,19 @@ def test_a_disk_below_its_reserve_drops_whole_trajectories_until_there_is_room(
     assert calls(store)[open_meanwhile.trace_id] == ["look_up"]
 
 
+@pytest.mark.parametrize("min_free_bytes", [0, 4 * MIB], ids=["full", "below its reserve"])
+def test_close_does_not_wait_for_room(small_disk: Path, min_free_bytes: int) -> None:
+    with recording(small_disk / "store", min_free_bytes=min_free_bytes):
+        record_one("before")
+        assert localtrace.flush()
+        fill(small_disk / "checkpoint")
+        while _is_paused(None):
+            record_one("x" * 500)
+            localtrace.flush(timeout_s=0.02)
+        # The test would be ended long before this time is over.
+        assert not localtrace.close(timeout_s=36_000)
+
+
 def test_a_pause_begins_and_ends_while_nothing_is_recorded(small_disk: Path) -> None:
     store = small_disk / "store"
     with recording(store, min_free_bytes=4 * MIB):

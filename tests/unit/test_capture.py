@@ -318,6 +318,18 @@ def test_a_span_is_recorded_whatever_its_name_is(
     assert store.span(recorded)["outputs"] == 3
 
 
+class Plain:
+    @property
+    def name(self) -> str:
+        return "a"
+
+
+@pytest.mark.parametrize("what", [Plain, dict, Plain.name, Plain(), None, "name"])
+def test_what_is_no_function_is_refused_when_it_is_decorated(what: Any) -> None:
+    with pytest.raises(TypeError, match=r"op cannot record a.*decorate its functions"):
+        localtrace.op()(what)
+
+
 def test_the_decorated_function_keeps_its_kind() -> None:
     async def coroutine() -> None: ...
 
@@ -444,6 +456,22 @@ def test_dropped_names_are_placeholders_in_arguments_and_results(store: Recordin
     assert span["inputs"]["images"].reason == "dropped"
     assert span["outputs"]["routed_experts"].size_bytes == 100
     assert localtrace.losses()["values"] == {}
+
+
+def test_hidden_states_are_dropped_beside_the_generation_and_in_its_details(
+    store: Recording,
+) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        details = {"id": "a", "hidden_states": [[0.5] * 8]}
+        return {"output_ids": [2], "hidden_states": [[0.5]], "meta_info": details}
+
+    returned = generate([1])
+    assert returned["meta_info"]["hidden_states"] == [[0.5] * 8]
+    outputs = store.span("generate")["outputs"]
+    assert outputs["hidden_states"].reason == "dropped"
+    assert outputs["meta_info"]["hidden_states"].reason == "dropped"
+    assert outputs["meta_info"]["id"] == "a"
 
 
 def test_dropped_names_are_placeholders_among_unknown_keywords(store: Recording) -> None:
