@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.import_files import counting, dry_run_option, file_format, open_intake
-from localtrace.cli.options import one_store_option
-from localtrace.errors import ConfigError
+from localtrace.cli.import_files import file_format
 
 if TYPE_CHECKING:
     from localtrace.importers.imported_rollouts import Rollout
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Import rollouts, engine logs and metrics of other tools.
+    """Import rollouts and engine logs of other tools.
 
     Importing again adds only what is new, so an interrupted import is completed by repeating it.
     Lines that cannot be read are reported and skipped.
@@ -196,47 +192,3 @@ def otlp(source: Source, **names: str | None) -> Iterator[Rollout]:
     from localtrace.importers.otlp import Names, read_rollouts
 
     return read_rollouts(source, Names(**names))
-
-
-@command.command("trackio")
-@click.option(
-    "--project",
-    "projects",
-    multiple=True,
-    help="Only this project; may be repeated.  [default: all]",
-)
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path),
-    help="Trackio's folder.  [default: TRACKIO_DIR, else below HF_HOME]",
-)  # fmt: skip
-@dry_run_option
-@one_store_option
-def trackio(
-    projects: tuple[str, ...],
-    folder: Path | None,
-    dry_run: bool,
-    store_paths: tuple[Path, ...],
-) -> None:
-    """Import metrics and traces from Trackio.
-
-    Runs keep their ids, and a run's name becomes its experiment. Numbers become metrics with their
-    times, and traces become trajectories; tables, images and text stay in Trackio.
-    """
-    from localtrace.cli.progress import progress_bar
-    from localtrace.importers import trackio as files
-
-    found = files.find_projects(folder or files.default_folder(), projects)
-    with open_intake(store_paths, dry_run) as intake:
-        for file in found:
-            with closing(files.Project(file)) as project, progress_bar(file.stem, " rows") as show:
-                on_row = counting(project.count(), show)
-                for run in project.runs():
-                    try:
-                        intake.begin_run(
-                            run.run_id, project=project.name, experiment=run.name, config=run.config
-                        )
-                    except ConfigError as error:
-                        intake.report.refuse(f"{file}: a run", str(error))
-                        continue
-                    intake.add_metrics(project.logged(run.run_id, intake.report, on_row))
-                    intake.add(project.rollouts(run.run_id, intake.report, on_row))

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from localtrace.importers.imported_rollouts import Rollout
     from localtrace.importers.intake import Intake, Report
 
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Only print what would be imported and skipped."
-)
-
-
 def file_format(
     group: click.Group, name: str, module: str
 ) -> Callable[[Callable[..., Iterable[Rollout]]], click.Command]:
@@ -51,7 +46,7 @@ def file_format(
             form = import_module(f"localtrace.importers.{module}")
             files = find_files(paths, form.PATTERN)
             run_id = run_id or form.default_run_id(paths)
-            with open_intake(store_paths, dry_run) as intake, _bytes_bar(files) as on_bytes:
+            with _open_intake(store_paths, dry_run) as intake, _bytes_bar(files) as on_bytes:
                 intake.begin_run(run_id, project=project, experiment=experiment)
                 intake.add(read(Source(files, run_id, intake.report, on_bytes), **options))
 
@@ -63,7 +58,10 @@ def file_format(
 
 def _with_options(command: Any, of_format: list[click.Parameter]) -> Any:
     """Give a command its options; click keeps them in reverse order."""
-    dry_run_option(one_store_option(command))
+    one_store_option(command)
+    click.option("--dry-run", is_flag=True, help="Only print what would be imported and skipped.")(
+        command
+    )
     command.__click_params__.extend(of_format)
     click.option("--experiment", help="Experiment of the run.  [default: default]")(command)
     click.option("--project", help="Project of the run.  [default: default]")(command)
@@ -73,7 +71,7 @@ def _with_options(command: Any, of_format: list[click.Parameter]) -> Any:
 
 
 @contextmanager
-def open_intake(store_paths: tuple[Path, ...], dry_run: bool) -> Iterator[Intake]:
+def _open_intake(store_paths: tuple[Path, ...], dry_run: bool) -> Iterator[Intake]:
     """Open the store for an import; when all was read, seal it and print a report."""
     from localtrace.cli.progress import print_problems, progress_bar
     from localtrace.importers.intake import Intake
@@ -91,8 +89,6 @@ def _print(report: Report, store: Path, what: str) -> None:
     parts = [f"{report.trajectories} trajectories", f"{report.calls} calls"]
     if report.outcomes:
         parts.append(f"{report.outcomes} outcomes")
-    if report.metric_values:
-        parts.append(f"{report.metric_values} metric values")
     say(f"{', '.join(parts)} {what} into {store}")
     if report.known:
         say(f"skipped     {report.known} that are in the store already")
@@ -116,15 +112,3 @@ def _bytes_bar(files: list[Path]) -> Iterator[Callable[[int], None]]:
             show(done, total)
 
         yield on_bytes
-
-
-def counting(total: int, show: Callable[[int, int], None]) -> Callable[[], None]:
-    """Return a function that counts rows and shows how many are done."""
-    done = 0
-
-    def on_row() -> None:
-        nonlocal done
-        done += 1
-        show(done, total)
-
-    return on_row

@@ -1,4 +1,4 @@
-"""Imported rollouts and metrics, and the journal records that they become.
+"""Imported rollouts, and the journal records that they become.
 
 The records are built here and not by `record/capture.py`, which takes its own times: those of an
 import come from its source. A trajectory has an end record only, written after its calls. An import
@@ -24,7 +24,6 @@ from localtrace.store.journal.records import (
     End,
     Head,
     Kind,
-    MetricsRecord,
     OutcomeRecord,
     SpanCall,
     TurnCall,
@@ -104,15 +103,6 @@ class Rollout:
     """Whether another process records the trajectory itself."""
     size_bytes: int = 0
     """Bytes of the source that were read for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """Scalars that were logged together, at a time that is unique within their run."""
-
-    time_ns: int
-    step: int | None
-    values: dict[str, float]
 
 
 class SharedPrompts:
@@ -240,12 +230,6 @@ def outcome_item(recorder: Recorder, rollout: Rollout, outcome: OutcomeIn) -> It
         values={_text(recorder, outcome.name): msgspec.Raw(recorder.values.encode(outcome.value))},
     )
     return Item(Kind.OUTCOME, b"", _encode(record))
-
-
-def metrics_item(logged: Logged) -> Item:
-    """Return the record of scalars."""
-    record = MetricsRecord(step=logged.step, time_ns=logged.time_ns, values=logged.values)
-    return Item(Kind.METRICS, b"", _encode(record))
 
 
 def _key(rollout: Rollout) -> bytes:

@@ -12,19 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from localtrace.errors import ConfigError, StoreError, StoreNotFound
 from localtrace.importers.imported_rollouts import (
-    Logged,
     OutcomeIn,
     Rollout,
     call_item,
     end_item,
-    metrics_item,
     outcome_item,
     turn_totals,
 )
@@ -62,13 +59,12 @@ class Report:
     trajectories: int = 0
     calls: int = 0
     outcomes: int = 0
-    metric_values: int = 0
     known: int = 0
-    """Trajectories, or times of metrics, that were skipped because the store holds them."""
+    """Trajectories that were skipped because the store holds them."""
     bad: int = 0
     """Lines that could not be imported."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Entries that are not rollouts or metrics, counted by kind."""
+    """Entries that are not rollouts, counted by kind."""
     problems: list[str] = field(default_factory=list)
     """The first bad lines, and problems that sealing found."""
 
@@ -127,11 +123,9 @@ class Intake:
         self._close_run()
         for name in (run_id, project or "", experiment or ""):
             try:
-                if not isinstance(name, str):  # a column of SQLite may hold anything
-                    raise ValueError("it is not text")
                 check_folder_name(name)
             except ValueError as error:
-                raise ConfigError(f"{str(name)[:80]!r} cannot be a name ({error})") from None
+                raise ConfigError(f"{name[:80]!r} cannot be a name ({error})") from None
         self._run = {
             "run_id": name_without_secrets(run_id),
             "project": project and name_without_secrets(project),
@@ -148,23 +142,6 @@ class Intake:
         for batch in _batches(rollouts):
             self._add_batch(batch)
             batch.clear()  # a single trajectory may be large, so it is gone before the next is read
-
-    def add_metrics(self, logged: Iterable[Logged]) -> None:
-        """Write the scalars that the store does not hold.
-
-        Raises:
-            StoreError: the disk does not accept them.
-        """
-        remaining = iter(logged)
-        while batch := list(islice(remaining, _BATCH_MAX)):
-            known = self._known.metric_times(self._run["run_id"], [one.time_ns for one in batch])
-            new = [one for one in batch if one.time_ns not in known]
-            self.report.known += len(batch) - len(new)
-            self.report.metric_values += sum(len(one.values) for one in new)
-            if new and not self._dry_run:
-                for one in new:
-                    self._put(metrics_item(one))
-                self._wait()
 
     def finish(self, progress: Progress) -> None:
         """Seal what was written."""

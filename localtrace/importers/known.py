@@ -18,7 +18,6 @@ _OUTCOMES = (
     'select trace_id, name, time_ns, source, coalesce("text", \'\') as "text" from stored.outcomes '
     f"where {_LISTED}"
 )
-_TIMES = "select distinct time_ns from metrics where run_id = $run_id and time_ns between $a and $z"
 
 
 class Row(NamedTuple):
@@ -83,10 +82,3 @@ class Known:
         found = self._store.sql(_OUTCOMES, {"ids": list(trace_ids)}).to_dicts()
         names = ("trace_id", "name", "time_ns", "source", "text")
         return {tuple(row[name] for name in names) for row in found}
-
-    def metric_times(self, run_id: str, times_ns: Collection[int]) -> set[int]:
-        """Return the times, from the first to the last of these, at which the run has metrics."""
-        if self._store is None or not times_ns:
-            return set()
-        between = {"run_id": run_id, "a": min(times_ns), "z": max(times_ns)}
-        return {row["time_ns"] for row in self._store.sql(_TIMES, between).to_dicts()}
