@@ -145,13 +145,7 @@ class _Commands(click.Group):
         sys.excepthook = _show_failure
         warnings.showwarning = _show_warning
         warnings.simplefilter("always", NamesakeWarning)
-        try:
-            return super().main(args, *more, **options)
-        except SystemExit as end:
-            from localtrace.cli.quick import end_quickly
-
-            end_quickly(end.code)
-            raise
+        return super().main(args, *more, **options)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         # click itself would import every command to complete their names.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localtrace.importers.imported_rollouts import Rollout
     from localtrace.importers.intake import Intake, Report
 
+
 def file_format(
     group: click.Group, name: str, module: str
 ) -> Callable[[Callable[..., Iterable[Rollout]]], click.Command]:

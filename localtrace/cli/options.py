@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localtrace.cli.completing import complete_filter
-from localtrace.cli.quick import start_quickly
 from localtrace.errors import BundleError, ConfigError, QueryError
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def checked(*args: Any, signers: Path | None, **kwargs: Any) -> Any:
-        start_quickly(click.get_current_context().info_name)
         if signers is not None:
             _require_signed(kwargs["store_paths"], signers)
         return command(*args, **kwargs)
