@@ -55,7 +55,7 @@ class TraceReceipt:
     sent_bytes: Size | None = None
     """Bytes sent: fewer than `size_bytes` if only a part had changed.
 
-    None: nothing was to be sent, or the receipt is from a version that always sent everything.
+    None: nothing was to be sent.
     """
     replaces: bool = False
     """True if the target held an earlier version of it."""
@@ -96,7 +96,7 @@ class Receipt:
     store: str
     """Its folder; several are separated by commas."""
     store_id: str
-    """Empty for several stores, and in receipts of version 1, which did not record it."""
+    """Empty for several stores."""
     selection: str
     kind: str
     target: str

@@ -1,4 +1,4 @@
-"""Read receipts of this and of earlier versions. Their files are hostile input."""
+"""Read receipts. Their files are hostile input."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import msgspec
 
 from localtrace.errors import UploadError
 from localtrace.store.receipts import UPLOAD_ID
-from localtrace.uploader.receipt import (
-    RECEIPT_VERSION,
-    Delivery,
-    Receipt,
-    RunReceipt,
-    TraceReceipt,
-)
-from localtrace.uploader.targets import Place
+from localtrace.uploader.receipt import RECEIPT_VERSION, Receipt
 
 RECEIPT_MAX_BYTES = 2 * 2**30
 """Largest file that is read; receipts of millions of trajectories are smaller."""
@@ -28,19 +21,16 @@ def read_receipt(path: Path) -> Receipt:
     """Read a receipt.
 
     Raises:
-        UploadError: the file is not a receipt, is damaged, or is of a newer version.
+        UploadError: the file is not a receipt, is damaged, or is of another version.
     """
     data = contents(path)
     version = decoded(path, data, _Version).format_version
-    if version > RECEIPT_VERSION:
+    if version != RECEIPT_VERSION:
         raise UploadError(
-            f"{path} is a receipt of version {version}, this localtrace reads up to "
-            f"{RECEIPT_VERSION}: upgrade localtrace"
+            f"{path} is a receipt of version {version}, this localtrace reads version "
+            f"{RECEIPT_VERSION}: read it with the localtrace that wrote it"
         )
-    if version == 1:
-        receipt = decoded(path, data, _FirstReceipt).converted()
-    else:
-        receipt = decoded(path, data, Receipt)
+    receipt = decoded(path, data, Receipt)
     _check(path, receipt)
     return receipt
 
@@ -95,40 +85,3 @@ def _check(path: Path, receipt: Receipt) -> None:
 
 class _Version(msgspec.Struct):
     format_version: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _FirstRun(msgspec.Struct):
-    run_id: str
-    attempt: int
-    experiment: str
-    place: Place
-
-
-class _FirstReceipt(msgspec.Struct):
-    """A receipt of version 1: for MLflow only, and without the store's identity."""
-
-    upload_id: str
-    store: str
-    selection: str
-    target: str
-    started_at: str
-    ended_at: str
-    runs: list[_FirstRun]
-    traces: list[TraceReceipt]
-    counts: dict[str, int]
-
-    def converted(self) -> Receipt:
-        return Receipt(
-            upload_id=self.upload_id,
-            store=self.store,
-            store_id="",
-            selection=self.selection,
-            kind="mlflow",
-            target=self.target,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            runs=[RunReceipt(r.run_id, r.attempt, r.experiment, r.place) for r in self.runs],
-            traces=self.traces,
-            counts={Delivery.LEFT_OUT.value: 0, **self.counts},
-            localtrace_version="",
-        )

@@ -96,7 +96,7 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Check | None:
     layout.refuse_bundle()
     with open_store(path) as store:
         runs = _runs_of(receipt, store)
-    # Receipts of version 1, and of several stores, name no store, but their trajectories do.
+    # Receipts of several stores name no store, but their trajectories do.
     if receipt.store_id != read_meta(layout).store_id and (receipt.store_id or not runs):
         raise StoreError(
             f"upload {receipt.upload_id} was made from another store than {layout.root}: from one "
@@ -182,9 +182,7 @@ def _runs_of(receipt: Receipt, store: Store) -> dict[str, RunReceipt]:
 
 
 class _Run(msgspec.Struct):
-    container: str | None = None
-    experiment: str | None = None
-    """Name of the container in receipts of version 1."""
+    container: str
     metrics_problem: str | None = None
 
 
@@ -196,13 +194,13 @@ class _Summary(msgspec.Struct):
     target: str
     counts: dict[str, Size]
     runs: list[_Run]
-    kind: str = "mlflow"
+    kind: str
     reads_back: bool = True
 
 
 def _upload(path: Path) -> Upload:
     found = decoded(path, contents(path), _Summary)
-    containers = {run.container or run.experiment or "" for run in found.runs}
+    containers = {run.container for run in found.runs}
     counts = found.counts
     return Upload(
         upload_id=found.upload_id,

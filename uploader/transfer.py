@@ -58,7 +58,7 @@ def _receipt(
         upload_id=new_upload_id(),
         store=", ".join(map(str, store.paths)),
         store_id=store.store_id or "",
-        selection=redaction.text(choice.text),
+        selection=choice.text,
         kind=target.kind,
         target=target.uri,
         started_at=started_at,

@@ -47,8 +47,6 @@ from localtrace.uploader.targets.otlp_messages import input_messages, output_mes
 from localtrace.values.codec import to_json
 
 ROOT_NAME = "agent_loop"
-_PREFIX_BEFORE = "rl."
-"""Prefix of own names in earlier versions, and so in digests; OpenTelemetry may take it itself."""
 _REQUEST: dict[str, tuple[str, type[str] | type[float] | type[int]]] = {
     "model": ("model", str),
     "temperature": ("temperature", float),
@@ -74,16 +72,16 @@ def encode(
 ) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
-    The digest is of what earlier versions sent, so that it is not sent again.
+    The digest is of the spans without the transcript.
 
     Args:
         transcript: the trajectory in a form to read, which is added.
         for_langfuse: whether Langfuse's own names for it are added, too.
     """
-    spans = list(_as_before(trajectory, place))
+    spans = list(_spans(trajectory, place))
     resource = resource_of(trajectory, place)
     digest = sha256(otlp_values.request(spans, resource)).hexdigest()
-    spans = list(_as_now(spans, trajectory, transcript))
+    spans = list(_with_transcript(spans, trajectory, transcript))
     if transcript is not None and for_langfuse:
         for shown, span in zip(spans[1:], trajectory.spans, strict=True):
             show_chat(shown, transcript.chats.get(span.span_id))
@@ -93,11 +91,11 @@ def encode(
 
 def each_span(trajectory: Trajectory, place: Place, transcript: Transcript) -> Iterator[OtlpSpan]:
     """Yield the spans that `encode` puts into a record: the root, then the calls in order."""
-    return _as_now(_as_before(trajectory, place), trajectory, transcript)
+    return _with_transcript(_spans(trajectory, place), trajectory, transcript)
 
 
-def _as_before(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
-    """Yield the spans in the form that earlier versions sent."""
+def _spans(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
+    """Yield the root, then the calls in order."""
     trace_id = derive_id(16, "otlp trace", place.destination, trajectory.trace_id)
     ids = {
         span.span_id: derive_id(8, "otlp span", place.destination, span.trace_id, span.span_id)
@@ -116,15 +114,12 @@ def _as_before(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
         yield call
 
 
-def _as_now(
+def _with_transcript(
     spans: Iterable[OtlpSpan], trajectory: Trajectory, transcript: Transcript | None
 ) -> Iterator[OtlpSpan]:
-    """Yield spans with the names of today, and the transcript."""
+    """Yield the spans with what makes them readable."""
     made = Counter(one.parent_id for one in trajectory.generations)
     for shown, span in zip(spans, (None, *trajectory.spans), strict=True):
-        for attribute in shown.attributes:
-            if attribute.key.startswith(_PREFIX_BEFORE):
-                attribute.key = "localtrace." + attribute.key.removeprefix(_PREFIX_BEFORE)
         if transcript is not None and span is None:
             read_root(shown, trajectory, transcript)
         elif transcript is not None and span is not None:
@@ -163,17 +158,17 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
         "gen_ai.output.messages": output_messages(turns[-1]) if turns else None,
         "metadata": to_json(trajectory.attributes) if trajectory.attributes else None,
         "localtrace.trace_id": trajectory.trace_id,
-        "rl.step": trajectory.step,
-        "rl.sample_index": trajectory.sample_index,
-        "rl.rollout_n": trajectory.rollout_n,
-        "rl.group_id": trajectory.group_id,
-        "rl.validate": trajectory.validate,
-        "rl.data_source": trajectory.data_source,
-        "rl.attempt": trajectory.attempt,
-        "rl.status": trajectory.status,
-        "rl.reward": trajectory.reward,
-        "rl.turns": len(turns),
-        "rl.output_tokens": sum(generated) if generated else None,
+        "localtrace.step": trajectory.step,
+        "localtrace.sample_index": trajectory.sample_index,
+        "localtrace.rollout_n": trajectory.rollout_n,
+        "localtrace.group_id": trajectory.group_id,
+        "localtrace.validate": trajectory.validate,
+        "localtrace.data_source": trajectory.data_source,
+        "localtrace.attempt": trajectory.attempt,
+        "localtrace.status": trajectory.status,
+        "localtrace.reward": trajectory.reward,
+        "localtrace.turns": len(turns),
+        "localtrace.output_tokens": sum(generated) if generated else None,
     }
     for outcome in trajectory.outcomes:
         values |= _outcome(outcome)
@@ -194,7 +189,7 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
 def _outcome(outcome: Outcome) -> dict[str, Any]:
     parts = (outcome.number, outcome.text, outcome.values)
     known = outcome.name in _OUTCOMES and outcome.values is None
-    key = f"rl.{outcome.name}" if known else f"rl.outcome.{outcome.name}"
+    key = f"localtrace.{outcome.name}" if known else f"localtrace.outcome.{outcome.name}"
     return {key: next((part for part in parts if part is not None), None)}
 
 
@@ -203,7 +198,7 @@ def _call(span: Span, session: str) -> OtlpSpan:
         "openinference.span.kind": "CHAIN",
         "input.value": to_json(span.inputs),
         "input.mime_type": "application/json",
-        "rl.seq": span.seq,
+        "localtrace.seq": span.seq,
     }
     if span.status == "ok" or span.outputs is not None:
         values["output.value"] = to_json(span.outputs)
@@ -232,7 +227,7 @@ def _turn(span: Span) -> dict[str, Any]:
         "gen_ai.input.messages": input_messages(span),
         "gen_ai.output.messages": output_messages(span),
         "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
-        "rl.weight_version": _weight_version(span.outputs),
+        "localtrace.weight_version": _weight_version(span.outputs),
     }
     for name, ids in (("input", span.prompt_ids), ("output", span.output_ids)):
         if ids is not None:
