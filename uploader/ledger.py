@@ -8,7 +8,6 @@ The file lies in the uploader's own folder, never in a store.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,36 +26,38 @@ from localtrace.uploader.state import writing
 from localtrace.uploader.targets import Entry, Place
 
 LEDGER_VERSION = 3
-_TABLES = """
-create table if not exists entries (
-    destination text not null,
-    trace_id    text not null,
-    remote_id   text not null,
-    digest      text not null,
-    state       text not null,
-    reason      text,
-    time_ns     integer not null,
-    ids_from    text not null default '',
-    primary key (destination, trace_id)
-) strict, without rowid;
-create table if not exists places (
-    uri       text not null,
-    container text not null,
-    run_id    text not null,
-    attempt   integer not null,
-    place     text not null,
-    primary key (uri, container, run_id, attempt)
-) strict, without rowid;
-create table if not exists speeds (
-    uri          text not null primary key,
-    trajectories integer not null,
-    duration_s   real not null
-) strict, without rowid;
-"""
-
-
-_WEAVE_ADDRESS = re.compile("weave:.*:(?=[^:]*$)")
-"""The server's address in destinations at Weave, which ledgers up to version 2 contained."""
+_TABLES = (
+    """
+    create table entries (
+        destination text not null,
+        trace_id    text not null,
+        remote_id   text not null,
+        digest      text not null,
+        state       text not null,
+        reason      text,
+        time_ns     integer not null,
+        ids_from    text not null default '',
+        primary key (destination, trace_id)
+    ) strict, without rowid
+    """,
+    """
+    create table places (
+        uri       text not null,
+        container text not null,
+        run_id    text not null,
+        attempt   integer not null,
+        place     text not null,
+        primary key (uri, container, run_id, attempt)
+    ) strict, without rowid
+    """,
+    """
+    create table speeds (
+        uri          text not null primary key,
+        trajectories integer not null,
+        duration_s   real not null
+    ) strict, without rowid
+    """,
+)
 
 
 class State(StrEnum):
@@ -95,39 +96,30 @@ class Ledger:
         """Open `ledger.sqlite` in a folder; make it if it is missing.
 
         Raises:
-            UploadError: the file was written by a newer version, is damaged, or cannot be written.
+            UploadError: the file is of another version, is damaged, or cannot be written.
         """
         path = folder / "ledger.sqlite"
         self._folder = folder
         self._file = LedgerFile(path)
-        ((version,),) = self._file.rows("pragma user_version")
-        if version > LEDGER_VERSION:
+        if self._version() == 0:
+            self._create()
+        if (version := self._version()) != LEDGER_VERSION:
             self._file.close()
-            raise UploadError(f"{path} is of a newer version ({version}): upgrade localtrace")
-        self._file.script(_TABLES)
-        if version < LEDGER_VERSION:
-            self._upgrade()
+            raise UploadError(
+                f"{path} is of version {version}, this localtrace writes version "
+                f"{LEDGER_VERSION}: use the localtrace that wrote it, or name another folder in "
+                "LOCALTRACE_STATE_DIR"
+            )
 
-    def _upgrade(self) -> None:
-        """Bring a new or older file to this version in one transaction."""
+    def _version(self) -> int:
+        return int(self._file.rows("pragma user_version")[0][0])
+
+    def _create(self) -> None:
         with self._file.transaction():
-            ((version,),) = self._file.rows("pragma user_version")
-            if version in (1, 2):
-                self._file.rows("alter table entries add column ids_from text not null default ''")
-                self._name_weave_by_project()
-            self._file.rows(f"pragma user_version = {LEDGER_VERSION}")
-
-    def _name_weave_by_project(self) -> None:
-        """Rename destinations at Weave by project; accepted records keep ids from the old name."""
-        for (old,) in self._file.rows("select distinct destination from entries"):
-            new = _WEAVE_ADDRESS.sub("weave:", old)
-            if new != old:
-                # If two addresses led to one project, rows of the first address win.
-                self._file.rows(
-                    "update or ignore entries set destination = ?, ids_from = ? "
-                    "where destination = ?",
-                    (new, old, old),
-                )
+            if self._version() == 0:  # no other process was quicker
+                for table in _TABLES:
+                    self._file.rows(table)
+                self._file.rows(f"pragma user_version = {LEDGER_VERSION}")
 
     def known(self, destination: str, trace_id: str) -> Known | None:
         """Return the ledger's knowledge of a trajectory at a destination, if it has any."""
@@ -180,8 +172,7 @@ class Ledger:
         )
         if not rows:
             return None
-        place = msgspec.json.decode(rows[0][0], type=Place)
-        return replace(place, destination=_WEAVE_ADDRESS.sub("weave:", place.destination))
+        return msgspec.json.decode(rows[0][0], type=Place)
 
     def remember_speed(self, uri: str, trajectories: int, duration_s: float) -> None:
         """Remember how long an upload of so many trajectories took."""

@@ -36,11 +36,6 @@ class LedgerFile:
         with self._explained():
             self._db.executemany(sql, rows)
 
-    def script(self, sql: str) -> None:
-        """Run several statements."""
-        with self._explained():
-            self._db.executescript(sql)
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the statements inside as one transaction."""

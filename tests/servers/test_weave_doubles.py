@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,9 +18,6 @@ from localtrace.uploader.receipt import Delivery, Receipt
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.weave import WeaveTarget
 from tests.servers.weave import WeaveServer
-
-LATER = {"ids_from", "call_digests"}
-"""Fields that versions which derived ids from the server's address did not write."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,19 +52,6 @@ def encoded(target: WeaveTarget, store: Store, place: Place) -> list[Record]:
     return [target.encode(store.trajectory(trace_id), place) for trace_id in ids]
 
 
-def as_before(record: Record) -> Record:
-    """A record as versions sent it whose ids followed from the server's address."""
-    root = json.loads(record.parts[-1])
-    for name in LATER:
-        root["attributes"]["localtrace"].pop(name)
-    return replace(record, parts=(*record.parts[:-1], json.dumps(root).encode()))
-
-
-def old_place(server: WeaveServer, project: str, host: str = "") -> Place:
-    address = host or server.url.removeprefix("http://")
-    return Place(f"weave:{address}:{project}", project, "")
-
-
 def sendings(server: WeaveServer, project: str) -> Counter[int]:
     """Count the calls by how often each was sent."""
     return Counter(len(sent) for sent in server.started_at_values(project).values())
@@ -102,70 +83,6 @@ def test_a_server_under_another_name_gets_nothing_twice(
     assert set(sendings(failing_weave, project)) == {1}
 
 
-@pytest.mark.parametrize("host", ["", "weave.cluster:8080"])
-def test_what_an_older_version_sent_is_recognised_without_a_ledger(
-    failing_weave: WeaveServer,
-    target: WeaveTarget,
-    store: Store,
-    send: Callable[..., Receipt],
-    project: str,
-    host: str,
-) -> None:
-    old = [as_before(r) for r in encoded(target, store, old_place(failing_weave, project, host))]
-    target.send(old[:4])
-    receipt = send()
-    assert receipt.complete
-    assert (receipt.counts["sent"], receipt.counts["already there"]) == (2, 4)
-    assert set(sendings(failing_weave, project)) == {1}
-    assert len(roots(failing_weave, project)) == len(set(roots(failing_weave, project))) == 6
-    ids = {trace.trace_id: trace.remote_id for trace in receipt.traces}
-    assert all(ids[record.entry.trace_id] == record.entry.remote_id for record in old[:4])
-    assert send().counts["already there"] == 6
-
-
-def test_a_ledger_of_an_older_version_spares_what_it_knows(
-    failing_weave: WeaveServer,
-    target: WeaveTarget,
-    large: Store,
-    project: str,
-    state_folder: Path,
-) -> None:
-    def send() -> Receipt:
-        return upload(large, Filters(), kind="weave", container=project)
-
-    old = [as_before(r) for r in encoded(target, large, old_place(failing_weave, project))]
-    target.send(old)
-    state_folder.mkdir()
-    entries = [record.entry for record in old]
-    with closing(sqlite3.connect(state_folder / "ledger.sqlite")) as ledger, ledger:
-        ledger.executescript(LEDGER_2)
-        ledger.executemany(
-            "insert into entries values (?, ?, ?, ?, 'accepted', null, 1)",
-            [(e.place.destination, e.trace_id, e.remote_id, e.digest) for e in entries],
-        )
-    assert send().counts["already there"] == 4
-    assert set(sendings(failing_weave, project)) == {1}
-    add_reward(large, old[0].entry.trace_id)
-    changed = send()
-    assert changed.complete
-    assert (changed.counts["sent"], changed.counts["replaced"]) == (1, 1)
-    assert len(roots(failing_weave, project)) == 4
-
-
-LEDGER_2 = """
-create table entries (
-    destination text not null, trace_id text not null, remote_id text not null,
-    digest text not null, state text not null, reason text, time_ns integer not null,
-    primary key (destination, trace_id)
-) strict, without rowid;
-create table places (
-    uri text not null, container text not null, run_id text not null, attempt integer not null,
-    place text not null, primary key (uri, container, run_id, attempt)
-) strict, without rowid;
-pragma user_version = 2;
-"""
-
-
 def test_a_project_of_another_name_keeps_its_ids(
     failing_weave: WeaveServer,
     target: WeaveTarget,
@@ -173,7 +90,7 @@ def test_a_project_of_another_name_keeps_its_ids(
     send: Callable[..., Receipt],
     project: str,
 ) -> None:
-    renamed = replace(old_place(failing_weave, project), destination="weave:team/before")
+    renamed = Place("weave:team/before", project, "")
     target.send(encoded(target, store, renamed))
     assert send().counts["already there"] == 6
     assert set(sendings(failing_weave, project)) == {1}

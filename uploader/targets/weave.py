@@ -83,7 +83,6 @@ class WeaveTarget(Target):
         self._assessments = assessments
         self._doubt = ""
         """Reason, for errors, why it is not known whether the project exists; else empty."""
-        self._server = f"{self._url.netloc.decode()}{self._url.path}".rstrip("/")
         self._runs_held: dict[tuple[str, str], bool] = {}
         self._held: dict[str, Held] = {}
         """Calls that are there of incomplete trajectories, by the trajectory's id at Weave."""
@@ -169,12 +168,10 @@ class WeaveTarget(Target):
     def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
         """Ask for trajectories by the trace id that localtrace wrote on them.
 
-        Their ids at Weave may differ: earlier versions derived ids from the server's address, and a
-        project can be renamed.
+        Their ids at Weave differ where the project was renamed.
         """
         if not self._holds(place, run_id):
             return {}
-        seeds = (f"weave:{self._server}:{place.experiment}",)
         found: dict[str, Entry] = {}
         usual, asked = set(), set(trace_ids)
         for root in self._reading.roots_of(place, trace_ids):
@@ -184,8 +181,9 @@ class WeaveTarget(Target):
             if root.id == root_id(place.destination, facts.trace_id):
                 usual.add(facts.trace_id)
                 continue
-            known = [s for s in (facts.ids_from, *seeds) if root_id(s, facts.trace_id) == root.id]
-            there = replace(place, ids_from=known[0]) if known else replace(place, destination="")
+            is_known = root_id(facts.ids_from, facts.trace_id) == root.id
+            there = replace(place, ids_from=facts.ids_from) if is_known else None
+            there = there or replace(place, destination="")
             count = 1 + facts.span_count
             entry = Entry(there, facts.trace_id, root.id, facts.digest, count)
             found.setdefault(facts.trace_id, entry)
