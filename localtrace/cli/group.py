@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,9 @@ limit {_SHOWN_MAX + 1}
 """
 _ROLLOUTS_SQL = """
 select
-    if(max(reward) over () > min(reward) over (), case reward
-        when max(reward) over () then 'best' when min(reward) over () then 'worst' end, null)
+    if(max(finite(reward)) over () > min(finite(reward)) over (), case reward
+        when max(finite(reward)) over () then 'best'
+        when min(finite(reward)) over () then 'worst' end, null)
         as mark,
     t.trace_id, rollout_n, status, reward, advantage, fate, turn_count, output_tokens,
     (end_ns - start_ns) / 1e9 as duration_s, finish_type(a.reason) as finish_reason, spans_pruned,
@@ -101,15 +103,22 @@ def command(
 
 
 def _best_first(rollouts: pa.Table) -> list[str]:
-    """Return the ids: the one of the highest reward, then the others in their order."""
+    """Return the ids: the one of the highest finite reward, then the others in their order."""
     rewards = rollouts["reward"].to_pylist()
-    known = [reward for reward in rewards if reward is not None]
+    known, _ = _finite(rewards)
     if len(rewards) < 2 or not known:
-        lack = "it has a single rollout" if len(rewards) < 2 else "no rollout has a reward"
+        lack = "it has a single rollout" if len(rewards) < 2 else "no rollout has a finite reward"
         raise QueryError(f"the group has no best rollout to compare ({lack}): leave out --diff")
     ids = rollouts["trace_id"].to_pylist()
     best = ids[rewards.index(max(known))]
     return [best, *(trace_id for trace_id in ids if trace_id != best)]
+
+
+def _finite(rewards: list[float | None]) -> tuple[list[float], int]:
+    """Return the finite rewards, and how many others are not null."""
+    known = [reward for reward in rewards if reward is not None]
+    finite = [reward for reward in known if isfinite(reward)]
+    return finite, len(known) - len(finite)
 
 
 def _find_group(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
@@ -155,7 +164,7 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str],
 def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -> None:
     from statistics import fmean, stdev
 
-    rewards = [reward for reward in rollouts["reward"].to_pylist() if reward is not None]
+    rewards, not_finite = _finite(rollouts["reward"].to_pylist())
     say(f"group {_place(group)}")
     marks = [mark for mark in rollouts["spans_pruned"].to_pylist() if mark is not None]
     if marks:
@@ -163,14 +172,16 @@ def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -
     for what, text in (("prompt", _first(prompts)), ("reference", _first(_references(rollouts)))):
         if text is not None:
             say_text(f"{what}: {text}")
+    odd = f"; {not_finite} not finite, left out" if not_finite else ""
     if not rewards:
-        say("no rewards yet")
+        say(f"no finite reward{odd}" if not_finite else "no rewards yet")
         return
-    spread = f", standard deviation {stdev(rewards):.4g}" if len(rewards) > 1 else ""
-    say(
-        f"{len(rewards)} rewards: mean {fmean(rewards):.4g}, {min(rewards):.4g} to "
-        f"{max(rewards):.4g}{spread}"
-    )
+    try:
+        mean = f"mean {fmean(rewards):.4g}, "
+        spread = f", standard deviation {stdev(rewards):.4g}" if len(rewards) > 1 else ""
+    except OverflowError:  # beyond the range of doubles
+        mean = spread = ""
+    say(f"{len(rewards)} rewards: {mean}{min(rewards):.4g} to {max(rewards):.4g}{spread}{odd}")
     if len(rewards) > 1 and min(rewards) == max(rewards):
         say("zero variance: all rewards are the same, so the group teaches nothing in GRPO")
 

@@ -37,6 +37,8 @@ _USUAL: dict[str, list[Any]] = {
     "spans_pruned": [None],
 }  # fmt: skip
 """Values with which such a column says nothing."""
+_REAL = frozenset({"reward", "advantage"})
+"""Columns whose values that are not finite are sorted last."""
 _FEW = 20_000
 """Trajectories up to which one query for the rows costs less than to find out their ids first."""
 _SHARED_MIN = 12
@@ -131,7 +133,8 @@ def _listed(
     if column not in _COLUMNS:
         raise QueryError(f"cannot sort by {column!r}: sort by one of {', '.join(_COLUMNS)}")
     direction = "desc" if sort.startswith("-") else "asc"
-    order = f"order by {column} {direction} nulls last, trace_id limit {limit or 'all'}"
+    key = f"finite({column})" if column in _REAL else column
+    order = f"order by {key} {direction} nulls last, trace_id limit {limit or 'all'}"
     condition, params = filters.where_clause()
     chosen = f"from {filters.relation(column)} where {condition}"
     run = store.sql if filters.has_sql else store.own_sql

@@ -77,9 +77,14 @@ def _values(store: Store, key: str, wanted: str) -> str:
 
     column, view = COLUMNS[key], OTHER_VIEWS.get(key, "trajectories")
     if key in NUMERIC:
-        extremes = f"select min({column}) as low, max({column}) as high from {view}"
+        extremes = (
+            f"select min(finite({column})) as low, max(finite({column})) as high, "
+            f"count(*) filter (not isfinite({column})) as odd from {view}"
+        )
         (row,) = store.own_sql(extremes).to_dicts()
-        return ": it is null everywhere" if row["low"] is None else f": it is {_range(row)}"
+        parts = [] if row["low"] is None else [_range(row)]
+        parts += [f"not finite in {row['odd']} rows"] if row["odd"] else []
+        return f": it is {', '.join(parts) or 'null everywhere'}"
     rows = store.own_sql(
         f"select {column}::varchar as value, count(*) as n from {view} where {column} is not null "
         "group by all order by n desc, value"

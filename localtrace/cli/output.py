@@ -8,15 +8,18 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from localtrace.cli.fitting import Column, fit_columns, width_of
+from localtrace.errors import QueryError
 from localtrace.printing import ForPrograms, say, say_text
+from localtrace.read.result import python_values
 from localtrace.terminal import escape_line, write_any_text
+from localtrace.values.plain_json import plain_json, valid_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +55,10 @@ def print_table(
     Raises:
         click.UsageError: the format is parquet and stdout is a terminal.
     """
-    texts = texts or {}
+    texts = {
+        name: [one if one is None else valid_text(one) for one in column]
+        for name, column in (texts or {}).items()
+    }
     names = [*table.column_names, *texts] if names is None else names
     if form == "parquet":
         _print_parquet(_joined(table, texts, names) if texts else table.select(names))
@@ -131,11 +137,11 @@ def _print_text(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=1024):
-        yield from zip(*map(_values, batch.columns), strict=True)
+        yield from zip(*map(python_values, batch.columns), strict=True)
 
 
 def _column(table: pa.Table, name: str) -> list[Any]:
-    return [value for chunk in table[name].chunks for value in _values(chunk)]
+    return [value for chunk in table[name].chunks for value in python_values(chunk)]
 
 
 def _joined(
@@ -148,21 +154,11 @@ def _joined(
     return pa.table({name: more[name] if name in more else table[name] for name in names})
 
 
-def _values(column: pa.Array) -> list[Any]:
-    import pyarrow as pa
-
-    if not pa.types.is_timestamp(column.type) or column.type.tz != "UTC":
-        return list(column.to_pylist())
-    # For dates with a time zone, pyarrow would import pandas, if installed: half a second.
-    naive = column.view(pa.timestamp(column.type.unit)).to_pylist()
-    return [date and date.replace(tzinfo=UTC) for date in naive]
-
-
 def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     write_any_text(sys.stdout, exactly=True)
     separator = "[\n"
     for row in rows:
-        text = _JSON.encode(dict(zip(columns, row, strict=True))).decode()
+        text = _JSON.encode(dict(zip(columns, map(plain_json, row), strict=True))).decode()
         say_text(separator + text, end="")
         separator = ",\n"
     say_text("[]" if separator == "[\n" else "\n]")
@@ -178,9 +174,15 @@ def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
 def _print_parquet(table: pa.Table) -> None:
     if sys.stdout.isatty():
         raise click.UsageError("Parquet is binary: write it to a file, as in  > rows.parquet")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(table, sys.stdout.buffer)
+    try:
+        pq.write_table(table, sys.stdout.buffer)
+    except pa.ArrowNotImplementedError as error:
+        raise QueryError(
+            f"Parquet has no such type ({error}): cast the column to text, as in x::varchar"
+        ) from None
 
 
 def _cell(value: Any) -> str:
@@ -196,7 +198,7 @@ def _plain(value: Any) -> str:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, str) else _JSON.encode(value).decode().strip('"')
+    return value if isinstance(value, str) else _JSON.encode(plain_json(value)).decode().strip('"')
 
 
 def _is_number(value: Any) -> bool:

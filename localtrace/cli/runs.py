@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from localtrace.read.filters import Filters
 
 _ON_TERMINAL = (
-    "run_id", "attempt", "run_name", "steps", "trajectories", "mean_reward", "started_at",
+    "run_id", "attempt", "run_name", "steps", "trajectories", "mean_reward", "not_finite",
+    "started_at",
 )  # fmt: skip
 _SQL = """
 select
     r.run_id, attempt, project, experiment, started_at, ended_at,
-    first_step, last_step, coalesce(trajectories, 0) as trajectories, mean_reward
+    first_step, last_step, coalesce(trajectories, 0) as trajectories, mean_reward,
+    coalesce(not_finite, 0) as not_finite
 from (select * from runs where {condition}) as r
 left join (
     select
         run_id, attempt, min(step) as first_step, max(step) as last_step,
-        count(*) as trajectories, avg(reward) as mean_reward
+        count(*) as trajectories, finite(avg(finite(reward))) as mean_reward,
+        count(*) filter (not isfinite(reward)) as not_finite
     from all_trajectories
     group by run_id, attempt
 ) as t using (run_id, attempt)
@@ -41,6 +44,7 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
     """List the runs, one line per attempt.
 
     The column run_name tells runs apart: their projects, experiments, or values of their configs.
+    not_finite counts rewards that are NaN or infinite, which mean_reward leaves out.
     """
     from localtrace.cli.no_match import say_nothing_matches
     from localtrace.cli.output import is_for_terminal, print_table
@@ -71,5 +75,6 @@ def _informative(rows: pa.Table, texts: dict[str, list[str | None]]) -> list[str
     nothing = {
         "attempt": set(rows["attempt"].to_pylist()) <= {0},
         "run_name": set(texts["run_name"]) <= {None},
+        "not_finite": set(rows["not_finite"].to_pylist()) <= {0},
     }
     return [name for name in _ON_TERMINAL if not nothing.get(name)]

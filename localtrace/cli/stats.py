@@ -28,11 +28,15 @@ select
     sum(turn_count)::bigint as turns,
     sum(output_tokens)::bigint as output_tokens,
     count(spans_pruned) as pruned_trajectories,
+    count(*) filter (not isfinite(reward)) as rewards_that_are_not_finite,
     make_timestamptz(min(start_ns) // 1000) as first_time,
     make_timestamptz(max(coalesce(end_ns, start_ns)) // 1000) as last_time
 from {source}
 """
-_STATUS_SQL = "select status, count(*) as n from {source} group by all order by n desc, status"
+_STATUS_SQL = """
+select if(superseded, 'superseded', 'status ' || status) as what, count(*) as n
+from {source} group by superseded, what order by superseded, n desc, what
+"""
 _OPEN_SQL = "select coalesce(sum(processes - closed_processes), 0)::bigint as n from runs"
 
 
@@ -43,7 +47,9 @@ _OPEN_SQL = "select coalesce(sum(processes - closed_processes), 0)::bigint as n 
 def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
     """Show what stores hold, how large they are, and what recorders had to leave out.
 
-    Filters such as run=RUN apply to the counts of trajectories, not to the sizes on disk.
+    Filters such as run=RUN apply to the counts of trajectories, not to the sizes on disk. Counts
+    leave out trajectories of steps that a newer attempt did again; the line superseded has those.
+    Rows of tables are all rows.
     """
     import pyarrow as pa
 
@@ -71,17 +77,18 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
 def _summary(store: Store, filters: Filters) -> list[dict[str, Any]]:
     """Return counts of trajectories by status, of their parts, and of gaps in the recording."""
     condition, params = filters.where_clause()
-    source = f"{filters.relation()} where {condition}"
+    source = f"{filters.relation('reward', with_superseded=True)} where {condition}"
     statuses = store.sql(_STATUS_SQL.format(source=source), params).to_dicts()
     if not statuses:
         return []
+    source = f"{source} and not superseded"
     (sums,) = store.sql(_SUMMARY_SQL.format(source=source), params).to_dicts()
     times = [
         {"what": f"{end} record", "time": sums.pop(f"{end}_time")} for end in ("first", "last")
     ]
     unclosed = store.own_sql(_OPEN_SQL).to_dicts()[0]["n"]
     return [
-        *({"what": f"status {row['status']}", "rows": row["n"]} for row in statuses),
+        *({"what": row["what"], "rows": row["n"]} for row in statuses),
         *({"what": name.replace("_", " "), "rows": count} for name, count in sums.items()),
         {"what": "processes that did not close", "rows": unclosed},
         *times,

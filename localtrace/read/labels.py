@@ -20,7 +20,9 @@ _LABELS_SQL = """
 select
     trace_id,
     coalesce(list(distinct tag order by tag) filter (tag is not null), []) as tags,
-    coalesce(list(rating order by rating desc) filter (rating is not null), []) as ratings,
+    coalesce(
+        list(rating order by finite(rating) desc nulls last) filter (rating is not null), []
+    ) as ratings,
     coalesce(list(comment order by time_ns) filter (comment is not null), []) as comments
 from labels where {chosen} group by trace_id
 """

@@ -25,11 +25,6 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-def valid_text(value: str) -> str:
-    """Replace lone surrogates, which no column of text can hold."""
-    return value.encode("utf-8", "replace").decode()
-
-
 def outcome_items(record: OutcomeRecord, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the outcome `name` of each trajectory that has one, as (trace id, value).
 

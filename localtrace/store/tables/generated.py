@@ -15,7 +15,7 @@ from localtrace.field_names import (
     WEIGHT_NAMES,
     WEIGHT_RANGE_NAMES,
 )
-from localtrace.store.journal.plain_values import as_list, valid_text
+from localtrace.store.journal.plain_values import as_list
 from localtrace.store.journal.results import (
     Fields,
     engine_logprobs,
@@ -26,6 +26,7 @@ from localtrace.store.journal.results import (
 from localtrace.values import codec
 from localtrace.values.doubles import read_doubles, rests, rounded
 from localtrace.values.encoded import first_named
+from localtrace.values.plain_json import valid_text
 
 Row = dict[str, Any]
 """A row of the table `spans`, by column name."""

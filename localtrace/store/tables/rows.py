@@ -15,7 +15,7 @@ from localtrace.field_names import SAMPLED_OUT
 from localtrace.schema import TABLES
 from localtrace.store.journal.frames import Frames
 from localtrace.store.journal.journal_files import JournalName, JournalStatus
-from localtrace.store.journal.plain_values import as_list, as_number, outcome_items, valid_text
+from localtrace.store.journal.plain_values import as_list, as_number, outcome_items
 from localtrace.store.journal.records import (
     STATUSES,
     Begin,
@@ -36,6 +36,7 @@ from localtrace.store.tables.spans import SpanReader, head_columns, started_at
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
 from localtrace.values.encoded import raw_map
+from localtrace.values.plain_json import valid_text
 
 _FOLDER_NAME_MAX_BYTES = 240
 """Longest value of a partition: file systems allow 255 bytes, of which `experiment=` takes 11."""

@@ -1,0 +1,85 @@
+"""What commands say of rewards that are NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import localtrace
+from tests.commands import record, rows, run
+from tests.recording import recording
+
+REWARDS = [math.nan, 0.25, math.inf, None, 1.0, -math.inf]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("odd") / "store"
+    record(path, [{"reward": reward, "group_id": "g"} for reward in REWARDS])
+    return path
+
+
+@pytest.fixture(scope="module")
+def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("nothing_finite") / "store"
+    record(path, [{"reward": reward, "group_id": "g"} for reward in (math.nan, math.inf)])
+    return path
+
+
+def test_the_head_of_a_group_sums_up_finite_rewards_and_counts_the_others(store: Path) -> None:
+    said = run("group", "-s", store, "g").stdout.splitlines()
+    assert said[1] == (
+        "2 rewards: mean 0.625, 0.25 to 1, standard deviation 0.5303; 3 not finite, left out"
+    )
+    marks = [row["mark"] for row in rows("group", "-s", store, "g")]
+    assert marks == [None, "worst", None, None, "best", None]
+
+
+def test_a_group_without_a_finite_reward_is_shown(odd_store: Path) -> None:
+    said = run("group", "-s", odd_store, "g").stdout
+    assert "no finite reward; 2 not finite" in said
+    assert "zero variance" not in said
+    result = run("group", "-s", odd_store, "g", "--diff")
+    assert "no rollout has a finite reward" in result.stderr
+
+
+@pytest.mark.parametrize(("sort", "first"), [("reward", [0.25, 1.0]), ("-reward", [1.0, 0.25])])
+def test_ls_sorts_what_is_not_finite_last_in_both_directions(
+    store: Path, sort: str, first: list[float]
+) -> None:
+    found = [row["reward"] for row in rows("ls", "-s", store, "--sort", sort)]
+    assert found[:2] == first
+    assert sorted(map(str, found[2:])) == ["-Infinity", "Infinity", "NaN", "None"]
+
+
+def test_runs_and_stats_count_what_is_not_finite(store: Path) -> None:
+    (found,) = rows("runs", "-s", store)
+    assert (found["mean_reward"], found["not_finite"]) == (0.625, 3)
+    counts = {row["what"]: row["rows"] for row in rows("stats", "-s", store)}
+    assert counts["rewards that are not finite"] == 3
+
+
+def test_an_empty_result_names_the_finite_range_and_counts_the_rest(
+    store: Path, odd_store: Path
+) -> None:
+    said = run("ls", "-s", store, "reward>5").stderr
+    assert "reward>5.0: it is 0.25..1, not finite in 3 rows" in said
+    assert "it is not finite in 2 rows" in run("ls", "-s", odd_store, "reward>5").stderr
+    assert len(rows("ls", "-s", store, "reward=not_finite")) == 3
+
+
+def test_stats_count_superseded_trajectories_in_a_line_of_their_own(tmp_path: Path) -> None:
+    for attempt in (0, 1):
+        with recording(tmp_path / "store", run_id="run", attempt=attempt):
+            for step in (1, 2) if attempt == 0 else (2, 3):
+                with localtrace.trajectory(step=step, rollout_n=0) as t:
+                    t.set(reward=math.nan)
+    counts = {row["what"]: row["rows"] for row in rows("stats", "-s", tmp_path / "store")}
+    assert counts["status ok"] == 3
+    assert counts["superseded"] == 1
+    assert counts["trajectories"] == 4
+    assert counts["rewards that are not finite"] == 3
+    filtered = rows("stats", "-s", tmp_path / "store", "step=2")
+    assert {row["what"]: row["rows"] for row in filtered}["superseded"] == 1
