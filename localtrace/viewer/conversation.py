@@ -19,7 +19,9 @@ Block = dict[str, Any]
 """One part of a conversation: role, text, and what belongs to it."""
 
 TEXT_MAX = 20_000
-"""The characters of one block that a page holds; more is read in the page of the call."""
+"""The characters of a block's text that a page holds; more is read in the page of the call."""
+SEARCHED = ("name", "arguments", "text")
+"""The fields of a block in which a text is found."""
 _PROSE = frozenset({"system", "user", "assistant", "reasoning", "prompt"})
 """Roles whose texts are shown with their Markdown; others are shown as they are."""
 
@@ -48,6 +50,23 @@ def blocks_of(trajectory: Trajectory, conversation: Conversation) -> Iterator[Bl
         results.clear()
         yield from _said(span, turn.text, number)
         number += 1
+
+
+def cut_block(block: Block, starts: Mapping[str, int] | None = None) -> Block:
+    """Return a block as a page holds it: of long texts a part, and `left_out`, what is beside it.
+
+    Args:
+        block: the whole block.
+        starts: where the part begins, by field; at the beginning of others.
+    """
+    left_out = {}
+    made = dict(block)
+    for field in SEARCHED:
+        text, start = block[field], (starts or {}).get(field, 0)
+        if text is not None and (start or len(text) > TEXT_MAX):
+            made[field] = text[start : start + TEXT_MAX]
+            left_out[field] = {"before": start, "after": max(0, len(text) - start - TEXT_MAX)}
+    return made | {"left_out": left_out, "hits": {}, "is_here": False}
 
 
 def _given(message: Any, span: Span, turn: int) -> Iterator[Block]:
@@ -112,24 +131,21 @@ def _call(span: Span) -> Block:
     result = span.error if span.error is not None else as_text(span.outputs)
     role = span.kind if span.kind in ("tool", "reward") else "call"
     block = _block(role, result, span, None, name=span.op)
-    arguments = as_text(span.inputs)
     return block | {
-        "arguments": arguments[:TEXT_MAX],
+        "arguments": as_text(span.inputs),
         "is_error": span.error is not None,
         "kind_derived": span.kind_derived,
     }
 
 
 def _block(role: str, text: str | None, span: Span, turn: int | None, **more: Any) -> Block:
-    length = 0 if text is None else len(text)
-    kept = text if text is None or length <= TEXT_MAX else text[:TEXT_MAX]
     empty: Block = {
         "name": None, "why": None, "is_answer": False, "is_error": False,
         "arguments": None, "is_prose": role in _PROSE, "finish_reason": None,
         "tokens": None, "kind_derived": False,
     }  # fmt: skip
     return empty | {
-        "role": role, "text": kept, "left_out": max(0, length - TEXT_MAX), "turn": turn,
+        "role": role, "text": text, "turn": turn,
         "span_id": span.span_id, "duration_ns": span.duration_ns,
     } | more  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,17 +248,27 @@ def snippets(
     return {row["trace_id"]: row for row in rows}
 
 
-def decoded(asked: Asked, run_id: str, snippet: dict[str, Any]) -> dict[str, Any]:
-    """Return a snippet of token ids as text; as it is where no tokenizer is known."""
+def decoded(asked: Asked, run_id: str, snippet: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return a snippet of token ids as text, and whether it is; not where no tokenizer is known."""
     before = snippet["before"].split(",")[:-1]
     if len(snippet["before"]) == _BEFORE:
         del before[:1]  # its beginning may be cut off
     parts = before, snippet["hit"].split(",")[:-1], snippet["after"].split(",")[:-1]
     texts = [asked.store.decode(run_id, list(map(int, part))) if part else "" for part in parts]
-    if any(text is None for text in texts):
+    is_text = None not in texts
+    if not is_text:
         texts = [", ".join(map(str.strip, part)) for part in parts]
         texts = [f"{texts[0]} " if texts[0] else "", texts[1], f" {texts[2]}" if texts[2] else ""]
-    return snippet | dict(zip(("before", "hit", "after"), texts, strict=True))
+    return snippet | dict(zip(("before", "hit", "after"), texts, strict=True)), is_text
+
+
+def unescaped(snippet: Mapping[str, Any]) -> str:
+    """Return the text of a hit, of one in JSON as the text that it stands for."""
+    hit = str(snippet["hit"])
+    if snippet["place"] in _JSON:
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(f'"{hit}"', type=str)
+    return hit
 
 
 def _ids_text(column: str) -> str:

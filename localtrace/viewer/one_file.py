@@ -25,7 +25,7 @@ CHARACTERS_MAX = 4_000_000
 """The most characters of conversations, which the rollouts share evenly."""
 TOKENS_MAX = 50_000
 """The most tokens that a file holds."""
-_MODULES = ("fragments", "keys", "themes", "rollout", "tokens", "one_file")
+_MODULES = ("fragments", "keys", "themes", "rollout", "find", "tokens", "one_file")
 """The modules of a file, each after those that it imports."""
 _IMPORT = re.compile(r'^import \{ (.*) \} from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function (\w+))", re.MULTILINE)

@@ -38,6 +38,7 @@ def environment() -> jinja2.Environment:
         "exact": safe_text.exact,
         "marked": safe_text.marked,
         "readable": safe_text.readable,
+        "with_hits": safe_text.with_hits,
         "part": asked.part,
         "as_json": as_json,
         "short": short,

@@ -7,6 +7,7 @@ bold text are set apart as in Markdown; everything else stays as it was written,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
 from markupsafe import Markup, escape
@@ -70,6 +71,21 @@ def readable(text: str) -> Markup:
         pieces.append(Markup('<code class="block">') + exact(match[2]) + Markup("</code>"))
         at = match.end()
     return Markup("").join([*pieces, _prose(text[at:])])
+
+
+def with_hits(text: str, hits: Iterable[tuple[int, int, bool]]) -> Markup:
+    """Return text as HTML, as `marked` does, with the hits of a search set apart.
+
+    Args:
+        text: the text.
+        hits: begin and end of each in their order, and whether it is the one that is shown.
+    """
+    pieces, at = [], 0
+    for start, end, is_here in hits:
+        tag = Markup('<mark id="here">') if is_here else Markup("<mark>")
+        pieces += [marked(text[at:start]), tag, exact(text[start:end]), Markup("</mark>")]
+        at = end
+    return Markup("").join([*pieces, marked(text[at:])])
 
 
 def _prose(text: str) -> Markup:

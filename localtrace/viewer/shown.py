@@ -16,7 +16,7 @@ from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
-from localtrace.viewer.conversation import blocks_of
+from localtrace.viewer.conversation import blocks_of, cut_block
 from localtrace.viewer.excerpts import cut
 from localtrace.viewer.page import Facts
 from localtrace.viewer.pages.trajectory import call_rows, head_of, outcomes_of
@@ -104,7 +104,7 @@ def _rollout(
 ) -> Facts:
     blocks: list[dict[str, Any]] = []
     left_out = 0
-    for block in blocks_of(trajectory, conversation):
+    for block in map(cut_block, blocks_of(trajectory, conversation)):
         length = len(block["text"] or "") + len(block["arguments"] or "")
         characters -= max(length, _PART_MIN)
         if characters > 0 or not blocks:

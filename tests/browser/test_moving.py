@@ -145,7 +145,48 @@ def test_text_is_found_inside_a_rollout(page: Page, viewer: Viewer) -> None:
     visit(page, f"/trajectory/{viewer.ids['chat 1 add 0']}")
     page.keyboard.press("f")
     page.keyboard.type("answer is")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
     expect(page.locator("#found")).to_have_text("1 of 1")
+    expect(page.locator("mark#here")).to_be_in_viewport()
+
+
+def test_find_reaches_parts_that_were_never_loaded(page: Page, viewer: Viewer) -> None:
+    long = viewer.ids["spans"]
+    visit(page, f"/trajectory/{long}")
+    page.keyboard.press("f")
+    page.keyboard.type('"number":2999')  # of the calls 0 to 29,999: itself, and ten more
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    ready(page)
+    for number in (1, 2, 3):
+        expect(page.locator("#found")).to_have_text(f"{number} of 11")
+        expect(page.locator("mark#here")).to_be_in_viewport()
+        with page.expect_navigation():
+            page.keyboard.press("n")
+        ready(page)
+    page.keyboard.press("f")
+    with page.expect_navigation():
+        page.keyboard.press("Shift+Enter")
+    expect(page.locator("#found")).to_have_text("3 of 11")
+
+
+def test_further_and_earlier_parts_come_into_the_page(page: Page, viewer: Viewer) -> None:
+    path = f"/trajectory/{viewer.ids['spans']}"
+    visit(page, f"{path}?from=300")
+    page.get_by_role("link", name="earlier parts").click()
+    expect(page.locator("#part-240")).to_be_attached()
+    expect(page.locator("#part-240")).not_to_be_in_viewport()  # what was read stays where it was
+    page.locator("#further a").scroll_into_view_if_needed()
+    expect(page.locator("#part-360")).to_be_attached()
+    parts = page.locator("#blocks > article")
+    numbers = [int((one.get_attribute("id") or "")[5:]) for one in parts.all()]
+    assert numbers == list(range(240, 240 + len(numbers)))
+    assert page.url.endswith("from=300")
+    href = page.locator("#further a").get_attribute("href") or ""
+    visit(page, href)  # as it opens where no script runs, or in another tab
+    assert page.locator("header.top nav").count() == 1
+    expect(page.locator(f"#{href.partition('#')[2]}")).to_be_in_viewport()
 
 
 def test_what_was_said_is_searched_for_and_read_hit_by_hit(page: Page, viewer: Viewer) -> None:
@@ -160,7 +201,7 @@ def test_what_was_said_is_searched_for_and_read_hit_by_hit(page: Page, viewer: V
     page.wait_for_url("**find=expression**")
     ready(page)
     assert page.locator("#q").input_value() == f"run={CHAT_RUN}"
-    assert page.locator(".summary").inner_text().startswith("3 of 8 rollouts")
+    assert page.locator(".summary").inner_text().startswith("Found in 3 of 8 rollouts")
     assert page.locator("td.snippet mark").all_inner_texts() == ["expression"] * 3
     page.locator("svg.chart a.strip").first.click()  # step 1
     page.wait_for_url("**step%3D1**")

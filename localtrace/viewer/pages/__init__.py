@@ -30,7 +30,6 @@ PAGES: tuple[Page, ...] = (
     trajectories.PAGE,
     trajectories.ROWS,
     trajectory.PAGE,
-    trajectory.BLOCKS,
     trajectory.CALLS,
     trajectory.CALL,
     prompts.PAGE,

@@ -1,4 +1,4 @@
-"""One chart of one or several runs, from a named query; a page loads it when it is needed."""
+"""One chart of one or several runs, from a named query; other pages take it in when it is seen."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def read(asked: Asked) -> Facts:
         if row["run_id"] == run_id and row["step"] is not None
     }
     lines = [one for at, run in enumerate(runs) for one in _lines(run, at, chart, names, found)]
-    return chart_of(chart.title, lines, links, chart.format, why)
+    return chart_of(chart.title, lines, links, chart.format, why) | {"copies": {}}
 
 
 def _found(asked: Asked, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:

@@ -102,16 +102,18 @@ def _with_links(
     asked: Asked, search: Search, row: dict[str, Any], snippet: dict[str, Any], q: str
 ) -> dict[str, Any]:
     path = f"/trajectory/{part(row['trace_id'])}"
-    at = None
+    kept = {"q": q, "sort": "-step"}
     if search.by == "ids":
-        snippet = hits.decoded(asked, row["run_id"], snippet)
+        snippet, is_text = hits.decoded(asked, row["run_id"], snippet)
         if snippet["place"] == "generated" and snippet["turn"] is not None:
             at = f"{snippet['turn']}.{snippet['hit_at']}"
-    find = search.find if search.by == "text" else None
-    return snippet | {
-        "url": url(f"{path}/tokens" if at else path, q=q, sort="-step", find=find, at=at),
-        "call_url": f"{path}/call/{part(snippet['span_id'])}",
-    }
+            return snippet | {"url": url(f"{path}/tokens", **kept, at=at)}
+        kept["mark"] = snippet["hit"] if is_text else ""
+    elif search.by == "regex":
+        kept["mark"] = hits.unescaped(snippet)
+    else:
+        kept["find"] = search.find
+    return snippet | {"url": f"{url(path, **kept, call=snippet['span_id'])}#here"}
 
 
 def _charts(asked: Asked, counted: Counted, address: dict[str, str]) -> list[dict[str, Any]]:

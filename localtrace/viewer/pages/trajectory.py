@@ -7,18 +7,16 @@ from typing import Any
 
 from localtrace.errors import QueryError
 from localtrace.field_names import LABEL_NAMES
-from localtrace.read.conversation import conversation_of
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.viewer.asked import Asked, part, url
-from localtrace.viewer.conversation import blocks_of
+from localtrace.viewer.conversation_parts import conversation_facts
 from localtrace.viewer.labelling import why_read_only
 from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.ordered import ordered
 from localtrace.viewer.page import Facts, Page, copies, neighbours, upload_command
 
-_BLOCKS = 60
 _CALLS = 60
 _CALLS_MAX = 300
 _TEXT_MAX = 200_000
@@ -49,11 +47,10 @@ def trajectory_of(asked: Asked) -> Trajectory:
 
 
 def read(asked: Asked) -> Facts:
-    """Return what is known of the trajectory, and the beginning of its conversation."""
+    """Return what is known of the trajectory, and a part of its conversation."""
     trajectory = trajectory_of(asked)
     trace_id = trajectory.trace_id
     (row,) = asked.rows(_ROW_SQL, {"trace": trace_id})
-    blocks = _blocks(asked, trajectory)
     calls = _calls(asked, trajectory)
     path = f"/trajectory/{part(trace_id)}"
     return {
@@ -68,9 +65,7 @@ def read(asked: Asked) -> Facts:
         "why_read_only": why_read_only(asked.store),
         "uploads": asked.rows(_UPLOADS_SQL, {"trace": trace_id}),
         "why_no_calls": why_no_calls(trajectory),
-        "blocks": blocks[:_BLOCKS],
-        "blocks_total": len(blocks),
-        "blocks_url": f"{path}/blocks",
+        **conversation_facts(asked, trajectory),
         "calls": calls[:_CALLS],
         "calls_total": len(calls),
         "calls_url": f"{path}/calls",
@@ -91,14 +86,6 @@ def read(asked: Asked) -> Facts:
         ),
         "upload": upload_command(asked, f"\"where=trace_id = '{trace_id}'\""),
     }
-
-
-def read_blocks(asked: Asked) -> Facts:
-    """Return further blocks of the conversation."""
-    start = asked.number("from", 0)
-    blocks = _blocks(asked, trajectory_of(asked))
-    return {"blocks": blocks[start : start + _BLOCKS], "trace_id": trajectory_of(asked).trace_id,
-            "next": start + _BLOCKS if start + _BLOCKS < len(blocks) else None}  # fmt: skip
 
 
 def read_calls(asked: Asked) -> Facts:
@@ -171,18 +158,6 @@ def list_neighbours(asked: Asked, trace_id: str, below: str = "") -> Facts:
     return neighbours(every.index(trace_id), len(every), address)
 
 
-def _blocks(asked: Asked, trajectory: Trajectory) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = asked.kept(
-        ("blocks", trajectory.trace_id),
-        lambda: list(
-            blocks_of(
-                trajectory, conversation_of(trajectory, asked.store.decode, asked.store.own_sql)
-            )
-        ),
-    )
-    return made
-
-
 def _calls(asked: Asked, trajectory: Trajectory) -> list[dict[str, Any]]:
     def make() -> list[dict[str, Any]]:
         path = f"/trajectory/{part(trajectory.trace_id)}/call"
@@ -241,6 +216,5 @@ def outcomes_of(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 
 PAGE = Page("/trajectory/{trace_id}", "trajectory.html", read)
-BLOCKS = Page("/trajectory/{trace_id}/blocks", "blocks.html", read_blocks)
 CALLS = Page("/trajectory/{trace_id}/calls", "calls.html", read_calls)
 CALL = Page("/trajectory/{trace_id}/call/{span_id}", "call.html", read_call)

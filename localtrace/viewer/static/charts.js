@@ -24,8 +24,9 @@ export function startCharts(root) {
 export async function load(place, address) {
   place.setAttribute("aria-busy", "true");
   try {
-    place.replaceChildren(await fragment(address));
-    place.querySelectorAll(".chart-card").forEach(listen);
+    const card = (await fragment(address)).querySelector(".chart-card");
+    place.replaceChildren(card);
+    listen(card);
   } catch (error) {
     const why = place.querySelector(".why") ?? place.appendChild(document.createElement("p"));
     why.className = "why";

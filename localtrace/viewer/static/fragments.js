@@ -1,9 +1,7 @@
-// Pieces of pages, made by the server. Scripts in them would not run, and there are none.
+// Pages made by the server, of which a piece is taken. Scripts in them would not run.
 export async function fragment(address) {
   const answer = await fetch(address, { headers: { Accept: "text/html" } });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (!answer.ok) throw new Error(page.querySelector(".problem")?.textContent ?? `The viewer answered ${answer.status}.`);
-  const made = document.createDocumentFragment();
-  made.append(...page.body.childNodes);
-  return made;
+  return page.body;
 }

@@ -2,10 +2,12 @@
 import { startKeys } from "./keys.js";
 import { startThemes } from "./themes.js";
 import { start as startRollouts } from "./rollout.js";
+import { start as startFind } from "./find.js";
 import { startHere } from "./tokens.js";
 
 startThemes();
 startKeys();
 startRollouts();
+startFind();
 if (document.getElementById("token-view")) startHere();
 document.documentElement.dataset.ready = "true";

@@ -1,4 +1,4 @@
-// The conversation: folding, exact text, search inside, and further parts as they come into view.
+// The conversation: folding, exact text, the way from hit to hit, and further parts in their place.
 import { fragment } from "./fragments.js";
 
 const FOLDED_PX = 420;
@@ -6,11 +6,12 @@ let unfoldsAll = false;
 
 export function start() {
   fold(document);
-  const more = document.querySelector("[data-more]");
-  if (more) watch(more);
+  document.getElementById("here")?.scrollIntoView({ block: "center" });
+  watch();
   toggle("exact", (on) => {
     for (const one of document.querySelectorAll(".foldable")) {
       const [shown, asItIs] = one.children;
+      if (!asItIs) continue; // with hits, it is always as it was recorded
       shown.hidden = on;
       asItIs.hidden = !on;
     }
@@ -22,9 +23,13 @@ export function start() {
     if (!on) fold(document);
   });
   const find = document.getElementById("find");
-  find.addEventListener("input", () => search(find.value));
-  if (find.value) search(find.value);
-  find.addEventListener("keydown", (event) => { if (event.key === "Enter") next(event.shiftKey ? -1 : 1); });
+  find.addEventListener("keydown", (event) => {
+    // Enter searches for what was written, and again goes on to the next hit.
+    const link = document.querySelector(`[data-key=${event.shiftKey ? "N" : "n"}]`);
+    if (event.key !== "Enter" || !link || !find.form || find.value !== find.defaultValue.replace(/[\r\n]/g, "")) return;
+    event.preventDefault();
+    link.click();
+  });
 }
 
 function toggle(id, change) {
@@ -44,7 +49,7 @@ function fold(root) {
   if (unfoldsAll) return;
   // All are measured before any is changed, or each change would lay the page out anew.
   const tall = [...root.querySelectorAll(".foldable:not(.folded)")].filter((one) => mayBeTall(one.firstElementChild.textContent)
-    && one.scrollHeight > FOLDED_PX && !one.nextElementSibling?.classList.contains("unfold"));
+    && one.scrollHeight > FOLDED_PX && !one.querySelector("#here") && !one.nextElementSibling?.classList.contains("unfold"));
   for (const one of tall) {
     one.classList.add("folded");
     const button = document.createElement("button");
@@ -55,63 +60,42 @@ function fold(root) {
   }
 }
 
-function watch(more) {
-  const seen = new IntersectionObserver(async (entries) => {
+// Further parts are loaded when their link comes into view, earlier ones when theirs is pressed.
+function watch() {
+  const further = document.getElementById("further"), earlier = document.getElementById("earlier");
+  const seen = new IntersectionObserver((entries) => {
     if (!entries.some((one) => one.isIntersecting)) return;
     seen.disconnect();
-    try {
-      const got = await fragment(`${more.dataset.more}?from=${more.dataset.from}`);
-      const next = got.querySelector("p.more");
-      next?.remove();
-      document.getElementById("blocks").append(got);
-      fold(document.getElementById("blocks"));
-      if (!next) { more.remove(); return; }
-      more.dataset.from = next.dataset.from;
-      watch(more);
-    } catch (error) {
-      more.textContent = error.message;
-    }
+    load(further);
   }, { rootMargin: "600px" });
-  seen.observe(more);
-}
-
-let hits = [];
-let at = -1;
-
-function search(text) {
-  hits = [];
-  at = -1;
-  CSS.highlights?.delete("found");
-  const said = document.getElementById("found");
-  said.textContent = "";
-  if (text.length < 2) return;
-  const wanted = text.toLowerCase();
-  for (const box of document.querySelectorAll(".block .said:not([hidden])")) {
-    const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
-    while (walker.nextNode() && hits.length < 2000) {
-      const node = walker.currentNode;
-      if (node.parentElement.closest("[hidden]")) continue;
-      const lower = node.data.toLowerCase();
-      for (let place = lower.indexOf(wanted); place >= 0 && hits.length < 2000; place = lower.indexOf(wanted, place + wanted.length)) {
-        const range = new Range();
-        range.setStart(node, place);
-        range.setEnd(node, Math.min(place + wanted.length, node.data.length));
-        hits.push(range);
-      }
-    }
+  if (further) seen.observe(further);
+  for (const more of [earlier, further]) {
+    if (!more) continue;
+    more.onclick = (event) => {
+      if (!event.target.closest("a") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      seen.disconnect();
+      load(more);
+    };
   }
-  if (hits.length && CSS.highlights) CSS.highlights.set("found", new Highlight(...hits));
-  const rest = document.querySelector("[data-more]") ? " in the parts shown so far" : "";
-  said.textContent = `${hits.length} found${rest}`;
-  next(1);
 }
 
-function next(step) {
-  if (!hits.length) return;
-  at = (at + step + hits.length) % hits.length;
-  const box = hits[at].startContainer.parentElement;
-  const folded = box.closest(".folded");
-  if (folded) { folded.nextElementSibling?.remove(); folded.classList.remove("folded"); }
-  box.scrollIntoView({ block: "center" });
-  document.getElementById("found").textContent = `${at + 1} of ${hits.length}`;
+async function load(more) {
+  const blocks = document.getElementById("blocks"), below = blocks.getBoundingClientRect().bottom;
+  try {
+    const page = await fragment(more.querySelector("a").href);
+    const got = [...page.querySelector("#blocks").children].filter((one) => !document.getElementById(one.id));
+    for (const one of got) one.querySelector("#here")?.removeAttribute("id");
+    if (more.id === "further") blocks.append(...got);
+    else blocks.prepend(...got);
+    fold(blocks);
+    const next = page.querySelector(`#${more.id}`);
+    if (next) more.replaceWith(next);
+    else more.remove();
+    if (more.id === "earlier") scrollBy(0, blocks.getBoundingClientRect().bottom - below);
+  } catch (error) {
+    more.append(` ${error.message}`);
+    return;
+  }
+  watch();
 }

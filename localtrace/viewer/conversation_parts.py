@@ -1,0 +1,174 @@
+"""The parts of a conversation that a page holds, those around a place or a hit, and what is found.
+
+A conversation may have thousands of parts. A text is searched for in all of them, upper and lower
+case alike, whole as they were recorded; each hit has an address, as has every further part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from localtrace.read.conversation import as_text, conversation_of
+from localtrace.types import Trajectory
+from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.conversation import SEARCHED, TEXT_MAX, Block, blocks_of, cut_block
+from localtrace.viewer.page import Facts
+
+_SHOWN = 60
+_BEFORE = 10
+"""The parts that a page holds before the one that it leads to."""
+_HITS_MAX = 10_000
+_CALLS_MAX = 5
+
+
+class Hit(NamedTuple):
+    """A place where a text is found: a part, the field of it, and the characters."""
+
+    part: int
+    field: str
+    start: int
+    end: int
+
+
+def conversation_facts(asked: Asked, trajectory: Trajectory) -> Facts:
+    """Return the parts that the address asks for, where the others are, and what was found.
+
+    Of the address, `find` is the text, `hit` the number of the hit to show, `call` the call whose
+    parts are shown, and `from` the first part. `mark` is a text to find in this rollout alone.
+    """
+    parts = _every_part(asked, trajectory)
+    find = asked.values.get("find") or asked.values.get("mark") or ""
+    hits = _hits(asked, trajectory, parts, find)
+    place = _place(trajectory, parts, asked.values.get("call"))
+    number = _number(asked, hits, place)
+    here = None if number is None else hits[number]
+    start = max(0, (here.part if here else place or 0) - _BEFORE)
+    if "from" in asked.values:
+        start = min(asked.number("from", 0), max(0, len(parts) - 1))
+    end = min(start + _SHOWN, len(parts))
+    return {
+        "blocks": [
+            _shown(block, at, [hit for hit in hits if hit.part == at], here)
+            | {"is_here": here is None and at == place}
+            for at, block in enumerate(parts[start:end], start)
+        ],
+        "blocks_start": start,
+        "blocks_total": len(parts),
+        "earlier_url": _at(asked, trajectory, max(0, start - _SHOWN)) if start else None,
+        "more_url": _at(asked, trajectory, end) if end < len(parts) else None,
+        "find": _found(asked, trajectory, find, hits, number) if find.strip() else None,
+    }
+
+
+def _every_part(asked: Asked, trajectory: Trajectory) -> list[Block]:
+    def make() -> list[Block]:
+        told = conversation_of(trajectory, asked.store.decode, asked.store.own_sql)
+        return list(blocks_of(trajectory, told))
+
+    made: list[Block] = asked.kept(("parts", trajectory.trace_id), make)
+    return made
+
+
+def _hits(asked: Asked, trajectory: Trajectory, parts: Sequence[Block], find: str) -> list[Hit]:
+    if not find.strip():
+        return []
+    made: list[Hit] = asked.kept(("find", trajectory.trace_id, find), lambda: hits_in(parts, find))
+    return made
+
+
+def hits_in(parts: Sequence[Block], find: str) -> list[Hit]:
+    """Return where parts hold a text, in their order; of very many the first."""
+    pattern = re.compile(re.escape(find), re.IGNORECASE)
+    made: list[Hit] = []
+    for at, block in enumerate(parts):
+        for field in SEARCHED:
+            for match in pattern.finditer(block[field] or ""):
+                made.append(Hit(at, field, *match.span()))
+                if len(made) == _HITS_MAX:
+                    return made
+    return made
+
+
+def _place(trajectory: Trajectory, parts: Sequence[Block], span_id: str | None) -> int | None:
+    """Return the first part of a call, or the part after it where it has none of its own."""
+    if span_id is None:
+        return None
+    order = {span.span_id: at for at, span in enumerate(trajectory.every_span)}
+    if span_id not in order:
+        return None
+    own = (at for at, block in enumerate(parts) if block["span_id"] == span_id)
+    after = (at for at, block in enumerate(parts) if order[block["span_id"]] > order[span_id])
+    return next(own, next(after, None))
+
+
+def _number(asked: Asked, hits: Sequence[Hit], place: int | None) -> int | None:
+    """Return the place in the list of the hit to show: that of the address, else one at a part."""
+    if not hits:
+        return None
+    if "hit" in asked.values:
+        return min(max(asked.number("hit", 1), 1), len(hits)) - 1
+    return next((at for at, hit in enumerate(hits) if hit.part >= (place or 0)), 0)
+
+
+def _shown(block: Block, at: int, hits: Sequence[Hit], here: Hit | None) -> Block:
+    """Return a part as a page holds it, with its hits in what is left of its texts."""
+    is_here = here is not None and here.part == at
+    starts = {}
+    if here is not None and is_here and here.end > TEXT_MAX:
+        starts[here.field] = max(0, here.start - TEXT_MAX // 2)
+    marks: dict[str, list[tuple[int, int, bool]]] = {}
+    for hit in hits:
+        start = hit.start - starts.get(hit.field, 0)
+        if 0 <= start < TEXT_MAX:
+            end = min(start + hit.end - hit.start, TEXT_MAX)
+            marks.setdefault(hit.field, []).append((start, end, hit == here))
+    return cut_block(block, starts) | {"part": at, "hits": marks}
+
+
+def _found(
+    asked: Asked, trajectory: Trajectory, find: str, hits: Sequence[Hit], number: int | None
+) -> Facts:
+    def address(to: int) -> str:
+        return f"{_address(asked, trajectory, find=find, hit=to % len(hits) + 1)}#here"
+
+    return {
+        "text": find,
+        "total": len(hits),
+        "is_cut": len(hits) == _HITS_MAX,
+        "number": None if number is None else number + 1,
+        "before_url": address(number - 1) if number is not None and len(hits) > 1 else None,
+        "after_url": address(number + 1) if number is not None and len(hits) > 1 else None,
+        "calls": [] if hits else _calls_with(trajectory, find),
+    }
+
+
+def _calls_with(trajectory: Trajectory, find: str) -> list[Facts]:
+    """Return calls whose record holds a text that no part of the conversation shows."""
+    in_json = msgspec.json.encode(find).decode()[1:-1]
+    pattern = re.compile(f"{re.escape(find)}|{re.escape(in_json)}", re.IGNORECASE)
+
+    def holding() -> Iterator[Facts]:
+        for span in trajectory.every_span:
+            fields = {"arguments": span.inputs, "messages": span.messages,
+                      "result": span.outputs, "message": span.output_message}  # fmt: skip
+            for field, value in fields.items():
+                if value is not None and pattern.search(as_text(value)):
+                    address = f"/trajectory/{part(trajectory.trace_id)}/call/{part(span.span_id)}"
+                    yield {"op": span.op, "field": field, "url": address}
+                    break
+
+    return [one for one, _ in zip(holding(), range(_CALLS_MAX), strict=False)]
+
+
+def _at(asked: Asked, trajectory: Trajectory, start: int) -> str:
+    find, hit = asked.values.get("find"), asked.values.get("hit")
+    return f"{_address(asked, trajectory, find=find, hit=hit, **{'from': start})}#part-{start}"
+
+
+def _address(asked: Asked, trajectory: Trajectory, **values: Any) -> str:
+    path = f"/trajectory/{part(trajectory.trace_id)}"
+    return url(path, q=asked.q, sort=asked.values.get("sort"), **values)

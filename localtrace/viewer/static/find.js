@@ -1,0 +1,46 @@
+// Find in a file, which holds all that there is: its hits are marked where they stand.
+let hits = [];
+let at = -1;
+
+export function start() {
+  const find = document.getElementById("find");
+  find.addEventListener("input", () => search(find.value));
+  find.addEventListener("keydown", (event) => { if (event.key === "Enter") next(event.shiftKey ? -1 : 1); });
+}
+
+function search(text) {
+  hits = [];
+  at = -1;
+  CSS.highlights?.delete("found");
+  const said = document.getElementById("found");
+  said.textContent = "";
+  if (text.length < 2) return;
+  const wanted = text.toLowerCase();
+  for (const box of document.querySelectorAll(".block .said:not([hidden])")) {
+    const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode() && hits.length < 2000) {
+      const node = walker.currentNode;
+      if (node.parentElement.closest("[hidden]")) continue;
+      const lower = node.data.toLowerCase();
+      for (let place = lower.indexOf(wanted); place >= 0 && hits.length < 2000; place = lower.indexOf(wanted, place + wanted.length)) {
+        const range = new Range();
+        range.setStart(node, place);
+        range.setEnd(node, Math.min(place + wanted.length, node.data.length));
+        hits.push(range);
+      }
+    }
+  }
+  if (hits.length && CSS.highlights) CSS.highlights.set("found", new Highlight(...hits));
+  said.textContent = `${hits.length} found`;
+  next(1);
+}
+
+function next(step) {
+  if (!hits.length) return;
+  at = (at + step + hits.length) % hits.length;
+  const box = hits[at].startContainer.parentElement;
+  const folded = box.closest(".folded");
+  if (folded) { folded.nextElementSibling?.remove(); folded.classList.remove("folded"); }
+  box.scrollIntoView({ block: "center" });
+  document.getElementById("found").textContent = `${at + 1} of ${hits.length}`;
+}
