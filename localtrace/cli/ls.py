@@ -162,14 +162,15 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
     from localtrace.values.codec import fields_from_json
 
     made: dict[str, list[str | None]] = {}
-    steps = dict(zip(rows["trace_id"].to_pylist(), rows["step"].to_pylist(), strict=True))
+    ids = rows["trace_id"].to_pylist()
+    steps = dict(zip(ids, rows["step"].to_pylist(), strict=True))
 
     def run(sql: str, params: Mapping[str, Any]) -> pa.Table:
         return store.own_sql(sql, params).to_arrow()
 
     if "labels" in names:
         labels = labels_of(run, steps)
-        made["labels"] = [str(labels[one]) if one in labels else None for one in steps]
+        made["labels"] = [str(labels[one]) if one in labels else None for one in ids]
     if "run_name" in names:
         told_apart = run_names(store)
         made["run_name"] = [told_apart.get(run_id) for run_id in rows["run_id"].to_pylist()]
@@ -182,7 +183,7 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
         ]
     if "prompt" in names or "answer" in names:
         found = read_excerpts(run, store.decode, steps)
-        excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]
+        excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in ids]
         made["prompt"] = [excerpt.prompt for excerpt in excerpts]
         made["answer"] = [excerpt.answer for excerpt in excerpts]
     return {name: values for name, values in made.items() if name in names}

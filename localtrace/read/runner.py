@@ -127,7 +127,8 @@ class QueryRunner:
             lost = [path for path in self._paths() if not os.path.exists(path)]
             if lost and tries:
                 self.refresh()  # a compaction removed files since
-                return self.run(sql, params, is_own, tries - 1)
+                if set(lost).isdisjoint(self._paths()):
+                    return self.run(sql, params, is_own, tries - 1)
             if lost:
                 raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
             if isinstance(error, StoreError):

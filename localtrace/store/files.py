@@ -65,11 +65,11 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         )
     except OSError as error:
         if not isinstance(error, FileExistsError):
-            _refuse_others(path)
+            refuse_other_than_file(path)
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _refuse_others(path)
+            refuse_other_than_file(path)
             raise StoreFormatError(f"{path} was replaced while it was opened: try again")
     except BaseException:
         os.close(descriptor)
@@ -77,7 +77,12 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def _refuse_others(path: Path) -> None:
+def refuse_other_than_file(path: Path | str) -> None:
+    """Refuse a link, a folder and the like where a store has a file, or nothing any more.
+
+    Raises:
+        NotAFile: there is one.
+    """
     kind = _kind_of(path)
     if kind != stat.S_IFREG:
         raise NotAFile(
@@ -121,7 +126,7 @@ def make_folder(root: Path, folder: Path) -> None:
         place.mkdir(exist_ok=True)
 
 
-def _kind_of(path: Path) -> int:
+def _kind_of(path: Path | str) -> int:
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:

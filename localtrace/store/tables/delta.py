@@ -24,6 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
+from localtrace.store.files import refuse_other_than_file
 from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.tables.log_files import (
     CHECKPOINT_NOTE,
@@ -33,6 +34,9 @@ from localtrace.store.tables.log_files import (
 )
 from localtrace.store.tables.parquet_files import WrittenFile
 
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f*?\[]")
+"""Characters that partition folders quote: DuckDB would take a path with some for a pattern."""
+_NAMED_MAX_CHARS = 300
 _LOG_NAME = re.compile(rf"\d{{20}}\.|{CHECKPOINT_NOTE}$")
 """Names in a table's log that readers of Delta Lake open."""
 COMMIT_TRIES_MAX = 100
@@ -137,19 +141,24 @@ def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSche
 
     Raises:
         StoreError: the log names a file elsewhere.
+        NotAFile: a link, a FIFO or the like is in place of one; DuckDB would follow or wait for it.
     """
     root, depth = layout.table(schema.name), len(schema.partitions) + 1
     # delta-rs quotes the folder of the table, but not what is below it.
     places = (uri.split("/")[-depth:] for uri in (table.file_uris() if table else ()))
-    return sorted("/".join((str(root), *inside(place))) for place in places)
+    # A forged log names a file twice where it gives it a deletion vector, which no table has.
+    files = sorted({"/".join((str(root), *inside(place))) for place in places})
+    for file in files:
+        refuse_other_than_file(file)
+    return files
 
 
 def inside(parts: list[str]) -> list[str]:
-    """Refuse a path that leads out of the table's folder, as a hostile log could name one."""
-    if not {"", ".", ".."}.isdisjoint(parts):
+    """Refuse a path that no file of a table has, or that leads elsewhere, as a forged log could."""
+    if not {"", ".", ".."}.isdisjoint(parts) or any(map(_NO_NAME.search, parts)):
         raise StoreError(
-            f"a table's log names {'/'.join(parts)!r}, which is not below the table: restore its "
-            "_delta_log from a copy of the store"
+            f"a table's log names {'/'.join(parts)[:_NAMED_MAX_CHARS]!r}, which is no file of the "
+            "table: restore its _delta_log from a copy of the store"
         )
     return parts
 

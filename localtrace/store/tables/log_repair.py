@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from localtrace.errors import StoreFormatError
+from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.files import is_file, read_file
 from localtrace.store.layout import StoreLayout
@@ -84,5 +84,7 @@ def _is_whole(entry: Path) -> bool:
         # An entry torn between two lines can be told by their number alone.
         count = actions[0].get("commitInfo", {}).get(ACTIONS_NAME, len(actions))
         return int(count) == len(actions)
-    except (StoreFormatError, ValueError, TypeError, IndexError, AttributeError, RecursionError):
+    except (StoreError, ArithmeticError, ValueError, TypeError, LookupError):
+        return False
+    except (AttributeError, RecursionError):
         return False

@@ -1,0 +1,173 @@
+"""Log entries that somebody forged: each command ends with a message, and nothing waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localtrace
+from localtrace.errors import StoreError
+from localtrace.read.runner import QueryRunner
+from localtrace.store.layout import open_layout
+from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.snapshot import take_snapshot
+from tests.commands import answer, record, rows, run
+
+pytestmark = pytest.mark.timeout(120)
+LOG = "tables/trajectories/_delta_log"
+COMMANDS = (
+    ("ls",), ("sql", "select count(*) as n from trajectories"), ("stats",), ("verify",), ("seal",),
+    ("compact",), ("recover",), ("prune", "step=3", "--yes", "--now"),
+)  # fmt: skip
+FOLDER = "project=maths/experiment=default"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one trajectory in a file, and one in a journal."""
+    store = tmp_path_factory.mktemp("forged") / "store"
+    for sealed in (True, False):
+        record(store, [{"answers": [answer("a", [1])], "reward": 1.0}])
+        if sealed:
+            seal(open_layout(store))
+    return store
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "store"))
+
+
+def _added(store: Path) -> dict[str, Any]:
+    """The action that added the file of trajectories."""
+    (action,) = (
+        json.loads(line)["add"]
+        for entry in sorted((store / LOG).glob("*.json"))
+        for line in entry.read_text().splitlines()
+        if "add" in json.loads(line)
+    )
+    return dict(action)
+
+
+def _append(store: Path, *actions: dict[str, Any]) -> None:
+    entry = store / LOG / f"{len(list((store / LOG).glob('*.json'))):020}.json"
+    entry.write_text("".join(f"{json.dumps(one)}\n" for one in actions))
+
+
+def _said(store: Path) -> list[str]:
+    """Run every command on a copy; return what each said."""
+    said = []
+    for number, command in enumerate(COMMANDS):
+        copy = Path(shutil.copytree(store, store.with_name(f"copy-{number}"), symlinks=True))
+        done = run(*command, "-s", copy)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (command, done)
+        said.append(done.output)
+        shutil.rmtree(copy)
+    return said
+
+
+PATHS = ("v5-\0.parquet", "v5-%00.parquet", "v5-\x1b[31m.parquet", "v5-*.parquet", "v5-[0-9a-f].x",
+         "v5-?.parquet", "v5-\n.parquet")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATHS, ids=ascii)
+def test_a_path_that_no_file_of_a_table_has_is_refused_by_name(store: Path, name: str) -> None:
+    _append(store, {"commitInfo": {}}, {"add": {**_added(store), "path": f"{FOLDER}/{name}"}})
+    said = _said(store)
+    told = [text for text in said if "a table's log names" in text or "is missing" in text]
+    assert len(told) >= len(COMMANDS) - 1, said  # sealing adds to a log without reading it whole
+    assert all("\0" not in text and "\x1b" not in text for text in said)
+
+
+VECTOR = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4,
+          "sizeInBytes": 40, "cardinality": 6}  # fmt: skip
+
+
+def test_a_file_that_a_log_names_twice_is_read_once(store: Path) -> None:
+    _append(store, {"commitInfo": {}}, {"add": {**_added(store), "deletionVector": VECTOR}})
+    assert len(rows("ls", "-s", store)) == 2
+    _said(store)
+
+
+def test_rows_that_are_there_twice_are_listed_without_a_traceback(store: Path) -> None:
+    added = _added(store)
+    twin = {**added, "path": f"{FOLDER}/v5-{'0' * 32}.parquet"}
+    table = store / "tables/trajectories"
+    shutil.copy(table / added["path"], table / twin["path"])
+    _append(store, {"commitInfo": {}}, {"add": twin})
+    assert len(rows("ls", "-s", store)) == 3
+    _said(store)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ['{"commitInfo":{"localtrace.actions":1e999}}', '{"commitInfo":{"localtrace.actions":"x"}}',
+     '{"commitInfo":[]}', "[]", "5", "null", '{"unknown":{}}', "[" * 100_000, "\0" * 4096],
+    ids=lambda text: str(text)[:30],
+)  # fmt: skip
+def test_an_entry_of_another_form_ends_in_no_traceback(store: Path, entry: str) -> None:
+    (store / LOG / f"{len(list((store / LOG).glob('*.json'))):020}.json").write_text(entry)
+    _said(store)
+
+
+def _socket(path: Path) -> None:
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(path.parent)  # names of sockets are short
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a socket": _socket,
+    "a folder": os.mkdir,
+    "a link": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_in_place_of_a_tables_file_is_named_and_not_waited_for(
+    store: Path, kind: str
+) -> None:
+    place = store / "tables/trajectories" / _added(store)["path"]
+    place.unlink()
+    KINDS[kind](place)
+    for start in (localtrace.open_store, lambda path: take_snapshot(open_layout(path))):
+        with pytest.raises(StoreError, match=f"{place} is {kind}, not a file: move it away"):
+            start(store)
+    for command in (("verify",), ("ls",)):
+        assert f"{place.name} is {kind}" in run(*command, "-s", store).output
+
+
+def test_files_that_the_newest_state_names_and_lacks_are_not_looked_for_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = _added(store)
+    files = [{"add": {**added, "path": f"{FOLDER}/v5-{n:032x}.parquet"}} for n in range(100)]
+    _append(store, {"commitInfo": {}}, *files)
+    looks = 0
+    refresh = QueryRunner.refresh
+
+    def counted(runner: QueryRunner) -> None:
+        nonlocal looks
+        looks += 1
+        refresh(runner)
+
+    monkeypatch.setattr(QueryRunner, "refresh", counted)
+    with (
+        localtrace.open_store(store) as opened,
+        pytest.raises(StoreError, match="is missing: localtrace verify"),
+    ):
+        opened.sql("select count(*), sum(reward) from trajectories")
+    assert looks == 1
