@@ -31,12 +31,11 @@ def group_url(row: Mapping[str, Any], q: str | None = None, sort: str | None = N
     return url("/group", **place, validate=row["validate"] or None, q=q, sort=sort)
 
 
-def prompt_url(row: Mapping[str, Any], at: int | None = None) -> str | None:
+def prompt_url(row: Mapping[str, Any]) -> str | None:
     """Return the address of a rollout's prompt over all steps; None: it cannot be known again.
 
     Args:
         row: run_id, prompt_hash and sample_index.
-        at: the step before and after which its answers are compared.
     """
     key = row["prompt_hash"] or row["sample_index"]
-    return None if key is None else url("/prompt", run=row["run_id"], key=key, at=at)
+    return None if key is None else url("/prompt", run=row["run_id"], key=key)

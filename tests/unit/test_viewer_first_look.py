@@ -91,14 +91,25 @@ def test_bars_reach_their_end_at_the_largest_value_only(odd: Pages) -> None:
     assert (facts["low"], facts["high"]) == (30.0, 50.0)
 
 
-def test_the_fall_of_a_step_leads_to_prompts_before_and_since_it(odd: Pages) -> None:
-    (fall,) = odd.facts("/run/one")["worst_steps"]
-    assert fall["step"] == 2
-    prompts = odd.facts(fall["prompts_url"])
-    assert prompts["at"] == 1
+@pytest.mark.parametrize("page", ["/run/one", "/groups?q=run=one+step=2", "/prompts?run=one"])
+def test_the_step_that_was_clicked_is_the_first_of_the_later_side(odd: Pages, page: str) -> None:
+    facts = odd.facts(page)
+    if "worst_steps" in facts:
+        (fall,) = facts["worst_steps"]
+        assert fall["step"] == 2
+        facts = fall
+    path = facts.get("prompts_url", page)  # by itself the page takes the middle of steps 1 to 3
+    prompts = odd.facts(path)
+    assert prompts["at"] == 2
     (even,) = [one for one in prompts["prompts"] if one["sample_index"] == "even"]
-    assert (even["before"], even["after"]) == (40.0, -3.0)
+    assert (even["before"], even["after"]) == (40.0, -3.0)  # of step 1; of step 2
+    assert (even["rollouts_before"], even["rollouts_after"]) == (2, 2)
     assert (prompts["low"], prompts["high"]) == (-3.0, 40.0)
+    prompt = odd.facts(even["url"])
+    assert [prompt[side]["mean_reward"] for side in ("before", "after")] == [40.0, -3.0]
+    for html in (odd.html(path), odd.html(even["url"])):
+        assert "before step 2" in html.lower()
+        assert "from step 2 on" in html.lower()
 
 
 def test_rollouts_without_a_step_have_a_group_of_their_own(odd: Pages) -> None:

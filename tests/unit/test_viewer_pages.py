@@ -300,10 +300,10 @@ def test_rollouts_of_different_groups_are_compared(pages: Pages) -> None:
 
 def test_answers_before_and_after_a_step_are_paired(pages: Pages) -> None:
     key = next(
-        one["url"] for one in pages.facts("/prompts?run=golden&at=1")["prompts"]
+        one["url"] for one in pages.facts("/prompts?run=golden&at=2")["prompts"]
         if one["sample_index"] == "add"
     )  # fmt: skip
-    facts = pages.facts(f"{key}&at=1")
+    facts = pages.facts(key)
     # Step 1: a call of run_python, Maybe 6. and The answer is 5.; step 2: nothing, The answer is
     sides = [[one["answer"] for one in facts[side]["answers"]] for side in ("before", "after")]
     assert [len(one) for one in sides] == [3, 2]

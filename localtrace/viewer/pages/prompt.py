@@ -1,4 +1,4 @@
-"""One prompt over steps and runs: rewards, lengths, its answers before and after a step."""
+"""One prompt over steps and runs: rewards, lengths, its answers before a step and from it on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ limit $most
 
 
 def read(asked: Asked) -> Facts:
-    """Return the prompt, its curve, and its answers before and after a step."""
+    """Return the prompt, its curve, and its answers before a step and from it on."""
     key, run = asked.required("key"), asked.required("run")
     params = {"key": key, "run": run, "any": asked.values.get("runs") == "all",
               "most": _ROLLOUTS_MAX}  # fmt: skip
@@ -42,13 +42,13 @@ def read(asked: Asked) -> Facts:
     if not rows:
         raise QueryError(f"no rollout has the prompt {key}: it may belong to another run or store")
     known = sorted({row["step"] for row in rows if row["step"] is not None})
-    at = asked.number("at", known[len(known) // 2 - 1] if len(known) > 1 else (known or [0])[0])
+    at = asked.number("at", known[len(known) // 2] if known else 0)
     texts = excerpts_of(asked, {row["trace_id"]: row["step"] for row in rows})
     rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
     prompts = (one.prompt for one in texts.values() if one.prompt is not None)
     steps = _steps(rows)
-    before = [row for row in rows if row["step"] is not None and row["step"] <= at]
-    after = [row for row in rows if row["step"] is not None and row["step"] > at]
+    before = [row for row in rows if row["step"] is not None and row["step"] < at]
+    after = [row for row in rows if row["step"] is not None and row["step"] >= at]
     sides = _answers(before), _answers(after)
     name = "prompt_hash" if rows[0]["prompt_hash"] == key else "sample_index"
     of_run = "" if params["any"] else f" run={shlex.quote(run)}"

@@ -1,4 +1,4 @@
-"""The prompts of a run, by how much their reward changed after a step: the worst first."""
+"""The prompts of a run, by how much their reward changed from a step on: the worst first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _SQL = """
 select
     coalesce(prompt_hash, sample_index) as prompt_key, validate,
     any_value(sample_index) as sample_index, any_value(data_source) as data_source,
-    avg(reward) filter (step <= $at) as before, avg(reward) filter (step > $at) as after,
+    avg(finite(reward)) filter (step < $at) as before,
+    avg(finite(reward)) filter (step >= $at) as after,
     after - before as change,
-    count(reward) filter (step <= $at) as rollouts_before,
-    count(reward) filter (step > $at) as rollouts_after,
+    count(finite(reward)) filter (step < $at) as rollouts_before,
+    count(finite(reward)) filter (step >= $at) as rollouts_after,
     arg_max(trace_id, row(step, trace_id)) as trace_id, max(step) as step
 from trajectories
-where run_id = $run and reward is not null and not isnan(reward) and step is not null
+where run_id = $run and finite(reward) is not null and step is not null
     and coalesce(prompt_hash, sample_index) is not null
 group by 1, 2
 """
@@ -32,14 +33,14 @@ SORTS = {
 
 
 def read(asked: Asked) -> Facts:
-    """Return the prompts that have rewards before and after a step, and the rest as a count."""
+    """Return the prompts that have rewards before a step and from it on; the rest as a count."""
     run = asked.required("run")
     every = Filters().relation(with_superseded=True)
     steps = asked.rows(
         f"select min(step) as low, max(step) as high from {every} where run_id = $run",
         {"run": run},
     )[0]
-    middle = ((steps["low"] or 0) + (steps["high"] or 0)) // 2
+    middle = ((steps["low"] or 0) + (steps["high"] or 0) + 1) // 2
     at = asked.number("at", middle)
     sort = asked.one_of("sort", SORTS, "change")
     params = {"run": run, "at": at}
@@ -51,7 +52,7 @@ def read(asked: Asked) -> Facts:
     shown = asked.number("shown", _SHOWN, 1_000)
     rows = with_texts(asked, asked.rows(f"{sql} limit {shown}", params))
     return {
-        "title": f"Prompts before and after step {at}",
+        "title": f"Prompts before step {at} and from it on",
         "run_id": run,
         "at": at,
         "steps": steps,

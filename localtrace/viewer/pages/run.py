@@ -121,8 +121,7 @@ def _worst(run_id: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "step": after["step"],
             "change": after["mean_reward"] - before["mean_reward"],
             "url": url("/groups", q=step_filters(run_id, after["step"], validate=False)),
-            # The step that fell belongs to what came after.
-            "prompts_url": url("/prompts", run=run_id, at=before["step"]),
+            "prompts_url": url("/prompts", run=run_id, at=after["step"]),
         }
         for before, after in pairwise(_rewarded(steps))
         if after["mean_reward"] < before["mean_reward"]
