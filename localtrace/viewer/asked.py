@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from localtrace.errors import QueryError
 from localtrace.read.filters import NUMERIC, Filters
+from localtrace.read.result import Result
 from localtrace.read.run_names import run_names
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ class Asked:
 
     def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Run a SELECT and return its rows."""
-        found: list[dict[str, Any]] = self.table(sql, params).to_pylist()
-        return found
+        return Result(self.table(sql, params)).to_dicts()
 
     def table(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
         """Run a SELECT, whose text holds nothing of a user but the filters, and return its rows."""

@@ -257,5 +257,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(one, 12) for one in found]
 
 
+_Y_MAX = 1e300
+"""Larger values, among them the infinities, are not drawn."""
+
+
 def _finite(points: Sequence[Sequence[float | None]]) -> list[_Point]:
-    return [(x, y) for x, y in points if x is not None and y is not None and math.isfinite(y)]
+    return [(x, y) for x, y in points if x is not None and y is not None and abs(y) < _Y_MAX]

@@ -40,8 +40,10 @@ _BEFORE, _HIT, _AFTER = 120, 300, 240
 
 _RATE_SQL = """
 select t.run_id, t.step, t.validate, count(*) as rollouts, count(s.is_hit) as searched,
-    count(*) filter (s.is_hit) as hits, avg(t.reward) filter (s.is_hit) as mean_reward_hits,
-    avg(t.reward) filter (not s.is_hit) as mean_reward_others{first}
+    count(*) filter (s.is_hit) as hits,
+    finite(avg(finite(t.reward)) filter (s.is_hit)) as mean_reward_hits,
+    finite(avg(finite(t.reward)) filter (not s.is_hit)) as mean_reward_others,
+    count(*) filter (not isfinite(t.reward)) as not_finite{first}
 from (select * from {relation} where {condition} and {steps}) as t
 left join (
     select trace_id, bool_or({hit}) as is_hit

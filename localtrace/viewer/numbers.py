@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from localtrace.values.plain_json import json_number
+
 NOTHING = "–"
 
 
@@ -20,13 +22,23 @@ def number(value: float | int | bool | None) -> str:
     ):
         return f"{int(value):,}".replace("-", "−")
     if not math.isfinite(value):
-        return str(value)
+        return str(json_number(value)).replace("-", "−")
     size = abs(value)
     text = f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
     if "e" in text:
         digits, _, power = text.partition("e")
         text = f"{digits}e{int(power)}"
     return text.replace("-", "−")
+
+
+def is_finite(value: float | None) -> bool:
+    """Tell whether a value is a finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def is_not_finite(value: float | None) -> bool:
+    """Tell whether a value is NaN or infinite."""
+    return value is not None and not math.isfinite(value)
 
 
 def signed(value: float | None) -> str:
@@ -63,9 +75,10 @@ def moment(nanoseconds: int | None) -> str:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known; None: none is."""
-    known = [one for one in values if one is not None]
-    return sum(known) / len(known) if known else None
+    """Return the mean of the finite values; None: there is none, or it is beyond all doubles."""
+    known = [one for one in values if one is not None and math.isfinite(one)]
+    found = sum(known) / len(known) if known else None
+    return found if is_finite(found) else None
 
 
 def scale(values: Iterable[float | None]) -> dict[str, float | None]:

@@ -11,14 +11,15 @@ from localtrace.read.labels import labels_of
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer.asked import Asked
 from localtrace.viewer.excerpts import with_texts
+from localtrace.viewer.numbers import is_not_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SORTS = {
     "step": "step",
-    "reward": "reward",
-    "advantage": "advantage",
+    "reward": "finite(reward)",
+    "advantage": "finite(advantage)",
     "tokens": "output_tokens",
     "turns": "turn_count",
     "time": "start_ns",
@@ -284,6 +285,7 @@ def _chosen(steps: dict[str, int | None]) -> tuple[str, dict[str, str]]:
 
 def _badges(row: dict[str, Any], seen: dict[str, Any] | None, errors: int) -> list[str]:
     found = [] if row["status"] == "ok" else [row["status"]]
+    found += ["reward not finite"] if is_not_finite(row["reward"]) else []
     if seen is None:
         return [*found, "no calls" if row["spans_pruned"] is None else "calls pruned"]
     found += [name for name in ("truncated", "empty") if seen[name]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from localtrace.read.messages import question
+from localtrace.values.plain_json import json_number
 from localtrace.version import __version__
 from localtrace.viewer import asked, charts, numbers, safe_text
 
@@ -44,6 +44,7 @@ def environment() -> jinja2.Environment:
         "short": short,
         "question": question,
     }
+    made.tests["not_finite"] = numbers.is_not_finite
     made.globals |= {
         "url": asked.url,
         "with_terms": asked.with_terms,
@@ -64,7 +65,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return any value as JSON; what JSON has no word for becomes text, and nan null."""
+    """Return any value as JSON; what JSON has no word for becomes text."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=indent is None)
 
 
@@ -84,7 +85,7 @@ def _shown(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return json_number(value)
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, dict):

@@ -6,7 +6,6 @@ The facts are made of trajectories alone, so that what was redacted stays redact
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
@@ -36,7 +35,7 @@ from all_trajectories where trace_id in (select unnest($ids)) limit 2
 """
 _BEST_SQL = """
 select trace_id from all_trajectories where trace_id in (select unnest($ids))
-order by reward desc nulls last, rollout_n, trace_id limit $most
+order by finite(reward) desc nulls last, rollout_n, trace_id limit $most
 """
 
 
@@ -137,10 +136,9 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
 
     is_gone = trajectory.spans_pruned is not None
     generated = [_generated(turn) for turn in trajectory.turns if turn.output_ids is not None]
-    reward = trajectory.reward
     return {
         "trace_id": trajectory.trace_id,
-        "reward": None if reward is None or isnan(reward) else reward,
+        "reward": trajectory.reward,
         "advantage": value("advantage", "number"),
         "fate": value("fate", "text"),
         "fate_reason": value("fate_reason", "text"),

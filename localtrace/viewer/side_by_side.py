@@ -13,7 +13,7 @@ from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Trajectory
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.excerpts import cut
-from localtrace.viewer.numbers import scale
+from localtrace.viewer.numbers import is_finite, scale
 from localtrace.viewer.page import Facts
 
 _CELL_MAX = 1_200
@@ -62,7 +62,7 @@ def aligned(
         links: gives `url` and `tokens_url` of a row; null: no link.
     """
     sides = [turn_parts(one, its) for one, its in zip(shown, told, strict=True)]
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    rewards = [row["reward"] for row in rows if is_finite(row["reward"])]
     columns = [
         _column(row, one, None if at == 0 else _difference(shown, sides, at), rewards) | links(row)
         for at, (row, one) in enumerate(zip(rows, shown, strict=True))
@@ -71,7 +71,9 @@ def aligned(
     return {
         "columns": columns,
         **scale(rewards),
-        "advantage": max((abs(row["advantage"] or 0) for row in rows), default=0),
+        "advantage": max(
+            (abs(row["advantage"]) for row in rows if is_finite(row["advantage"])), default=0
+        ),
         "facts": _facts(columns),
         "turns": table,
         "prompt": prompt,

@@ -11,11 +11,12 @@ select
     step,
     count(*) filter (not validate) as rollouts,
     count(*) filter (validate) as validation_rollouts,
-    avg(reward) filter (not validate) as mean_reward,
+    finite(avg(finite(reward)) filter (not validate)) as mean_reward,
     count(*) filter (status = 'dropped') as dropped,
     count(*) filter (status = 'interrupted') as interrupted,
     count(*) filter (status = 'running') as running,
     count(reward) filter (not validate) as rewarded,
+    count(*) filter (not validate and not isfinite(reward)) as not_finite,
     count(fate) filter (not validate) as fated
 from trajectories
 where run_id = $run
@@ -41,4 +42,6 @@ def badge(row: dict[str, Any]) -> dict[str, str]:
     without_fate = row["rollouts"] - row["fated"]
     unknown = [f"{without_fate} without a known fate"] if without_fate else []
     word = "gaps" if lost else "open" if open_ else "complete"
-    return {"word": word, "why": ", ".join(lost + open_ + unknown) or "every rollout is recorded"}
+    odd = [f"{row['not_finite']} rewards not finite"] if row["not_finite"] else []
+    why = ", ".join(lost + open_ + unknown + odd) or "every rollout is recorded"
+    return {"word": word, "why": why}

@@ -114,7 +114,7 @@ def unordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
         for number in range(60):
             place = {"step": (None, 1, 2, 10)[number % 4], "sample_index": f"s{number % 3}"}
             with localtrace.trajectory(**place, rollout_n=number % 2) as t:
-                t.set(reward=(0.0, 1.0, math.nan, None, 0.5)[number % 5])
+                t.set(reward=(0.0, 1.0, math.nan, None, 0.5, -math.inf)[number % 6])
     seal(open_layout(folder))
     with open_store(folder) as store:
         yield Pages(store, {})
@@ -129,8 +129,8 @@ def test_rows_at_any_place_stand_in_the_asked_order(unordered: Pages, sort: str,
 
     def place(row: Any) -> Any:
         value = key(row)
-        number = math.inf if value is None or math.isnan(value) else value
-        rank = (value is None, -number if turned else number)
+        is_last = value is None or not math.isfinite(value)
+        rank = (is_last, 0 if is_last else -value if turned else value)
         step = (row["step"] is None, -(row["step"] or 0))
         return rank, step, row["sample_index"], row["rollout_n"], row["trace_id"]
 

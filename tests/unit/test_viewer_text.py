@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 
@@ -88,7 +89,8 @@ def test_a_long_text_takes_time_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0"), (1.0, "1"), (0.8512, "0.851"), (1e-6, "1e-6"), (-2.5, "−2.5"),
-     (15776, "15,776"), (1234.5, "1,234"), (999.7, "1,000"), (float("nan"), "nan"), (True, "true")],
+     (15776, "15,776"), (1234.5, "1,234"), (999.7, "1,000"), (float("nan"), "NaN"),
+     (-math.inf, "−Infinity"), (True, "true")],
 )  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
     assert number(value).replace("−6", "-6") == text
@@ -103,9 +105,9 @@ def test_shares_times_and_signs() -> None:
     assert [signed(one) for one in (0.5, -0.5, 0.0)] == ["+0.5", "−0.5", "0"]
 
 
-def test_json_has_no_nan_and_takes_any_text() -> None:
+def test_json_has_words_for_nan_and_takes_any_text() -> None:
     assert as_json({"a": float("nan"), "b": "\ud800", "c": [1.5, None, {1, }]}) == (
-        '{"a": null, "b": "\\ud800", "c": [1.5, null, [1]]}'
+        '{"a": "NaN", "b": "\\ud800", "c": [1.5, null, [1]]}'
     )  # fmt: skip
 
 

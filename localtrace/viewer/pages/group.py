@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from localtrace.errors import QueryError
@@ -20,7 +21,7 @@ select {COLUMNS}
 from trajectories
 where run_id = $run and step is not distinct from $step and validate = $validate
     and group_key = $key
-order by reward desc nulls last, rollout_n, trace_id
+order by finite(reward) desc nulls last, rollout_n, trace_id
 """
 
 
@@ -53,7 +54,7 @@ def read(asked: Asked) -> Facts:
         "copies": copies(
             asked,
             "select * from trajectories where run_id = $run and step is not distinct from $step "
-            "and validate = $validate and group_key = $key order by reward desc",
+            "and validate = $validate and group_key = $key order by finite(reward) desc nulls last",
             params,
             command=f"group {filters}",
             python=f"list(store.read({[row['trace_id'] for row in rows]!r}))",
@@ -85,14 +86,16 @@ def _reference(attributes: list[dict[str, Any]]) -> str | None:
     return next((one for one in found if one is not None), None)
 
 
-def _summary(rewards: list[float], rollouts: int) -> dict[str, Any]:
+def _summary(given: list[float], rollouts: int) -> dict[str, Any]:
+    rewards = [reward for reward in given if isfinite(reward)]
     return {
         "known": len(rewards),
+        "not_finite": len(given) - len(rewards),
         "mean": mean(rewards),
         "low": min(rewards, default=None),
         "high": max(rewards, default=None),
         "zero_variance": len(rewards) > 1 and min(rewards) == max(rewards),
-        "lacking": rollouts - len(rewards),
+        "lacking": rollouts - len(given),
     }
 
 

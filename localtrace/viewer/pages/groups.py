@@ -30,9 +30,13 @@ with hits as (
 select
     t.run_id, t.step, t.validate, t.group_key, any_value(t.group_id) as group_id,
     any_value(t.sample_index) as sample_index, any_value(t.prompt_hash) as prompt_hash,
-    count(*) as rollouts, count(t.reward) as rewards, avg(t.reward) as mean_reward,
-    min(t.reward) as min_reward, max(t.reward) as max_reward, stddev_samp(t.reward) as std_reward,
-    if(count(t.reward) > 1, min(t.reward) = max(t.reward), null) as zero_variance,
+    count(*) as rollouts, count(finite(t.reward)) as rewards,
+    count(*) filter (not isfinite(t.reward)) as not_finite,
+    finite(avg(finite(t.reward))) as mean_reward,
+    min(finite(t.reward)) as min_reward, max(finite(t.reward)) as max_reward,
+    finite(stddev_samp(finite(t.reward))) as std_reward,
+    if(count(finite(t.reward)) > 1, min(finite(t.reward)) = max(finite(t.reward)), null)
+        as zero_variance,
     avg(t.output_tokens) as mean_tokens, list_sort(list(distinct t.fate)) as fates,
     count(*) filter (t.status <> 'ok') as not_ok, min(t.trace_id) as trace_id
 from trajectories as t
@@ -69,7 +73,7 @@ def read(asked: Asked) -> Facts:
     rows = [row | {"url": group_url(row, asked.q, sort)}
             for row in with_texts(asked, groups[:shown])]  # fmt: skip
     run, step = _single(groups, "run_id"), _single(groups, "step")
-    rewarded = [row for row in groups if row["rewards"]]
+    rewarded = [row for row in groups if row["mean_reward"] is not None]
     known = sum(row["rewards"] for row in rewarded)
     condition, params = asked.filters.where_clause()
     return {
@@ -78,6 +82,7 @@ def read(asked: Asked) -> Facts:
         "total": len(groups),
         "zero_variance": sum(bool(row["zero_variance"]) for row in groups),
         "rollouts": sum(row["rollouts"] for row in groups),
+        "not_finite": sum(row["not_finite"] for row in groups),
         "is_of_matches": any(term.key not in _PRUNING for term in asked.filters.terms),
         "mean_reward": sum(row["mean_reward"] * row["rewards"] for row in rewarded) / known
         if known else None,

@@ -15,15 +15,16 @@ select
     max(r.attempt) + 1 as attempts, min(r.start_ns) as start_ns, max(t.last_ns) as last_ns,
     max_by(r.end_ns, r.attempt) as end_ns, any_value(t.trajectories) as trajectories,
     any_value(t.first_step) as first_step, any_value(t.last_step) as last_step,
-    any_value(t.curve) as curve
+    any_value(t.curve) as curve, any_value(t.not_finite) as not_finite
 from runs as r
 left join (
     select
         run_id, sum(n)::bigint as trajectories, min(step) as first_step, max(step) as last_step,
-        max(last_ns) as last_ns,
+        max(last_ns) as last_ns, sum(not_finite)::bigint as not_finite,
         list([step, mean_reward] order by step) filter (mean_reward is not null) as curve
     from (
-        select run_id, step, count(*) as n, avg(reward) filter (not validate) as mean_reward,
+        select run_id, step, count(*) as n, count(*) filter (not isfinite(reward)) as not_finite,
+            finite(avg(finite(reward)) filter (not validate)) as mean_reward,
             max(coalesce(end_ns, start_ns)) as last_ns
         from trajectories group by run_id, step
     ) group by run_id

@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 from localtrace.errors import QueryError
@@ -24,7 +23,9 @@ select run_id, project, experiment, attempt, start_ns, end_ns, hosts, command, g
 from runs where run_id = $run order by attempt desc
 """
 _FATES_SQL = """
-select fate, fate_reason, status, count(*) as rollouts, avg(reward) as mean_reward,
+select fate, fate_reason, status, count(*) as rollouts,
+    finite(avg(finite(reward))) as mean_reward,
+    count(*) filter (not isfinite(reward)) as not_finite,
     min(step) as first_step, max(step) as last_step
 from trajectories where run_id = $run and not validate
 group by all order by rollouts desc, fate, status limit 20
@@ -71,8 +72,8 @@ def read(asked: Asked) -> Facts:
         "worst_steps": _worst(run_id, steps),
         "copies": copies(
             asked,
-            "select step, avg(reward) from trajectories where run_id = $run and not validate "
-            "group by step order by step",
+            "select step, avg(finite(reward)) from trajectories where run_id = $run "
+            "and not validate group by step order by step",
             params,
             f"query reward_by_step {shlex.quote(f'run={run_id}')} --plot",
             f'store.query("reward_by_step", run={run_id!r}).to_pandas()',
@@ -110,8 +111,7 @@ def _fate(run_id: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rewarded(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    known = [row for row in steps if row["step"] is not None and row["mean_reward"] is not None]
-    return [row for row in known if isfinite(row["mean_reward"])]
+    return [row for row in steps if row["step"] is not None and row["mean_reward"] is not None]
 
 
 def _worst(run_id: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 SORTS = {
-    "difference": "abs(logprob_diff) desc nulls last",
-    "surprise": "logprob asc nulls last",
+    "difference": "abs(finite(logprob_diff)) desc nulls last",
+    "surprise": "finite(logprob) asc nulls last",
 }
 _SHOWN = 50
 _COLUMNS = ("turn", "position", "id", "piece", "generated", "logprob", "trainer_logprob",
@@ -38,7 +38,7 @@ def read_worst(asked: Asked) -> Facts:
     """Return the tokens that disagree most, or that surprised most, among those of the filters."""
     sort = asked.one_of("sort", SORTS, "difference")
     condition, params = asked.filters.where_clause("tokens")
-    known = "logprob_diff is not null" if sort == "difference" else "logprob is not null"
+    known = "isfinite(logprob_diff)" if sort == "difference" else "isfinite(logprob)"
     sql = _WORST_SQL.format(condition=condition, known=known, order=SORTS[sort], shown=_SHOWN)
     rows = asked.kept(("worst", asked.q, sort), lambda: asked.rows(sql, params))
     return {

@@ -31,8 +31,7 @@ _ROWS_MAX = 200
 _PICKED = '"where=trace_id in (IDS)"'
 """A filter that names exactly some rollouts, quoted for a shell; the page fills the ids in."""
 _SCALE_SQL = f"""
-select min(reward) filter (not isnan(reward)) as low,
-    max(reward) filter (not isnan(reward)) as high, max(output_tokens) as tokens
+select min(finite(reward)) as low, max(finite(reward)) as high, max(output_tokens) as tokens
 from {Filters().relation("reward")}
 """
 
