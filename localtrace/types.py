@@ -58,6 +58,16 @@ class Span:
     """Whether a coroutine function was called; None where the recording code does not say it."""
     batch_index: int | None = None
     """Place of one of several generations of a call, which is `parent_id`; else None."""
+    response_mask: list[bool] | None = None
+    """Which of the output ids the model generated, as its own mask or the trainer's says; None:
+    neither is known."""
+
+    @property
+    def generated_count(self) -> int | None:
+        """The number of output ids that no mask rules out; None where the ids are not known."""
+        if self.output_ids is None:
+            return None
+        return len(self.output_ids) if self.response_mask is None else sum(self.response_mask)
 
     @property
     def end_ns(self) -> int:

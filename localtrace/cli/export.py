@@ -183,22 +183,37 @@ def parquet(source: Source, file: BinaryIO, rows: str) -> None:
 
 
 @partial(_export, trains=True)
+@click.option(
+    "--rows", type=click.Choice(["completions", "messages", "tokens"]), default="completions",
+    show_default=True, help="What a row is: an answer, a conversation, or a sequence of tokens.",
+)  # fmt: skip
 @click.option("--dedupe", is_flag=True, help="Write equal rows once.")
 @click.option("--meta", is_flag=True, help="Add trace_id, reward, step and labels to each row.")
-def sft(source: Source, file: BinaryIO, dedupe: bool, meta: bool) -> Counter[str]:
+def sft(source: Source, file: BinaryIO, rows: str, dedupe: bool, meta: bool) -> Counter[str]:
     """Write rows for supervised fine-tuning.
 
-    A conversation is one row: the messages as the agent sent them, then the last answer with its
-    tool calls. A turn without messages is a row of prompt and completion. Validation rollouts are
-    left out, unless --validate is given. --best 1 keeps the best rollout of each group.
+    Only what the model generated in the rollout is trained on: no messages of others, no answers of
+    tools, no tokens that a response mask rules out, recorded or given later as an outcome, and no
+    answer that was discarded because its prompt was generated again.
+
+    \b
+    completions  prompt and completion, as messages or text: a row per answer
+    messages     a row per conversation; what counts has the weight 1, all
+                 other messages of the assistant 0, as OpenAI's format has it
+    tokens       input_ids, and labels that are -100 where a token does not
+                 count: a row for each sequence of turns, exact to the token
+
+    TRL's SFTTrainer obeys completions and tokens as they are, and knows no weights. Validation
+    rollouts are left out, unless --validate is given. --best 1 keeps the best rollout of each
+    group.
     """
     from localtrace.exporters.sft import Rows
     from localtrace.exporters.shape import plain_decoder
 
     decode, plain = source.store.decode, plain_decoder(source.store)
-    rows = Rows(decode, plain, is_deduped=dedupe, has_meta=meta)
-    source.each_line(file, rows.lines)
-    return rows.left_out
+    written = Rows(decode, plain, rows, is_deduped=dedupe, has_meta=meta)
+    source.each_line(file, written.lines)
+    return written.left_out
 
 
 @_export

@@ -24,26 +24,29 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from localtrace.exporters.answers import AGAIN, discarded
 from localtrace.exporters.atif_messages import (
     UNKNOWN,
     Context,
     content_of,
     other_fields,
+    recorded_arguments,
     tool_call,
 )
 from localtrace.exporters.shape import (
     NO_PROMPT,
     answer_of,
+    completion_tokens,
     count_no_turn,
     finite_logprobs,
     json_line,
-    token_count,
+    prompt_tokens,
     trajectory_fields,
 )
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import named_lists, prompt_text
-from localtrace.read.messages import Message, messages_of, model_of, sendable
+from localtrace.read.messages import Message, messages_of, model_of, said_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
@@ -51,6 +54,7 @@ from localtrace.values.fields import Fields, known
 VERSION = "ATIF-v1.7"
 OTHER_TOOLS = "lists of tools: another list was offered by the first turn"
 ANSWERED = "calls of tools, times and errors: messages hold their answers"
+MASKS = "masks that rule out tokens: the format has no field for them"
 UNASKED = "calls of tools before the first turn"
 _SOURCES = {"user": "user", "assistant": "agent"}
 
@@ -125,6 +129,10 @@ class _Steps:
         self._newest: set[int] = set()
         """Ids of the steps since the newest turn, with that turn."""
         self._context = Context()
+        turns = [turn for turn in trajectory.turns if turn.status == "ok"]
+        self._discarded = discarded(turns, lambda turn: said_of(turn, self._run_id, decode))
+        left_out[AGAIN] += len(self._discarded)
+        left_out[MASKS] += sum(not all(turn.response_mask or ()) for turn in turns)
         conversation = Conversation(trajectory, decode).turns
         of_turns = {}
         for turn in trajectory.turns:
@@ -158,14 +166,14 @@ class _Steps:
             extra = {"role": message["role"], **extra}
         step: Fields = {"source": source, "timestamp": _timestamp(time_ns)}
         if source == "agent":
-            self._add_said(step, message)
+            self._add_said(step, message, recorded)
             step["is_copied_context"] = True
         else:
             step["message"] = content_of(recorded, message["content"])
         step |= {"extra": extra} if extra else {}
         self.steps.append(step)
         self._newest.add(id(step))
-        self._context.add(step, message)
+        self._context.add(step, message, recorded)
 
     def _add_answer(self, message: Message, recorded: Any) -> None:
         """Add the message of a tool to the step that asked for it, else to the agent's newest."""
@@ -196,15 +204,16 @@ class _Steps:
         if model not in (None, self._model):
             step["model_name"] = model
         said = said or {"role": "assistant", "content": ""}
-        self._add_said(step, said)
+        self._add_said(step, said, turn.output_message)
         extra = _turn_fields(turn) | about
+        extra |= {"is_discarded": True} if turn.span_id in self._discarded else {}
         step |= {"llm_call_count": 1, "metrics": self._metrics(turn), "extra": extra}
         self.steps.append(step)
         self._newest = {id(step)}
-        self._context.add(step, said, is_said=True)
+        self._context.add(step, said, turn.output_message, is_said=True)
         return step
 
-    def _add_said(self, step: Fields, message: Message) -> None:
+    def _add_said(self, step: Fields, message: Message, recorded: Any) -> None:
         """Add text, reasoning and calls of tools to a step of the agent."""
         self._agent = step
         step["message"] = message["content"]
@@ -212,11 +221,12 @@ class _Steps:
             step["reasoning_content"] = message["reasoning_content"]
         calls: dict[str, Fields] = {}
         asked: dict[str, list[tuple[Fields, str]]] = {}
-        for call in message.get("tool_calls", ()):
+        called = message.get("tool_calls", ())
+        for call, given in zip(called, recorded_arguments(recorded), strict=True):
             given_id, unique_id = call["id"], call["id"] or "call"
             while unique_id in calls:
                 unique_id += "'"
-            calls[unique_id] = tool_call(unique_id, call)
+            calls[unique_id] = tool_call(unique_id, call, given)
             asked.setdefault(given_id, []).append((step, unique_id))
         # An id that an earlier turn used means this turn's call from now on.
         self._asked |= asked
@@ -224,12 +234,14 @@ class _Steps:
             step["tool_calls"] = list(calls.values())
 
     def _metrics(self, turn: Span) -> Fields:
+        mask = turn.response_mask
         return known({
-            "prompt_tokens": token_count(turn, turn.prompt_ids, "prompt_tokens"),
-            "completion_tokens": token_count(turn, turn.output_ids, "completion_tokens"),
+            "prompt_tokens": prompt_tokens(turn),
+            "completion_tokens": completion_tokens(turn),
             "prompt_token_ids": turn.prompt_ids,
             "completion_token_ids": turn.output_ids,
             "logprobs": finite_logprobs(turn, self._left_out),
+            "extra": None if mask is None else {"response_mask": mask},
         })  # fmt: skip
 
     def _add_calls(self, trajectory: Trajectory, of_turns: Mapping[str, Fields]) -> None:

@@ -24,6 +24,8 @@ class _Told:
 
     step: Fields
     message: Message
+    arguments: list[Any]
+    """Those of its calls of tools, as they were recorded."""
     is_said: bool
     """Whether a turn generated it, and no prompt has repeated it."""
 
@@ -35,18 +37,20 @@ class Context:
         self._told: list[_Told] = []
         self._recorded: list[Any] = []
         """The newest prompt, as it was recorded."""
-        self._given: list[Message] = []
-        """The newest prompt in the common form."""
+        self._given: list[tuple[Message, list[Any]]] = []
+        """The newest prompt in the common form, each message with its calls' recorded arguments."""
 
-    def add(self, step: Fields, message: Message, *, is_said: bool = False) -> None:
+    def add(
+        self, step: Fields, message: Message, recorded: Any = None, *, is_said: bool = False
+    ) -> None:
         """Add the message of a step."""
-        self._told.append(_Told(step, message, is_said))
+        self._told.append(_Told(step, message, recorded_arguments(recorded), is_said))
 
     def answer(self, step: Fields, message: Message) -> None:
         """Add an answer to a step, which stands beside the step whenever it came."""
         for place in range(len(self._told), 0, -1):
             if self._told[place - 1].step is step:
-                self._told.insert(place, _Told(step, message, is_said=False))
+                self._told.insert(place, _Told(step, message, [], is_said=False))
                 return
 
     def meets(self, recorded: list[Any]) -> bool:
@@ -59,25 +63,29 @@ class Context:
         is_plain = _are_plain(recorded)
         others: list[tuple[_Told, int]] = []
         is_met = len(given) == len(self._told)
-        for place, (one, message) in enumerate(zip(self._told, given, strict=False)):
+        for place, (one, (message, arguments)) in enumerate(zip(self._told, given, strict=False)):
             if one.message is message:
                 continue
-            if one.message != message and _plain(one.message) != _plain(message):
+            if one.message != message or not _same(one.arguments, arguments):
                 is_met &= is_plain and one.is_said and message["role"] == "assistant"
                 others.append((one, place))
         if not is_met:
-            self._told = [_Told({}, message, is_said=False) for message in given]
+            self._told = [_Told({}, *one, is_said=False) for one in given]
             return False
         for one, place in others:
             one.step["extra"]["repeated"] = recorded[place]
-        for one, message in zip(self._told, given, strict=True):
-            one.message, one.is_said = message, False
+        for one, (one.message, one.arguments) in zip(self._told, given, strict=True):
+            one.is_said = False
         return True
 
-    def _common_form(self, recorded: list[Any]) -> list[Message]:
+    def _common_form(self, recorded: list[Any]) -> list[tuple[Message, list[Any]]]:
         """Return a prompt's messages in their common form; most of it is the one before again."""
         known = shared_prefix(recorded, self._recorded) if _are_plain(recorded) else 0
-        self._given = [*self._given[:known], *messages_of(recorded[known:])]
+        new = ((one, recorded_arguments(one)) for one in recorded[known:])
+        self._given = [
+            *self._given[:known],
+            *((message, given) for one, given in new for message in messages_of([one])),
+        ]
         self._recorded = recorded
         return self._given
 
@@ -87,20 +95,30 @@ def _are_plain(recorded: list[Any]) -> bool:
     return all(not isinstance(one, Mapping) or one.get("role") != "prompt" for one in recorded)
 
 
-def _plain(message: Message) -> Any:
-    """Return what makes messages equal: calls of tools by what they ask, however it is written."""
-    calls = [
-        (call["id"], call["function"]["name"] or UNKNOWN, arguments_of(call["function"]))
-        for call in message.get("tool_calls", ())
-    ]
-    return {**message, "tool_calls": calls}
+def recorded_arguments(recorded: Any) -> list[Any]:
+    """Return the arguments of a message's calls of tools: text, an object or any other value."""
+    calls = recorded.get("tool_calls") if isinstance(recorded, Mapping) else None
+    functions = (
+        one.get("function", one) if isinstance(one, Mapping) else None
+        for one in (calls if isinstance(calls, list) else ())
+    )  # fmt: skip
+    return [one.get("arguments") if isinstance(one, Mapping) else None for one in functions]
 
 
-def tool_call(call_id: str, call: Mapping[str, Any]) -> Fields:
-    """Return a call that a message asks for, under an id that is unique in its step."""
+def _same(arguments: list[Any], others: list[Any]) -> bool:
+    """Return whether arguments, whose texts are equal, are texts or values alike."""
+    return list(map(type, arguments)) == list(map(type, others))
+
+
+def tool_call(call_id: str, call: Mapping[str, Any], given: Any) -> Fields:
+    """Return a call that a message asks for, under an id that is unique in its step.
+
+    Args:
+        given: its arguments as they were recorded; the step has an object, read from a text too.
+    """
     arguments = arguments_of(call["function"])
     is_object = isinstance(arguments, dict)
-    extra = {} if is_object else {"arguments": arguments}
+    extra = {} if isinstance(given, dict) else {"arguments": given}
     extra |= {} if call["id"] == call_id else {"id": call["id"]}
     made: Fields = {
         "tool_call_id": call_id, "function_name": call["function"]["name"] or UNKNOWN,

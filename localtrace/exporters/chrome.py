@@ -213,7 +213,7 @@ def _details(span: Span) -> dict[str, Any]:
     if span.is_turn:
         details |= {
             "prompt_tokens": None if span.prompt_ids is None else len(span.prompt_ids),
-            "output_tokens": None if span.output_ids is None else len(span.output_ids),
+            "output_tokens": span.generated_count,
             "finish_reason": span.finish_reason,
             "output": _short(span.output_text),
         }

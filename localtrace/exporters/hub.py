@@ -167,8 +167,8 @@ def _unique_ids(step: Fields, taken: set[str]) -> dict[str, str]:
 
 
 def _call(call: Fields, ids: dict[str, str]) -> Fields:
-    text = call.get("extra", {}).get("arguments")
-    arguments = to_json(call["arguments"]) if text is None else text
+    given = call.get("extra", {}).get("arguments", call["arguments"])
+    arguments = given if isinstance(given, str) else to_json(given)
     name = call["function_name"]
     return {"id": ids[call["tool_call_id"]], "function": {"name": name, "arguments": arguments}}
 

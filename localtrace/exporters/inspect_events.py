@@ -31,9 +31,10 @@ from localtrace.exporters.inspect_messages import Messages, PromptIds
 from localtrace.exporters.shape import (
     NO_PROMPT,
     answer_of,
+    completion_tokens,
     finite_logprobs,
     plain,
-    token_count,
+    prompt_tokens,
 )
 from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
@@ -215,8 +216,8 @@ class Events:
         )  # fmt: skip
 
     def _usage(self, turn: Span) -> ModelUsage | None:
-        prompt = token_count(turn, turn.prompt_ids, "prompt_tokens")
-        answer = token_count(turn, turn.output_ids, "completion_tokens")
+        prompt = prompt_tokens(turn)
+        answer = completion_tokens(turn)
         if prompt is None or answer is None:
             self._left_out[HALF_USAGE] += (prompt is None) != (answer is None)
             return None

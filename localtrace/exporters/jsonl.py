@@ -7,11 +7,12 @@
      "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns",
                 "is_turn", "kind", "kind_derived", "inputs", "outputs", "messages", "prompt_ids",
                 "prompt_text", "output_ids", "output_text", "output_message", "output_logprobs",
-                "finish_reason", "batch_index"}, …],
+                "response_mask", "finish_reason", "batch_index"}, …],
      "generations": [{the same fields, for each generation of a batched call}, …]}
 
-Fields mean the same as the columns of these names; unknown values are null. Lists that have a field
-of their own are left out of `inputs` and `outputs`. A value that JSON cannot express (NaN, bytes,
+Fields mean the same as the columns of these names; unknown values are null. `response_mask` is true
+where the model generated a token, as the turn's own mask or a late one says. Prompts, messages, ids
+and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. A value that JSON cannot express (NaN, bytes,
 an array, a value that recording left out) becomes an object with `$type`; see
 `localtrace.values.tagged_json`.
 """
@@ -30,7 +31,7 @@ _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
     "kind", "kind_derived",
     "messages", "prompt_ids", "output_ids", "output_text", "output_message", "output_logprobs",
-    "finish_reason", "batch_index",
+    "response_mask", "finish_reason", "batch_index",
 )  # fmt: skip
 
 

@@ -1,38 +1,67 @@
-"""Rows for supervised fine-tuning, one JSON object per line.
+"""Rows for supervised fine-tuning, one JSON object per line, of three kinds.
 
-    {"messages": [{"role", "content", …}, …, {"role": "assistant", "content": …}]}
-    {"prompt": …, "completion": …}
+    completions  {"prompt": [message, …], "completion": [{"role": "assistant", "content": …}]}
+                 {"prompt": text, "completion": text}
+    messages     {"messages": [{"role", "content"[, "weight": 0 or 1], …}, …]}
+    tokens       {"input_ids": [id, …], "labels": [id or -100, …]}
 
-A conversation is one row, written from its last turn, whose messages repeat all earlier ones. A
-branch that no later turn continues, such as a sub-agent's, is a row of its own. Tool calls of the
-last turn stand in its message. A turn without messages is a row of prompt and completion, special
-tokens included, so that a completion holds generated text only. A turn with neither text nor tool
-calls is left out and counted.
+TRL trains on completions alone, and on the tokens that have a label. Trainers that read OpenAI's
+format train on the messages of weight 1; TRL does not read weights. What the model generated in the
+rollout, and no mask rules out, is trained on once, whatever the kind:
+
+    completions  one row per answer, after all that it was given
+    messages     one row per conversation, made of its last turn, whose messages repeat the others
+    tokens       one row per sequence of turns, each of which begins with the ids of the one before
+
+A turn without messages becomes rows of text, special tokens included: one for each run of generated
+tokens. An answer that was discarded, because the same prompt was generated again, gives no row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from localtrace.exporters.answers import (
+    AGAIN,
+    continues,
+    discarded,
+    generated_runs,
+    is_continued,
+)
 from localtrace.exporters.shape import (
     count_no_turn,
     generations,
     given_text,
     given_tool_calls,
 )
+from localtrace.field_names import REASONING_NAMES
+from localtrace.read.conversation import named_text
 from localtrace.read.flat_rows import outcome_value, prompt_text
+from localtrace.read.messages import Message
 from localtrace.store.tokenizers import Decode
-from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
+from localtrace.values.fields import Fields
 
+KINDS = ("completions", "messages", "tokens")
+"""What a row may be."""
+NOT_TRAINED = -100
+"""The label of tokens that do not count."""
 NO_TOKENIZER = "turns without text: the store keeps no tokenizer for their run"
 NO_TEXT = "turns with neither text nor tool calls"
+NO_IDS = "turns without token ids"
+NOTHING_GENERATED = "turns of which a mask rules out every token"
 FAILED = "turns that failed"
 REPEATED = "rows that were written already"
+MASKED = (
+    "answers from the first token on that a mask rules out: messages cannot say so, "
+    "--rows tokens can"
+)
+NOT_TEXT = "reasoning and calls of tools beside a text: rows of text have no place for them"
 
 
 class Rows:
@@ -41,12 +70,19 @@ class Rows:
     Args:
         decode: token ids to text, special tokens included.
         plain: token ids to text, without special tokens.
+        kind: what a row is, one of KINDS.
         is_deduped: leave out rows that equal an earlier one.
         has_meta: add trace id, reward, step and labels to each row.
     """
 
     def __init__(
-        self, decode: Decode, plain: Decode, *, is_deduped: bool = False, has_meta: bool = False
+        self,
+        decode: Decode,
+        plain: Decode,
+        kind: str = "completions",
+        *,
+        is_deduped: bool = False,
+        has_meta: bool = False,
     ) -> None:
         self.left_out: Counter[str] = Counter()
         """Counts of what gave no row, by reason."""
@@ -54,24 +90,29 @@ class Rows:
         self._plain = plain
         self._has_meta = has_meta
         self._written: set[bytes] | None = set() if is_deduped else None
+        kinds: dict[str, Callable[[list[Span], str], Iterator[Fields]]] = {
+            "completions": self._completions,
+            "messages": self._conversations,
+            "tokens": self._sequences,
+        }
+        self._rows = kinds[kind]
 
     def lines(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the JSON lines of a trajectory."""
-        turns = generations(trajectory)
+        turns, run_id = generations(trajectory), trajectory.run_id
         if not turns:
             count_no_turn(trajectory, self.left_out)
         done = [turn for turn in turns if turn.status == "ok"]
         self.left_out[FAILED] += len(turns) - len(done)
+        gone = discarded(done, partial(self._said, run_id))
+        self.left_out[AGAIN] += len(gone)
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
                 "step": trajectory.step, "labels": _labels(trajectory)}  # fmt: skip
-        for turn in _last_of_conversations(done):
-            row = self._row(turn, trajectory.run_id)
-            if row is None:
-                self.left_out[NO_TEXT if turn.output_ids is None else NO_TOKENIZER] += 1
-            elif self._is_new(row):
+        for row in self._rows([turn for turn in done if turn.span_id not in gone], run_id):
+            if self._is_new(row):
                 yield to_json(row | meta if self._has_meta else row).encode() + b"\n"
 
-    def _is_new(self, row: dict[str, Any]) -> bool:
+    def _is_new(self, row: Fields) -> bool:
         if self._written is None:
             return True
         digest = sha256(to_json(row).encode()).digest()
@@ -80,31 +121,137 @@ class Rows:
         self.left_out[REPEATED] += not is_new
         return is_new
 
-    def _row(self, turn: Span, run_id: str) -> dict[str, Any] | None:
-        if turn.messages is not None:
-            message = self._answer(turn, run_id)
-            return None if message is None else {"messages": [*turn.messages, message]}
-        prompt = prompt_text(turn, run_id, self._decode)
-        completion = turn.output_text
-        completion = _decoded(turn, run_id, self._decode) if completion is None else completion
-        completion = given_text(turn) if completion is None else completion
-        if prompt is None or completion is None:
-            return None
-        return {"prompt": prompt, "completion": completion}
+    def _completions(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
+        for turn in turns:
+            if turn.messages is None:
+                yield from self._texts(turn, run_id)
+            elif (answer := self._trained(turn, run_id)) is not None:
+                tools = _tools(turn)
+                offered = {} if tools is None else {"tools": to_json(tools)}
+                yield {"prompt": turn.messages, "completion": [answer], **offered}
 
-    def _answer(self, turn: Span, run_id: str) -> dict[str, Any] | None:
-        text, calls = given_text(turn), given_tool_calls(turn)
-        if calls:
-            # The decoded ids would repeat the calls as text. Content is never null: chat templates
-            # would write it as "None".
-            return {"role": "assistant", "content": text or "", "tool_calls": calls}
-        # Without special tokens: a chat template adds them again.
-        text = _decoded(turn, run_id, self._plain) if text is None else text
-        text = turn.output_text if text is None else text
+    def _conversations(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
+        said = partial(self._said, run_id)
+        told: set[str] = set()
+        for place, turn in enumerate(turns):
+            if turn.messages is None:
+                yield from self._texts(turn, run_id)
+            elif not is_continued(turn, turns[place + 1 :], said):
+                earlier = {
+                    len(one.messages or ()): one for one in turns[:place]
+                    if one.span_id not in told and continues(turn, one, said)
+                }  # fmt: skip
+                told.update(one.span_id for one in earlier.values())
+                own = {at for at, one in earlier.items() if _is_whole(one)}
+                self.left_out[MASKED] += len(earlier) - len(own)
+                answer = self._trained(turn, run_id)
+                if answer is not None or own:
+                    yield _conversation(turn, own, answer)
+
+    def _sequences(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
+        found: list[tuple[list[int], list[int]]] = []
+        for turn in turns:
+            prompt, output = turn.prompt_ids, turn.output_ids
+            if prompt is None or output is None:
+                self.left_out[NO_IDS] += 1
+                continue
+            mask = turn.response_mask or [True] * len(output)
+            self.left_out[NOTHING_GENERATED] += True not in mask
+            before = next((one for one in found if prompt[: len(one[0])] == one[0]), ([], []))
+            found = [one for one in found if one is not before]
+            ids, labels = before
+            labels = labels + [NOT_TRAINED] * (len(prompt) - len(ids))
+            own = (one if counts else NOT_TRAINED for one, counts in zip(output, mask, strict=True))
+            found.append((prompt + output, [*labels, *own]))
+        for ids, labels in found:
+            if set(labels) != {NOT_TRAINED}:
+                yield {"input_ids": ids, "labels": labels}
+
+    def _texts(self, turn: Span, run_id: str) -> Iterator[Fields]:
+        prompt = prompt_text(turn, run_id, self._decode)
+        completion = _decoded(turn, run_id, self._decode)
+        if not _is_whole(turn):
+            yield from self._text_runs(turn, run_id)
+            return
+        if completion is None:
+            completion = given_text(turn) if turn.output_text is None else turn.output_text
+            more = self._said(run_id, turn) or {}
+            is_more = "tool_calls" in more or "reasoning_content" in more
+            self.left_out[NOT_TEXT] += is_more and completion is not None
+        if prompt is None or completion is None:
+            self._count_no_text(turn)
+        else:
+            yield {"prompt": prompt, "completion": completion}
+
+    def _text_runs(self, turn: Span, run_id: str) -> Iterator[Fields]:
+        """Yield a row for each run of generated tokens of an answer that holds others too."""
+        prompt, output = turn.prompt_ids, turn.output_ids or []
+        runs = list(generated_runs(turn.response_mask or []))
+        self.left_out[NOTHING_GENERATED] += not runs
+        for start, end in runs:
+            before = None if prompt is None else self._decode(run_id, prompt + output[:start])
+            text = self._decode(run_id, output[start:end])
+            if before is None or text is None:
+                self._count_no_text(turn)
+                return
+            yield {"prompt": before, "completion": text}
+
+    def _trained(self, turn: Span, run_id: str) -> Message | None:
+        """Return an answer as far as it counts: up to the first token that a mask rules out."""
+        if _is_whole(turn):
+            answer = self._said(run_id, turn)
+            if answer is None:
+                self._count_no_text(turn)
+            return answer
+        start, end = next(generated_runs(turn.response_mask or []), (0, 0))
+        self.left_out[MASKED if end else NOTHING_GENERATED] += 1
+        text = self._plain(run_id, (turn.output_ids or [])[:end]) if end and not start else None
         return None if text is None else {"role": "assistant", "content": text}
 
+    def _said(self, run_id: str, turn: Span) -> Message | None:
+        """Return the answer of a turn as a message; None where no text of it is known."""
+        text, calls = given_text(turn), given_tool_calls(turn)
+        thought = named_text(turn.output_message, REASONING_NAMES)
+        thought = named_text(turn.outputs, REASONING_NAMES) if thought is None else thought
+        if text is None and calls is None and thought is None:
+            # Without special tokens: a chat template adds them again. The decoded ids would repeat
+            # calls and reasoning as text.
+            text = _decoded(turn, run_id, self._plain)
+            text = turn.output_text if text is None else text
+            if text is None:
+                return None
+        # Content is never null: chat templates would write it as "None".
+        answer: Message = {"role": "assistant", "content": text or ""}
+        answer |= {"reasoning_content": thought} if thought else {}
+        return answer | ({"tool_calls": calls} if calls else {})
 
-def _labels(trajectory: Trajectory) -> list[dict[str, Any]]:
+    def _count_no_text(self, turn: Span) -> None:
+        self.left_out[NO_TEXT if turn.output_ids is None else NO_TOKENIZER] += 1
+
+
+def _conversation(turn: Span, own: Collection[int], answer: Message | None) -> Fields:
+    """Return the messages of a conversation; those at the places `own` and the answer count."""
+    messages = [
+        {**one, "weight": int(at in own)}
+        if isinstance(one, Mapping) and one.get("role") == "assistant" else one
+        for at, one in enumerate(turn.messages or ())
+    ]  # fmt: skip
+    messages += [] if answer is None else [{**answer, "weight": 1}]
+    tools = _tools(turn)
+    return {"messages": messages} | ({} if tools is None else {"tools": tools})
+
+
+def _is_whole(turn: Span) -> bool:
+    """Return whether no mask rules out tokens of an answer."""
+    return turn.response_mask is None or all(turn.response_mask)
+
+
+def _tools(turn: Span) -> list[Any] | None:
+    tools = turn.inputs.get("tools") if isinstance(turn.inputs, Mapping) else None
+    return tools if isinstance(tools, list) and tools else None
+
+
+def _labels(trajectory: Trajectory) -> list[Fields]:
     return [
         {"name": one.name, "value": outcome_value(one), "who": one.source}
         for one in trajectory.labels
@@ -113,16 +260,3 @@ def _labels(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 def _decoded(turn: Span, run_id: str, decode: Decode) -> str | None:
     return None if turn.output_ids is None else decode(run_id, turn.output_ids)
-
-
-def _last_of_conversations(turns: list[Span]) -> Iterator[Span]:
-    """Yield the turns whose messages no later turn continues, and those without messages."""
-    for place, turn in enumerate(turns):
-        messages = turn.messages
-        if messages is None or not any(
-            later.messages is not None
-            and len(later.messages) > len(messages)
-            and shared_prefix(messages, later.messages) == len(messages)
-            for later in turns[place + 1 :]
-        ):
-            yield turn

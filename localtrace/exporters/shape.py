@@ -87,10 +87,18 @@ def finite_logprobs(turn: Span, left_out: Counter[str]) -> list[float] | None:
     return None
 
 
-def token_count(turn: Span, ids: list[int] | None, name: str) -> int | None:
-    """Return the number of ids, else what the engine says under a name."""
-    if ids is not None:
-        return len(ids)
+def prompt_tokens(turn: Span) -> int | None:
+    """Return the number of the prompt's ids, else what the engine says."""
+    return _said_count(turn, "prompt_tokens") if turn.prompt_ids is None else len(turn.prompt_ids)
+
+
+def completion_tokens(turn: Span) -> int | None:
+    """Return the number of generated ids, as masks say, else what the engine says."""
+    counted = turn.generated_count
+    return _said_count(turn, "completion_tokens") if counted is None else counted
+
+
+def _said_count(turn: Span, name: str) -> int | None:
     usage = turn.outputs.get("usage") if isinstance(turn.outputs, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if type(count) is int and 0 <= count < 2**53 else None

@@ -191,8 +191,8 @@ class Calls:
         return own_id if isinstance(own_id, str) else call.tool_call_id
 
     def _arguments(self, call: ToolCall) -> Any:
-        text = self._extra(call.extra).get("arguments") if self._is_own else None
-        return text if isinstance(text, str) else call.arguments
+        own = self._extra(call.extra) if self._is_own else {}
+        return own.get("arguments", call.arguments)
 
     def _of_message(self, extra: Fields) -> Fields:
         """Return the fields of a recorded message that stand in an extra."""

@@ -47,7 +47,8 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
         "kind_derived": _FLAG, "inputs": _TEXT,
         "outputs": _TEXT, "messages": _TEXT, "prompt_ids": pa.list_(pa.int32()),
         "prompt_text": _TEXT, "output_ids": pa.list_(pa.int32()),
-        "output_logprobs": pa.list_(pa.float32()), "output_text": _TEXT, "output_message": _TEXT,
+        "output_logprobs": pa.list_(pa.float32()), "response_mask": pa.list_(_FLAG),
+        "output_text": _TEXT, "output_message": _TEXT,
         "finish_reason": _TEXT,
     },
     "outcomes": {
@@ -57,8 +58,8 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
 }  # fmt: skip
 _OWN["turns"] = {"turn": _INT, "batch_index": _INT, **_OWN["spans"]}
 _SAME = ("span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "end_ns", "is_turn",
-         "kind", "kind_derived",
-         "prompt_ids", "output_ids", "output_logprobs", "output_text", "finish_reason")  # fmt: skip
+         "kind", "kind_derived", "prompt_ids", "output_ids", "output_logprobs", "response_mask",
+         "output_text", "finish_reason")  # fmt: skip
 
 
 def flat_schema(kind: str) -> pa.Schema:
@@ -79,7 +80,7 @@ def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, An
     names = ("name", "status", "error", "start_ns", "end_ns", "spans_pruned")
     turns = trajectory.turns
     is_pruned = trajectory.spans_pruned is not None
-    generated = [len(turn.output_ids) for turn in turns if turn.output_ids is not None]
+    generated = [one for turn in turns if (one := turn.generated_count) is not None]
     yield {
         **{name: getattr(trajectory, name) for name in names},
         "span_count": None if is_pruned else len(trajectory.spans),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from localtrace.field_names import MASK_NAMES, OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES, REASONING_NAMES
+from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES, REASONING_NAMES
 from localtrace.read.conversation import Conversation, as_text, named_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
@@ -165,11 +165,8 @@ def model_of(span: Span) -> str | None:
 def usage_of(span: Span) -> tuple[int, int] | None:
     """Return the tokens that a turn read and generated, counted or as the engine says."""
     outputs = span.outputs if isinstance(span.outputs, Mapping) else {}
-    if span.prompt_ids is not None and span.output_ids is not None:
-        masks = (outputs.get(name) for name in MASK_NAMES)
-        mask = next((one for one in masks if one is not None), ())
-        is_whole = hasattr(mask, "__len__") and len(mask) == len(span.output_ids)
-        return len(span.prompt_ids), sum(map(bool, mask)) if is_whole else len(span.output_ids)
+    if span.prompt_ids is not None and span.generated_count is not None:
+        return len(span.prompt_ids), span.generated_count
     said = outputs.get("usage")
     said = said if isinstance(said, Mapping) else {}
     read, made = (

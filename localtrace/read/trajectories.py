@@ -43,6 +43,11 @@ _SPAN_FIELDS = (
     "output_ids", "output_logprobs", "finish_reason", "kind", "kind_derived",
     "batch_index", "is_async",
 )  # fmt: skip
+_LATE_MASKS = (
+    "select trace_id, span_id, part_of(mask, t) as mask from stored.valued_turns as t "
+    "where response_mask is null"
+)
+"""Masks that arrived as outcomes, as the view `tokens` places them."""
 
 
 def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Trajectory]:
@@ -69,6 +74,8 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
     for row in chain(*spans_of.values()):
         row |= kinds[row["trace_id"], row["span_id"]]
+    if any(one["name"] == "response_mask" for one in chain(*outcomes_of.values())):
+        _add_late_masks(run_sql(f"{_LATE_MASKS} and {chosen} and {in_steps}", ids), spans_of)
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
         trace_id: Trajectory(
@@ -81,6 +88,13 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
         for trace_id, row in rows.items()
     }
     return [trajectories[trace_id] for trace_id in trace_ids]
+
+
+def _add_late_masks(masks: pa.Table, spans_of: Mapping[str, list[_Row]]) -> None:
+    """Set the mask that a trainer's list gives on turns that have none of their own."""
+    late = {(row["trace_id"], row["span_id"]): row["mask"] for row in masks.to_pylist()}
+    for row in chain(*spans_of.values()):
+        row["late_mask"] = late.get((row["trace_id"], row["span_id"]))
 
 
 def whole_ids(run_sql: RunSql, beginnings: Iterable[str]) -> dict[str, str]:
@@ -159,6 +173,7 @@ def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
                 messages=messages.get(row["span_id"]),
                 output_text=text,
                 output_message=_fields(row["output_message"]),
+                response_mask=_mask(row),
             )
         )
     return spans
@@ -191,6 +206,14 @@ def _outputs(row: _Row) -> Any:
                 gone = row[column] is None and row["placeholder"] == "redacted"
                 outputs.setdefault(name, _missing(row) if gone else _listed(row, column))
     return outputs
+
+
+def _mask(row: _Row) -> list[bool] | None:
+    own = row["response_mask"]
+    mask = row.get("late_mask") if own is None else own
+    is_whole = mask is not None and row["output_ids"] is not None
+    is_whole = is_whole and len(mask) == len(row["output_ids"]) and None not in mask
+    return [one != 0 for one in mask] if is_whole else None
 
 
 def _listed(row: _Row, column: str) -> Any:

@@ -204,9 +204,10 @@ _TYPES = {
 
 
 def _token_usage(span: Span) -> dict[str, int] | None:
-    if not span.is_turn or span.prompt_ids is None or span.output_ids is None:
+    written = span.generated_count
+    if not span.is_turn or span.prompt_ids is None or written is None:
         return None
-    read, written = len(span.prompt_ids), len(span.output_ids)
+    read = len(span.prompt_ids)
     return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
 
 

@@ -147,7 +147,7 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
     ends = [span.end_ns for span in trajectory.spans]
     end_ns = trajectory.end_ns or max([trajectory.start_ns, *ends])
     turns = [span for span in trajectory.spans if span.is_turn]
-    generated = [len(turn.output_ids) for turn in turns if turn.output_ids is not None]
+    generated = [one for turn in turns if (one := turn.generated_count) is not None]
     values = {
         "openinference.span.kind": "AGENT",
         "gen_ai.operation.name": "invoke_agent",

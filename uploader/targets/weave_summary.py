@@ -40,8 +40,8 @@ def summaries(
 def _own(span: Span, chat: Chat | None) -> _Sums:
     counted: _Sums = Counter({_status(span.status): 1})
     used = None if chat is None else chat.usage
-    if span.is_turn and span.prompt_ids is not None and span.output_ids is not None:
-        used = used or (len(span.prompt_ids), len(span.output_ids))
+    if span.is_turn and span.prompt_ids is not None and span.generated_count is not None:
+        used = used or (len(span.prompt_ids), span.generated_count)
     if used is not None:
         read, written = used
         model = chat.model if chat is not None else None

@@ -38,7 +38,7 @@ def record(folder: Path, rollouts: list[dict[str, Any]]) -> list[str]:
 
 
 def answered(said: Any, **more: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, {"role": "assistant", "content": said}], **more}
+    return {"prompt": ASKED, "completion": [{"role": "assistant", "content": said}], **more}
 
 
 class Export:
@@ -81,7 +81,7 @@ def test_validation_is_left_out_unless_it_is_asked_for(export: Export, tmp_path:
 def test_equal_rows_are_written_once_where_asked(export: Export, tmp_path: Path) -> None:
     ids = record(tmp_path / "store", [{"result": {"text": text}} for text in ("4", "5", "4", "4")])
     assert len(export("--all")) == 4
-    assert sorted(row["messages"][1]["content"] for row in export("--all", "--dedupe")) == [
+    assert sorted(row["completion"][0]["content"] for row in export("--all", "--dedupe")) == [
         "4", "5",
     ]  # fmt: skip
     assert "left out    2 rows that were written already" in export.said
@@ -121,16 +121,17 @@ def test_a_conversation_that_ends_on_a_tool_call_keeps_the_call(
 ) -> None:
     record(tmp_path / "store", [{"result": result}])
     (row,) = export("--all")
-    assert row["messages"] == [
-        *ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    ]  # fmt: skip
+    assert row == {
+        "prompt": ASKED,
+        "completion": [{"role": "assistant", "content": "", "tool_calls": [CALL]}],
+    }
 
 
 def test_text_beside_a_tool_call_is_kept(export: Export, tmp_path: Path) -> None:
     record(tmp_path / "store", [{"result": {"text": "let me add", "tool_calls": [CALL]}}])
     (row,) = export("--all")
-    assert row["messages"][-1]["content"] == "let me add"
-    assert row["messages"][-1]["tool_calls"] == [CALL]
+    assert row["completion"][-1]["content"] == "let me add"
+    assert row["completion"][-1]["tool_calls"] == [CALL]
 
 
 def test_what_gives_no_row_is_counted_by_its_own_reason(export: Export, tmp_path: Path) -> None:

@@ -23,18 +23,34 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_a_conversation_is_one_row_with_its_last_answer(
+def test_each_answer_is_a_row_after_all_that_it_was_given(
     recorded: Recorded, tmp_path: Path, command: Command
 ) -> None:
     out = tmp_path / "sft.jsonl"
     command("export", "sft", "step=1", "--best", "1", "-s", recorded[0], "-o", out)
+    asked = [{"role": "user", "content": "question 1"}]
+    first = [{"role": "assistant", "content": "answer to question 1"}]
+    found = [{"role": "tool", "content": "found it"}]
+    second = [{"role": "assistant", "content": "answer to found it"}]
+    assert lines(out) == [
+        {"prompt": asked, "completion": first},
+        {"prompt": asked + first + found, "completion": second},
+    ]
+
+
+def test_a_conversation_is_one_row_where_that_is_asked_for(
+    recorded: Recorded, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "sft.jsonl"
+    command("export", "sft", "step=1", "--best", "1", "--rows", "messages", "-s", recorded[0],
+            "-o", out)  # fmt: skip
     assert lines(out) == [
         {
             "messages": [
                 {"role": "user", "content": "question 1"},
-                {"role": "assistant", "content": "answer to question 1"},
+                {"role": "assistant", "content": "answer to question 1", "weight": 1},
                 {"role": "tool", "content": "found it"},
-                {"role": "assistant", "content": "answer to found it"},
+                {"role": "assistant", "content": "answer to found it", "weight": 1},
             ]
         }
     ]
@@ -48,7 +64,8 @@ def test_a_conversation_that_nothing_continues_is_a_row_of_its_own(
         chat([{"role": "user", "content": "a"}])
         chat([{"role": "user", "content": "b"}])
     localtrace.close()
-    command("export", "sft", "--all", "-s", tmp_path / "s", "-o", tmp_path / "o")
+    command("export", "sft", "--all", "--rows", "messages", "-s", tmp_path / "s", "-o",
+            tmp_path / "o")  # fmt: skip
     assert [row["messages"][0]["content"] for row in lines(tmp_path / "o")] == ["a", "b"]
 
 

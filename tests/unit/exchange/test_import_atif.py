@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace import testing
 from localtrace.importers import atif_calls, intake
 from localtrace.read.store import open_store
 from localtrace.types import Trajectory
@@ -135,6 +136,33 @@ def test_what_was_exported_comes_back_whole(exported: tuple[Path, Path], tmp_pat
     assert export(tmp_path / "new", tmp_path / "again.jsonl").read_bytes() == out.read_bytes()
     # The store that they come from knows them, call for call.
     assert "0 trajectories, 0 calls" in run("import", "atif", out, "-s", store).output
+
+
+ARGUMENTS = ['{"a": 1}', '{"a":1}', {"a": 1}, {}, "{}", "[1]", "no JSON", "", None, [1], 5, "null"]
+
+
+def asking(*calls: tuple[str, str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": asks(*calls)}
+
+
+def test_arguments_of_tools_come_back_as_text_or_as_an_object_as_they_were(tmp_path: Path) -> None:
+    """Each form is in a prompt only, answered, repeated as it was, and repeated in another form."""
+    with testing.recording(tmp_path / "store"), localtrace.trajectory():
+        for one, other in zip(ARGUMENTS, ARGUMENTS[1:] + ARGUMENTS[:1], strict=True):
+            asked = [{"role": "user", "content": "?"}, asking(("a", "f", one), ("b", "f", other))]
+            said = asking(("c", "f", one))
+            chat(asked, {"message": said})
+            chat([*asked, said], {"content": "yes"})
+            chat(asked, {"content": "", "tool_calls": said["tool_calls"]})
+            chat([*asked, asking(("c", "f", other))], {"content": "yes"})
+    out = export(tmp_path / "store", tmp_path / "out.jsonl")
+    assert run("import", "atif", out, "-s", tmp_path / "new").exit_code == 0
+    (before,), (after,) = taken(tmp_path / "store").values(), taken(tmp_path / "new").values()
+    assert len(after.turns) == len(before.turns) == 4 * len(ARGUMENTS)
+    for now, was in zip(after.turns, before.turns, strict=True):
+        assert json.dumps(now.messages) == json.dumps(was.messages)
+        assert json.dumps(now.outputs, sort_keys=True) == json.dumps(was.outputs, sort_keys=True)
+    assert export(tmp_path / "new", tmp_path / "again.jsonl").read_bytes() == out.read_bytes()
 
 
 def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> None:

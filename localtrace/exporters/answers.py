@@ -1,0 +1,104 @@
+"""Which answers of a trajectory, and which of their tokens, a model may be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import TypeAlias
+
+from localtrace.exporters.shape import arguments_of
+from localtrace.field_names import PROMPT_TEXT_NAMES
+from localtrace.read.conversation import named_text
+from localtrace.read.messages import Message, messages_of, split_thought
+from localtrace.store.whole_prompts import shared_prefix
+from localtrace.types import Span
+
+AGAIN = "answers that were discarded: their prompt was generated again"
+Said: TypeAlias = Callable[[Span], Message | None]
+"""A function that returns the answer of a turn; None where no text of it is known."""
+
+
+def discarded(turns: list[Span], said: Said) -> set[str]:
+    """Return the span ids of answers that no later prompt holds, though another answer came after.
+
+    Turns are attempts at one answer if they have the same prompt and did not run at the same time.
+    Of these, the answers that a later prompt holds count, else the last one.
+
+    Args:
+        turns: turns that ended well, in their order.
+    """
+    found: set[str] = set()
+    for place, turn in enumerate(turns):
+        if turn.batch_index is not None or is_continued(turn, turns[place + 1 :], said):
+            continue
+        others = (
+            (other, number > place) for number, other in enumerate(turns)
+            if other is not turn and other.batch_index is None and _asks_the_same(turn, other)
+        )  # fmt: skip
+        if any(
+            (is_later or is_continued(other, turns, said))
+            and (other.start_ns >= turn.end_ns or other.end_ns <= turn.start_ns)
+            for other, is_later in others
+        ):
+            found.add(turn.span_id)
+    return found
+
+
+def is_continued(turn: Span, others: list[Span], said: Said) -> bool:
+    """Return whether the prompt of another turn holds a turn's prompt and its answer."""
+    return any(other is not turn and continues(other, turn, said) for other in others)
+
+
+def continues(later: Span, turn: Span, said: Said) -> bool:
+    """Return whether a turn's prompt begins with the prompt and the answer of another turn."""
+    if later.messages is not None and turn.messages is not None:
+        count = len(turn.messages)
+        if len(later.messages) <= count or shared_prefix(turn.messages, later.messages) < count:
+            return False
+        answer = said(turn)
+        return answer is not None and _repeats(later.messages[count], answer)
+    if later.prompt_ids is not None and turn.prompt_ids is not None and turn.output_ids:
+        before = turn.prompt_ids + turn.output_ids
+        return later.prompt_ids[: len(before)] == before
+    asked, again = (named_text(one.inputs, PROMPT_TEXT_NAMES) for one in (turn, later))
+    answer = said(turn)
+    if asked is None or again is None or answer is None or not answer["content"]:
+        return False
+    return again.startswith(asked) and again[len(asked) :].lstrip().startswith(
+        answer["content"].strip()
+    )
+
+
+def generated_runs(mask: list[bool]) -> Iterator[tuple[int, int]]:
+    """Yield the places at which runs of generated tokens begin and end."""
+    end = 0
+    for is_generated, run in groupby(mask):
+        start, end = end, end + len(list(run))
+        if is_generated:
+            yield start, end
+
+
+def _asks_the_same(turn: Span, other: Span) -> bool:
+    if turn.messages is not None or other.messages is not None:
+        return turn.messages == other.messages
+    if turn.prompt_ids is not None or other.prompt_ids is not None:
+        return turn.prompt_ids == other.prompt_ids
+    asked = named_text(turn.inputs, PROMPT_TEXT_NAMES)
+    return asked is not None and asked == named_text(other.inputs, PROMPT_TEXT_NAMES)
+
+
+def _repeats(recorded: object, answer: Message) -> bool:
+    """Return whether a message is an answer, perhaps without reasoning and outer white space."""
+    message = next(messages_of([recorded]))
+    if message["role"] != "assistant":
+        return False
+    asked, answered = (
+        [(call["function"]["name"], arguments_of(call["function"])) for call in one]
+        for one in (message.get("tool_calls", ()), answer.get("tool_calls", ()))
+    )
+    if asked and answered and asked != answered:
+        return False
+    text, whole = (split_thought(one["content"])[1].strip() for one in (message, answer))
+    if not text:
+        return bool(asked) or not whole
+    return whole.endswith(text) and not whole[: -len(text)][-1:].isalnum()

@@ -1,0 +1,142 @@
+"""What exports tell to train on: what the model generated in the rollout, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+
+from tests.unit.exchange.masked import assistant, record, tool, user, words
+
+Command = Callable[..., Result]
+CALL = {"id": "c", "type": "function",
+        "function": {"name": "lookup", "arguments": '{"key": "112"}'}}  # fmt: skip
+
+
+class Masked:
+    def __init__(self, command: Command, folder: Path) -> None:
+        self._command, self._folder = command, folder
+        self.ids = record(folder / "store")
+
+    def __call__(self, form: str, name: str, *options: str) -> Any:
+        """The lines of an export of one rollout; what the command said is kept."""
+        out = self._folder / "out.jsonl"
+        sql = f"select '{self.ids[name]}' as trace_id"
+        done = self._command("export", form, "--sql", sql, *options, "-s", self._folder / "store",
+                             "-o", out, "--force")  # fmt: skip
+        assert done.exit_code == 0, done.stderr
+        self.said = done.stderr
+        if form == "parquet":
+            return pq.read_table(out).to_pylist()
+        return [json.loads(line) for line in out.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def export(tmp_path: Path, command: Command) -> Masked:
+    return Masked(command, tmp_path)
+
+
+def test_completions_hold_no_token_that_a_recorded_mask_rules_out(export: Masked) -> None:
+    assert export("sft", "recorded") == [
+        {"prompt": words(100, 101), "completion": words(1, 2)},
+        {"prompt": words(100, 101, 1, 2, 102, 103), "completion": words(3)},
+    ]
+
+
+def test_completions_hold_no_token_that_a_late_mask_rules_out(export: Masked) -> None:
+    assert export("sft", "late") == [
+        {"prompt": words(100, 101), "completion": words(4)},
+        {"prompt": words(100, 101, 4, 104, 105), "completion": words(5, 6)},
+    ]
+
+
+def test_a_late_mask_of_generated_tokens_rules_out_the_same(export: Masked) -> None:
+    assert [row["completion"] for row in export("sft", "generated_only")] == [
+        words(7), words(8),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "input_ids", "labels"),
+    [
+        ("recorded", [100, 101, 1, 2, 102, 103, 3], [-100, -100, 1, 2, -100, -100, 3]),
+        ("late", [100, 101, 4, 104, 105, 5, 6], [-100, -100, 4, -100, -100, 5, 6]),
+        ("generated_only", [100, 101, 7, 106, 105, 105, 8, 107, 107],
+         [-100, -100, 7, -100, -100, -100, 8, -100, -100]),
+    ],
+)  # fmt: skip
+def test_labels_are_those_of_generated_tokens(
+    export: Masked, name: str, input_ids: list[int], labels: list[int]
+) -> None:
+    assert export("sft", name, "--rows", "tokens") == [{"input_ids": input_ids, "labels": labels}]
+
+
+def test_an_answer_that_was_generated_again_is_left_out_and_counted(export: Masked) -> None:
+    first = [user(100)]
+    assert export("sft", "retried") == [
+        {"prompt": first, "completion": [assistant(10)]},
+        {"prompt": [*first, assistant(10), tool(108)], "completion": [assistant(11)]},
+        {"prompt": words(100, 109), "completion": words(12)},
+    ]
+    assert "left out    2 answers that were discarded" in export.said
+    assert export("sft", "retried", "--rows", "tokens") == [
+        {"input_ids": [100, 109, 12], "labels": [-100, -100, 12]}
+    ]
+    assert "left out    2 turns without token ids" in export.said
+
+
+def test_reasoning_stays_in_its_answer(export: Masked) -> None:
+    asked = [assistant(110), user(111)]
+    assert export("sft", "conversation") == [
+        {
+            "prompt": asked,
+            "completion": [assistant(13, reasoning_content=words(14), tool_calls=[CALL])],
+        },
+        {
+            "prompt": [*asked, assistant(13, tool_calls=[CALL]), tool(112)],
+            "completion": [assistant(15)],
+        },
+    ]
+    assert "left out" not in export.said
+
+
+def test_weights_tell_what_was_generated_from_examples(export: Masked) -> None:
+    assert export("sft", "conversation", "--rows", "messages") == [
+        {
+            "messages": [
+                assistant(110, weight=0), user(111),
+                assistant(13, tool_calls=[CALL], weight=1), tool(112),
+                assistant(15, weight=1),
+            ]
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_of_turns_tell_the_mask_whenever_it_came(export: Masked, form: str) -> None:
+    def masks(name: str) -> list[Any]:
+        rows = export(form, name)
+        turns = rows if form == "parquet" else [one for one in rows[0]["spans"] if one["is_turn"]]
+        return [one["response_mask"] for one in turns]
+
+    assert masks("recorded") == [[True, True, False, False, True]]
+    assert masks("late") == [[True, False], [True, True]]
+    assert masks("generated_only") == [[True, False], [True, False, False]]
+    assert masks("conversation") == [None, None]
+
+
+def test_atif_tells_masks_and_discarded_answers_and_counts_them(export: Masked) -> None:
+    (document,) = export("atif", "late")
+    metrics = [step["metrics"] for step in document["steps"] if "metrics" in step]
+    assert [one["extra"]["response_mask"] for one in metrics] == [[True, False], [True, True]]
+    assert [one["completion_tokens"] for one in metrics] == [1, 2]
+    assert "left out    1 masks" in export.said
+    (document,) = export("atif", "retried")
+    assert [step["extra"].get("is_discarded", False) for step in document["steps"]
+            if "metrics" in step] == [True, False, False, True, False]  # fmt: skip
+    assert "left out    2 answers that were discarded" in export.said
