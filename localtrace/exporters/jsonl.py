@@ -12,9 +12,9 @@
 
 Fields mean the same as the columns of these names; unknown values are null. `response_mask` is true
 where the model generated a token, as the turn's own mask or a late one says. Prompts, messages, ids
-and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. A value that JSON cannot express (NaN, bytes,
-an array, a value that recording left out) becomes an object with `$type`; see
-`localtrace.values.tagged_json`.
+and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. A value that
+JSON cannot express (NaN, bytes, an array, a value that recording left out) becomes an object with
+`$type`; see `localtrace.values.tagged_json`.
 """
 
 from __future__ import annotations

@@ -168,33 +168,37 @@ class Rows:
                 yield {"input_ids": ids, "labels": labels}
 
     def _texts(self, turn: Span, run_id: str) -> Iterator[Fields]:
+        mask = turn.response_mask or [True] * len(turn.output_ids or ())
+        rows = [self._text_of(turn, run_id, *run) for run in generated_runs(mask)]
+        if rows and None not in rows:
+            yield from filter(None, rows)
+        elif not _is_whole(turn):
+            self.left_out[NO_TOKENIZER if rows else NOTHING_GENERATED] += 1
+        else:
+            yield from self._given(turn, run_id)
+
+    def _text_of(self, turn: Span, run_id: str, start: int, end: int) -> Fields | None:
+        """Return the row of a run of generated tokens, decoded; its texts join as they were."""
+        if turn.prompt_ids is None or turn.output_ids is None:
+            return None
+        prompt = self._decode(run_id, turn.prompt_ids + turn.output_ids[:start])
+        whole = self._decode(run_id, turn.prompt_ids + turn.output_ids[:end])
+        if prompt is None or whole is None:
+            return None
+        if whole.startswith(prompt):
+            return {"prompt": prompt, "completion": whole[len(prompt) :]}
+        return {"prompt": prompt, "completion": self._decode(run_id, turn.output_ids[start:end])}
+
+    def _given(self, turn: Span, run_id: str) -> Iterator[Fields]:
         prompt = prompt_text(turn, run_id, self._decode)
-        completion = _decoded(turn, run_id, self._decode)
-        if not _is_whole(turn):
-            yield from self._text_runs(turn, run_id)
-            return
-        if completion is None:
-            completion = given_text(turn) if turn.output_text is None else turn.output_text
-            more = self._said(run_id, turn) or {}
-            is_more = "tool_calls" in more or "reasoning_content" in more
-            self.left_out[NOT_TEXT] += is_more and completion is not None
+        completion = given_text(turn) if turn.output_text is None else turn.output_text
         if prompt is None or completion is None:
             self._count_no_text(turn)
-        else:
-            yield {"prompt": prompt, "completion": completion}
-
-    def _text_runs(self, turn: Span, run_id: str) -> Iterator[Fields]:
-        """Yield a row for each run of generated tokens of an answer that holds others too."""
-        prompt, output = turn.prompt_ids, turn.output_ids or []
-        runs = list(generated_runs(turn.response_mask or []))
-        self.left_out[NOTHING_GENERATED] += not runs
-        for start, end in runs:
-            before = None if prompt is None else self._decode(run_id, prompt + output[:start])
-            text = self._decode(run_id, output[start:end])
-            if before is None or text is None:
-                self._count_no_text(turn)
-                return
-            yield {"prompt": before, "completion": text}
+            return
+        if _decoded(turn, run_id, self._decode) is None:
+            more = self._said(run_id, turn) or {}
+            self.left_out[NOT_TEXT] += "tool_calls" in more or "reasoning_content" in more
+        yield {"prompt": prompt, "completion": completion}
 
     def _trained(self, turn: Span, run_id: str) -> Message | None:
         """Return an answer as far as it counts: up to the first token that a mask rules out."""

@@ -111,7 +111,7 @@ def test_an_answer_of_a_tool_stands_at_the_call_that_it_is_for() -> None:
         {"tool_call_id": "call_0", "function_name": "add", "arguments": {"a": 2},
          "extra": {"arguments": '{"a": 2}'}},
         {"tool_call_id": "call_0'", "function_name": "add", "arguments": {"a": 3},
-         "extra": {"arguments": '{"a": 3}', "id": "call_0"}},
+         "extra": {"id": "call_0"}},
     ]  # fmt: skip
     assert one["observation"]["results"] == [
         {"source_call_id": "call_0", "content": "a"}, {"source_call_id": "call_0'", "content": "b"},

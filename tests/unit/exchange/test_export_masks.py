@@ -43,21 +43,21 @@ def export(tmp_path: Path, command: Command) -> Masked:
 
 def test_completions_hold_no_token_that_a_recorded_mask_rules_out(export: Masked) -> None:
     assert export("sft", "recorded") == [
-        {"prompt": words(100, 101), "completion": words(1, 2)},
-        {"prompt": words(100, 101, 1, 2, 102, 103), "completion": words(3)},
+        {"prompt": words(100, 101), "completion": " " + words(1, 2)},
+        {"prompt": words(100, 101, 1, 2, 102, 103), "completion": " " + words(3)},
     ]
 
 
 def test_completions_hold_no_token_that_a_late_mask_rules_out(export: Masked) -> None:
     assert export("sft", "late") == [
-        {"prompt": words(100, 101), "completion": words(4)},
-        {"prompt": words(100, 101, 4, 104, 105), "completion": words(5, 6)},
+        {"prompt": words(100, 101), "completion": " " + words(4)},
+        {"prompt": words(100, 101, 4, 104, 105), "completion": " " + words(5, 6)},
     ]
 
 
 def test_a_late_mask_of_generated_tokens_rules_out_the_same(export: Masked) -> None:
     assert [row["completion"] for row in export("sft", "generated_only")] == [
-        words(7), words(8),
+        " w7", " w8",
     ]  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_an_answer_that_was_generated_again_is_left_out_and_counted(export: Mask
     assert export("sft", "retried") == [
         {"prompt": first, "completion": [assistant(10)]},
         {"prompt": [*first, assistant(10), tool(108)], "completion": [assistant(11)]},
-        {"prompt": words(100, 109), "completion": words(12)},
+        {"prompt": words(100, 109), "completion": " w12"},
     ]
     assert "left out    2 answers that were discarded" in export.said
     assert export("sft", "retried", "--rows", "tokens") == [

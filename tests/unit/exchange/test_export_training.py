@@ -86,8 +86,8 @@ def test_ids_become_prompt_and_completion_by_the_runs_tokenizer(
     localtrace.close()
     command("export", "sft", "--all", "-s", tmp_path / "s", "-o", tmp_path / "o")
     assert lines(tmp_path / "o") == [
-        {"prompt": "w10 w11", "completion": "w11 w12"},
-        {"prompt": "w10 w11 w11 w12 w20", "completion": "w13 w21"},
+        {"prompt": "w10 w11", "completion": " w11 w12"},
+        {"prompt": "w10 w11 w11 w12 w20", "completion": " w13 w21"},
     ]
 
 
