@@ -209,11 +209,11 @@ def _outputs(row: _Row) -> Any:
 
 
 def _mask(row: _Row) -> list[bool] | None:
-    own = row["response_mask"]
+    own, ids = row["response_mask"], row["output_ids"]
     mask = row.get("late_mask") if own is None else own
-    is_whole = mask is not None and row["output_ids"] is not None
-    is_whole = is_whole and len(mask) == len(row["output_ids"]) and None not in mask
-    return [one != 0 for one in mask] if is_whole else None
+    if mask is None or ids is None or len(mask) != len(ids) or None in mask:
+        return None
+    return [one != 0 for one in mask]
 
 
 def _listed(row: _Row, column: str) -> Any:

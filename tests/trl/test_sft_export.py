@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from tests.commands import run
 from tests.unit.exchange.masked import WORDS, record
@@ -25,11 +26,12 @@ MARKS = ["</s>", "<assistant>", "<user>", "<tool>", "lookup"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Any:
     vocabulary = [*(f"w{number}" for number in range(WORDS)), *MARKS]
     words = Tokenizer(WordLevel({word: at for at, word in enumerate(vocabulary)}, "w0"))
     words.pre_tokenizer = WhitespaceSplit()
-    found = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="</s>")
+    kind: Any = PreTrainedTokenizerFast
+    found = kind(tokenizer_object=words, eos_token="</s>", pad_token="</s>")
     found.chat_template = TEMPLATE
     return found
 
@@ -51,7 +53,7 @@ def labelled(
                "-s", store, "-o", out, "--force")  # fmt: skip
     assert done.exit_code == 0, done.output
     data = load_dataset("json", data_files=str(out), split="train", cache_dir=str(store.parent))
-    trainer = SFTTrainer(
+    trainer: Any = SFTTrainer(
         AutoModelForCausalLM.from_pretrained(model),
         args=SFTConfig(str(store.parent / "out"), report_to=[], use_cpu=True, bf16=False),
         train_dataset=data,
