@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+import localtrace
+from localtrace import testing
 from localtrace.read.store import open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import store_tokenizer
@@ -18,6 +21,7 @@ from localtrace.viewer.app import make_app
 from localtrace.viewer.encoded_again import compared, encoded_again
 from localtrace.viewer.shared_store import SharedStore
 from tests.commands import answer, record, run
+from tests.unit.test_viewer_pages import Pages
 
 A, B, C, AB, END = range(5)
 TOKENIZER = json.dumps({
@@ -107,3 +111,48 @@ def test_turns_are_encoded_one_by_one() -> None:
 
     assert encoded_again([0, 0, 1, 2], [A, B, C, A], encode) == ["same", "same", None, "same"]
     assert asked == [[A, B], [C], [A]]
+
+
+def _tokens_of(tmp_path: Path, logprobs: list[float] | None, trainer: list[float] | None) -> Pages:
+    answers = [answer("abc", [A, B, C], logprobs)]
+    (trace_id,) = record(tmp_path, [{"answers": answers}])
+    if trainer is not None:
+        with testing.recording(tmp_path, run_id="trainer"):
+            localtrace.outcome(trace_id, step=3, old_log_probs=trainer)
+    return Pages(open_store(tmp_path), {(3, "17", 0): trace_id})
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "trainer", "opens", "absent"),
+    [
+        (None, None, "difference", {"trainer against engine", "most surprising"}),
+        ([-0.5, -2.0, -1.0], None, "surprise", {"trainer against engine"}),
+        ([-0.5, -2.0, -1.0], [-0.5, -1.0, -1.0], "difference", set()),
+    ],
+)
+def test_tokens_open_on_what_was_recorded(
+    tmp_path: Path, logprobs: Any, trainer: Any, opens: str, absent: set[str]
+) -> None:
+    pages = _tokens_of(tmp_path, logprobs, trainer)
+    with pages.store:
+        facts, html = pages.facts("/tokens"), pages.html("/tokens")
+        assert facts["sort"] == opens
+        assert [one["id"] for one in facts["tokens"]][:1] == ([] if logprobs is None else [B])
+        assert (facts["why"] is None) == (logprobs is not None)
+        lacking = re.findall(r'<span class="off">([^:<]+): not recorded</span>', html)
+        assert set(lacking) == absent
+        for name, text in (("difference", "trainer against"), ("surprise", "most surprising")):
+            is_link = re.search(rf'<a href="/tokens\?sort={name}"[^>]*>{text}', html) is not None
+            assert is_link == (not any(one.startswith(text) for one in absent))
+        if absent == {"trainer against engine"}:
+            assert "old_log_probs" in pages.facts("/tokens?sort=difference")["why"]
+
+
+def test_colours_of_what_was_not_recorded_are_named_not_offered(tmp_path: Path) -> None:
+    pages = _tokens_of(tmp_path, [-0.5, -2.0, -1.0], None)
+    with pages.store:
+        path = f"/trajectory/{pages.ids[3, '17', 0]}/tokens"
+        html = pages.html(f"{path}?by=difference")
+        assert re.findall(r'<option value="(\w+)"', html)[0] == "logprob"
+        assert '<option value="difference"' not in html
+        assert "not recorded per token: difference, advantage" in html

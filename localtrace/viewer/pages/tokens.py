@@ -35,16 +35,21 @@ order by {order}, trace_id, turn, position limit {shown}
 
 
 def read_worst(asked: Asked) -> Facts:
-    """Return the tokens that disagree most, or that surprised most, among those of the filters."""
-    sort = asked.one_of("sort", SORTS, "difference")
-    condition, params = asked.filters.where_clause("tokens")
-    known = "isfinite(logprob_diff)" if sort == "difference" else "isfinite(logprob)"
-    sql = _WORST_SQL.format(condition=condition, known=known, order=SORTS[sort], shown=_SHOWN)
-    rows = asked.kept(("worst", asked.q, sort), lambda: asked.rows(sql, params))
+    """Return the tokens that disagree most, or that surprised most, among those of the filters.
+
+    Without an order in the address it is the first for which something was recorded.
+    """
+    given = asked.one_of("sort", {"": "", **SORTS}, "")
+    # A difference takes both log-probabilities, so the engine's are there where one is.
+    first = _worst(asked, "difference")
+    sort = given or ("difference" if first or not _worst(asked, "surprise") else "surprise")
+    rows = first if sort == "difference" else _worst(asked, sort)
+    sql, params = _worst_sql(asked, sort)
     return {
         "title": "Worst tokens",
         "run_names": asked.several_runs,
         "sort": sort,
+        "absent": [one for one in SORTS if not (first or _worst(asked, one))],
         "tokens": [row | {"url": _token_url(asked, row)} for row in rows],
         "why": None if rows else _why_none(asked, sort),
         "copies": copies(
@@ -53,6 +58,20 @@ def read_worst(asked: Asked) -> Facts:
             params,
         ),
     }
+
+
+def _worst(asked: Asked, sort: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = asked.kept(
+        ("worst", asked.q, sort), lambda: asked.rows(*_worst_sql(asked, sort))
+    )
+    return rows
+
+
+def _worst_sql(asked: Asked, sort: str) -> tuple[str, dict[str, Any]]:
+    condition, params = asked.filters.where_clause("tokens")
+    known = "isfinite(logprob_diff)" if sort == "difference" else "isfinite(logprob)"
+    sql = _WORST_SQL.format(condition=condition, known=known, order=SORTS[sort], shown=_SHOWN)
+    return sql, params
 
 
 def _token_url(asked: Asked, row: dict[str, Any]) -> str:
@@ -66,7 +85,7 @@ def _why_none(asked: Asked, sort: str) -> str:
     relation = asked.filters.relation()
     if not asked.rows(f"select 1 from {relation} where {condition} limit 1", params):
         return "No rollout matches the filters." if asked.q else "No rollout is recorded yet."
-    if sort == "surprise":
+    if sort == "surprise" or not _worst(asked, "surprise"):
         return "No log-probabilities were recorded: ask the engine for them."
     return (
         "No token has log-probabilities of both engine and trainer. The trainer's are the outcome "

@@ -2,6 +2,8 @@
 const COLUMN_OF = { logprob: "logprob", difference: "logprob_diff", advantage: "advantage", reference: "ref_logprob", weights: "weight_version", mask: "generated", encoding: "encoding" };
 const DIVERGING = new Set(["difference", "advantage"]);
 const LINE_PX = 22;
+// JSON has no such numbers, so the server writes them as text. They are no part of a scale.
+const NOT_FINITE = new Set(["NaN", "Infinity", "-Infinity"]);
 // Signs that nobody sees, halves of characters, and spaces that look like others.
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u00a0\u2000-\u200a\u202f\u205f\u2800\u3000]/gu;
 // Sequential: the deeper, the less likely. Diverging: blue below zero, orange above.
@@ -90,15 +92,17 @@ function lay() {
   at("lines").querySelector(".spacer").style.height = `${lines.length * LINE_PX}px`;
 }
 
-let low = 0, high = 0, kinds = [];
+let high = 0, kinds = [], notFinite = [], isScaled = false;
 
 function rank() {
   const values = data[COLUMN_OF[by]] ?? [];
   kinds = [...new Set(values.filter((one) => one !== null && one !== "same").map(String))];
+  notFinite = [...values.keys()].filter((i) => NOT_FINITE.has(values[i]));
   if (by === "encoding") {
     worst = [...values.keys()].filter((i) => values[i] === "other");
     worstAt = -1;
-    low = high = 0;
+    high = 0;
+    isScaled = false;
     at("worst").disabled = !worst.length;
     legend();
     return;
@@ -108,8 +112,9 @@ function rank() {
   const size = (i) => (DIVERGING.has(by) ? Math.abs(values[i]) : -values[i]);
   worst = known.sort((a, b) => size(b) - size(a)).slice(0, 200);
   worstAt = -1;
-  high = worst.length ? size(worst[0]) : 0;
-  low = DIVERGING.has(by) ? -high : 0;
+  isScaled = worst.length > 0;
+  high = isScaled ? size(worst[0]) : 0;
+  worst.push(...notFinite.slice(0, 200));
   at("worst").disabled = !worst.length;
   legend();
 }
@@ -126,6 +131,7 @@ function mix(a, b, share) {
 function colour(i) {
   const value = data[COLUMN_OF[by]]?.[i] ?? null;
   if (value === null || value === "same") return "";
+  if (NOT_FINITE.has(value)) return KINDS[mode()][3];
   if (typeof value !== "number") return KINDS[mode()][kinds.indexOf(String(value)) % 6];
   return tone(value);
 }
@@ -148,7 +154,8 @@ function legend() {
     mark.style.background = paint;
     box.append(mark, document.createTextNode(` ${text} `));
   };
-  if (!worst.length || by === "encoding") { kinds.slice(0, 6).forEach((kind, i) => put(kind, KINDS[mode()][i % 6])); return; }
+  if (notFinite.length) put(`${notFinite.length.toLocaleString("en")} not finite`, KINDS[mode()][3]);
+  if (!isScaled) { kinds.filter((kind) => !NOT_FINITE.has(kind)).slice(0, 6).forEach((kind, i) => put(kind, KINDS[mode()][i % 6])); return; }
   const values = DIVERGING.has(by) ? [-high, -high / 4, 0, high / 4, high] : [0, -Math.min(high, 8) / 4, -Math.min(high, 8) / 2, -Math.min(high, 8)];
   values.forEach((value) => put(value.toPrecision(2).replace("-", "−"), tone(value)));
 }
@@ -163,8 +170,9 @@ function strip() {
   for (let x = 0; x < columns; x += 1) {
     // Of several tokens in one column the worst is seen.
     let worstHere = Math.floor(x * count / columns);
-    for (let i = worstHere + 1; i < Math.floor((x + 1) * count / columns); i += 1) {
-      if (typeof values[i] === "number" && Math.abs(values[i]) > Math.abs(values[worstHere] ?? 0)) worstHere = i;
+    for (let i = worstHere + 1; i < Math.floor((x + 1) * count / columns) && !NOT_FINITE.has(values[worstHere]); i += 1) {
+      if (NOT_FINITE.has(values[i])) worstHere = i;
+      else if (typeof values[i] === "number" && Math.abs(values[i]) > Math.abs(values[worstHere] ?? 0)) worstHere = i;
     }
     draws.fillStyle = colour(worstHere) || "transparent";
     const left = Math.floor(x * canvas.width / columns);
