@@ -156,7 +156,8 @@ def jsonl(source: Source, file: BinaryIO) -> None:
     """Write one JSON object per trajectory.
 
     It holds the trajectory's fields, calls, whole prompts and outcomes. A value that JSON cannot
-    express (NaN, bytes, an array, a value that recording left out) becomes an object with $type.
+    express (bytes, an array, a value that recording left out) becomes an object with $type. NaN is
+    the text NaN in rewards, outcomes and logprobs, and such an object elsewhere.
     """
     from localtrace.exporters.jsonl import line
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from localtrace.exporters.atif import Documents
 from localtrace.exporters.parquet import Rows
-from localtrace.exporters.shape import trajectory_fields
+from localtrace.exporters.shape import teaches, trajectory_fields
 from localtrace.read.messages import content_text
 from localtrace.types import Trajectory
 from localtrace.values.codec import to_json
@@ -90,8 +90,12 @@ class Folder:
         self._rows = [Rows(file, Path(file.name).stem, documents.decode) for file in self._files]
 
     def add(self, trajectory: Trajectory) -> None:
-        """Write the session and the rows of a trajectory; without a turn it has no session."""
-        document = self._documents.document(trajectory)
+        """Write the session and the rows of a trajectory.
+
+        Without a turn, or with a reward that is not finite, it has no session.
+        """
+        is_taught = teaches(trajectory, self.left_out)
+        document = self._documents.document(trajectory) if is_taught else None
         data = b"" if document is None else b"".join(self._lines(trajectory, document))
         for rows in self._rows:
             rows.add(trajectory)

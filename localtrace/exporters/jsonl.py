@@ -12,9 +12,10 @@
 
 Fields mean the same as the columns of these names; unknown values are null. `response_mask` is true
 where the model generated a token, as the turn's own mask or a late one says. Prompts, messages, ids
-and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. A value that
-JSON cannot express (NaN, bytes, an array, a value that recording left out) becomes an object with
-`$type`; see `localtrace.values.tagged_json`.
+and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. NaN and
+infinities are the texts NaN, Infinity and -Infinity in `reward`, `outcomes` and `output_logprobs`.
+Any other value that JSON cannot express (NaN elsewhere, bytes, an array, a value that recording
+left out) becomes an object with `$type`; see `localtrace.values.tagged_json`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from localtrace.exporters.shape import json_line, trajectory_fields
 from localtrace.read.flat_rows import named_lists, prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
+from localtrace.values.plain_json import plain_json
 
 _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
@@ -41,11 +43,14 @@ def line(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
         name: (_call(span, trajectory.run_id, decode) for span in spans)
         for name, spans in (("spans", trajectory.spans), ("generations", trajectory.generations))
     }
-    return json_line(trajectory_fields(trajectory) | calls)
+    fields = trajectory_fields(trajectory)
+    fields |= {name: plain_json(fields[name]) for name in ("reward", "outcomes")}
+    return json_line(fields | calls)
 
 
 def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
     inputs, outputs = named_lists(span)
     fields = {name: getattr(span, name) for name in _CALL}
     text = prompt_text(span, run_id, decode)
+    fields["output_logprobs"] = plain_json(span.output_logprobs)
     return {**fields, "prompt_text": text, "inputs": inputs, "outputs": outputs}

@@ -14,7 +14,8 @@ rollout, and no mask rules out, is trained on once, whatever the kind:
     tokens       one row per sequence of turns, each of which begins with the ids of the one before
 
 A turn without messages becomes rows of text, special tokens included: one for each run of generated
-tokens. An answer that was discarded, because the same prompt was generated again, gives no row.
+tokens. An answer that was discarded, because the same prompt was generated again, gives no row, and
+neither does a trajectory whose reward is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from localtrace.exporters.shape import (
     generations,
     given_text,
     given_tool_calls,
+    teaches,
 )
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.conversation import named_text
@@ -46,6 +48,7 @@ from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields
+from localtrace.values.plain_json import plain_json
 
 KINDS = ("completions", "messages", "tokens")
 """What a row may be."""
@@ -99,6 +102,8 @@ class Rows:
 
     def lines(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the JSON lines of a trajectory."""
+        if not teaches(trajectory, self.left_out):
+            return
         turns, run_id = generations(trajectory), trajectory.run_id
         if not turns:
             count_no_turn(trajectory, self.left_out)
@@ -110,7 +115,8 @@ class Rows:
                 "step": trajectory.step, "labels": _labels(trajectory)}  # fmt: skip
         for row in self._rows([turn for turn in done if turn.span_id not in gone], run_id):
             if self._is_new(row):
-                yield to_json(row | meta if self._has_meta else row).encode() + b"\n"
+                whole = plain_json(row | meta if self._has_meta else row)
+                yield to_json(whole).encode() + b"\n"
 
     def _is_new(self, row: Fields) -> bool:
         if self._written is None:

@@ -30,6 +30,7 @@ NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads
 NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
 NO_TURN = "trajectories without a turn"
 PRUNED = "trajectories whose calls were pruned"
+NOT_FINITE = "trajectories with a reward that is NaN or infinite: they teach nothing"
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
 """Reasons to leave something out."""
 _decode = msgspec.json.Decoder().decode
@@ -70,6 +71,13 @@ def json_line(fields: Mapping[str, Any]) -> Iterator[bytes]:
 def count_no_turn(trajectory: Trajectory, left_out: Counter[str]) -> None:
     """Count a trajectory without a turn."""
     left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+
+
+def teaches(trajectory: Trajectory, left_out: Counter[str]) -> bool:
+    """Return whether a trajectory may be training data; one with a NaN for a reward is counted."""
+    is_odd = trajectory.reward is not None and not math.isfinite(trajectory.reward)
+    left_out[NOT_FINITE] += is_odd
+    return not is_odd
 
 
 def answer_of(turn: Span, run_id: str, decode: Decode, left_out: Counter[str]) -> Message | None:

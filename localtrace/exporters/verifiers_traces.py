@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from localtrace.exporters.shape import count_no_turn, json_line, trajectory_fields
+from localtrace.exporters.shape import count_no_turn, json_line, teaches, trajectory_fields
 from localtrace.exporters.verifiers_fields import (
     agent_of,
     env_of,
@@ -90,6 +90,8 @@ class Episodes:
 
     def line(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the line of a trajectory in pieces; none if it has no call of the model."""
+        if not teaches(trajectory, self.left_out):
+            return
         if not any(span.kind == "generation" for span in trajectory.every_span):
             count_no_turn(trajectory, self.left_out)
             return

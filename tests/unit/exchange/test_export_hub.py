@@ -122,10 +122,10 @@ def test_calls_and_answers_meet_by_ids_of_their_own(tmp_path: Path) -> None:
              for seq, (given, said) in enumerate(prompts, 1)]  # fmt: skip
     (tmp_path / "out").mkdir()
     written = Folder(tmp_path / "out", Documents(lambda *_: None))
-    written.add(trajectory(spans=spans, step=3, reward=float("nan")))
+    written.add(trajectory(spans=spans, step=3, reward=-0.5))
     written.close()
     header, messages = session(tmp_path / "out", spans[0].trace_id)
-    assert header["name"].startswith("step 3 · reward nan · see")
+    assert header["name"].startswith("step 3 · reward -0.5 · see")
     calls = [call for message in messages for call in message.get("toolCalls", ())]
     assert [call["id"] for call in calls] == ["call_0", "call_0-2"]
     assert [call["function"]["arguments"] for call in calls] == ['{"a": 2}', "no object"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,55 @@ def test_what_gives_no_row_is_counted_by_its_own_reason(export: Export, tmp_path
     record(tmp_path / "store", [{"result": {"output_ids": [1]}}, {"result": {"text": "4"}}])
     assert export("--all") == [answered("4")]
     assert "1 turns without text: the store keeps no tokenizer for their run" in export.said
+
+
+ODD = [math.nan, math.inf, -math.inf]
+
+
+def test_a_reward_that_is_not_finite_teaches_nothing(export: Export, tmp_path: Path) -> None:
+    record(tmp_path / "store", [{"reward": reward} for reward in [*ODD, None, 0.5]])
+    for rows in ("completions", "messages"):
+        assert [row["reward"] for row in export("--all", "--meta", "--rows", rows)] == [None, 0.5]
+        assert "3 trajectories with a reward that is NaN or infinite" in export.said
+
+
+@pytest.mark.parametrize("form", ["verifiers", "hub"])
+def test_no_episode_and_no_session_has_a_reward_that_is_not_finite(
+    form: str, tmp_path: Path, command: Command
+) -> None:
+    said = {"text": "4", "output_ids": [1]}
+    ids = record(tmp_path / "store", [{"reward": one, "result": said} for one in [*ODD, 0.5]])
+    out = tmp_path / "out"
+    done = command("export", form, "--all", "-s", tmp_path / "store", "-o", out)
+    assert done.exit_code == 0, done.stderr
+    assert "3 trajectories with a reward that is NaN or infinite" in done.stderr
+    files = [out] if out.is_file() else list(out.glob("traces/*/*.jsonl"))
+    texts = "".join(path.read_text() for path in files)
+    assert [trace_id in texts for trace_id in ids] == [False, False, False, True]
+
+
+def test_rows_hold_no_objects_for_values_that_json_has_no_word_for(
+    export: Export, tmp_path: Path
+) -> None:
+    (trace_id,) = record(tmp_path / "store", [{"result": {"text": "half \ud800"}}])
+    with testing.recording(tmp_path / "store", run_id="r2"):
+        localtrace.outcome(trace_id, rating=math.nan, source="ann")
+    (row,) = export("--all", "--meta")
+    assert row["completion"][0]["content"] == "half ?"
+    assert row["labels"] == [{"name": "rating", "value": "NaN", "who": "ann"}]
+
+
+def test_json_lines_have_words_for_rewards_that_are_not_finite(
+    tmp_path: Path, command: Command
+) -> None:
+    logprobs = {"output_ids": [1, 2], "output_logprobs": [-0.5, -math.inf]}
+    rewards = [*ODD, None]
+    ids = record(tmp_path / "store", [{"reward": one, "result": logprobs} for one in rewards])
+    with testing.recording(tmp_path / "store", run_id="r2"):
+        localtrace.outcome(ids[0], score=math.inf)
+    out = tmp_path / "out.jsonl"
+    assert command("export", "jsonl", "--all", "-s", tmp_path / "store", "-o", out).exit_code == 0
+    found = {row["trace_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert [found[one]["reward"] for one in ids] == ["NaN", "Infinity", "-Infinity", None]
+    assert [one["value"] for one in found[ids[0]]["outcomes"]] == ["Infinity"]
+    assert found[ids[0]]["spans"][0]["output_logprobs"] == [-0.5, "-Infinity"]
