@@ -39,6 +39,10 @@ DROPPED_NAMES = frozenset(
     }
 )  # fmt: skip
 """Arguments and fields replaced by a placeholder unless LOCALTRACE_KEEP names them."""
+TOKEN_OUTCOMES = frozenset(
+    {"response_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages"}
+)
+"""Outcomes whose lists the view `tokens` lays beside the tokens of a trajectory."""
 SAMPLED_OUT = "localtrace_sampled_out"
 """Attribute of a trajectory whose spans the rules of its run left out."""
 LABEL_NAMES = ("tag", "rating", "comment")

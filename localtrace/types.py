@@ -42,7 +42,8 @@ class Span:
     prompt_ids: list[int] | None
     """The whole prompt of a turn, rebuilt; None where it could not be."""
     output_ids: list[int] | None
-    output_logprobs: list[float] | None
+    output_logprobs: list[float | None] | None
+    """One for each output id; None inside the list where the engine gave none."""
     messages: list[Any] | None
     """The whole message list of a turn, rebuilt."""
     output_text: str | None

@@ -173,20 +173,30 @@ def _logprobs(one: Part, other: Part) -> Iterator[str]:
 
     ours, theirs = one.logprobs or [], other.logprobs or []
     shared = min(shared_prefix(one.ids or [], other.ids or []), len(ours), len(theirs))
-    apart = [abs(ours[place] - theirs[place]) for place in range(shared)]
+    apart = {
+        place: abs(own - others)
+        for place, (own, others) in enumerate(zip(ours[:shared], theirs[:shared], strict=True))
+        if own is not None and others is not None
+    }
     if apart:
-        largest = max(range(shared), key=apart.__getitem__)
+        largest = max(apart, key=apart.__getitem__)
         yield (
             f"logprobs of the {shared} tokens before any difference: mean distance "
-            f"{sum(apart) / shared:.4g}, largest {apart[largest]:.4g} at token {largest}"
+            f"{sum(apart.values()) / len(apart):.4g}, largest {apart[largest]:.4g} "
+            f"at token {largest}"
         )
     if shared < min(len(ours), len(theirs)):
+        own, others = ours[shared], theirs[shared]
         yield (
-            f"logprobs at token {shared}: A {(one.ids or [])[shared]} ({ours[shared]:.4g}), "
-            f"other {(other.ids or [])[shared]} ({theirs[shared]:.4g})"
+            f"logprobs at token {shared}: A {(one.ids or [])[shared]} ({_number(own)}), "
+            f"other {(other.ids or [])[shared]} ({_number(others)})"
         )
     if not (ours and theirs):
         yield "logprobs: not recorded for both"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
 
 
 def _inline(stretches: list[Stretch], joined: Callable[[Any], str]) -> str:

@@ -140,7 +140,8 @@ class _Lines:
         if self._ids and span.output_ids is not None:
             yield f"output_ids: {span.output_ids}"
         if self._logprobs and span.output_logprobs is not None:
-            yield f"logprobs: {[round(value, 4) for value in span.output_logprobs]}"
+            rounded = (one if one is None else round(one, 4) for one in span.output_logprobs)
+            yield f"logprobs: {list(rounded)}"
         if span.error:
             yield f"error: {span.error}"
 

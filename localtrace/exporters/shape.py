@@ -87,9 +87,14 @@ def answer_of(turn: Span, run_id: str, decode: Decode, left_out: Counter[str]) -
     return said
 
 
-def finite_logprobs(turn: Span, left_out: Counter[str]) -> list[float] | None:
+def is_finite(value: float | None) -> bool:
+    """Tell whether a value of a list is known and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def finite_logprobs(turn: Span, left_out: Counter[str]) -> list[float | None] | None:
     """Return the logprobs of an answer; those that JSON cannot express are counted."""
-    if turn.output_logprobs is None or all(map(math.isfinite, turn.output_logprobs)):
+    if turn.output_logprobs is None or all(map(is_finite, turn.output_logprobs)):
         return turn.output_logprobs
     left_out[NO_LOGPROBS] += 1
     return None

@@ -8,12 +8,11 @@ does; the ids along a path are the prompt and the answer in any case.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT
+from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, is_finite
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import prompt_text
 from localtrace.read.messages import messages_of, said_of
@@ -149,14 +148,11 @@ class MessageGraph:
     def _answer(self, turn: Span, scaffold: list[int]) -> Fields:
         output, logprobs = turn.output_ids or [], turn.output_logprobs or []
         outputs = turn.outputs if isinstance(turn.outputs, Mapping) else {}
-        given = outputs.get("response_mask")
-        mask = [True] * len(output)
-        if isinstance(given, list) and len(given) == len(output):
-            mask = [bool(own) for own in given]
+        mask = [bool(own) for own in turn.response_mask or [1] * len(output)]
         if logprobs:
             own_logprobs = [value for value, own in zip(logprobs, mask, strict=False) if own]
             logprobs = own_logprobs
-            if len(logprobs) != sum(mask) or not all(map(math.isfinite, logprobs)):
+            if len(logprobs) != sum(mask) or not all(map(is_finite, logprobs)):
                 self._left_out[NO_LOGPROBS] += 1
                 logprobs = []
         said = outputs.get("message")

@@ -14,12 +14,17 @@ folder.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from localtrace.exporters.shape import count_no_turn, json_line, teaches, trajectory_fields
+from localtrace.exporters.shape import (
+    count_no_turn,
+    is_finite,
+    json_line,
+    teaches,
+    trajectory_fields,
+)
 from localtrace.exporters.verifiers_fields import (
     agent_of,
     env_of,
@@ -155,7 +160,7 @@ class Episodes:
         for outcome in rest["outcomes"]:
             field, values = _PER_TOKEN.get(outcome["name"]), outcome["value"]
             if isinstance(values, list):
-                finite = field is not None and all(map(math.isfinite, values))
+                finite = field is not None and all(map(is_finite, values))
                 spread = graph.spread(values) if finite else None
                 if field is not None and spread is not None:
                     for node, own in zip(graph.nodes, spread, strict=True):

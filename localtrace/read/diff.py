@@ -41,7 +41,7 @@ class Part:
     """One of `given`, `output`, `finish reason`, or `call` and the op."""
     text: str
     ids: list[int] | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

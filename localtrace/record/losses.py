@@ -33,6 +33,9 @@ REMEDIES = {
     "cycle": "a value contains itself; the inner one was replaced by a placeholder",
     "too_deep": "a value is nested too deeply and was replaced by a placeholder",
     "unsupported": "a value has a type that is not recorded and was replaced by a placeholder",
+    "token_list": "token ids, log-probabilities, a mask or other values per token could not be "
+    "used; they are missing in turns and tokens, though not in the call's result: give one number "
+    "per generated id, whole ones as ids, 0 or 1 in a mask",
     "bad_argument": "a value given to localtrace could not be used; see the debug log",
     "internal": "localtrace failed inside; see the debug log, and please report it",
     "finalizer": "a call was made by a finalizer while garbage was collected, where nothing can be "
@@ -61,9 +64,9 @@ class Losses:
         self.records[reason] += count
         self._say_once(reason)
 
-    def value(self, reason: str) -> None:
-        """Count a value that was replaced by a placeholder, or a bad argument that was left out."""
-        self.values[reason] += 1
+    def value(self, reason: str, count: int = 1) -> None:
+        """Count values that were replaced by placeholders, left out, or cannot be used."""
+        self.values[reason] += count
         self._say_once(reason)
 
     def guard(self, work: Callable[[], object]) -> None:

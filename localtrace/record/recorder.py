@@ -109,6 +109,7 @@ class Recorder:
             self.settings.rotate_interval_s,
             self.losses.record,
             self._prepare_folder,
+            self.losses.value,
         )
 
     def _prepare_folder(self) -> Path:

@@ -105,7 +105,8 @@ def read_array(data: bytes | memoryview | msgspec.Raw) -> Array | None:
     return array
 
 
-def _ext_hook(code: int, data: memoryview) -> Array | None:
+def array_hook(code: int, data: memoryview) -> Array | None:
+    """Read the content of a MessagePack extension without copying it; None where it is no array."""
     # The hook gets a view of the data; without a hook, msgspec would copy it.
     if code != EXT:
         return None
@@ -113,7 +114,7 @@ def _ext_hook(code: int, data: memoryview) -> Array | None:
     return Array(dtype, shape, content) if kind == "ndarray" else None
 
 
-_DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
+_DECODER = msgspec.msgpack.Decoder(ext_hook=array_hook)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from localtrace.values.encoded import list_elements
-
 _REST_MAX = 2**31
-_DOUBLE = b"\xcb"
-"""The first byte of a double in MessagePack; eight more follow, the highest first."""
 
 
-def read_doubles(data: bytes) -> array[float] | None:
-    """Return an encoded list of doubles, many times faster than a decoder; None for others."""
-    found = list_elements(data)
-    if found is None:
-        return None
-    count, elements = found
-    if len(elements) != 9 * count or elements[::9] != _DOUBLE * count:
-        return None
-    packed = bytearray(8 * count)
-    for place in range(8):
-        packed[place::8] = elements[1 + place :: 9]
-    doubles = array("d", packed)
-    if sys.byteorder == "little":
-        doubles.byteswap()
-    return doubles
-
-
-def rounded(values: Sequence[float]) -> pa.Array:
-    """Return doubles as floats; those beyond the range of floats become infinite."""
+def floats(values: Sequence[Any]) -> pa.Array:
+    """Return doubles as floats, null where they are; those beyond floats become infinite."""
+    if isinstance(values, memoryview) and values.format == "f":
+        values = array("f", values.tobytes())
+    if isinstance(values, array) and values.typecode == "f":
+        return pa.Array.from_buffers(pa.float32(), len(values), [None, pa.py_buffer(values)])
+    if None in values:
+        return pa.array(values, pa.float64()).cast(pa.float32(), safe=False)
     doubles = array("d", values)
     whole = pa.Array.from_buffers(pa.float64(), len(doubles), [None, pa.py_buffer(doubles)])
     return whole.cast(pa.float32(), safe=False)
@@ -44,8 +29,10 @@ def rests(values: Sequence[float]) -> list[int] | None:
 
     None where a distance is too large to store, as for a double beyond the range of floats.
     """
+    if isinstance(values, array) and values.typecode == "f":
+        return []
     exact = array("d", values).tobytes()
-    kept = rounded(values).cast(pa.float64()).buffers()[1].to_pybytes()
+    kept = floats(values).cast(pa.float64()).buffers()[1].to_pybytes()
     if exact == kept:
         return [0] * len(values)
     found = [one - other for one, other in zip(*map(_bits, (exact, kept)), strict=True)]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from localtrace.values import codec
-from localtrace.values.arrays import EXT_CODES, read_array
+from localtrace.values.arrays import EXT_CODES, Array, array_head, read_array
 
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_NIL = b"\xc0"
 
 
 def list_elements(data: bytes) -> tuple[int, bytes] | None:
@@ -46,7 +47,8 @@ def is_list(data: bytes | msgspec.Raw) -> bool:
 def listed_elements(data: bytes | msgspec.Raw) -> tuple[int, bytes] | None:
     """Return count and bytes of the elements of a list, or of an array taken as a list."""
     listed = list_elements(bytes(data))
-    if listed is None and read_array(data) is not None:
+    array = read_array(data) if listed is None else None
+    if array is not None and len(array.shape) == 1:
         values = codec.decode(data)
         if hasattr(values, "tolist"):
             listed = list_elements(codec.encode(values.tolist()))
@@ -62,24 +64,41 @@ def raw_map(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
 
 
 def raw_items(data: bytes | msgspec.Raw) -> list[msgspec.Raw] | None:
-    """Return the items of an encoded list, still encoded; None for anything else."""
+    """Return the items of an encoded list or the rows of an array of two dimensions.
+
+    They are still encoded. None for anything else.
+    """
     if list_elements(bytes(memoryview(data)[:1])) is None:
-        return None
+        array = read_array(data)
+        return None if array is None else _rows(array)
     try:
         return _LIST_DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError):
         return None
 
 
+def _rows(array: Array) -> list[msgspec.Raw] | None:
+    if len(array.shape) != 2 or 0 in array.shape:
+        return None
+    count, width = array.shape
+    size_bytes = len(array.data) // count
+    head, data = array_head(array.dtype, [width], size_bytes), bytes(array.data)
+    starts = range(0, len(data), size_bytes or 1)
+    return [msgspec.Raw(head + data[start : start + size_bytes]) for start in starts]
+
+
 def is_list_of_lists(data: bytes | msgspec.Raw) -> bool:
-    """Tell whether the bytes are an encoded list whose first item is a list or an array."""
+    """Tell whether the bytes are an encoded list whose first item is a list or an array.
+
+    An array of two dimensions is one too, if it is not empty.
+    """
     first = _first_item(data)
     if list_elements(first) is not None:
         return True
-    if first not in EXT_CODES:
-        return False
-    items = raw_items(data)
-    return any(map(is_list, (items or [])[:1]))
+    if first in EXT_CODES:
+        return any(map(is_list, (raw_items(data) or [])[:1]))
+    array = read_array(data)
+    return array is not None and len(array.shape) == 2 and 0 not in array.shape
 
 
 def is_list_of_texts(data: bytes | msgspec.Raw) -> bool:
@@ -95,7 +114,8 @@ def _first_item(data: bytes | msgspec.Raw) -> bytes:
 
 
 def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -> str | None:
-    """Return the first of `names` that is a field; None where none is."""
+    """Return the first of `names` that is a field and not null; None where none is."""
     if fields is None:
         return None
-    return next((name for name in names if name in fields), None)
+    given = (name for name in names if name in fields)
+    return next((name for name in given if memoryview(fields[name])[:1] != _NIL), None)

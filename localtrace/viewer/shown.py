@@ -5,16 +5,15 @@ The facts are made of trajectories alone, so that what was redacted stays redact
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
-from localtrace.field_names import MASK_NAMES
 from localtrace.read.conversation import Conversation
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.tokenizers import Decode
-from localtrace.types import Span, Trajectory
+from localtrace.types import Trajectory
 from localtrace.viewer.conversation import blocks_of, cut_block
 from localtrace.viewer.excerpts import cut
 from localtrace.viewer.page import Facts
@@ -135,7 +134,8 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         return getattr(outcomes[name], kind) if name in outcomes else None
 
     is_gone = trajectory.spans_pruned is not None
-    generated = [_generated(turn) for turn in trajectory.turns if turn.output_ids is not None]
+    counts = [turn.generated_count for turn in trajectory.turns]
+    generated = [count for count in counts if count is not None]
     return {
         "trace_id": trajectory.trace_id,
         "reward": trajectory.reward,
@@ -146,14 +146,6 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "output_tokens": sum(generated) if generated else None,
         "superseded": False,
     }
-
-
-def _generated(turn: Span) -> int:
-    """Return the number of generated tokens, without those that the turn's mask rules out."""
-    outputs = turn.outputs if isinstance(turn.outputs, Mapping) else {}
-    mask = next((outputs[name] for name in MASK_NAMES if name in outputs), None)
-    ids = turn.output_ids or []
-    return sum(one != 0 for one in mask) if isinstance(mask, list) else len(ids)
 
 
 def _to_places(row: dict[str, Any]) -> dict[str, str | None]:

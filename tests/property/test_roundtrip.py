@@ -194,7 +194,7 @@ def test_logprobs_that_are_no_finite_floats_are_kept_as_they_are(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "ids",
-    [[2**31], [-(2**31) - 1], [2**70], [1.0], [True], ["a"], [None], [[1, 2]], "text", {"a": 1}],
+    [[2**31], [-(2**31) - 1], [2**70], [1.5], [True], ["a"], [None], [[1, 2]], "text", {"a": 1}],
     ids=repr,
 )
 def test_ids_that_a_column_cannot_hold_stay_in_the_json(tmp_path: Path, ids: Any) -> None:

@@ -67,10 +67,33 @@ def test_a_list_of_another_length_is_shown_nowhere_and_counted(size: int) -> Non
 
 
 def test_a_mask_places_a_response_that_was_cut_off() -> None:
+    mask: list[float] = [1, 1, 0, 0, 1, 1]
+    with rollout(TOOLS, old_log_probs=[1, 2, 0, 0, 3, 4], response_mask=mask) as store:
+        assert trainers(store) == [1, 2, 3, 4, None]
+        assert unplaced(store) == 0
+
+
+def test_a_response_cut_off_where_the_generated_tokens_would_fit_too_is_no_guess() -> None:
+    # Cut off after five tokens; or of all five generated ones, of which two were rejected.
     mask: list[float] = [1, 1, 0, 0, 1]
     with rollout(TOOLS, old_log_probs=[1, 2, 0, 0, 3], response_mask=mask) as store:
-        assert trainers(store) == [1, 2, 3, None, None]
-        assert unplaced(store) == 0
+        assert trainers(store) == [None] * 5
+        assert unplaced(store) == 1
+
+
+def test_a_mask_whose_ones_stand_elsewhere_is_not_the_beginning_of_the_response() -> None:
+    # Three ones, as many as the first six places of the response have tokens less one.
+    mask: list[float] = [1, 0, 1, 1, 0, 1]
+    with rollout(TOOLS, old_log_probs=[1, 2, 0, 0, 3, 4], response_mask=mask) as store:
+        assert trainers(store) == [None] * 5
+        assert unplaced(store) == 1
+
+
+def test_a_turns_own_list_of_another_length_rules_nothing_out() -> None:
+    one = turn(0, [1], [10, 11, 12], response_mask=[1, 0], output_logprobs=[-1.0, -2.0, -3.0, -4.0])
+    with rollout([one]) as store:
+        rows = store.sql("from tokens order by position").to_dicts()
+        assert [(row["generated"], row["logprob"]) for row in rows] == [(True, None)] * 3
 
 
 def test_a_mask_places_a_response_that_ends_with_a_tool() -> None:

@@ -102,12 +102,11 @@ def test_usage_counts_what_was_generated_or_is_what_the_engine_said() -> None:
     said = {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 12}}
     found = read(
         ids,
-        ids | {"outputs": {"response_mask": [1, 0, 1]}},
-        ids | {"outputs": {"response_mask": [1]}},
+        ids | {"response_mask": [1, 0, 1]},
         {"outputs": said},
         {"outputs": {"usage": {"input_tokens": True, "output_tokens": "3"}}},
         {"prompt_ids": [1]},
     )
     assert [chat.usage for chat in found.chats.values()] == [
-        (2, 3), (2, 2), (2, 3), (40, 12), None, None,
+        (2, 3), (2, 2), (40, 12), None, None,
     ]  # fmt: skip

@@ -1,9 +1,9 @@
 -- Tokens, each with its log-probabilities and advantage. A trainer's list of per-token values does
 -- not say which tokens it counts. Its length does, which is compared with lengths of the turns.
 
--- The elements of a list whose mask is not 0; all of them where there is no mask.
+-- The elements of a list whose mask is not 0; all of them where there is no mask, or none that fits.
 create macro unmasked(list, mask) as if(
-    list is null or mask is null, list,
+    list is null or mask is null or len(list) <> len(mask), list,
     list_transform(list_filter(list_zip(list, mask), lambda x: x[2] <> 0), lambda x: x[1])
 );
 
@@ -44,13 +44,16 @@ where name in (
 group by trace_id;
 
 -- Turns with the newest per-token values of their trajectory, and what the trainer's mask counts.
--- `mask_is_response`: it has one value per token of the response, perhaps cut off at the end.
--- `mask_is_order`: its ones stand for the generated tokens, one after the other.
+-- `mask_is_response`: it has one value per token of the response, perhaps cut off at the end, and its
+-- ones stand where the turns' tokens are. `mask_is_order`: its ones stand for the generated tokens,
+-- one after the other.
 create view stored.valued_turns as
 select
     *,
     coalesce(len(mask) <= laid_out and sum(least(greatest(len(mask) - response_start, 0), n)) over trace
-        = len(list_filter(mask, lambda x: x <> 0)), false) as mask_is_response,
+        = len(list_filter(mask, lambda x: x <> 0))
+        and bool_and(not list_contains(mask[response_start + 1:response_start + n], 0)) over trace,
+        false) as mask_is_response,
     coalesce(len(list_filter(mask, lambda x: x <> 0)) = all_generated, false) as mask_is_order
 from stored.measured_turns
 left join stored.token_values on of_trace = trace_id
@@ -58,9 +61,12 @@ window trace as (partition by project, experiment, step, trace_id);
 
 -- The tokens that a list of per-token values counts, by its length. response: all that follow the
 -- first prompt. masked: the same, where only the trainer's mask tells which were generated. ids: all
--- ids of turns. generated: ids of turns that no mask rules out. Null: the length fits none.
+-- ids of turns. generated: ids of turns that no mask rules out. Null: the length fits none, or it is
+-- that of a response that was cut off, and that of what was generated, too.
 create macro layout_of(list, t) as case
     when len(list) = t.laid_out then 'response'
+    when len(list) = len(t.mask) and t.mask_is_response and len(list) in (t.all_ids, t.all_generated)
+        then null
     when len(list) = len(t.mask) and t.mask_is_response then 'response'
     when len(list) = len(t.mask) and t.mask_is_order then 'masked'
     when len(list) = t.all_ids then 'ids'
@@ -125,9 +131,9 @@ from (
         span_id, turn, response_start,
         generate_subscripts(output_ids, 1) - 1 as position,
         unnest(output_ids) as id,
-        unnest(response_mask[:n]) as own_mask,
+        unnest(if(len(response_mask) = n, response_mask, null)) as own_mask,
         unnest(part_of(mask, t)) as sent_mask,
-        unnest(output_logprobs[:n]) as own_logprob,
+        unnest(if(len(output_logprobs) = n, output_logprobs, null)) as own_logprob,
         unnest(part_of(sent, t)) as sent_logprob,
         unnest(part_of(trainer, t)) as trainer,
         unnest(part_of(ref, t)) as ref,

@@ -16,6 +16,7 @@ import msgspec
 from localtrace.field_names import (
     DETAIL_NAMES,
     FINISH_NAMES,
+    LOGPROB_NAMES,
     MASK_NAMES,
     OUTPUT_NAMES,
     OUTPUT_TEXT_NAMES,
@@ -28,17 +29,18 @@ from localtrace.values.encoded import (
     is_list,
     is_list_of_lists,
     is_list_of_texts,
-    list_bytes,
-    list_elements,
     listed_elements,
     raw_items,
     raw_map,
 )
+from localtrace.values.token_lists import TokenList, read_ids, read_logprobs, read_mask
 
 Fields = dict[str, msgspec.Raw]
 """Arguments or a result by name, still encoded."""
 GENERATIONS_MAX = 65_536
 """Most generations of one call; a larger list is taken for something else."""
+_EMPTY = b"\x90"
+_BESIDE_IDS = frozenset({*LOGPROB_NAMES, *MASK_NAMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,27 @@ class Message:
             "reasoning": self.reasoning,
             "tool_calls": self.tool_calls or None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """The lists of a generation that have one number per generated id."""
+
+    ids: TokenList | None = None
+    """None where the result lists none that can be used; then the others are None, too."""
+    logprobs: TokenList | None = None
+    """None also where they are not as many as the ids; likewise the mask."""
+    mask: TokenList | None = None
+    unusable: int = 0
+    """Lists that were recorded and cannot be used."""
+
+    @property
+    def generated(self) -> int | None:
+        """Ids that the model generated, without those that a mask excludes; None: no ids."""
+        if self.ids is None:
+            return None
+        excluded = 0 if self.mask is None else self.mask.values.count(0)
+        return len(self.ids.values) - excluded
 
 
 def results(outputs: bytes | msgspec.Raw) -> list[Fields]:
@@ -138,26 +161,47 @@ def output_elements(fields: Fields | None) -> tuple[int, bytes] | None:
     return listed_elements(fields[name])
 
 
-def generated_count(fields: Fields | None) -> int | None:
-    """Count the ids that the model generated, without those that a mask excludes; None: no ids."""
-    listed = output_elements(fields)
-    if listed is None:
-        return None
-    name = first_named(fields, MASK_NAMES)
-    mask = listed_elements(fields[name]) if fields and name else None
-    if mask is None or mask[0] != listed[0]:
-        return listed[0]
-    return sum(map(bool, msgspec.msgpack.decode(list_bytes(*mask))))
+def token_lists(fields: Fields) -> TokenLists:
+    """Return the per-token lists of a generation, each in the one form that columns have.
+
+    A list that holds anything else, or that is not as long as the ids, is left out and counted.
+    """
+    name = first_named(fields, OUTPUT_NAMES)
+    if name is None:
+        return TokenLists()
+    ids = read_ids(fields[name])
+    if ids is None:
+        return TokenLists(unusable=_is_unusable(fields[name]))
+    size, unusable = len(ids.values), 0
+    found: list[TokenList | None] = []
+    for names in (LOGPROB_NAMES, MASK_NAMES):
+        name = first_named(fields, names)
+        one = None
+        if name is not None:
+            own = fields[name]
+            one = read_logprobs(own, ids.values) if names is LOGPROB_NAMES else read_mask(own)
+            if one is None or len(one.values) != size:
+                one, unusable = None, unusable + _is_unusable(own)
+        found.append(one)
+    logprobs = found[0] or _engine_logprobs(fields, size)
+    return TokenLists(ids, logprobs, found[1], unusable)
 
 
-def engine_logprobs(fields: Fields) -> list[Any] | None:
+def _is_unusable(value: msgspec.Raw) -> bool:
+    """Tell whether a value that gives no list is a list, or holds lists, all the same."""
+    if is_list(value):
+        return memoryview(value) != _EMPTY
+    return any(map(is_list, (raw_map(value) or {}).values()))
+
+
+def _engine_logprobs(fields: Fields, size: int) -> TokenList | None:
     """Return one log-probability per id, where SGLang's `meta_info` alone has them; else None."""
     details = raw_map(fields["meta_info"]) if "meta_info" in fields else None
     if not details or "output_token_logprobs" not in details:
         return None
     known = of_sglang({"meta_info": codec.decode(fields["meta_info"])}).outputs
-    logprobs = known.get("output_logprobs")
-    return logprobs if isinstance(logprobs, list) else None
+    logprobs = read_logprobs(codec.encode(known.get("output_logprobs")), ())
+    return logprobs if logprobs is not None and len(logprobs.values) == size else None
 
 
 def message_of(fields: Fields) -> Message:
@@ -192,21 +236,23 @@ def _choices(fields: Fields) -> list[Fields]:
 
 def _side_by_side(fields: Fields) -> list[Fields]:
     """Turn a map of lists into a list of maps; return none where it is not such a map."""
-    count = next(
+    listed = next(
         (
-            list_elements(bytes(fields[name]))
+            raw_items(fields[name])
             for name in (*OUTPUT_NAMES, *OUTPUT_TEXT_NAMES)
             if name in fields and _holds_one_each(name, fields[name])
         ),
         None,
     )
-    if count is None or not 0 < count[0] <= GENERATIONS_MAX:
+    if not listed or len(listed) > GENERATIONS_MAX:
         return []
-    found: list[Fields] = [{} for _ in range(count[0])]
+    found: list[Fields] = [{} for _ in listed]
     for name, value in fields.items():
         items = raw_items(value)
-        if items is None or len(items) != count[0]:
-            items = [value] * count[0]
+        # The only generation may have its log-probabilities and mask without a list around them.
+        is_whole = len(listed) == 1 and name in _BESIDE_IDS and not is_list_of_lists(value)
+        if items is None or len(items) != len(listed) or is_whole:
+            items = [value] * len(listed)
         for one, item in zip(found, items, strict=True):
             one[name] = item
     return found

@@ -17,12 +17,12 @@ from localtrace.store.journal.results import (
     GENERATIONS_MAX,
     Fields,
     finish_reason,
-    generated_count,
     has_ids,
     message_of,
     named_text,
     of_map,
     results,
+    token_lists,
 )
 from localtrace.values import codec
 from localtrace.values.encoded import is_list, is_list_of_lists, listed_elements, raw_items
@@ -145,6 +145,8 @@ class TurnTotals:
     """None where there are turns and none of them lists its ids."""
     prompt_hash: bytes | None = None
     """Identity of the first turn's prompt."""
+    unusable: int = 0
+    """Per-token lists of turns that could not be used."""
     around: set[int] = field(default_factory=set)
     """Span ids of the calls that turns were made in."""
 
@@ -175,8 +177,9 @@ class TurnTotals:
             beside = {name: inputs[name] for name in DROPPED_NAMES.intersection(inputs)}
             self.prompt_hash = prompt_hash(inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
-        counts = [generated_count(one.outputs) for one in made]
-        known = [count for count in counts if count is not None]
+        lists = [token_lists(one.outputs) for one in made]
+        self.unusable += sum(one.unusable for one in lists)
+        known = [one.generated for one in lists if one.generated is not None]
         if known:
             self.output_tokens = (self.output_tokens or 0) + sum(known)
         elif self.turns == 0:

@@ -20,7 +20,8 @@ from localtrace.schema import FORMAT_VERSION
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.frames import frame
 from localtrace.store.journal.journal_files import JournalName, JournalWriter, WriterLock
-from localtrace.store.journal.records import Begin, Context, End, Kind, SpanCall
+from localtrace.store.journal.plain_values import unusable_lists
+from localtrace.store.journal.records import Begin, Context, End, Kind, OutcomeRecord, SpanCall
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.arrays import PIECE_BYTES, Bytes, joined
 
@@ -31,6 +32,7 @@ _ENVELOPE = b"\x93"
 _encode = msgspec.msgpack.Encoder().encode
 _BEGIN_DECODER = msgspec.msgpack.Decoder(Begin)
 _CALL_DECODER = msgspec.msgpack.Decoder(SpanCall)
+_OUTCOME_DECODER = msgspec.msgpack.Decoder(OutcomeRecord)
 _END_DECODER = msgspec.msgpack.Decoder(End)
 
 
@@ -58,6 +60,7 @@ class JournalSeries:
         rotate_interval_s: float,
         on_loss: Callable[[str, int], None],
         prepare_folder: Callable[[], Path],
+        on_lost_value: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
         """Open nothing yet.
 
@@ -69,6 +72,7 @@ class JournalSeries:
             on_loss: called with the kind and the number of lost records.
             prepare_folder: makes the folder again after it was deleted, and returns it; a store
                 that was made anew may have another one.
+            on_lost_value: called with the reason and the number of values that cannot be used.
         """
         self.pending: list[Item] = []
         """Items taken from the queue that the disk has refused so far."""
@@ -81,6 +85,7 @@ class JournalSeries:
         self._rotate_interval_s = rotate_interval_s
         self._on_loss = on_loss
         self._prepare_folder = prepare_folder
+        self._on_lost_value = on_lost_value
         self._deltas = DeltaWriter()
         self._open: dict[bytes, Bytes] = {}
         """Begin records of trajectories that have not ended."""
@@ -218,7 +223,12 @@ class JournalSeries:
                 totals = TurnTotals()
                 if not item.counted:
                     self._totals[item.key] = totals
-            return self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
+            unusable = totals.unusable
+            record = self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
+            self._count_lost("token_list", totals.unusable - unusable)
+            return record
+        if item.kind is Kind.OUTCOME and not item.counted:
+            self._count_lost("token_list", unusable_lists(_OUTCOME_DECODER.decode(item.record)))
         if totals is None:
             return item.record
         if item.kind is Kind.BEGIN:
@@ -233,6 +243,10 @@ class JournalSeries:
             if totals.pass_on(call):
                 return _encode(call)
         return item.record
+
+    def _count_lost(self, reason: str, count: int) -> None:
+        if count:
+            self._on_lost_value(reason, count)
 
     def _enveloped(self, record: Bytes, marker: bytes) -> Bytes:
         payload = (self._prefix, _encode(self._seq), record)

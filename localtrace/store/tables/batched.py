@@ -16,9 +16,9 @@ from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES, PROMPT_TEXT_NAME
 from localtrace.store.journal.checksum import crc32
 from localtrace.store.journal.results import Fields
 from localtrace.store.journal.turns import Generation
-from localtrace.store.tables.generated import Row, add_generated, narrow
+from localtrace.store.tables.generated import Row, add_generated, ids_column
 from localtrace.values import codec
-from localtrace.values.encoded import list_elements
+from localtrace.values.encoded import listed_elements
 
 _SAME = (
     "trace_id", "step", "sample_index", "rollout_n", "seq", "op", "status", "error", "start_ns",
@@ -101,11 +101,11 @@ def _own_prompt(prompt: Fields, row: Row) -> Fields:
     """Put a generation's own prompt into columns, and return the fields that have no column."""
     left = dict(prompt)
     for name, value in prompt.items():
-        listed = list_elements(bytes(value))
+        listed = listed_elements(value)
         if listed is None:
             continue
         count, elements = listed
-        ids = narrow(codec.decode(value), pa.int32()) if name in PROMPT_NAMES else None
+        ids = ids_column(value) if name in PROMPT_NAMES else None
         if ids is not None:
             row |= {"prompt_ids": ids, "prompt_tokens": count}
         elif name in MESSAGE_NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Container
 from functools import lru_cache
@@ -15,7 +16,7 @@ from localtrace.field_names import SAMPLED_OUT
 from localtrace.schema import TABLES
 from localtrace.store.journal.frames import Frames
 from localtrace.store.journal.journal_files import JournalName, JournalStatus
-from localtrace.store.journal.plain_values import as_list, as_number, outcome_items
+from localtrace.store.journal.plain_values import as_number, outcome_items
 from localtrace.store.journal.records import (
     STATUSES,
     Begin,
@@ -35,6 +36,7 @@ from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.spans import SpanReader, head_columns, started_at
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
+from localtrace.values.doubles import floats
 from localtrace.values.encoded import raw_map
 from localtrace.values.plain_json import valid_text
 
@@ -226,19 +228,13 @@ def _outcomes(record: OutcomeRecord) -> list[dict[str, Any]]:
 
 
 def _outcome_value(value: Any) -> dict[str, Any]:
-    if isinstance(value, memoryview):
-        data = pa.py_buffer(value.tobytes())
-        return {"values": pa.Array.from_buffers(pa.float32(), len(value), [None, data])}
-    value = as_list(value)
+    if isinstance(value, array | memoryview | tuple):
+        return {"values": floats(value)}
     if isinstance(value, str):
         return {"text": valid_text(value)}
     number = as_number(value)
     if number is not None:
         return {"number": number}
-    if isinstance(value, list):
-        numbers = [as_number(item) for item in value]
-        if None not in numbers:
-            return {"values": pa.array(numbers, pa.float32())}
     return {"text": codec.to_json(value)}
 
 

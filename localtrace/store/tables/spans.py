@@ -15,7 +15,13 @@ from localtrace.store.journal.records import KINDS, STATUSES, Call, Delta, Head,
 from localtrace.store.journal.results import Fields
 from localtrace.store.journal.turns import generations
 from localtrace.store.tables.batched import rows_of
-from localtrace.store.tables.generated import Row, add_generated, narrow, take_tokens, told_columns
+from localtrace.store.tables.generated import (
+    Row,
+    add_generated,
+    ids_column,
+    take_tokens,
+    told_columns,
+)
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
 from localtrace.values.encoded import first_named, raw_map
@@ -99,7 +105,7 @@ class SpanReader:
                 row |= {f"messages_{key}": value for key, value in shape.items()}
                 row["messages"] = codec.msgpack_to_json(delta.new)
                 continue
-            column = narrow(codec.decode(delta.new), pa.int32())
+            column = ids_column(delta.new)
             output_fits = row.get("output_name") is not None or not has_output
             if length is not None and not self._fits_columns(call, delta, column, output_fits):
                 fields[delta.name] = self._whole(call, delta.name)
