@@ -78,7 +78,7 @@ def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
                 {newest["advantage"]} as advantage,
                 {newest["fate"]} as fate,
                 {newest["fate_reason"]} as fate_reason,
-                try_cast({newest["trained_step"]} as bigint) as trained_step,
+                whole({newest["trained_step"]}) as trained_step,
                 {columns}
                 {", ".join(f"t.{name}" for name in _MARKS)}
             from stored.flagged as t

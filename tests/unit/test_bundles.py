@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import localtrace
+from localtrace import testing
 from localtrace.cli import main
 from localtrace.errors import (
     BundleError,
@@ -290,6 +292,16 @@ def test_the_summary_counts_steps_and_runs(made: Path) -> None:
     page = (made / "data" / "summary.html").read_text()
     for text in ("run 1/a", "my maths/1 %", "18 trajectories", "1 tokenizers", "everything"):
         assert text in page
+
+
+def test_the_summary_averages_finite_rewards_and_counts_the_others(tmp_path: Path) -> None:
+    with testing.recording(tmp_path / "store"):
+        for reward in (0.25, math.nan, 0.75, None, math.inf):
+            with localtrace.trajectory(step=1) as t:
+                if reward is not None:
+                    t.set(reward=reward)
+    page = (bundle(tmp_path / "store", tmp_path / "out").path / "data/summary.html").read_text()
+    assert "0.5 (2 not finite)" in page
 
 
 # -- building ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -49,10 +50,24 @@ def test_a_column_is_described_as_its_own_table_does_and_not_as_another() -> Non
 def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
     for table in ("outcomes", "metrics", "spans"):
         made = {"kind", "batch_index"} if table == "spans" else set()  # by the view
-        about = {one.name: one.about for one in TABLES[table].columns if one.name not in made}
+        # Of numbers more is said, see below.
+        about = {one.name: one.about for one in TABLES[table].columns
+                 if one.name not in made and one.type != "double"}  # fmt: skip
         assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
             about.items()
         )
+
+
+def test_numbers_as_recorded_name_the_macro_for_finite_ones() -> None:
+    for view, name in (
+        ("trajectories", "reward"), ("trajectories", "advantage"), ("outcomes", "number"),
+        ("answers", "reward"), ("labels", "rating"), ("metrics", "value"), ("tokens", "logprob"),
+    ):  # fmt: skip
+        assert "finite(x)" in column(view, name)
+    assert "finite(x)" not in column("groups", "mean_reward")
+    with store_of(trajectories=[{"trace_id": "t", "reward": math.nan}]) as store:
+        (row,) = store.sql("select finite(reward) as x, reward > 1e300 as y from trajectories")
+    assert row == {"x": None, "y": True}
 
 
 def test_a_view_is_told_in_lines() -> None:

@@ -10,6 +10,7 @@ import pytest
 import localtrace
 from tests.commands import record, rows, run
 from tests.recording import recording
+from tests.snapshots import Row, store_of
 
 REWARDS = [math.nan, 0.25, math.inf, None, 1.0, -math.inf]
 
@@ -83,3 +84,15 @@ def test_stats_count_superseded_trajectories_in_a_line_of_their_own(tmp_path: Pa
     assert counts["rewards that are not finite"] == 3
     filtered = rows("stats", "-s", tmp_path / "store", "step=2")
     assert {row["what"]: row["rows"] for row in filtered}["superseded"] == 1
+
+
+def test_a_trained_step_that_is_not_whole_is_unknown() -> None:
+    given = {"whole": 7.0, "part": 7.9, "nan": math.nan, "huge": 1e300}
+    trajectories: list[Row] = [{"trace_id": name} for name in given]
+    outcomes: list[Row] = [
+        {"trace_id": name, "name": "trained_step", "number": number}
+        for name, number in given.items()
+    ]
+    with store_of(trajectories=trajectories, outcomes=outcomes) as store:
+        found = {row["trace_id"]: row["trained_step"] for row in store.trajectories()}
+    assert found == {"whole": 7, "part": None, "nan": None, "huge": None}

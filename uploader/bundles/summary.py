@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from localtrace.errors import MissingDependency
@@ -84,8 +85,12 @@ def _runs(bag: Bag) -> list[dict[str, Any]]:
 
 def _steps(bag: Bag) -> list[dict[str, Any]]:
     rows = _read(bag, "trajectories", ["experiment", "step", "reward", "trace_id"])
+    is_finite = pc.is_finite(rows["reward"])  # null where there is no reward
+    finite = pc.if_else(is_finite, rows["reward"], None)
+    rows = rows.set_column(2, "reward", finite)
+    rows = rows.append_column("not_finite", pc.invert(is_finite).cast(pa.int64()))
     grouped = rows.group_by(["experiment", "step"], use_threads=False).aggregate(
-        [("trace_id", "count"), ("reward", "mean")]
+        [("trace_id", "count"), ("reward", "mean"), ("not_finite", "sum")]
     )
     ordered = grouped.sort_by([("experiment", "ascending"), ("step", "ascending")])
     steps: list[dict[str, Any]] = ordered.to_pylist()
