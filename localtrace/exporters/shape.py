@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,7 @@ NO_TURN = "trajectories without a turn"
 PRUNED = "trajectories whose calls were pruned"
 NOT_FINITE = "trajectories with a reward that is NaN or infinite: they teach nothing"
 NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
+OTHER_LENGTH = "lists of logprobs: they are longer or shorter than the answer"
 """Reasons to leave something out."""
 _decode = msgspec.json.Decoder().decode
 _HEAD = (
@@ -92,10 +94,22 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def finite_logprobs(turn: Span, left_out: Counter[str]) -> list[float | None] | None:
-    """Return the logprobs of an answer; those that JSON cannot express are counted."""
-    if turn.output_logprobs is None or all(map(is_finite, turn.output_logprobs)):
-        return turn.output_logprobs
+def finite_logprobs(
+    turn: Span, left_out: Counter[str], mask: list[bool] | None = None
+) -> list[float | None] | None:
+    """Return the logprobs of an answer; those that the format cannot hold are counted.
+
+    Args:
+        mask: which tokens the format has; it needs one logprob for each token of the answer. None:
+            it has all, however many logprobs there are.
+    """
+    values = turn.output_logprobs
+    if values is not None and mask is not None and len(values) != len(mask):
+        left_out[OTHER_LENGTH] += 1
+        return None
+    kept = values if values is None or mask is None else compress(values, mask)
+    if kept is None or all(map(is_finite, kept)):
+        return values
     left_out[NO_LOGPROBS] += 1
     return None
 

@@ -172,9 +172,7 @@ def usage_of(span: Span) -> Fields | None:
         if type(value) is int and value >= 0
     }
     prompt = counts.get("prompt_tokens", None if span.prompt_ids is None else len(span.prompt_ids))
-    answer = counts.get(
-        "completion_tokens", None if span.output_ids is None else len(span.output_ids)
-    )
+    answer = counts.get("completion_tokens", span.generated_count)
     if prompt is None or answer is None:
         return None
     cached = counts.get("cached_tokens")

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, is_finite
+from localtrace.exporters.answers import AGAIN, discarded
+from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import prompt_text
 from localtrace.read.messages import messages_of, said_of
@@ -20,7 +21,6 @@ from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields
 
-NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers, or too few"
 PARTS = "parts of messages that are neither text nor images"
 OTHER_ROLES = "roles of messages that verifiers does not have"
 _ROLES = {"developer": "system", "function": "tool"}
@@ -35,9 +35,12 @@ class MessageGraph:
     Args:
         decode: token ids to text, special tokens included.
         left_out: counts of what the nodes do not hold, by field.
+        is_own: whether verifiers itself made the trace, so that every branch is a sample.
     """
 
-    def __init__(self, trajectory: Trajectory, decode: Decode, left_out: Counter[str]) -> None:
+    def __init__(
+        self, trajectory: Trajectory, decode: Decode, left_out: Counter[str], *, is_own: bool
+    ) -> None:
         self.nodes: list[Fields] = []
         self._run_id = trajectory.run_id
         self._decode = decode
@@ -45,6 +48,11 @@ class MessageGraph:
         self._known: dict[int, _Converted] = {}
         """Messages by the identity of what was recorded, which the trajectory keeps alive."""
         self._children: dict[int | None, list[int]] = {None: []}
+        turns = [turn for turn in trajectory.turns if turn.status == "ok" and not is_own]
+        self._discarded = discarded(turns, lambda turn: said_of(turn, self._run_id, decode))
+        left_out[AGAIN] += len(self._discarded)
+        first = next(iter(trajectory.turns), None)
+        self._response_start = 0 if first is None else len(first.prompt_ids or ())
         conversation = Conversation(trajectory, decode).turns
         self.of_turns = {
             turn.span_id: self._add(turn, conversation[turn.span_id].new)
@@ -53,22 +61,21 @@ class MessageGraph:
         """The node of each turn's answer, by span id."""
 
     def spread(self, values: list[float]) -> list[list[float]] | None:
-        """Return a response's numbers, one per token, for the generated tokens of each node.
+        """Return numbers of the generated tokens for each node.
 
-        The response is what follows the first prompt. None: the graph has branches, or another
-        number of tokens.
+        Args:
+            values: one number per token of the response, which is what follows the first prompt, or
+                one per generated token. None: the graph has branches, or another number of tokens.
         """
         mask = [own for node in self.nodes for own in node["mask"]]
         is_line = all(node["parent"] == place - 1 for place, node in enumerate(self.nodes[1:], 1))
-        first = mask.index(True) if True in mask else len(mask)
-        if not is_line or len(mask) - first != len(values):
+        if not is_line or len(values) not in (len(mask) - self._response_start, sum(mask)):
             return None
-        found, end = [], 0
-        for node in self.nodes:
-            start, end = end, end + len(node["mask"])
-            own = (place for place in range(start, end) if mask[place])
-            found.append([values[place - first] for place in own])
-        return found
+        if len(values) != sum(mask):
+            response = zip(values, mask[self._response_start :], strict=True)
+            values = [value for value, own in response if own]
+        remaining = iter(values)
+        return [[next(remaining) for own in node["mask"] if own] for node in self.nodes]
 
     def _add(self, turn: Span, new: tuple[Any, ...]) -> int:
         """Add what a turn's prompt and answer add; return the node of the answer."""
@@ -146,18 +153,17 @@ class MessageGraph:
         return place, kept, covered
 
     def _answer(self, turn: Span, scaffold: list[int]) -> Fields:
-        output, logprobs = turn.output_ids or [], turn.output_logprobs or []
-        outputs = turn.outputs if isinstance(turn.outputs, Mapping) else {}
-        mask = [bool(own) for own in turn.response_mask or [1] * len(output)]
-        if logprobs:
-            own_logprobs = [value for value, own in zip(logprobs, mask, strict=False) if own]
-            logprobs = own_logprobs
-            if len(logprobs) != sum(mask) or not all(map(is_finite, logprobs)):
-                self._left_out[NO_LOGPROBS] += 1
-                logprobs = []
-        said = outputs.get("message")
-        if not isinstance(said, Mapping) or said.get("role") != "assistant":
-            said = said_of(turn, self._run_id, self._decode)
+        output = turn.output_ids or []
+        is_gone = turn.span_id in self._discarded
+        mask = turn.response_mask or [True] * len(output)
+        mask = [own and not is_gone for own in mask]
+        logprobs = finite_logprobs(turn, self._left_out, mask) or []
+        said = said_of(turn, self._run_id, self._decode)
+        given = turn.outputs.get("message") if isinstance(turn.outputs, Mapping) else None
+        if isinstance(given, Mapping) and given.get("role") == "assistant":
+            # It has fields of verifiers' own; reasoning and calls may stand beside it.
+            known = {name: one for name, one in given.items() if one is not None}
+            said = {**(said or {}), **known}
         if said is None:
             self._left_out[NO_ANSWER] += 1
         return {
@@ -165,7 +171,7 @@ class MessageGraph:
             "sampled": True,
             "token_ids": [*scaffold, *output],
             "mask": [False] * len(scaffold) + mask,
-            "logprobs": logprobs,
+            "logprobs": [one for one, own in zip(logprobs, mask, strict=False) if own],
         }
 
     def _path_ids(self, place: int | None) -> list[int]:

@@ -14,6 +14,7 @@ folder.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -49,10 +50,23 @@ from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
 
 TRACE_VERSION = 1
-OTHER_LISTS = "lists with one number per token, kept as info.localtrace: they do not fit the graph"
+NO_FIELD = (
+    "lists of numbers per token under names that verifiers has no field for, kept as "
+    "info.localtrace"
+)
+NOT_FINITE = "lists of numbers per token that are not all finite, kept as info.localtrace"
+NO_PLACE = "lists of numbers per token that do not fit the graph, kept as info.localtrace"
 NO_REASON = "finish reasons that verifiers does not have"
-TOOLS = "calls of tools, times and errors: messages hold their answers"
-_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+TOOLS = "calls of tools, with their times and errors: verifiers has messages of tools alone"
+_IN_NODES = frozenset({"response_mask", "rollout_log_probs"})
+"""Outcomes that the nodes tell, as masks and logprobs of their own."""
+_REASONS = {
+    "stop": {"stop"},
+    "length": {"length", "max_tokens", "max_new_tokens", "max_length"},
+    "tool_calls": {"tool_calls", "tool_call", "function_call", "tool_use"},
+}
+"""verifiers' words, and the reasons of engines that mean the same."""
+_TYPED_REASON = re.compile(r'"type"\s*:\s*"([^"]*)"')
 _PER_TOKEN = {
     "advantages": "advantages",
     "old_log_probs": "trainer_logprobs",
@@ -117,7 +131,7 @@ class Episodes:
 
     def _trace(self, trajectory: Trajectory, task: Fields) -> Fields:
         given, own_made = trajectory.attributes, is_own(trajectory)
-        graph = MessageGraph(trajectory, self._decode, self.left_out)
+        graph = MessageGraph(trajectory, self._decode, self.left_out, is_own=own_made)
         rest = self._set_per_token(trajectory, graph)
         own = fitting({name: given[name] for name in _OWN if own_made and name in given}, _OWN)
         placed = {"localtrace", *(_DERIVED - (_OWN.keys() - own.keys()) if own_made else ())}
@@ -158,18 +172,12 @@ class Episodes:
             rest.pop(name, None)
         kept = []
         for outcome in rest["outcomes"]:
-            field, values = _PER_TOKEN.get(outcome["name"]), outcome["value"]
-            if isinstance(values, list):
-                finite = field is not None and all(map(is_finite, values))
-                spread = graph.spread(values) if finite else None
-                if field is not None and spread is not None:
-                    for node, own in zip(graph.nodes, spread, strict=True):
-                        if own:
-                            node[field] = own
+            name, values = outcome["name"], outcome["value"]
+            if isinstance(values, list) and name not in _IN_NODES:
+                reason = _place(values, _PER_TOKEN.get(name), graph)
+                if reason is None:
                     continue
-                self.left_out[OTHER_LISTS] += outcome["name"] not in (
-                    "response_mask", "rollout_log_probs",
-                )  # fmt: skip
+                self.left_out[reason] += 1
             kept.append(outcome)
         rest["outcomes"] = kept or None
         return rest
@@ -180,7 +188,7 @@ class Episodes:
 
     def _call(self, span: Span, graph: MessageGraph) -> Fields:
         inputs = span.inputs if isinstance(span.inputs, Mapping) else {}
-        reason = _REASONS.get(span.finish_reason or "")
+        reason = _reason_of(span.finish_reason)
         self.left_out[NO_REASON] += reason is None and span.finish_reason is not None
         failures = failures_of([span.error])
         return known({
@@ -202,3 +210,25 @@ class Episodes:
                 self.left_out[TOOLS] += 1
             elif span.kind != "generation" and span.span_id not in batches:
                 self.left_out[f"calls of kind {span.kind}"] += 1
+
+
+def _place(values: list[float], field: str | None, graph: MessageGraph) -> str | None:
+    """Set numbers per token on the nodes; return the reason if they have no place there."""
+    if field is None:
+        return NO_FIELD
+    if not all(map(is_finite, values)):
+        return NOT_FINITE
+    spread = graph.spread(values)
+    if spread is None:
+        return NO_PLACE
+    for node, own in zip(graph.nodes, spread, strict=True):
+        if own:
+            node[field] = own
+    return None
+
+
+def _reason_of(given: str | None) -> str | None:
+    """Return verifiers' word for a finish reason; engines give a text, or an object as JSON."""
+    typed = _TYPED_REASON.search(given or "")
+    kind = (typed[1] if typed else given or "").lower()
+    return next((word for word, kinds in _REASONS.items() if kind in kinds), None)

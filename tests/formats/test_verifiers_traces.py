@@ -16,9 +16,10 @@ from verifiers.v1.utils.trace_store import read_episodes, write_episode
 import localtrace
 from localtrace import testing
 from localtrace.read.store import open_store
-from tests.commands import answer, record, run
+from tests.commands import answer, generate, record, run
 from tests.formats import sums
 from tests.formats.sums import SumData, as_trained, ids
+from tests.unit.exchange.masked import record as record_masked
 
 MODULE = "sums_of_localtrace"
 ASKS = 'CALL {"a": 3, "b": 4}'
@@ -244,3 +245,89 @@ def test_trajectories_of_others_can_be_read_by_verifiers(tmp_path: Path) -> None
         assert before == after
         query = "select prompt_ids, output_ids from turns where prompt_ids is not null order by seq"
         assert first.sql(query).to_dicts() == second.sql(query).to_dicts()
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """Traces of rollouts with masks, as verifiers reads them, and what the export said."""
+    folder = tmp_path_factory.mktemp("masked")
+    ids = record_masked(folder / "store")
+    (folder / "out").mkdir()
+    result = run("export", "verifiers", "--all", "-s", folder / "store",
+                 "-o", folder / "out" / "traces.jsonl")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = {one.traces[0].id: one.traces[0] for one in read_episodes(folder / "out", vf.WireTrace)}
+    return {name: found[trace_id] for name, trace_id in ids.items()}, result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "generated"),
+    [("recorded", [1, 2, 3]), ("late", [4, 5, 6]), ("generated_only", [7, 8])],
+)
+def test_verifiers_trains_on_generated_tokens_whenever_their_mask_came(
+    masked: tuple[dict[str, Any], str], name: str, generated: list[int]
+) -> None:
+    (branch,) = masked[0][name].branches
+    pairs = zip(branch.token_ids, branch.sampled_mask, strict=True)
+    assert [token for token, is_sampled in pairs if is_sampled] == generated
+
+
+def test_verifiers_does_not_train_on_answers_that_were_discarded(
+    masked: tuple[dict[str, Any], str],
+) -> None:
+    trace, said = masked[0]["retried"], masked[1]
+    pairs = [zip(branch.token_ids, branch.sampled_mask, strict=True) for branch in trace.branches]
+    assert [token for one in pairs for token, is_sampled in one if is_sampled] == [12]
+    assert "2 answers that were discarded: their prompt was generated again" in said
+
+
+def test_verifiers_keeps_reasoning_beside_a_message(masked: tuple[dict[str, Any], str]) -> None:
+    answers = [node.message for node in masked[0]["conversation"].nodes if node.sampled]
+    assert [one.reasoning_content for one in answers] == ["w14", None]
+
+
+LOSSES = {
+    "names": "per token under names that verifiers has no field for, kept as info.localtrace",
+    "finite": "per token that are not all finite, kept as info.localtrace",
+    "fit": "per token that do not fit the graph, kept as info.localtrace",
+}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason"),
+    [
+        ({"of_my_own": [1.0, 2.0]}, "names"),
+        ({"advantages": [1.0, float("nan")]}, "finite"),
+        ({"advantages": [1.0] * 7}, "fit"),
+        ({"advantages": [1.0, 2.0]}, None),
+        ({"response_mask": [1, 1]}, None),
+    ],
+)
+def test_the_loss_report_names_the_reason_that_holds(
+    tmp_path: Path, outcomes: dict[str, Any], reason: str | None
+) -> None:
+    with testing.recording(tmp_path / "store"):
+        with localtrace.trajectory(step=1) as t:
+            sglang = {"type": "stop", "matched": 5}
+            chat([{"role": "user", "content": "x"}],
+                 {"output_ids": [1, 2], "meta_info": {"finish_reason": sglang}})  # fmt: skip
+        localtrace.outcome(t.trace_id, **outcomes)
+    result = run("export", "verifiers", "--all", "-s", tmp_path / "store", "-o", tmp_path / "out")
+    told = [one.split(maxsplit=2)[2] for one in result.output.splitlines() if "left out" in one]
+    expected = [] if reason is None else [f"1 lists of numbers {LOSSES[reason]}"]
+    assert [one for one in told if "texts of answers" not in one] == expected
+
+
+def test_numbers_of_generated_tokens_stand_at_these_tokens(tmp_path: Path) -> None:
+    with testing.recording(tmp_path / "store"):
+        with localtrace.trajectory(step=1) as t:
+            generate([1, 2], {"output_ids": [3, 4], "response_mask": [1, 1]})
+            generate([1, 2, 3, 4, 9], {"output_ids": [5, 6, 7], "response_mask": [1, 0, 1]})
+        localtrace.outcome(t.trace_id, advantages=[0.5, 1.5, 2.5, 3.5])
+    (tmp_path / "out").mkdir()
+    run("export", "verifiers", "--all", "-s", tmp_path / "store",
+        "-o", tmp_path / "out" / "traces.jsonl")  # fmt: skip
+    (episode,) = read_episodes(tmp_path / "out", vf.WireTrace)
+    (branch,) = episode.traces[0].branches
+    assert branch.token_ids == [1, 2, 3, 4, 9, 5, 6, 7]
+    assert branch.advantages == [0, 0, 0.5, 1.5, 0, 2.5, 0, 3.5]

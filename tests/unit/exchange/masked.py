@@ -111,7 +111,8 @@ def conversation() -> None:
     asked = [assistant(110), user(111)]
     called = [{"id": "c", "type": "function",
                "function": {"name": "lookup", "arguments": '{"key": "112"}'}}]  # fmt: skip
-    chat(asked, {"text": words(13), "reasoning_content": words(14), "tool_calls": called})
+    said = assistant(13, tool_calls=called)
+    chat(asked, {"message": said, "reasoning_content": words(14)})
     after = [*asked, assistant(13, tool_calls=called), tool(112)]
     chat(after, {"text": words(15)})
     with suppress(RuntimeError):
