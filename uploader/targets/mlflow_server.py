@@ -4,11 +4,15 @@ The server is the child of a small keeper process, which runs this module as a p
 ends the server when its own standard input closes. That happens when the uploader is done, and also
 when it is killed, so no server is ever left behind. This module knows `/health`, but no other
 route.
+
+MLflow cannot go on with a set-up of tables that was interrupted, and refuses the file for ever. So
+a new file gets its tables in a folder beside it, and its name once all are there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +32,8 @@ SQLITE = "sqlite:///"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 _POLL_INTERVAL_S = 0.1
+_ERROR = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception)\b")
+"""The beginning of a traceback's last line."""
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -62,6 +68,7 @@ class EmbeddedServer:
         """
         if find_spec("mlflow") is None:
             raise MissingDependency.for_extra("mlflow", "mlflow")
+        self._database = database
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
@@ -85,7 +92,10 @@ class EmbeddedServer:
         with closing(HttpSession(self.url, lambda refused: None, trust_env=False)) as http:
             while time.monotonic() < give_up:
                 if self._keeper.poll() is not None:
-                    raise TargetUnavailable(f"mlflow server did not start: {self._last_words()}")
+                    raise TargetUnavailable(
+                        f"mlflow server did not start for {self._database}: {self._last_words()}; "
+                        "if that file is half made or damaged, move it away to begin a new one"
+                    )
                 with suppress(Refused, TryAgain):
                     http.call("GET", "/health")
                     return
@@ -97,7 +107,8 @@ class EmbeddedServer:
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = [line for line in self._log.read().decode("utf-8", "replace").splitlines() if line]
-        return printable(lines[-1] if lines else "it gave no reason")
+        errors = filter(_ERROR.match, reversed(lines))  # after which SQLAlchemy says where to read
+        return printable(next(errors, lines[-1] if lines else "it gave no reason"))
 
     def close(self) -> None:
         """End the server and wait until it is gone."""
@@ -117,23 +128,49 @@ def _free_port() -> int:
 
 def _keep(database: str, port: str) -> int:
     """Run the server until it ends by itself or until standard input closes."""
-    command = [
-        *(sys.executable, "-m", "mlflow", "server"),
-        *("--host", "127.0.0.1", "--port", port, "--workers", "1"),
+    is_over = threading.Event()
+    threading.Thread(target=_note_end_of_stdin, args=(is_over,), daemon=True).start()
+    if not Path(database).exists() and (failed := _set_up(Path(database), is_over)):
+        return failed
+    return _run(
+        is_over,
+        *("server", "--host", "127.0.0.1", "--port", port, "--workers", "1"),
         *("--backend-store-uri", f"{SQLITE}{database}"),
         *("--artifacts-destination", str(Path(database).with_name("mlartifacts"))),
-    ]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    return server.wait()
+    )
 
 
-def _end_with_stdin(server: subprocess.Popen[bytes]) -> None:
+def _note_end_of_stdin(is_over: threading.Event) -> None:
     sys.stdin.read()
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-        time.sleep(STOP_TIMEOUT_S)
-        os.killpg(server.pid, signal.SIGKILL)
+    is_over.set()
+
+
+def _set_up(database: Path, is_over: threading.Event) -> int:
+    """Make a database with all of MLflow's tables, or none; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as folder:
+        draft = Path(folder) / database.name
+        failed = _run(is_over, "db", "upgrade", f"{SQLITE}{draft}")
+        if not failed:
+            with suppress(FileExistsError):  # another upload has just made it
+                os.link(draft, database)
+    return failed
+
+
+def _run(is_over: threading.Event, *arguments: str) -> int:
+    """Run a command of MLflow until it ends or is to end; return its exit code."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *arguments], stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    while child.poll() is None:
+        if is_over.wait(_POLL_INTERVAL_S):
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+                try:
+                    child.wait(STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(child.pid, signal.SIGKILL)
+    return child.wait()
 
 
 if __name__ == "__main__":
