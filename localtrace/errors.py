@@ -51,6 +51,10 @@ class QueryError(LocalTraceError, ValueError):
     """A filter, a named query or an SQL text cannot be run."""
 
 
+class QueryCrashed(QueryError):
+    """A query ended the process that ran it, or that process gave no answer."""
+
+
 class NothingRecorded(LocalTraceError, LookupError):
     """A named query finds nothing, because the data that it needs was not recorded."""
 

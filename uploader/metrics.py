@@ -34,7 +34,7 @@ def run_metrics(store: Store, run_id: str, attempt: int) -> Iterator[Metric]:
     """Yield every value of an attempt's metrics, in the order in which they were recorded."""
     after = {"time_ns": -1, "writer_id": "", "writer_seq": -1, "name": ""}
     while True:
-        page = store.sql(_PAGE, {"run_id": run_id, "attempt": attempt, **after}).to_dicts()
+        page = store.own_sql(_PAGE, {"run_id": run_id, "attempt": attempt, **after}).to_dicts()
         for row in page:
             yield Metric(row["name"], row["step"], row["value"], row["time_ns"])
         if len(page) < PAGE_ROWS:

@@ -176,7 +176,7 @@ def _runs_of(receipt: Receipt, store: Store) -> dict[str, RunReceipt]:
     """Look up the runs of a receipt's trajectories in the store, by trace id."""
     runs = {(run.run_id, run.attempt): run for run in receipt.runs}
     trace_ids = [trace.trace_id for trace in receipt.traces]
-    found = store.sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
+    found = store.own_sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
     keys = {row["trace_id"]: (row["run_id"], row["attempt"]) for row in found}
     return {trace_id: runs[key] for trace_id, key in keys.items() if key in runs}
 

@@ -16,6 +16,7 @@ from localtrace.values.codec import fields_from_json, from_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from localtrace.read.result import Result
     from localtrace.read.store import Store
 
 _GROUP = "project, experiment, run_id, attempt, step, validate, group_key"
@@ -166,17 +167,19 @@ def choose(store: Store, chosen: Chosen) -> Choice:
         # Ids and SQL may name trajectories of superseded attempts; filters never find them.
         condition, params = f"({condition}) and {_LISTED}", {**params, "trace_ids": ids}
     if selection.best or selection.worst or selection.groups:
-        met = _column(store, _CHOSEN.format(view=view, condition=condition), params)
+        query = _CHOSEN.format(view=view, condition=condition)
+        met = _trace_ids(store.own_sql(query, params, selection.filters))
         view, condition = _EVERY, _LISTED
         params = {"trace_ids": _by_group(store, selection, met)}
     cut = "" if selection.limit is None else f"limit {int(selection.limit)}"
-    runs = _chosen(store, _CHOSEN.format(view=view, condition=condition) + cut, params)
-    return Choice(selection.text, runs, _unknown(store, ids or []))
+    query = _CHOSEN.format(view=view, condition=condition) + cut
+    rows = store.own_sql(query, params, selection.filters)
+    return Choice(selection.text, _chosen(store, rows.to_arrow()), _unknown(store, ids or []))
 
 
 def _unknown(store: Store, ids: list[str]) -> list[str]:
     query = f"select trace_id from {_EVERY} where {_LISTED}"
-    known = set(_column(store, query, {"trace_ids": ids})) if ids else set()
+    known = set(_trace_ids(store.own_sql(query, {"trace_ids": ids}))) if ids else set()
     return [trace_id for trace_id in ids if trace_id not in known]
 
 
@@ -187,7 +190,8 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
         whole = store.whole_ids(selection.trace_ids)
         lists.append([whole.get(given, given) for given in selection.trace_ids])
     if selection.sql is not None:
-        lists.append(_column(store, selection.sql, store.bound(selection.params)))
+        params = store.bound(selection.params)
+        lists.append(_trace_ids(store.sql(selection.sql, params or None)))
     if not lists:
         return None
     both = set(lists[0]).intersection(*lists[1:])
@@ -197,12 +201,14 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
 def _by_group(store: Store, selection: Selection, ids: list[str]) -> list[str]:
     if selection.best or selection.worst:
         ends = {"trace_ids": ids, "best": selection.best, "worst": selection.worst}
-        ids = _column(store, _EXTREMES, ends)
-    return _column(store, _WHOLE_GROUPS, {"trace_ids": ids}) if selection.groups else ids
+        ids = _trace_ids(store.own_sql(_EXTREMES, ends))
+    if not selection.groups:
+        return ids
+    return _trace_ids(store.own_sql(_WHOLE_GROUPS, {"trace_ids": ids}))
 
 
-def _column(store: Store, query: str, params: Mapping[str, Any]) -> list[str]:
-    table = store.sql(query, params or None).to_arrow()
+def _trace_ids(rows: Result) -> list[str]:
+    table = rows.to_arrow()
     if "trace_id" not in table.column_names:
         raise QueryError(
             f"the query has no column trace_id, only {', '.join(table.column_names)}: "
@@ -211,10 +217,10 @@ def _column(store: Store, query: str, params: Mapping[str, Any]) -> list[str]:
     return [str(trace_id) for trace_id in table["trace_id"].to_pylist() if trace_id is not None]
 
 
-def _chosen(store: Store, query: str, params: dict[str, Any]) -> list[ChosenRun]:
+def _chosen(store: Store, rows: pa.Table) -> list[ChosenRun]:
     known = {(run.run_id, run.attempt): run for run in runs(store)}
     parts: dict[tuple[Any, ...], ChosenRun] = {}
-    for row in _rows(store.sql(query, params).to_arrow()):
+    for row in _rows(rows):
         key = (row["run_id"], row["attempt"], row["project"], row["experiment"])
         if key not in parts:
             run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None, None, None)
@@ -241,7 +247,7 @@ def runs(store: Store, filters: Filters = _NONE) -> Iterator[Run]:
     """
     condition, params = filters.where_clause("runs")
     sql = f"select * from runs where {condition} order by start_ns, run_id, attempt"
-    for row in store.sql(sql, params):
+    for row in store.own_sql(sql, params, filters):
         config = None if row["config"] is None else from_json(row["config"])
         versions = fields_from_json(row["versions"])
         host = row["hosts"][0] if row["hosts"] else None

@@ -22,11 +22,11 @@ from localtrace.errors import (
     ConfigError,
     LocalTraceError,
     NamesakeWarning,
+    QueryCrashed,
     QueryError,
     StoreNotFound,
 )
 from localtrace.printing import make_safe, say, say_text
-from localtrace.read.guardian import guard_process
 from localtrace.terminal import lost_its_reader, write_any_text
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ COMPLETE_VARIABLE = "_LOCALTRACE_COMPLETE"
 _USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
 
 
+is_program = False
+"""Whether this process is the command line's own, and not a test or a program that calls one."""
+
 _show_as_python = warnings.showwarning
 
 
@@ -135,7 +138,8 @@ class _Commands(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         if args is None:  # the program itself, not a test
-            guard_process()
+            global is_program
+            is_program = True
         if COMPLETE_VARIABLE in os.environ:
             importlib.import_module(
                 "localtrace.cli.completion"
@@ -175,7 +179,8 @@ class _Commands(click.Group):
                 ctx.exit(0)  # the reader, such as head, has what it wanted
             if ctx.params["debug"]:
                 raise
-            kind = _WrongUsage if isinstance(error, _USAGE_ERRORS) else _Failure
+            is_usage = isinstance(error, _USAGE_ERRORS) and not isinstance(error, QueryCrashed)
+            kind = _WrongUsage if is_usage else _Failure
             raise kind(str(error)) from None
 
 

@@ -134,7 +134,7 @@ def _find_group(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
         condition += " and starts_with(group_id, $group)"
         params["group"] = ids[0]
     query = _GROUPS_SQL.format(relation=filters.relation(), condition=condition)
-    groups = store.sql(query, params).to_dicts()
+    groups = store.own_sql(query, params, filters).to_dicts()
     exact = [group for group in groups if ids and group["group_id"] == ids[0]]
     groups = exact or groups
     if not groups and ids:
@@ -153,7 +153,7 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str],
     from localtrace.read.excerpts import Excerpt, read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
-    rows = store.sql(_ROLLOUTS_SQL, params).to_arrow()
+    rows = store.own_sql(_ROLLOUTS_SQL, params).to_arrow()
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
     found = read_excerpts(lambda *sql: store.own_sql(*sql).to_arrow(), store.decode, steps)
     excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in steps]

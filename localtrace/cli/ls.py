@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def _listed(
     order = f"order by {key} {direction} nulls last, trace_id limit {limit or 'all'}"
     condition, params = filters.where_clause()
     chosen = f"from {filters.relation(column)} where {condition}"
-    run = store.sql if filters.has_sql else store.own_sql
+    run = partial(store.own_sql, filters=filters)
     total = run(f"select count(*) as n {chosen}", params).to_dicts()[0]["n"]
     if limit and total > _FEW:
         # Of many, the outcomes of those to print alone are read.

@@ -29,7 +29,9 @@ def why_nothing(store: Store, filters: Filters) -> str:
         return f"{', '.join(map(str, store.paths))} {hold} no trajectory yet"
     for key, alone in filters.by_key().items():
         condition, params = alone.where_clause()
-        found = store.sql(f"select 1 from trajectories where {condition} limit 1", params)
+        found = store.own_sql(
+            f"select 1 from trajectories where {condition} limit 1", params, alone
+        )
         if not found.to_dicts():
             wanted = next(map(str, alone.terms[0].values), "")
             values = "" if key in _UNCOUNTED else _values(store, key, wanted)

@@ -31,6 +31,18 @@ class _StorePath(click.Path):
         return parts or [rv]
 
 
+def _read_apart(
+    _context: click.Context, _parameter: click.Parameter, paths: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    from localtrace import cli
+
+    if cli.is_program:
+        from localtrace.read.children import use_children
+
+        use_children()
+    return paths
+
+
 def _store_option(about: str) -> Callable[[Any], Any]:
     return click.option(
         "-s",
@@ -43,6 +55,8 @@ def _store_option(about: str) -> Callable[[Any], Any]:
         show_envvar=True,
         show_default=True,
         help=about,
+        callback=_read_apart,
+        is_eager=True,  # before the filters
     )
 
 
@@ -118,9 +132,13 @@ format_option = click.option(
 
 
 def _parsed(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Filters:
+    from localtrace.read.children import children
     from localtrace.read.filters import Filters
 
-    return Filters.parse(texts)
+    filters = Filters.parse(texts)
+    if filters.has_sql and (apart := children()):
+        apart.start()  # while this process opens the store
+    return filters
 
 
 filters_argument = click.argument(

@@ -40,7 +40,7 @@ def _at_place(store: Store, text: str, step: str, sample_index: str, rollout_n: 
 
     filters = Filters(step=step, sample_index=sample_index, rollout_n=rollout_n)
     condition, params = filters.where_clause()
-    found = store.sql(
+    found = store.own_sql(
         f"select trace_id, run_id, validate from {filters.relation()} where {condition} "
         f"order by trace_id limit {_SHOWN_MAX + 1}",
         params,

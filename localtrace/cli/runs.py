@@ -53,7 +53,7 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
 
     condition, params = filters.where_clause("runs")
     with open_store(*store_paths) as store:
-        rows = store.sql(_SQL.format(condition=condition), params).to_arrow()
+        rows = store.own_sql(_SQL.format(condition=condition), params, filters).to_arrow()
         told_apart = run_names(store)
         texts = {"run_name": [told_apart.get(run_id) for run_id in rows["run_id"].to_pylist()]}
         names = [*rows.column_names, "run_name"]

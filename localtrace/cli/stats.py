@@ -78,11 +78,11 @@ def _summary(store: Store, filters: Filters) -> list[dict[str, Any]]:
     """Return counts of trajectories by status, of their parts, and of gaps in the recording."""
     condition, params = filters.where_clause()
     source = f"{filters.relation('reward', with_superseded=True)} where {condition}"
-    statuses = store.sql(_STATUS_SQL.format(source=source), params).to_dicts()
+    statuses = store.own_sql(_STATUS_SQL.format(source=source), params, filters).to_dicts()
     if not statuses:
         return []
     source = f"{source} and not superseded"
-    (sums,) = store.sql(_SUMMARY_SQL.format(source=source), params).to_dicts()
+    (sums,) = store.own_sql(_SUMMARY_SQL.format(source=source), params, filters).to_dicts()
     times = [
         {"what": f"{end} record", "time": sums.pop(f"{end}_time")} for end in ("first", "last")
     ]

@@ -73,10 +73,10 @@ def follow(
 
     condition, params = filters.where_clause()
     sql = _SQL.format(condition=condition)
-    newest = store.sql(f"select max(end_ns) as end_ns from {Filters().relation()}").to_dicts()
+    newest = store.own_sql(f"select max(end_ns) as end_ns from {Filters().relation()}").to_dicts()
     # The clock of another host may lag: a trajectory that ends now may carry an earlier time.
     params["since_ns"] = (newest[0]["end_ns"] or 0) - _CLOCK_SKEW_NS
-    rows = store.sql(sql, params).to_dicts()
+    rows = store.own_sql(sql, params, filters).to_dicts()
     if not rows:
         on_nothing()
     yield from rows[len(rows) - min(lines, len(rows)) :]
@@ -84,7 +84,7 @@ def follow(
     while interval_s is not None:
         time.sleep(interval_s)
         store.refresh()
-        for row in store.sql(sql, params).to_dicts():
+        for row in store.own_sql(sql, params, filters).to_dicts():
             if row["trace_id"] not in seen:
                 seen.add(row["trace_id"])
                 yield row

@@ -14,6 +14,8 @@ from localtrace.errors import ConfigError, MissingDependency
 from localtrace.printing import say
 
 _PORT = 8421
+_SQL_AT_ONCE = 4
+"""Queries of users that are run side by side."""
 
 
 @click.command()
@@ -46,6 +48,7 @@ def command(
             f"--host {host} would show every rollout to other machines: keep 127.0.0.1 and forward "
             f"the port (ssh -L {_PORT}:127.0.0.1:{_PORT} {socket.gethostname()}), or add --expose"
         )
+    from localtrace.read.children import use_children
     from localtrace.read.store import open_store
 
     def ready(address: str) -> None:
@@ -59,6 +62,7 @@ def command(
                 "others on the network may read along.", err=True)  # fmt: skip
         say("Ctrl-C ends the viewer.", err=True)
 
+    use_children(_SQL_AT_ONCE)
     with open_store(*store_paths, timeout_s=timeout_s) as store:
         say(repr(store).strip("<>"), err=True)
         with suppress(KeyboardInterrupt):

@@ -76,7 +76,7 @@ def _chosen(store: Store, filters: Filters) -> pa.Array:
         f"select unhex(trace_id) as id from {filters.relation()} where {condition} "
         "order by project, experiment, step, sample_index, rollout_n, trace_id"
     )
-    return store.sql(sql, params).to_arrow()["id"].combine_chunks()
+    return store.own_sql(sql, params, filters).to_arrow()["id"].combine_chunks()
 
 
 def _sealed(store: Store, trace_ids: pa.Array) -> pa.Array:

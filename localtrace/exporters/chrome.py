@@ -56,7 +56,7 @@ def in_start_order(
         redacted: the function that redacts names of hosts and workers.
     """
     safe = cache(lambda name: None if name is None else redacted(name))
-    table = store.sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
+    table = store.own_sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
     return {
         row["trace_id"]: Worker(safe(row["host"]), row["pid"], safe(row["worker"]))
         for batch in table.to_batches(max_chunksize=1000)

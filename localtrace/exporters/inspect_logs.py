@@ -87,7 +87,7 @@ def write(source: Source, folder: Path) -> Counter[str]:
 
 
 def _logs(source: Source) -> Iterator[tuple[_Key, Iterator[str]]]:
-    rows = source.store.sql(_ORDERED, {"trace_ids": list(source.choice.trace_ids)})
+    rows = source.store.own_sql(_ORDERED, {"trace_ids": list(source.choice.trace_ids)})
     for key, found in groupby(rows, key=lambda row: _Key(*(row[name] for name in _Key._fields))):
         yield key, (row["trace_id"] for row in found)
 

@@ -67,7 +67,7 @@ class RunMetrics:
         self.redaction = Redaction.load(redact)
         counts = {
             (row["run_id"], row["attempt"]): row["values"]
-            for row in store.sql('select run_id, attempt, count(*) as "values" from metrics '
+            for row in store.own_sql('select run_id, attempt, count(*) as "values" from metrics '
                                  "group by all")
         }  # fmt: skip
         self.runs = [run for run in runs(store, filters) if counts.get((run.run_id, run.attempt))]

@@ -211,13 +211,13 @@ def _facts(store: Store, layout: StoreLayout, filters: Filters) -> tuple[Result,
     relation = filters.relation(with_superseded=True)
     sql = _FACTS_SQL.format(relation=relation, condition=condition)
     try:
-        return store.sql(sql, params), Damage()
+        return store.own_sql(sql, params, filters), Damage()
     except (QueryError, StoreError):
         damage = Damage.find(layout)
         if not damage.paths:
             raise
         with damage.store_without(layout, Limits(CHOOSING_MAX_S, CHOOSING_MAX_BYTES)) as others:
-            return others.sql(sql, params), damage
+            return others.own_sql(sql, params, filters), damage
 
 
 class _Judge:

@@ -1,8 +1,7 @@
 """A locked DuckDB connection over snapshots of one or several stores.
 
-It reads no file outside its snapshots, loads no extension and lets nobody change its settings. Its
-threads can change no file outside its sandbox. This module knows nothing of filters, named queries
-or records.
+It reads no file outside its snapshots, loads no extension and lets nobody change its settings. This
+module knows nothing of filters, named queries or records.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localtrace.read.outcome_views import late_outcomes, outcome_views
-from localtrace.read.sandbox import Sandbox
 from localtrace.read.table_views import list_literal, stored_views, text_literal, unsealed_rows
 from localtrace.read.views import Views
 
@@ -38,7 +37,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """Open an in-memory database; DuckDB starts its threads here, and all queries run in them."""
+    """Open an in-memory database."""
     import duckdb
 
     return duckdb.connect(":memory:", config=_CONFIG)
@@ -49,18 +48,18 @@ def offer(
     stores: Sequence[Copies],
     memory_max_bytes: int,
     piece_of: PieceOf,
-    sandbox: Sandbox,
+    folder: Path | None,
 ) -> Views:
     """Offer snapshots of one or several stores in a database, and lock it.
 
     Args:
-        connection: a connection that `connect` made, in a thread of the sandbox.
+        connection: a connection that `connect` made.
         stores: the snapshots of each store.
         memory_max_bytes: the memory that queries may use; more goes to a temporary folder.
         piece_of: returns the text of a token by run id and token id, null where either is null.
             Several threads call it. It must not refer to the connection, which would never be
             freed.
-        sandbox: runs DuckDB's threads, and holds its temporary files.
+        folder: holds DuckDB's temporary files; None: queries have to fit in memory.
 
     Raises:
         StoreError: a folder above a store is named like a partition, which DuckDB would take for
@@ -71,7 +70,7 @@ def offer(
     leaves = stored_views(stores) | {"late_outcomes": late_outcomes(stores)}
     functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
     views = Views(leaves, outcome_views(stores), functions)
-    _lock(connection, stores, memory_max_bytes, sandbox)
+    _lock(connection, stores, memory_max_bytes, folder)
     return views
 
 
@@ -110,14 +109,12 @@ def _lock(
     connection: duckdb.DuckDBPyConnection,
     stores: Sequence[Copies],
     memory_max_bytes: int,
-    sandbox: Sandbox,
+    folder: Path | None,
 ) -> None:
     import duckdb
 
-    # An empty name means none: then queries have to fit in memory.
-    folder = str(sandbox.folder or "")
     files = [path for snapshot in chain(*stores) for path in snapshot.paths()]
-    connection.execute(f"set temp_directory = {text_literal(folder)}")
+    connection.execute(f"set temp_directory = {text_literal(str(folder or ''))}")
     connection.execute(f"set max_temp_directory_size = '{_SPILL_MAX_BYTES}B'")
     connection.execute(f"set memory_limit = '{memory_max_bytes}B'")
     # For query_progress(). DuckDB refuses it in Jupyter where ipywidgets is not installed.

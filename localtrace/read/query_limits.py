@@ -1,9 +1,9 @@
 """Limits of one query: how long it may run, and how large its result may be.
 
 The result is counted here because DuckDB's own memory limit does not count the rows that it hands
-over. DuckDB notices an interrupt only between two pieces of work. One long call of a function, such
-as `levenshtein` of two texts of a million characters, therefore ends only with its process. The
-command line ends its process; a library must not. This module knows nothing of stores.
+over. DuckDB notices an interrupt only between two pieces of work: one long call of a function, such
+as `levenshtein` of two texts of a million characters, ends only with its process. That is why SQL
+of others runs in processes of its own, see `children`. This module knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from localtrace.errors import QueryError
-from localtrace.read.guardian import end_process, limited_memory
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+T = TypeVar("T")
 OnProgress = Callable[[float | None], None]
 """A function that is told now and then the share of a query that is done, 0 to 1; None: unknown."""
 
@@ -33,9 +33,9 @@ NO_MEMORY = (
 NOBODY_WAITS = "the query was cancelled: client disconnected"
 BATCH_ROWS = 20_000
 """The rows of a result that are handed over at a time."""
-_LOOK_INTERVAL_S = 0.2
+LOOK_INTERVAL_S = 0.2
 _STOP_S = 2.0
-"""The time that a query has to stop after it was interrupted."""
+"""The time that a query has to stop when whoever waits for it is interrupted."""
 
 
 def half_of_memory() -> int:
@@ -51,39 +51,57 @@ class Limits:
     memory_max_bytes: int = field(default_factory=half_of_memory)
     """The memory that a query may use; its result may be as large."""
 
-    @contextmanager
-    def watch(
+    @property
+    def too_long(self) -> str:
+        """The message about a query whose time is over."""
+        return (
+            f"the query was stopped after {self.timeout_s:g} s: narrow it down, to a step "
+            "or a run for example, or give it more time (--timeout-s, timeout_s=)"
+        )
+
+    def run(
         self,
+        work: Callable[[], pa.Table],
         connection: duckdb.DuckDBPyConnection,
         on_progress: OnProgress | None,
-        clean: Callable[[], object],
         unwanted: threading.Event,
-    ) -> Iterator[None]:
-        """Stop what the connection runs inside the with block when its time or memory is used up.
+    ) -> pa.Table:
+        """Call `work` in another thread, and stop its query when its time is over.
 
         Args:
-            connection: runs the query, in another thread.
-            on_progress: told how far it is.
-            clean: called before a process of the command line is ended because its query goes on.
+            work: runs a query in the connection, and returns its rows.
+            connection: is interrupted.
+            on_progress: told how far the query is.
             unwanted: set when nobody waits for the query any more, which stops it too.
 
         Raises:
             QueryError: the query was stopped, or there was no memory left.
         """
-        watcher = _Watcher(connection, self.timeout_s, on_progress, clean, unwanted)
-        watcher.start()
+        thread, rows = in_thread(work)
+        end_s, stopped = time.monotonic() + self.timeout_s, None
         try:
-            with limited_memory(self.memory_max_bytes):
-                yield
+            while not wait([rows], LOOK_INTERVAL_S).done:
+                if unwanted.is_set():
+                    stopped = NOBODY_WAITS
+                elif time.monotonic() > end_s:
+                    stopped = self.too_long
+                if stopped:
+                    connection.interrupt()  # each time: between two statements it is lost
+                elif on_progress is not None:
+                    share = connection.query_progress()
+                    on_progress(share / 100 if share >= 0 else None)
+            return rows.result()
         except MemoryError:
             raise QueryError(NO_MEMORY) from None
         except Exception:
-            if watcher.interrupted.is_set():
-                raise QueryError(watcher.message) from None
+            if stopped:
+                raise QueryError(stopped) from None
             raise
         finally:
-            watcher.done.set()
-            watcher.join()  # so that no late interrupt hits the next query
+            if not rows.done():  # as after Ctrl-C
+                connection.interrupt()
+                thread.join(_STOP_S)
+            del rows  # it holds the error, whose traceback holds this frame
 
     def check_size(self, size_bytes: int) -> None:
         """Refuse a result of this size if it is too large.
@@ -97,64 +115,33 @@ class Limits:
                 "rows or columns, or add a LIMIT"
             )
 
-    def collect(self, batches: pa.RecordBatchReader) -> pa.Table:
-        """Return all rows of a result.
 
-        Raises:
-            QueryError: the result is too large.
-        """
-        import pyarrow as pa
+def collect_all(batches: pa.RecordBatchReader, limits: Limits) -> pa.Table:
+    """Return all rows of a result.
 
-        kept, size_bytes = [], 0
-        for batch in batches:
-            size_bytes += batch.nbytes
-            self.check_size(size_bytes)
-            kept.append(batch)
-        return pa.Table.from_batches(kept, batches.schema)
+    Raises:
+        QueryError: the result is too large.
+    """
+    import pyarrow as pa
+
+    kept, size_bytes = [], 0
+    for batch in batches:
+        size_bytes += batch.nbytes
+        limits.check_size(size_bytes)
+        kept.append(batch)
+    return pa.Table.from_batches(kept, batches.schema)
 
 
-class _Watcher(threading.Thread):
-    """A thread that interrupts a query when its time is over, and tells how far it is."""
+def in_thread(work: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+    """Call a function in a thread of its own, and return both without waiting for it."""
+    future: Future[T] = Future()
 
-    def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        timeout_s: float,
-        on_progress: OnProgress | None,
-        clean: Callable[[], object],
-        unwanted: threading.Event,
-    ) -> None:
-        super().__init__(name="localtrace-query-limit", daemon=True)
-        self._connection = connection
-        self._timeout_s = timeout_s
-        self._on_progress = on_progress
-        self._clean = clean
-        self._unwanted = unwanted
-        self.done, self.interrupted = threading.Event(), threading.Event()
+    def call() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
-    @property
-    def message(self) -> str:
-        """Reason why the query was stopped, and what to do about it."""
-        if self._unwanted.is_set():
-            return NOBODY_WAITS
-        return (
-            f"the query was stopped after {self._timeout_s:g} s: narrow it down, to a step "
-            "or a run for example, or give it more time (--timeout-s, timeout_s=)"
-        )
-
-    def run(self) -> None:
-        """Wait until the query is done; interrupt it after its time, then end the process."""
-        deadline = time.monotonic() + self._timeout_s
-        while (left_s := deadline - time.monotonic()) > 0 and not self._unwanted.is_set():
-            if self.done.wait(min(_LOOK_INTERVAL_S, left_s)):
-                return
-            if self._on_progress is not None:
-                share = self._connection.query_progress()
-                self._on_progress(share / 100 if share >= 0 else None)
-        self.interrupted.set()
-        deadline = time.monotonic()
-        while time.monotonic() < deadline + _STOP_S:
-            self._connection.interrupt()  # again: one that comes between two statements is lost
-            if self.done.wait(_LOOK_INTERVAL_S):
-                return
-        end_process(self.message, self._clean)
+    thread = threading.Thread(target=call, name="localtrace-query", daemon=True)
+    thread.start()
+    return thread, future

@@ -46,7 +46,8 @@ def check_read_only(
 
     Raises:
         QueryError: the text is not such a SELECT, or cannot be parsed.
-        duckdb.Error: it names a view, a column or a function that does not exist.
+        duckdb.Error: it names a view, a column or a function that does not exist, or there is no
+            memory for it.
     """
     # EXPLAIN ANALYZE runs the statement that it explains, so that must be a SELECT too.
     text = without_explain(sql)
@@ -54,6 +55,8 @@ def check_read_only(
         raise QueryError(f"an SQL text may have {_SQL_MAX:,} characters: give values as parameters")
     try:
         statements = connection.extract_statements(text)
+    except duckdb.OutOfMemoryException:
+        raise
     except duckdb.Error as error:
         raise QueryError(one_line(error, sql)) from None
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:

@@ -64,7 +64,7 @@ class Store:
         self._layouts = layouts
         self.tokenizers = RunTokenizers(*layouts)
         """The tokenizers that the store keeps for runs."""
-        self._runner = QueryRunner(look, self.tokenizers.piece, limits or Limits(), on_progress)
+        self._runner = QueryRunner(look, layouts, self.tokenizers.piece, limits, on_progress)
         self._run = self._runner.run
 
     def __repr__(self) -> str:
@@ -138,9 +138,8 @@ class Store:
     def sql(self, sql: str, params: Params = None) -> Result:
         """Run one SELECT over the views.
 
-        A query is stopped when its time is over, except during one long call of a function. Memory
-        that DuckDB does not count may exceed the limit. `localtrace sql` runs in a process of its
-        own and enforces both limits, by ending the process if it must.
+        A query is stopped when its time is over, except during one long call of a function, and
+        memory that DuckDB does not count may exceed the limit. The command line enforces both.
 
         Args:
             sql: DuckDB SQL; it cannot write, read other files or change settings.
@@ -151,17 +150,18 @@ class Store:
         """
         return Result.of(self._run(sql, with_run_ids(self, params), is_own=False))
 
-    def own_sql(self, sql: str, params: Params = None) -> Result:
-        """Run one SELECT that localtrace wrote, without the check of users' SQL.
+    def own_sql(self, sql: str, params: Params = None, filters: Filters | None = None) -> Result:
+        """Run one SELECT that localtrace wrote; like `sql` if it has filters that are SQL.
 
         Args:
-            sql: the text; nothing that a user gave is a part of it.
-            params: values for its parameters.
+            sql: the text; nothing that a user gave is a part of it but the filters' conditions.
+            params, filters: values for its parameters; the filters.
 
         Raises:
-            QueryError: it takes too much time or memory.
+            QueryError: it takes too much time or memory, or the filters cannot be run.
         """
-        return Result(self._run(sql, with_run_ids(self, params)))
+        is_own = filters is None or not filters.has_sql
+        return Result(self._run(sql, with_run_ids(self, params), is_own=is_own))
 
     def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:
         """Run a named query.
@@ -177,11 +177,13 @@ class Store:
         """
         from localtrace.read.named_queries import find_query
 
+        folders = tuple(folders)
         query = find_query(name, folders)
         bound = self.bound(query.bind(params))
-        found = self.sql(query.sql, bound)
+        run = partial(self._run, is_own=not folders)
+        found = Result.of(run(query.sql, bound))
         if not len(found):
-            refuse_nothing(partial(self._run, is_own=False), query, bound)
+            refuse_nothing(run, query, bound)
         return found
 
     def pruned(self, query: NamedQuery, **params: Any) -> Pruned:

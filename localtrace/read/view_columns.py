@@ -177,7 +177,6 @@ def columns_of(view: str) -> list[ViewColumn]:
     """
     # Imported here, because these load DuckDB and the TAB key only asks for the descriptions.
     from localtrace.read.connection import connect, offer
-    from localtrace.read.sandbox import Sandbox
     from localtrace.store.tables.damage import Damage
     from localtrace.store.tables.snapshot import Snapshot
 
@@ -191,15 +190,13 @@ def columns_of(view: str) -> list[ViewColumn]:
         0,
         Damage(),
     )
-    sandbox = Sandbox()
-    connection = sandbox.run(connect)
-    made = offer(connection, [[nothing]], _MEMORY_MAX_BYTES, lambda *_: None, sandbox)
+    connection = connect()
+    made = offer(connection, [[nothing]], _MEMORY_MAX_BYTES, lambda *_: None, None)
     try:
         made.provide(view, connection)
         found = connection.execute(f"describe {view}").fetchall()
     finally:
         connection.close()
-        sandbox.close()
     return [
         ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name, kind))
         for name, kind, *_ in found

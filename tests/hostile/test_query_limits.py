@@ -1,4 +1,4 @@
-"""Queries that take more time or memory than they may: the command line's processes end.
+"""Queries that take more time or memory than they may, or crash: their processes end alone.
 
 DuckDB looks at the time between two pieces of work, and does not count all the memory that it
 takes. What could fill the machine's memory runs in processes of little memory.
@@ -9,49 +9,55 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import localtrace
-from localtrace.errors import QueryError
-from localtrace.read.query_limits import NO_MEMORY
-from localtrace.read.sandbox import Sandbox
+from localtrace.errors import QueryCrashed, QueryError, StoreError
+from localtrace.read import children
+from localtrace.read.children import Children
+from localtrace.read.query_limits import NO_MEMORY, Limits
+from localtrace.read.spill_folder import SpillFolder
+from localtrace.read.store import Store
 from tests.commands import answer, record
 
 TIMEOUT_S = 1.5
 LIMIT_BYTES = 64 * 2**20
+DONE = """send(b'{"done": true}')"""
 BACKSTOP_BYTES = 6 * 2**30
 """The test's own limit of address space, far above the one that is tested."""
+LONG_CALL = "select levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
+"""A call that DuckDB cannot interrupt, and that takes longer than any test."""
 # A program that runs one query as the command line does.
 PROGRAM = f"""
-import resource, sys
+import atexit, resource, sys
 from localtrace import cli
-from localtrace.read import query_limits, store
+from localtrace.read import store
 
 resource.setrlimit(resource.RLIMIT_AS, ({BACKSTOP_BYTES}, {BACKSTOP_BYTES}))
 original = store.Limits
 store.Limits = lambda timeout_s: original(timeout_s, {LIMIT_BYTES})
-if sys.argv.pop(1) == "alone":
-    cli.guard_process, query_limits._STOP_S = (lambda: None), 0.0
 try:
     cli.main()
 finally:
-    # Not getrusage, which counts what the starting process held, too.
-    status = open("/proc/self/status").read() if sys.platform == "linux" else "VmHWM: 0"
-    used = status.partition("VmHWM:")[2].split()[0]
-    print("peak", used, "restored", resource.getrlimit(resource.RLIMIT_DATA)[0] == -1)
+    atexit._run_exitfuncs()
+    whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    peaks = [resource.getrusage(who).ru_maxrss for who in whose]
+    print("peak", *peaks, resource.getrlimit(resource.RLIMIT_DATA)[0] == -1)
 """
-ENDLESS = [
-    "select levenshtein(repeat('a', 2000000), repeat('b', 2000000))",
-    "select levenshtein(repeat('a', 2000000 + range::int), repeat('b', 2000000)) from range(3)",
-]
 STOPPED = [
+    LONG_CALL,
+    "select levenshtein(repeat('a', 2000000 + range::int), repeat('b', 2000000)) from range(3)",
     "with recursive t as (select 1 as x union all select x + 1 from t) select count(*) from t",
     "select sleep_ms(100000)",
+    "select sum(range) from range(1000000000000)",
 ]
 LARGE = [
     "select length(list_resize([1], 1500000000 + range::int, 7)) from range(2)",
@@ -59,6 +65,25 @@ LARGE = [
     "select length(to_json(range(1500000000))::varchar)",
     "select md5(repeat('a', 2000000000) || repeat('b', 2000000000))",
     "select list(range) from range(1000000000)",
+    "select damerau_levenshtein(repeat('a', 200000), repeat('b', 200000))",
+    "select jaccard(repeat('ab', 200000000), repeat('ba', 200000000))",
+    "select string_agg(repeat('x', 1000000), ',') from range(1000000)",
+    "select regexp_replace(repeat('a', 50000000), '(x+x+)+y|a', repeat('b', 10000), 'g')",
+    "with recursive t as (select 'x' as x union all select x || x from t) select max(x) from t",
+    "select repeat('x', 100000) from range(1000000)",
+]
+NESTED = [
+    f"select {'(' * 20_000}1{')' * 20_000}",
+    f"select {'[' * 50_000}1{']' * 50_000}",
+    f"select {'(select ' * 400}1{')' * 400}",
+    f"select 1{'+1' * 300_000}",
+    f"select {'not ' * 200_000}true",
+]
+OTHERS = [
+    "select repeat('x', 10000000000)",
+    "from range(1000000000000)",
+    "select json_structure(repeat('[', 100000) || repeat(']', 100000))",
+    "select regexp_matches('a', '((((a{1,100}){1,100}){1,100}){1,100})')",
 ]
 
 
@@ -69,64 +94,225 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_in_process(
-    folder: Path, sql: str, tmp_path: Path, how: str = "guarded", timeout_s: float = TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, how, "sql", sql, "-s", str(folder)]
-    return subprocess.run(
-        [*command, "--timeout-s", str(timeout_s), "--format", "json"],
-        capture_output=True, text=True, timeout=250, env={**os.environ, "TMPDIR": str(tmp_path)},
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[Store]:
+    """A store whose children have little time and memory."""
+    limits = Limits(TIMEOUT_S, LIMIT_BYTES)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(children, "_children", Children(1))
+        with localtrace.open_store(folder) as opened:
+            made = Store(opened._layouts, lambda: opened._runner._stores, limits)
+            yield made
+            made.close()
+
+
+def program(
+    folder: Path, sql: str, tmp_path: Path, timeout_s: float = TIMEOUT_S
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, "sql", sql, "-s", str(folder)]
+    return subprocess.Popen(
+        [*command, "--timeout-s", str(timeout_s), "--format", "json"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("sql", ENDLESS)
-def test_a_query_that_does_not_stop_ends_its_process(
-    sql: str, folder: Path, tmp_path: Path
-) -> None:
-    done = run_in_process(folder, sql, tmp_path)
-    assert done.returncode == 2
-    assert re.match(r"localtrace: .*\b1\.5 s\b.*--timeout-s", done.stderr.strip())
-    assert "Traceback" not in done.stderr
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started, oldest first."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True)
+    pairs = (map(int, line.split()) for line in listed.stdout.splitlines())
+    return sorted(child for child, parent in pairs if parent == pid)
+
+
+def child_of(process: subprocess.Popen[str]) -> int:
+    """The child of a command, once it runs its query."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        for child in children_of(process.pid):
+            with open(f"/proc/{child}/stat") as file:
+                ticks = int(file.read().rpartition(")")[2].split()[11])
+            if ticks > os.sysconf("SC_CLK_TCK"):  # longer than a start takes
+                return child
+        time.sleep(0.05)
+    raise AssertionError("no child runs a query")
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [(sql, "stopped after 1.5 s: .*--timeout-s") for sql in STOPPED]
+    + [(sql, "more memory|larger than") for sql in LARGE]
+    + [(sql, "more memory|depth|too deeply") for sql in NESTED]
+    + [(sql, ".") for sql in OTHERS],
+    ids=lambda given: given[:60],
+)
+def test_a_query_that_takes_too_much_ends_alone(sql: str, said: str, store: Store) -> None:
+    with pytest.raises(QueryError, match=said):
+        store.sql(sql)
+    assert store.sql("select 41 + 1 as x").to_dicts() == [{"x": 42}]
+
+
+@pytest.mark.parametrize("sql", [STOPPED[1], STOPPED[3]])
+def test_a_command_ends_when_the_time_is_over(sql: str, folder: Path, tmp_path: Path) -> None:
+    process = program(folder, sql, tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.match(r"localtrace: .*\b1\.5 s\b.*--timeout-s", err)
+    assert len(err.splitlines()) == 1
+    assert "peak" in out
     assert list(tmp_path.iterdir()) == []  # its temporary files went with it
 
 
-@pytest.mark.parametrize("sql", STOPPED)
-def test_a_query_that_stops_ends_as_every_command_does(
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS limits no process's memory")
+@pytest.mark.parametrize("sql", [LARGE[0], LARGE[5]])
+def test_a_command_takes_little_more_memory_than_a_query_may(
     sql: str, folder: Path, tmp_path: Path
 ) -> None:
-    done = run_in_process(folder, sql, tmp_path)
-    assert done.returncode == 2
-    assert re.match(r"localtrace: .*\b1\.5 s\b.*--timeout-s", done.stderr)
-    assert "peak" in done.stdout
+    process = program(folder, sql, tmp_path, timeout_s=120)
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 2, err
+    assert NO_MEMORY in err
+    _, own_kib, child_kib, unlimited = out.split()
+    assert max(int(own_kib), int(child_kib)) * 1024 < LIMIT_BYTES + 2**30
+    assert unlimited == "True"
+
+
+def test_a_query_within_its_limits_runs_and_spills(store: Store) -> None:
+    sql = "select count(*) as n from (select hash(range) as h, repeat('x', 40) as t "
+    sql += "from range(2000000) order by h)"
+    patient = Store(store._layouts, lambda: store._runner._stores, Limits(120, LIMIT_BYTES))
+    with patient:
+        assert patient.sql(sql).to_dicts() == [{"n": 2_000_000}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("sign", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_query_that_crashes_is_reported_by_its_command(
+    sign: signal.Signals, folder: Path, tmp_path: Path
+) -> None:
+    process = program(folder, LONG_CALL, tmp_path, timeout_s=120)
+    os.kill(child_of(process), sign)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.fullmatch(rf"localtrace: the query ended its process \({sign.name}\).*\n", err)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS limits no process's memory")
-@pytest.mark.parametrize("sql", LARGE)
-def test_a_process_takes_little_more_memory_than_a_query_may(
-    sql: str, folder: Path, tmp_path: Path
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_query_ends_with_its_command(sign: signal.Signals, folder: Path, tmp_path: Path) -> None:
+    process = program(folder, LONG_CALL, tmp_path, timeout_s=120)
+    child = child_of(process)
+    process.send_signal(sign)
+    process.communicate(timeout=60)
+    end_s = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def test_a_program_of_ones_own_starts_no_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = run_in_process(folder, sql, tmp_path, timeout_s=120)
-    assert done.returncode == 2, done.stderr
-    assert NO_MEMORY in done.stderr
-    _, peak_kib, _, restored = done.stdout.split()
-    assert int(peak_kib) * 1024 < LIMIT_BYTES + 2**30
-    assert restored == "True"
+    monkeypatch.setattr(children, "_children", None)
+    monkeypatch.setattr(children, "Child", None)
+    with localtrace.open_store(folder) as opened:
+        assert len(opened.sql("from runs")) == 1
+        assert len(opened.runs(where="true")) == 1
 
 
-def test_a_query_within_its_limits_runs_and_spills(folder: Path, tmp_path: Path) -> None:
-    sql = "select count(*) as n from (select hash(range) as h, repeat('x', 40) as t "
-    sql += "from range(2000000) order by h)"
-    done = run_in_process(folder, sql, tmp_path, timeout_s=120)
-    assert done.returncode == 0, done.stderr
-    assert '"n":2000000' in done.stdout.replace(" ", "")
+def hostile_child(monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
+    """Let children answer so, whatever they are asked."""
+    program = f"""
+import json, os, struct, sys
+sys.path[:] = json.loads(sys.argv[1])
+from multiprocessing.connection import Connection
+pipe = Connection(os.dup(0))
+pipe.recv_bytes()
+send = pipe.send_bytes
+send(b"{{}}")
+{answers}
+pipe.recv_bytes()
+"""
+    monkeypatch.setattr(children, "_PROGRAM", program)
+    monkeypatch.setattr(children, "_children", Children(1))
 
 
-def test_a_program_that_reads_is_not_ended(folder: Path, tmp_path: Path) -> None:
-    sql = "select levenshtein(repeat('a', 20000), repeat('b', 20000)) as d"
-    done = run_in_process(folder, sql, tmp_path, "alone", timeout_s=0.1)
-    assert done.returncode in (0, 2)  # it went on to its end
-    assert "peak" in done.stdout
+def rows_as(edit: Callable[[bytes], bytes]) -> str:
+    """Return what a child sends that changes the bytes of its rows."""
+    made = pa.BufferOutputStream()
+    table = pa.table({"text": ["four", "letters"], "n": [1, 2]})
+    with pa.ipc.new_stream(made, table.schema) as writer:
+        writer.write_table(table)
+    return f"send({edit(made.getvalue().to_pybytes())!r})\n{DONE}"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        "os.write(0, struct.pack('!iQ', -1, 2**62))",
+        "os.write(0, struct.pack('!i', 2**30)); send(bytes(2**20)); os._exit(0)",
+        "send(b'x')",
+        "send(b'')",
+        DONE,
+        "send(b'{\\x80}')",
+        "send(b'{\"done\": true, \"failed\": []}')",
+        "os._exit(3)",
+        rows_as(lambda data: data[:200]),
+        rows_as(bytes).replace(DONE, rows_as(lambda data: data.replace(b"text", b"next"))),
+        # The offsets of a text lead out of its bytes.
+        rows_as(lambda data: data.replace(b"\x04\0\0\0\x0b\0\0\0", b"\x04\0\0\0\xff\xff\xff\x7f")),
+    ],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_right_is_refused(
+    answers: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile_child(monkeypatch, answers)
+    with localtrace.open_store(folder, timeout_s=1) as opened:
+        with pytest.raises(QueryCrashed) as refused:
+            opened.sql("from runs")
+        assert "\n" not in str(refused.value)
+
+
+def test_an_answer_that_never_ends_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile_child(monkeypatch, "while True: send(b'{}')")
+    with (
+        localtrace.open_store(folder, timeout_s=0.5) as opened,
+        pytest.raises(QueryError, match=r"stopped after 0\.5 s"),
+    ):
+        opened.sql("from runs")
+
+
+def test_a_child_reads_what_its_parent_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_children", Children(1))
+    folder = tmp_path / "store"
+    sql = "select count(*) as n from trajectories"
+    record(folder, [{"reward": 1.0}], "first")
+    with localtrace.open_store(folder) as opened:
+        assert opened.sql(sql).to_dicts() == [{"n": 1}]
+        record(folder, [{"reward": 2.0}], "second")
+        assert opened.sql(sql).to_dicts() == opened.own_sql(sql).to_dicts() == [{"n": 1}]
+        opened.refresh()
+        assert opened.sql(sql).to_dicts() == opened.own_sql(sql).to_dicts() == [{"n": 2}]
+        assert len(opened.trajectories(where="reward > 1", fate=None)) == 1
+
+
+def test_files_that_are_gone_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localtrace.store.layout import open_layout
+    from localtrace.store.sealing.seal import seal
+
+    monkeypatch.setattr(children, "_children", Children(1))
+    folder = tmp_path / "store"
+    record(folder, [{"reward": 1.0}])
+    seal(open_layout(folder), wait_s=60)
+    with localtrace.open_store(folder) as opened:
+        (path,) = opened.files("trajectories")
+        os.unlink(path)
+        with pytest.raises(StoreError, match=r"is missing.*localtrace verify"):
+            opened.sql("from trajectories")
 
 
 def test_reading_leaves_no_temporary_files(
@@ -148,15 +334,15 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "spilled").write_text("a prompt")
     linked.symlink_to(kept)
-    held = Sandbox(tmp_path)
-    assert held.folder is not None
+    held = SpillFolder(tmp_path)
+    assert held.path is not None
     an_hour_ago = time.time() - 3600
-    for folder in (left, held.folder, kept):
+    for folder in (left, held.path, kept):
         os.utime(folder, (an_hour_ago, an_hour_ago))
-    Sandbox(tmp_path).close()
+    SpillFolder(tmp_path).close()
     assert not left.exists()
     assert young.exists()
-    assert held.folder.exists()
+    assert held.path.exists()
     assert (kept / "spilled").exists()
 
 
@@ -166,14 +352,6 @@ def test_reading_needs_no_place_for_temporary_files(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with localtrace.open_store(folder) as store:
         assert store.sql("select count(*) as n from trajectories").to_dicts() == [{"n": 1}]
-
-
-def test_an_error_of_the_work_is_raised_where_it_was_asked_for() -> None:
-    def fail() -> None:
-        raise QueryError("as it was")
-
-    with pytest.raises(QueryError, match="as it was"):
-        Sandbox().run(fail)
 
 
 def test_limits_of_a_process_are_as_before(folder: Path) -> None:

@@ -7,20 +7,20 @@ writes at once and rolls nothing back. A store's own files are those that it may
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.dataset
 import pytest
 
 import localtrace
 from localtrace.errors import QueryError
-from localtrace.read import runner
+from localtrace.read import children
 from localtrace.read.filters import Filters
-from localtrace.read.landlock import give_up_writing
-from localtrace.read.sandbox import Sandbox
+from localtrace.read.landlock import give_up_rights, landlock_version
+from localtrace.read.query_limits import in_thread
+from localtrace.read.spill_folder import SpillFolder
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -108,16 +108,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=["in a child", "in this process"])
+def store(folder: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "in a child":
+            patched.setattr(children, "_children", children.Children(1))
+        with localtrace.open_store(folder) as store:
+            yield store
+
+
 @pytest.fixture(scope="module")
-def store(folder: Path) -> Iterator[Store]:
-    with localtrace.open_store(folder) as store:
-        yield store
+def unchecked(folder: Path) -> Iterator[Store]:
+    """A store whose child lets every text pass the checks, as one more hole would."""
+    program = children._PROGRAM.replace(
+        "main(", "from localtrace.read import read_only\n"
+        "read_only.check_read_only = lambda *_: None\nmain(",
+    )  # fmt: skip
+    assert program != children._PROGRAM
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(children, "_PROGRAM", program)
+        patched.setattr(children, "_children", children.Children(1))
+        with localtrace.open_store(folder) as store:
+            yield store
 
 
 @pytest.fixture
-def file(folder: Path, store: Store) -> Iterator[str]:
+def file(folder: Path) -> Iterator[str]:
     """A sealed file that must stay as it is, and the whole store with it."""
-    (path,) = store.files("trajectories")
+    with localtrace.open_store(folder) as own:
+        (path,) = own.files("trajectories")
     before = contents(folder)
     yield path
     assert contents(folder) == before
@@ -131,14 +150,9 @@ def at(sql: str, file: str) -> str:
     return sql.replace("FILE", file)
 
 
-def without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every statement pass the checks, as one more hole would."""
-    monkeypatch.setattr(runner, "check_read_only", lambda *_: None)
-
-
-def needs_landlock() -> None:
-    if not Sandbox().run(lambda: give_up_writing(None)):
-        unavailable("this kernel has no Landlock")
+def needs_landlock(version: int = 1) -> None:
+    if landlock_version() < version:
+        unavailable(f"this kernel has no Landlock, version {version}")
 
 
 @pytest.mark.parametrize("sql", [*WRITING, *SETTING])
@@ -149,19 +163,19 @@ def test_sql_that_does_more_than_read_is_refused(sql: str, store: Store, file: s
 
 @pytest.mark.parametrize("sql", WRITING)
 def test_the_tree_alone_tells_what_writes(
-    sql: str, store: Store, file: str, monkeypatch: pytest.MonkeyPatch
+    sql: str, folder: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localtrace.read.read_only.without_end", lambda _: "select 1")
-    with pytest.raises(QueryError, match=REFUSED):
-        store.sql(at(sql, file))
+    with localtrace.open_store(folder) as own, pytest.raises(QueryError, match=REFUSED):
+        own.sql(at(sql, file))
 
 
 def test_a_copy_is_refused_inside_of_another_select(
-    store: Store, file: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localtrace.read.read_only._check_tree", lambda _: None)
-    with pytest.raises(QueryError, match="top level"):
-        store.sql(at(WRITING[0], file))
+    with localtrace.open_store(folder) as own, pytest.raises(QueryError, match="top level"):
+        own.sql(at(WRITING[0], file))
 
 
 @pytest.mark.parametrize("sql", READING)
@@ -230,64 +244,55 @@ def test_no_command_writes(
 
 
 @pytest.mark.parametrize("sql", WRITING)
-def test_a_hole_in_the_checks_harms_nothing(
-    sql: str, store: Store, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hole_in_the_checks_harms_nothing(sql: str, unchecked: Store, file: str) -> None:
     needs_landlock()
-    without_checks(monkeypatch)
-    with suppress(QueryError, ValueError):  # refused by DuckDB or by the system
-        store.sql(at(sql, file))
+    with suppress(QueryError):  # refused by DuckDB or by the system
+        unchecked.sql(at(sql, file))
 
 
-def test_what_writes_is_stopped_by_the_system(
-    store: Store, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_writes_is_stopped_by_the_system(unchecked: Store, file: str) -> None:
     needs_landlock()
-    without_checks(monkeypatch)
     with pytest.raises(QueryError, match="Permission denied"):
-        store.sql(at(WRITING[0], file))
+        unchecked.sql(at(WRITING[0], file))
 
 
 def test_only_its_own_private_folder_can_be_written(tmp_path: Path) -> None:
     needs_landlock()
-    sandbox = Sandbox(tmp_path)
-    folder = sandbox.folder
+    spill = SpillFolder(tmp_path)
+    folder = spill.path
     assert folder is not None
     assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "kept").write_text("as it was")
-    sandbox.run(lambda: (folder / "spilled").write_text("x"))
-    for forbidden in (
-        lambda: (tmp_path / "kept").write_text("x"),
-        lambda: (tmp_path / "new").write_text("x"),
-        lambda: (tmp_path / "kept").unlink(),
-        lambda: (tmp_path / "made").mkdir(),
-        lambda: (tmp_path / "kept").rename(folder / "kept"),
-        lambda: (tmp_path / "link").symlink_to("kept"),
-        lambda: os.truncate(tmp_path / "kept", 0),
-    ):
-        with pytest.raises(OSError):  # noqa: PT011  (Permission denied, or across devices)
-            sandbox.run(forbidden)
-    sandbox.close()
+
+    def restricted() -> None:
+        assert give_up_rights(str(folder))
+        (folder / "spilled").write_text("x")
+        for forbidden in (
+            lambda: (tmp_path / "kept").write_text("x"),
+            lambda: (tmp_path / "new").write_text("x"),
+            lambda: (tmp_path / "kept").unlink(),
+            lambda: (tmp_path / "made").mkdir(),
+            lambda: (tmp_path / "kept").rename(folder / "kept"),
+            lambda: (tmp_path / "link").symlink_to("kept"),
+            lambda: os.truncate(tmp_path / "kept", 0),
+        ):
+            with pytest.raises(OSError):  # noqa: PT011  (Permission denied, or across devices)
+                forbidden()
+
+    in_thread(restricted)[1].result(60)
+    spill.close()
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (tmp_path / "kept").read_text() == "as it was"
 
 
-def test_whoever_reads_can_still_write(folder: Path, tmp_path: Path) -> None:
-    """Threads that outlive a query, such as those of Arrow, must not have lost the right."""
-    before = restricted_threads()
-    with localtrace.open_store(folder) as store:
-        store.query("reward_by_step")
-        store.tokens()
-    rows = pa.table({"x": list(range(20_000)), "p": [n % 5 for n in range(20_000)]})
-    pyarrow.dataset.write_dataset(rows, tmp_path / "rows", format="parquet", partitioning=["p"])
-    assert restricted_threads() <= before
+def test_no_port_can_be_reached(tmp_path: Path) -> None:
+    needs_landlock(4)
 
+    def restricted() -> None:
+        assert give_up_rights(str(tmp_path))
+        with pytest.raises(PermissionError):
+            socket.create_connection(listening.getsockname())
 
-def restricted_threads() -> set[str]:
-    """Threads that gave up rights; there are none to see where the system is not Linux."""
-    found = set()
-    for task in Path("/proc/self/task").glob("*"):
-        with suppress(FileNotFoundError):  # it has ended
-            if "NoNewPrivs:\t1" in (task / "status").read_text():
-                found.add(task.name)
-    return found
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        in_thread(restricted)[1].result(60)
+        socket.create_connection(listening.getsockname()).close()

@@ -68,7 +68,7 @@ class SelectedRows:
     def __init__(self, store: Store, redaction: Redaction, trace_ids: Sequence[str]) -> None:
         self._store = store
         self._redaction = redaction
-        found = store.sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
+        found = store.own_sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
         self.trace_ids: list[str] = found["trace_id"].to_pylist()
         """The chosen ids in the order of the bundle."""
         self._weights: list[int] = found["weight"].to_pylist()

@@ -129,7 +129,7 @@ def read(asked: Asked) -> Facts:
 def columns_of(store: Store, trajectory: Trajectory) -> dict[str, list[Any]]:
     """Return the tokens of a rollout as columns."""
     params = {"trace": trajectory.trace_id, "step": trajectory.step}
-    found: dict[str, list[Any]] = store.sql(_ONE_SQL, params).to_arrow().to_pydict()
+    found: dict[str, list[Any]] = store.own_sql(_ONE_SQL, params).to_arrow().to_pydict()
     run_id, tokenizers = trajectory.run_id, store.tokenizers
     special = tokenizers.special_ids(run_id)
     found["special"] = [one in special for one in found["id"]]

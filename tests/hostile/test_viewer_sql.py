@@ -1,0 +1,110 @@
+"""SQL that ends its process, or would never end, in a viewer that others look at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from tests.commands import answer, record
+
+LIMIT_S = 60
+LONG_CALL = "select levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
+"""One call of a function, which DuckDB cannot interrupt and whose memory it does not count."""
+COUNT = "select count(*) as n from trajectories"
+
+
+@dataclass
+class Viewer:
+    process: subprocess.Popen[str]
+    link: str
+
+    def client(self) -> httpx.Client:
+        """A browser that showed the token."""
+        address, token = self.link.split("/?")
+        client = httpx.Client(base_url=address, timeout=LIMIT_S)
+        client.get(f"/?{token}")
+        return client
+
+    def children(self) -> set[int]:
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True)
+        pairs = [map(int, line.split()) for line in listed.stdout.splitlines()]
+        return {pid for pid, parent in pairs if parent == self.process.pid}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewed") / "store"
+    record(folder, [{"reward": 1.0, "answers": [answer("four", [4])]} for _ in range(3)])
+    return folder
+
+
+@pytest.fixture
+def viewer(folder: Path) -> Iterator[Viewer]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localtrace", "view", "--port", "0", "-s", str(folder),
+         "--timeout-s", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "LOCALTRACE_SEAL": "0"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    made = Viewer(process, process.stdout.readline().strip())
+    yield made
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+
+
+def rows_of(client: httpx.Client, sql: str) -> dict[str, object]:
+    found: dict[str, object] = client.get(f"/sql.json?{urlencode({'sql': sql})}").json()
+    return found
+
+
+def test_a_call_that_cannot_be_stopped_ends_alone(viewer: Viewer) -> None:
+    hasty, other = viewer.client(), viewer.client()
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(rows_of, hasty, LONG_CALL)
+        began = threading.Event()
+        while not slow.done():  # another browser is answered meanwhile, by pages and by SQL
+            assert other.get("/trajectories.json").json()["total"] == 3
+            assert rows_of(other, COUNT)["rows"]
+            assert other.get("/trajectories.json?q=where%3Dstep%3D3").json()["total"] == 3
+            began.set()
+        assert began.is_set()
+        assert "stopped after 3 s" in str(slow.result()["why"])
+        assert rows_of(hasty, "select 41 + 1 as x")["rows"]
+        assert rows_of(other, COUNT)["rows"]
+
+
+def test_a_process_of_sql_that_was_killed_is_replaced(viewer: Viewer) -> None:
+    client = viewer.client()
+    with ThreadPoolExecutor() as threads:
+        before = rows_of(client, COUNT)["rows"]
+        slow = threads.submit(rows_of, client, LONG_CALL)
+        while not slow.done():
+            for child in viewer.children():
+                os.kill(child, signal.SIGKILL)
+        assert "SIGKILL" in str(slow.result()["why"])
+        assert rows_of(client, COUNT)["rows"] == before
+
+
+def test_a_browser_that_leaves_ends_the_call_that_it_asked_for(viewer: Viewer) -> None:
+    client = viewer.client()
+    rows_of(client, COUNT)
+    with pytest.raises(httpx.ReadTimeout):
+        client.get(f"/sql.json?{urlencode({'sql': LONG_CALL})}", timeout=0.5)
+    for _ in range(8):  # more than may run side by side
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(f"/sql.json?{urlencode({'sql': LONG_CALL})}", timeout=0.2)
+    assert rows_of(client, COUNT)["rows"]
