@@ -81,7 +81,7 @@ class RunMetrics:
 
     def steps(self, run: Run) -> Iterator[Step]:
         """Yield the steps of a run in order; of several values of a name and step, the newest."""
-        rows = self._store.sql(_STEPS, {"run_id": run.run_id, "attempt": run.attempt})
+        rows = self._store.own_sql(_STEPS, {"run_id": run.run_id, "attempt": run.attempt})
         for step, found in groupby(rows, key=lambda row: row["step"]):
             values, time_ns = {}, 0
             for row in found:

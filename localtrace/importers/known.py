@@ -59,7 +59,7 @@ class Known:
         """Return the rows of those of the trace ids that have a trajectory."""
         if self._store is None or not trace_ids:
             return {}
-        found = self._store.sql(_TRAJECTORIES, {"ids": list(trace_ids)}).to_dicts()
+        found = self._store.own_sql(_TRAJECTORIES, {"ids": list(trace_ids)}).to_dicts()
         return {row.pop("trace_id"): Row(**row) for row in found}
 
     def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[str, str]]:
@@ -72,13 +72,13 @@ class Known:
             return set()
         possible = ", ".join(str(step) for step in steps if -(2**63) <= step < 2**63)
         query = f"{_SPANS} and (step is null or step in ({possible or 'null'}))"
-        found = self._store.sql(query, {"ids": list(trace_ids)}).to_dicts()
+        found = self._store.own_sql(query, {"ids": list(trace_ids)}).to_dicts()
         return {(row["trace_id"], row["span_id"]) for row in found}
 
     def outcomes(self, trace_ids: Collection[str]) -> set[tuple[str, str, int, str | None, str]]:
         """Return the outcomes of these trajectories: trace id, name, time, source and text."""
         if self._store is None or not trace_ids:
             return set()
-        found = self._store.sql(_OUTCOMES, {"ids": list(trace_ids)}).to_dicts()
+        found = self._store.own_sql(_OUTCOMES, {"ids": list(trace_ids)}).to_dicts()
         names = ("trace_id", "name", "time_ns", "source", "text")
         return {tuple(row[name] for name in names) for row in found}

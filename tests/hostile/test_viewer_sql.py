@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -94,7 +95,8 @@ def test_a_process_of_sql_that_was_killed_is_replaced(viewer: Viewer) -> None:
         slow = threads.submit(rows_of, client, LONG_CALL)
         while not slow.done():
             for child in viewer.children():
-                os.kill(child, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
         assert "SIGKILL" in str(slow.result()["why"])
         assert rows_of(client, COUNT)["rows"] == before
 

@@ -83,7 +83,7 @@ class SelectedRows:
             query = f"select count(*) as n from stored.{table.name} where "
             query += runs if whole_runs else ids
             params = {"ids": self.run_ids if whole_runs else self.trace_ids}
-            counts[table.name] = self._store.sql(query, params).to_dicts()[0]["n"]
+            counts[table.name] = self._store.own_sql(query, params).to_dicts()[0]["n"]
         return counts
 
     def left_out(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ class SelectedRows:
         where run_id in (select unnest($run_ids))
         """
         params = {"run_ids": self.run_ids, "trace_ids": self.trace_ids}
-        (found,) = self._store.sql(query, params).to_dicts()
+        (found,) = self._store.own_sql(query, params).to_dicts()
         counts = {
             "superseded by a newer attempt": found["superseded"],
             "not selected": found["others"] - found["superseded"],
@@ -111,7 +111,7 @@ class SelectedRows:
         tables = {}
         for table in (RUNS, METRICS):
             query = f"select * from stored.{table.name} where run_id in (select unnest($run_ids))"
-            rows = self._store.sql(query, {"run_ids": self.run_ids}).to_arrow()
+            rows = self._store.own_sql(query, {"run_ids": self.run_ids}).to_arrow()
             tables[table.name] = _ordered(rows, table)
         runs = [self._run(row) for row in tables["runs"].to_pylist()]
         tables["runs"] = pa.Table.from_pylist(runs, schema=RUNS.arrow())
@@ -179,7 +179,7 @@ class SelectedRows:
         # A bundle holds outcomes as rows alone, whether or not they were folded.
         kept = {"trajectories": _NOT_FOLDED, "outcomes": "replace (false as folded)"}.get(name, "")
         query = f"select * {kept} from stored.{name} where {condition}"
-        return _ordered(self._store.sql(query, params).to_arrow(), TABLES[name])
+        return _ordered(self._store.own_sql(query, params).to_arrow(), TABLES[name])
 
 
 def _parsed(row: Row, name: str) -> Any:
