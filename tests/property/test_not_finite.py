@@ -5,14 +5,25 @@ from __future__ import annotations
 import math
 import operator
 import statistics
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import localtrace
+from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
+from localtrace.read.store import Store
+from localtrace.store.layout import open_layout
+from localtrace.store.sealing.seal import seal
+from tests.environment import examples
+from tests.recording import recording
 from tests.snapshots import store_of
 
 SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -43,7 +54,7 @@ def rows_of(rewards: Sequence[float | None]) -> list[dict[str, Any]]:
     ]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rewards=REWARDS,
     sign=st.sampled_from(sorted(SIGNS)),
@@ -115,3 +126,78 @@ def test_a_group_sums_up_its_finite_rewards_and_counts_the_others(
         )
     elif group["std_reward"] is not None:
         assert math.isfinite(group["std_reward"])
+
+
+KINDS: list[Callable[[float], Any]] = [
+    float, np.float16, np.float32, np.float64, np.array, torch.tensor,
+    lambda value: torch.tensor(value, dtype=torch.bfloat16),
+    lambda value: int(value) if math.isfinite(value) else value,
+    lambda value: value > 0,
+]  # fmt: skip
+
+
+@settings(max_examples=examples(8), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.floats(), st.booleans()), max_size=8))
+def test_rewards_of_every_type_count_as_plain_python_counts_them(
+    given: list[tuple[Callable[[float], Any], float, bool]],
+) -> None:
+    with np.errstate(over="ignore"):
+        values = [(kind(value), late) for kind, value, late in given]
+    truth = [float(value) for value, _ in values]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        with recording(path):
+            for value, late in values:
+                with localtrace.trajectory(step=1, group_id="g") as t:
+                    if not late:
+                        t.set(reward=value)
+                if late:
+                    localtrace.outcome(t.trace_id, reward=value)
+        for seals in (False, True):
+            if seals:
+                seal(open_layout(path))
+            with localtrace.open_store(path) as store:
+                _counts_as(store, truth)
+
+
+def _counts_as(store: Store, truth: list[float]) -> None:
+    found = store.sql("select rewards, not_finite, min_reward, max_reward from groups").to_dicts()
+    finite = finite_of(truth)
+    assert found == [
+        {
+            "rewards": len(finite), "not_finite": not_finite_in(truth),
+            "min_reward": min(finite, default=None), "max_reward": max(finite, default=None),
+        }
+    ] * bool(truth)  # fmt: skip
+    above = store.trajectories(reward=">0").to_arrow()["reward"].to_pylist()
+    assert sorted(above) == sorted(one for one in finite if one > 0)
+    odd = store.trajectories(reward="not_finite").to_arrow()["reward"].to_pylist()
+    assert sorted(map(str, odd)) == sorted(str(one) for one in truth if not math.isfinite(one))
+
+
+@given(st.one_of(st.floats(), st.floats().map(np.float64), st.floats(width=32).map(np.float32)))
+def test_python_takes_numbers_of_numpy_and_refuses_what_is_no_number(value: Any) -> None:
+    if math.isfinite(value):
+        (term,) = Filters(reward=value).terms
+        assert term.value == float(value)
+    else:
+        with pytest.raises(QueryError, match="reward=not_finite"):
+            Filters(reward=value)
+    if not math.isnan(value):
+        (term,) = Filters(reward=f"<{float(value)!r}").terms
+        assert term.value == float(value)
+    else:
+        with pytest.raises(QueryError, match="reward=not_finite"):
+            Filters(reward=f"<{value}")
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(REWARDS)
+def test_orders_put_what_is_not_finite_last(rewards: list[float | None]) -> None:
+    with store_of(trajectories=rows_of(rewards)) as store:
+        for direction in ("asc", "desc"):
+            sql = f"select reward from trajectories order by finite(reward) {direction} nulls last"
+            found = [row["reward"] for row in store.sql(sql)]
+            finite = finite_of(rewards)
+            assert found[: len(finite)] == sorted(finite, reverse=direction == "desc")
+            assert not finite_of(found[len(finite) :])
