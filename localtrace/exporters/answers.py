@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TypeAlias
 
 from localtrace.exporters.shape import arguments_of
@@ -11,8 +11,9 @@ from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.conversation import named_text
 from localtrace.read.messages import Message, messages_of, split_thought
 from localtrace.store.whole_prompts import shared_prefix
-from localtrace.types import Span
+from localtrace.types import Span, Trajectory
 
+UNKNOWN_MASK = "answers whose mask is not known: that of the trajectory fits no layout of tokens"
 AGAIN = "answers that were discarded: their prompt was generated again"
 Said: TypeAlias = Callable[[Span], Message | None]
 """A function that returns the answer of a turn; None where no text of it is known."""
@@ -42,6 +43,44 @@ def discarded(turns: list[Span], said: Said) -> set[str]:
         ):
             found.add(turn.span_id)
     return found
+
+
+def masks_of(trajectory: Trajectory, turns: list[Span]) -> dict[str, list[bool] | None]:
+    """Return which output ids of turns a model may be trained on, by span id.
+
+    None: there is a mask of the whole trajectory, but which of its values are the turn's is not
+    known. A turn without ids, or that no mask is about, is not among them.
+
+    Args:
+        turns: those that are not discarded. The trainer's mask does not count the others.
+    """
+    late = next((one.values for one in trajectory.outcomes if one.name == "response_mask"), None)
+    turns = [turn for turn in turns if turn.output_ids]
+    if late is None or not turns:
+        return {turn.span_id: turn.response_mask for turn in turns if turn.response_mask}
+    found: dict[str, list[bool] | None] = {}
+    for turn, start in zip(turns, _places(len(late), turns), strict=True):
+        own = [] if start is None else late[start : start + len(turn.output_ids or ())]
+        is_known = bool(own) and None not in own
+        found[turn.span_id] = turn.response_mask or (
+            [one != 0 for one in own] if is_known else None
+        )
+    return found
+
+
+def _places(count: int, turns: list[Span]) -> list[int | None]:
+    """Return where the values of each turn begin in a list of so many for all of them."""
+    ids = [turn.output_ids or [] for turn in turns]
+    prompts = [turn.prompt_ids or [] for turn in turns]
+    wholes = [prompt + output for prompt, output in zip(prompts, ids, strict=True)]
+    follow_on = all(
+        prompt[: len(before)] == before for before, prompt in zip(wholes, prompts[1:], strict=False)
+    )
+    if follow_on and count == len(wholes[-1]) - len(prompts[0]):
+        return [len(prompt) - len(prompts[0]) for prompt in prompts]
+    if count == sum(map(len, ids)):
+        return [*accumulate(map(len, ids[:-1]), initial=0)]
+    return [None] * len(turns)
 
 
 def is_continued(turn: Span, others: list[Span], said: Said) -> bool:

@@ -22,16 +22,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from localtrace.exporters.answers import (
     AGAIN,
+    UNKNOWN_MASK,
     continues,
     discarded,
     generated_runs,
     is_continued,
+    masks_of,
 )
 from localtrace.exporters.shape import (
     count_no_turn,
@@ -113,7 +116,14 @@ class Rows:
         self.left_out[AGAIN] += len(gone)
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
                 "step": trajectory.step, "labels": _labels(trajectory)}  # fmt: skip
-        for row in self._rows([turn for turn in done if turn.span_id not in gone], run_id):
+        kept = [turn for turn in done if turn.span_id not in gone]
+        masks = masks_of(trajectory, kept)
+        known = [
+            replace(turn, response_mask=masks.get(turn.span_id)) for turn in kept
+            if masks.get(turn.span_id, []) is not None
+        ]  # fmt: skip
+        self.left_out[UNKNOWN_MASK] += len(kept) - len(known)
+        for row in self._rows(known, run_id):
             if self._is_new(row):
                 whole = plain_json(row | meta if self._has_meta else row)
                 yield to_json(whole).encode() + b"\n"

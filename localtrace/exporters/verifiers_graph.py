@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from localtrace.exporters.answers import AGAIN, discarded
+from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded, masks_of
 from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
 from localtrace.read.conversation import Conversation
 from localtrace.read.flat_rows import prompt_text
@@ -48,9 +48,12 @@ class MessageGraph:
         self._known: dict[int, _Converted] = {}
         """Messages by the identity of what was recorded, which the trajectory keeps alive."""
         self._children: dict[int | None, list[int]] = {None: []}
-        turns = [turn for turn in trajectory.turns if turn.status == "ok" and not is_own]
-        self._discarded = discarded(turns, lambda turn: said_of(turn, self._run_id, decode))
-        left_out[AGAIN] += len(self._discarded)
+        turns = [turn for turn in trajectory.turns if turn.status == "ok"]
+        gone = set() if is_own else discarded(turns, lambda one: said_of(one, self._run_id, decode))
+        self._masks = masks_of(trajectory, [turn for turn in turns if turn.span_id not in gone])
+        left_out[UNKNOWN_MASK] += list(self._masks.values()).count(None)
+        left_out[AGAIN] += len(gone)
+        self._masks |= dict.fromkeys(gone)
         first = next(iter(trajectory.turns), None)
         self._response_start = 0 if first is None else len(first.prompt_ids or ())
         conversation = Conversation(trajectory, decode).turns
@@ -154,9 +157,8 @@ class MessageGraph:
 
     def _answer(self, turn: Span, scaffold: list[int]) -> Fields:
         output = turn.output_ids or []
-        is_gone = turn.span_id in self._discarded
-        mask = turn.response_mask or [True] * len(output)
-        mask = [own and not is_gone for own in mask]
+        every = [True] * len(output)
+        mask = self._masks.get(turn.span_id, every) or [False] * len(output)
         logprobs = finite_logprobs(turn, self._left_out, mask) or []
         said = said_of(turn, self._run_id, self._decode)
         given = turn.outputs.get("message") if isinstance(turn.outputs, Mapping) else None

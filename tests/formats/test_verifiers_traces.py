@@ -277,7 +277,12 @@ def test_verifiers_does_not_train_on_answers_that_were_discarded(
     trace, said = masked[0]["retried"], masked[1]
     pairs = [zip(branch.token_ids, branch.sampled_mask, strict=True) for branch in trace.branches]
     assert [token for one in pairs for token, is_sampled in one if is_sampled] == [12]
-    assert "2 answers that were discarded: their prompt was generated again" in said
+    (branch,) = [one for one in masked[0]["retried_late"].branches if 17 in one.token_ids]
+    assert branch.token_ids == [100, 101, 16, 114, 115, 17]
+    assert branch.sampled_mask == [False, False, True, False, False, True]
+    assert not any(masked[0]["unplaced"].branches[0].sampled_mask)
+    assert "1 answers whose mask is not known" in said
+    assert "3 answers that were discarded: their prompt was generated again" in said
 
 
 def test_verifiers_keeps_reasoning_beside_a_message(masked: tuple[dict[str, Any], str]) -> None:

@@ -64,7 +64,9 @@ def record(store: Path) -> dict[str, str]:
     """One rollout of each kind; the trace ids by name."""
     begin(store)
     found = {}
-    for number, rollout in enumerate((recorded, late, generated_only, retried, conversation)):
+    for number, rollout in enumerate(
+        (recorded, late, generated_only, retried, conversation, retried_late, unplaced)
+    ):
         with localtrace.trajectory(step=1, sample_index=0, rollout_n=number) as t:
             mask = rollout()
             t.set(reward=float(number))
@@ -117,6 +119,20 @@ def conversation() -> None:
     chat(after, {"text": words(15)})
     with suppress(RuntimeError):
         fail([*after, assistant(15), user(113)])
+
+
+def retried_late() -> list[float]:
+    """A turn that was generated twice, and a mask that does not count the discarded answer."""
+    generate([100, 101], {"output_ids": [92, 93, 94]})
+    generate([100, 101], {"output_ids": [16, 114]})
+    generate([100, 101, 16, 114, 115], {"output_ids": [17]})
+    return [1.0, 0.0, 0.0, 1.0]
+
+
+def unplaced() -> list[float]:
+    """A mask that fits no layout: nobody knows which token it means."""
+    generate([100, 101], {"output_ids": [95, 96]})
+    return [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 @localtrace.op

@@ -90,6 +90,22 @@ def test_an_answer_that_was_generated_again_is_left_out_and_counted(export: Mask
     assert "left out    2 turns without token ids" in export.said
 
 
+def test_a_late_mask_is_read_without_discarded_answers(export: Masked) -> None:
+    assert export("sft", "retried_late", "--rows", "tokens") == [
+        {"input_ids": [100, 101, 16, 114, 115, 17], "labels": [-100, -100, 16, -100, -100, 17]}
+    ]
+    assert [row["completion"] for row in export("sft", "retried_late")] == [" w16", " w17"]
+
+
+@pytest.mark.parametrize("rows", ["completions", "tokens", "messages"])
+def test_an_answer_whose_late_mask_fits_nowhere_is_left_out_and_counted(
+    export: Masked, rows: str
+) -> None:
+    assert export("sft", "unplaced", "--rows", rows) == []
+    assert export.said.count("left out") == 1
+    assert "left out    1 answers whose mask is not known" in export.said
+
+
 def test_reasoning_stays_in_its_answer(export: Masked) -> None:
     asked = [assistant(110), user(111)]
     assert export("sft", "conversation") == [
