@@ -1,14 +1,11 @@
 -- Answers that are empty, or the same as another rollout's of the same group.
--- params: step (range, optional), run (optional), experiment (optional)
+-- params:
 -- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
--- Superseded attempts are left out; validation counts.
 select
     a.experiment, a.run_id, a.step, a.validate, a.group_id, a.sample_index, a.rollout_n, a.trace_id,
     d.empty, d.duplicate, a.reward, a.output_text
 from answers as a
 join detectors as d on d.trace_id = a.trace_id and d.step is not distinct from a.step
-where (d.empty or d.duplicate)
-    and ($step_from is null or a.step >= $step_from) and ($step_to is null or a.step <= $step_to)
-    and ($run is null or a.run_id = $run) and ($experiment is null or a.experiment = $experiment)
+where d.empty or d.duplicate
 order by a.experiment, a.run_id, a.step, a.group_id, a.sample_index, a.output_hash, a.rollout_n,
     a.trace_id

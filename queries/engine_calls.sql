@@ -1,8 +1,8 @@
 -- Generations of a step as the engine recorded them: cached tokens, time in the engine, weights.
--- params: step (range, optional), run (optional), experiment (optional)
+-- params:
 -- needs: generations that a hook in SGLang or vLLM recorded <- from engine_calls
--- trace_id is null where the call that asked for the generation is not known. Superseded attempts
--- and validation count.
+-- trace_id is null where the call that asked for the generation is not known; such generations
+-- count.
 select
     e.step, e.trace_id, e.joined, e.op, e.status, e.finish_reason, e.weight_version,
     e.prompt_tokens,
@@ -12,6 +12,4 @@ select
     (c.end_ns - c.start_ns - (e.end_ns - e.start_ns)) / 1e9 as around_engine_s
 from engine_calls as e
 left join spans as c on c.trace_id = e.trace_id and c.span_id = e.span_id
-where ($step_from is null or e.step >= $step_from) and ($step_to is null or e.step <= $step_to)
-    and ($run is null or e.run_id = $run) and ($experiment is null or e.experiment = $experiment)
 order by e.start_ns

@@ -1,9 +1,9 @@
 -- The spread of rewards inside the groups of each step.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=mean_std by=run_id
 -- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
--- A group whose rewards are all the same teaches nothing under GRPO. Superseded attempts and
--- validation are left out.
+-- A group whose rewards are all the same teaches nothing under GRPO. Rewards that are not finite
+-- are left out, and counted in not_finite.
 select
     experiment,
     run_id,
@@ -13,9 +13,8 @@ select
     avg(mean_reward) as mean_reward,
     avg(std_reward) as mean_std,
     count(*) filter (zero_variance) as zero_variance_groups,
-    avg(zero_variance::int) as zero_variance_share
+    avg(zero_variance::int) as zero_variance_share,
+    sum(not_finite)::bigint as not_finite
 from groups
-where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and not validate
 group by experiment, run_id, step
 order by experiment, run_id, step

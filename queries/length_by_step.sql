@@ -1,7 +1,6 @@
--- Tokens and turns of finished training rollouts per step.
--- params: run (optional), experiment (optional)
+-- Tokens and turns of finished rollouts per step.
+-- params:
 -- plot: x=step y=mean_tokens by=run_id
--- Superseded attempts are left out.
 select
     experiment,
     run_id,
@@ -13,7 +12,6 @@ select
     avg(turn_count) as mean_turns,
     max(turn_count) as max_turns
 from trajectories
-where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and not validate and status in ('ok', 'error')
+where status in ('ok', 'error')
 group by experiment, run_id, step
 order by experiment, run_id, step

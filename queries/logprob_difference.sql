@@ -1,24 +1,26 @@
 -- Differences between the trainer's and the engine's logprobs per step, with verl's thresholds.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=mean_difference by=run_id
 -- needs: the outcomes logprob_diff_mean and logprob_diff_max, which the hooks of trainers record; with old_log_probs alone, ask the view tokens for logprob_diff <- from outcomes where name = 'logprob_diff_mean'
 -- From the outcomes logprob_diff_mean and logprob_diff_max, which hooks record for every rollout:
 -- absolute differences over generated tokens. Below 0.005 is normal, from 0.01 on suspect.
--- Superseded attempts are left out.
+-- Values that are not finite are left out; not_finite counts the rollouts that have one.
 select
     t.experiment,
     t.run_id,
     t.step,
     count(*) as trajectories,
-    avg(mean_difference) as mean_difference,
-    quantile_cont(mean_difference, 0.95) as p95_difference,
-    max(max_difference) as max_difference,
+    avg(finite(mean_difference)) as mean_difference,
+    quantile_cont(finite(mean_difference), 0.95) as p95_difference,
+    max(finite(max_difference)) as max_difference,
     case
-        when avg(mean_difference) < 0.005 then 'normal'
-        when avg(mean_difference) < 0.01 then 'raised'
-        else 'suspect'
+        when avg(finite(mean_difference)) < 0.005 then 'normal'
+        when avg(finite(mean_difference)) < 0.01 then 'raised'
+        when avg(finite(mean_difference)) is not null then 'suspect'
     end as verdict,
-    arg_max(t.trace_id, mean_difference) as worst_trace_id
+    arg_max(t.trace_id, finite(mean_difference)) as worst_trace_id,
+    count(*) filter (not (isfinite(mean_difference) and coalesce(isfinite(max_difference), true)))
+        as not_finite
 from trajectories as t
 join (
     select
@@ -29,7 +31,6 @@ join (
     where name in ('logprob_diff_mean', 'logprob_diff_max')
     group by trace_id
 ) as o on o.trace_id = t.trace_id
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and mean_difference is not null
+where mean_difference is not null
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

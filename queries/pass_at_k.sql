@@ -1,23 +1,22 @@
 -- pass@k and best-of-k per step, for every k up to the size of the groups.
--- params: threshold (optional), validate (optional), run (optional), experiment (optional)
+-- params: threshold (optional)
 -- plot: x=step y=pass_at_k by=run_id,k
 -- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
 -- needs: rewards, by set(reward=…) in the rollout or outcome(trace_id, reward=…) <- from trajectories where reward is not null
 -- A rollout passes with a reward of at least the threshold, 1 when not given. Of a group of n
 -- rollouts, c pass. Unbiased estimates: pass@k = 1 - C(n-c, k) / C(n, k), and best-of-k is the
 -- expected largest of k rewards drawn without replacement. Shown are means over groups with n >= k.
--- validate=true takes validation rollouts instead. Rollouts without a reward (or with nan) and
--- superseded attempts are left out.
+-- Rollouts without a reward are left out, and those whose reward is not finite; not_finite counts
+-- the latter in these groups.
 with prompts as (
     select
         experiment, run_id, step,
-        count(*) as n,
-        count(*) filter (reward >= coalesce($threshold::double, 1.0)) as c,
-        list(reward order by reward) as rewards
+        count(finite(reward)) as n,
+        count(*) filter (finite(reward) >= coalesce($threshold::double, 1.0)) as c,
+        list(reward order by reward) filter (isfinite(reward)) as rewards,
+        count(*) filter (not isfinite(reward)) as not_finite
     from trajectories
-    where not isnan(reward) and group_key is not null
-        and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-        and validate = coalesce($validate::boolean, false)
+    where group_key is not null
     group by experiment, run_id, step, group_key
 )
 select
@@ -27,7 +26,8 @@ select
     k,
     count(*) as prompts,
     avg(pass_at_k_of(n, c, k)) as pass_at_k,
-    avg(best_of_k_of(rewards, k)) as best_of_k
+    avg(best_of_k_of(rewards, k)) as best_of_k,
+    sum(not_finite)::bigint as not_finite
 from (select *, unnest(range(1, n + 1)) as k from prompts)
 group by experiment, run_id, step, k
 order by experiment, run_id, step, k

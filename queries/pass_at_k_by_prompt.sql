@@ -1,10 +1,10 @@
 -- pass@k and best-of-k of every prompt of a step, hardest first.
--- params: k, step (range, optional), threshold (optional), run (optional), experiment (optional)
+-- params: k, threshold (optional)
 -- needs: groups, which a group_id, a sample_index or a recorded prompt makes <- from groups
 -- needs: rewards, by set(reward=…) in the rollout or outcome(trace_id, reward=…) <- from trajectories where reward is not null
 -- A rollout passes with a reward of at least the threshold, 1 when not given; see pass_at_k for the
--- estimates. Groups of fewer than k rollouts with a reward (nan is none) are left out, as are
--- validation and superseded attempts.
+-- estimates. n counts the rollouts whose reward is finite, not_finite those whose reward is not;
+-- groups with n < k are left out.
 select
     experiment,
     run_id,
@@ -15,20 +15,19 @@ select
     n,
     c as passed,
     pass_at_k_of(n, c, k) as pass_at_k,
-    best_of_k_of(rewards, k) as best_of_k
+    best_of_k_of(rewards, k) as best_of_k,
+    not_finite
 from (
     select
         experiment, run_id, step, any_value(group_id) as group_id,
         any_value(sample_index) as sample_index, any_value(prompt_hash) as prompt_hash,
         $k::bigint as k,
-        count(*) as n,
-        count(*) filter (reward >= coalesce($threshold::double, 1.0)) as c,
-        list(reward order by reward) as rewards
+        count(finite(reward)) as n,
+        count(*) filter (finite(reward) >= coalesce($threshold::double, 1.0)) as c,
+        list(reward order by reward) filter (isfinite(reward)) as rewards,
+        count(*) filter (not isfinite(reward)) as not_finite
     from trajectories
-    where not isnan(reward) and group_key is not null
-        and not validate
-        and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-        and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
+    where group_key is not null
     group by experiment, run_id, step, group_key
 )
 where n >= k and k >= 1

@@ -1,14 +1,15 @@
 -- Gaps in the recording per step: dropped and interrupted rollouts, small groups, missing steps.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=dropped,interrupted,small_groups by=run_id
 -- unplaced counts rollouts with a list of per-token values whose length fits neither the whole
--- response nor the generated tokens; the view tokens leaves such lists out. missing_steps_before
+-- response nor the generated tokens; the view tokens leaves such lists out. not_finite counts
+-- rollouts whose reward is NaN or infinite; no aggregate contains them. missing_steps_before
 -- counts steps without any rollout since the last step that has one. Small groups have fewer
--- rollouts than the most common group size of the run. Superseded attempts are left out.
+-- rollouts than the most common group size of the run.
 with usual as (
     -- Of two sizes that are equally common, the larger one.
     select run_id, validate, arg_max(n, row(times, n)) as size
-    from (select run_id, validate, n, count(*) as times from groups group by all)
+    from (select run_id, validate, n, count(*) as times from main.groups group by all)
     group by run_id, validate
 )
 select
@@ -21,6 +22,7 @@ select
     t.running,
     coalesce(g.small_groups, 0) as small_groups,
     coalesce(p.unplaced, 0) as unplaced,
+    t.not_finite,
     t.step - lag(t.step) over (partition by t.experiment, t.run_id order by t.step) - 1
         as missing_steps_before,
     t.reasons
@@ -33,10 +35,10 @@ from (
         count(*) filter (status = 'dropped') as dropped,
         count(*) filter (status = 'interrupted') as interrupted,
         count(*) filter (status = 'running') as running,
+        count(*) filter (not isfinite(reward)) as not_finite,
         list_sort(list(distinct error) filter (status in ('dropped', 'interrupted') and error is not null))
             as reasons
     from trajectories
-    where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
     group by experiment, run_id, step
 ) as t
 left join (

@@ -1,19 +1,22 @@
--- Training rewards per step, and the mean validation reward.
--- params: run (optional), experiment (optional)
+-- Rewards per step, and the mean validation reward.
+-- params:
 -- plot: x=step y=mean_reward by=run_id
--- Superseded attempts are left out.
+-- trajectories, rewards and what is beside them are about training, or with validate=true about
+-- validation. validation_reward is there in both cases. Rewards that are not finite are left out, and
+-- counted in not_finite and validation_not_finite.
 select
     experiment,
     run_id,
     step,
-    count(*) filter (not validate) as trajectories,
-    count(reward) filter (not validate) as rewards,
-    avg(reward) filter (not validate) as mean_reward,
-    stddev_samp(reward) filter (not validate) as std_reward,
-    min(reward) filter (not validate) as min_reward,
-    max(reward) filter (not validate) as max_reward,
-    avg(reward) filter (validate) as validation_reward
-from trajectories
-where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
+    count(*) filter (counted) as trajectories,
+    count(finite(reward)) filter (counted) as rewards,
+    avg(finite(reward)) filter (counted) as mean_reward,
+    stddev_samp(finite(reward)) filter (counted) as std_reward,
+    min(finite(reward)) filter (counted) as min_reward,
+    max(finite(reward)) filter (counted) as max_reward,
+    count(*) filter (counted and not isfinite(reward)) as not_finite,
+    avg(finite(reward)) filter (validate) as validation_reward,
+    count(*) filter (validate and not isfinite(reward)) as validation_not_finite
+from training_and_validation
 group by experiment, run_id, step
 order by experiment, run_id, step

@@ -1,8 +1,7 @@
 -- Number and duration of calls per op, the slowest first.
--- params: run (optional), experiment (optional), step (range, optional)
+-- params:
 -- needs: calls with times, which imported dumps do not hold <- from spans where not is_dump(op)
--- Superseded attempts are left out; validation counts. A call's time includes the calls inside of
--- it.
+-- A call's time includes the calls inside of it.
 select
     op,
     count(*) as calls,
@@ -14,8 +13,5 @@ select
     arg_max(trace_id, end_ns - start_ns) as slowest_trace_id
 from spans
 where not is_dump(op)
-    and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
-    and trace_id not in (select trace_id from superseded)
 group by op
 order by total_s desc, op

@@ -1,21 +1,25 @@
--- Steps by which the generating weights are behind, and rollouts of mixed weights.
--- params: run (optional), experiment (optional)
+-- Versions by which the generating weights are behind, and rollouts of mixed weights.
+-- params:
 -- plot: x=step y=mean_behind by=run_id
--- Only turns count whose weight_version is a number, such as verl's global_steps. behind is the
--- step minus the oldest version of the rollout. mixed counts rollouts of several versions, also
--- within one generation (5..6). trained_behind is trained_step - step. Validation and superseded
--- attempts are left out.
+-- behind is the rollout's attribute on_policy_version minus the oldest weight_version of its turns.
+-- Hooks record on_policy_version: the version that the newest weights have when the step begins,
+-- such as step - 1 for verl, which numbers weights by the step that made them. Where nobody says it,
+-- versions cannot be compared with steps, and behind is null. Only turns count whose weight_version
+-- is a number. mixed counts rollouts of several versions, also within one generation (5..6).
+-- trained_behind is trained_step - step.
 select
     t.experiment,
     t.run_id,
     t.step,
     count(*) as trajectories,
     count(versions) filter (versions > 0) as with_version,
-    avg(t.step - oldest) as mean_behind,
-    max(t.step - oldest) as max_behind,
+    avg(newest - oldest) as mean_behind,
+    max(newest - oldest) as max_behind,
     count(*) filter (versions > 1) as mixed,
     avg(t.trained_step - t.step) as mean_trained_behind
-from trajectories as t
+from (
+    select *, try_cast(attributes ->> '$.on_policy_version' as bigint) as newest from trajectories
+) as t
 left join (
     select
         trace_id,
@@ -25,7 +29,5 @@ left join (
     from (select trace_id, step, unnest(string_split(weight_version, '..')) as version from turns)
     group by trace_id, step
 ) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

@@ -1,11 +1,11 @@
 -- Outputs that contain a text or match a regular expression, per step: to see an exploit grow.
--- params: text (optional), regex (optional), run (optional), experiment (optional)
+-- params: text (optional), regex (optional)
 -- plot: x=step y=hit_rate by=run_id
 -- needs: text=… or regex=… <- select 1 where $text is not null or $regex is not null
 -- needs: turns, calls with prompt_ids, messages or a prompt whose result says what was generated <- from turns
 -- A rollout hits if one of its turns does. Searched are a turn's text, its reasoning, and the names
--- and arguments of the tools that it calls. Rollouts without a generation, validation and
--- superseded attempts are left out.
+-- and arguments of the tools that it calls. Rollouts without a generation are left out, and rewards
+-- that are not finite, which not_finite counts.
 select
     t.experiment,
     t.run_id,
@@ -13,9 +13,10 @@ select
     count(*) as trajectories,
     count(*) filter (hit) as hits,
     avg(hit::int) as hit_rate,
-    avg(t.reward) filter (hit) as mean_reward_hits,
-    avg(t.reward) filter (not hit) as mean_reward_others,
-    arg_max(t.trace_id, row(t.reward, t.trace_id)) filter (hit and t.reward is not null) as best_hit
+    avg(finite(t.reward)) filter (hit) as mean_reward_hits,
+    avg(finite(t.reward)) filter (not hit) as mean_reward_others,
+    arg_max(t.trace_id, row(t.reward, t.trace_id)) filter (hit and isfinite(t.reward)) as best_hit,
+    count(*) filter (not isfinite(t.reward)) as not_finite
 from trajectories as t
 join (
     select
@@ -28,7 +29,6 @@ join (
     from (select *, said(output_text, output_message) as generated from turns)
     group by trace_id, step
 ) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate and ($text is not null or $regex is not null)
+where $text is not null or $regex is not null
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

@@ -1,17 +1,16 @@
 -- Time of rollouts per step: in generation, tools, reward, waiting and everything else.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=generation_s,tool_s,reward_s,waiting_s by=run_id
 -- needs: times of rollouts, which imported dumps do not hold <- from trajectories where end_ns > start_ns
 -- Means in seconds per rollout. A call inside a call of one of these kinds counts with the outer
 -- one. waiting is the rest of the rollout's duration, and 0 where calls ran at the same time.
--- Rollouts without times, those whose calls the run's sampling dropped or that were pruned,
--- validation and superseded attempts are left out.
+-- Rollouts without times are left out, and those whose calls the run's sampling dropped or that were
+-- pruned.
 with recursive kinds as (
     select
         trace_id, step, span_id, parent_id, if(kind = 'agent', 'other', kind) as kind,
         (end_ns - start_ns) / 1e9 as call_s
     from spans
-    where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
 ),
 -- The callers of each call, up to the first of a kind.
 callers as (
@@ -55,7 +54,6 @@ select
     avg(greatest((t.end_ns - t.start_ns) / 1e9 - coalesce(all_s, 0), 0)) as waiting_s
 from trajectories as t
 left join rollouts as r on r.trace_id = t.trace_id and r.step is not distinct from t.step
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate and t.end_ns > t.start_ns and not lacks_calls(t.attributes, t.spans_pruned)
+where t.end_ns > t.start_ns and not lacks_calls(t.attributes, t.spans_pruned)
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

@@ -1,9 +1,9 @@
 -- Generated tokens per second and step: of a single generation, and of all rollouts together.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=tokens_per_s by=run_id
 -- needs: token ids of what was generated, such as output_ids in a generation's result <- from turns where output_ids is not null
 -- For all rollouts together, the time is that from the first rollout's start to the last one's end.
--- Validation, superseded attempts and generations without token ids are left out.
+-- Tokens that a turn's mask rules out do not count. Generations without token ids are left out.
 select
     t.experiment,
     t.run_id,
@@ -22,7 +22,6 @@ join (
     where output_ids is not null
     group by trace_id, step
 ) as u on u.trace_id = t.trace_id and u.step is not distinct from t.step
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate and t.end_ns is not null
+where t.end_ns is not null
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

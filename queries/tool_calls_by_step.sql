@@ -1,11 +1,10 @@
 -- Calls of tools per rollout and step, and how many failed.
--- params: run (optional), experiment (optional)
+-- params:
 -- plot: x=step y=mean_tool_calls by=run_id
 -- needs: calls of rollouts, which dumps of their text do not hold <- from spans where not is_dump(op)
 -- derived_share is the share of these calls whose kind is derived from their place among the turns
 -- (kind_derived in spans). Rollouts whose calls are unknown are left out: those imported from dumps
--- and those whose calls the run's sampling dropped or that were pruned. So are validation and
--- superseded attempts.
+-- and those whose calls the run's sampling dropped or that were pruned.
 select
     t.experiment,
     t.run_id,
@@ -27,7 +26,6 @@ left join (
     from spans
     group by trace_id, step
 ) as tools on tools.trace_id = t.trace_id and tools.step is not distinct from t.step
-where ($run is null or t.run_id = $run) and ($experiment is null or t.experiment = $experiment)
-    and not t.validate and is_dumped is distinct from true and not lacks_calls(t.attributes, t.spans_pruned)
+where is_dumped is distinct from true and not lacks_calls(t.attributes, t.spans_pruned)
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

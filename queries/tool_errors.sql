@@ -1,8 +1,8 @@
 -- Failed calls of tools, by tool and message.
--- params: step (range, optional), run (optional), experiment (optional)
+-- params:
 -- needs: calls of tools, such as functions under @localtrace.op(kind="tool") <- from spans where kind = 'tool'
 -- Numbers and ids in messages are shown as N, and the place where Ray ran a call is left out, so
--- that equal errors count together. Superseded attempts are left out; validation counts.
+-- that equal errors count together. Calls that were cancelled did not fail.
 select
     op,
     regexp_replace(
@@ -15,8 +15,5 @@ select
     arg_max(trace_id, start_ns) as newest_trace_id
 from spans
 where status = 'error' and kind = 'tool'
-    and ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
-    and trace_id not in (select trace_id from superseded)
 group by op, message
 order by calls desc, op, message

@@ -190,8 +190,7 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
         whole = store.whole_ids(selection.trace_ids)
         lists.append([whole.get(given, given) for given in selection.trace_ids])
     if selection.sql is not None:
-        params = store.bound(selection.params)
-        lists.append(_trace_ids(store.sql(selection.sql, params or None)))
+        lists.append(_trace_ids(store.sql(selection.sql, selection.params or None)))
     if not lists:
         return None
     both = set(lists[0]).intersection(*lists[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,20 +151,21 @@ filters_argument = click.argument(
 """The argument `filters`, passed as `Filters`; its commands have FILTERS_HELP as epilog."""
 
 
-def parse_params(texts: Iterable[str], ranges: Collection[str] = ()) -> dict[str, str]:
+def parse_params(texts: Iterable[str]) -> dict[str, str]:
     """Read a named query's parameters from texts such as `run=RUN_ID`, `step=3..10` or `step<5`.
 
     Raises:
-        QueryError: a text is not a parameter, or is a comparison of one that is not in `ranges`.
+        QueryError: a text is not a parameter, or is a comparison of one that is no filter.
     """
+    from localtrace.read.counted import FILTERS
     from localtrace.read.terms import refuse_second_sign
 
     params = {}
     for text in texts:
         match = _PARAM.fullmatch(text)
-        if match is None or (match[2] != "=" and match[1] not in ranges):
+        if match is None or (match[2] != "=" and match[1] not in FILTERS):
             raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
-        if match[2] == "=" and match[1] in ranges:
+        if match[2] == "=" and match[1] in FILTERS:
             refuse_second_sign(match[1], match[3])
         params[match[1]] = match[3] if match[2] == "=" else match[2] + match[3]
     return params

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 _TERMINAL = "terminal"
-_FILTERS = ("run", "experiment", "step")
-"""Parameters of queries that mean the same as the filters of these names."""
 
 
 @click.command()
@@ -57,10 +55,12 @@ def command(
 ) -> None:
     """Run a named query, or list all queries when no NAME is given.
 
-    A step may be a range: step=3..10 or 'step<5'. In the list, parameters in [brackets] may be
-    left out.
+    Every query also takes the filters run, project, experiment, attempt, step and validate, such as
+    step=3..10 or 'step<5'. Validation rollouts are left out unless validate=true, and superseded
+    attempts and greedy baselines always.
     """
     from localtrace.cli.output import is_for_terminal, print_listing, print_table
+    from localtrace.read.counted import FILTERS
     from localtrace.read.named_queries import find_query
     from localtrace.read.run_names import run_names
 
@@ -72,10 +72,14 @@ def command(
         print_listing(_listing(folders), form)
         if is_for_terminal(form):
             say(err=True)
-            say("Parameters in [brackets] may be left out.", err=True)
+            say(
+                "Parameters in [brackets] may be left out. Every query also takes the filters "
+                f"{', '.join(FILTERS)}.",
+                err=True,
+            )
         return
     query = find_query(name, folders)
-    params = parse_params(values, query.ranges)
+    params = parse_params(values)
     with open_with_bar(store_paths, timeout_s) as store:
         rows = store.query(name, folders=folders, **params).to_arrow()
         if not len(rows):
@@ -110,10 +114,10 @@ def _split_plot(
 
 def _why_none(store: Store, params: dict[str, Any]) -> str:
     from localtrace.cli.no_match import why_nothing
+    from localtrace.read.counted import FILTERS
     from localtrace.read.filters import Filters
 
-    given = {key: params[key] for key in _FILTERS if key in params}
-    return why_nothing(store, Filters(**given))
+    return why_nothing(store, Filters(**{key: params.get(key) for key in FILTERS}))
 
 
 def _plot(rows: pa.Table, plot: str, drawing: Plot | None, run_names: dict[str, str]) -> None:

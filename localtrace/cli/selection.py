@@ -98,8 +98,7 @@ def _selection(
 
     bound: dict[str, Any] = {}
     if query:
-        found = find_query(query, ())
-        sql, bound = found.sql, found.bind(parse_params(params, found.ranges))
+        sql, bound = find_query(query, ()).select(parse_params(params))
     return Selection(
         filters=Filters.parse([*filters, *([f"run={run}"] if run else [])]),
         sql=sql,

@@ -61,6 +61,12 @@ _DIRECT = {
     "tokens": _SPAN_KEYS | {"where"},
     "outcomes": frozenset({"run", "project", "experiment", "where"}),
     "runs": frozenset({"run", "project", "experiment", "attempt", "where"}),
+    "turns": _SPAN_KEYS,
+    "engine_calls": _SPAN_KEYS - {"sample_index", "rollout_n"},
+    "messages": frozenset({"run", "project", "experiment", "step"}),
+    "detectors": frozenset({"run", "project", "experiment", "step", "validate"}),
+    "labels": frozenset({"run", "project", "experiment"}),
+    "metrics": _SPAN_KEYS - {"sample_index", "rollout_n"},
 }
 """By view, the filters that its own columns answer; the other filters ask `trajectories`."""
 _LATE_KEYS = frozenset({"reward", "fate"})
@@ -186,15 +192,23 @@ class Filters:
             view: trajectories, spans, tokens, outcomes or runs. On spans, tokens and outcomes the
                 condition also leaves out rows of superseded trajectories.
         """
-        named = [_Named(f"filter_{number}", term) for number, term in enumerate(self.terms)]
-        # From all terms, because a condition on another view repeats only some of them.
-        among = [one.condition() for one in named if one.term.key in ("project", "experiment")]
-        newest = newest_run(" and ".join(among) or "true")
-        named = [replace(one, newest_run=newest) for one in named]
+        named = self._named()
         params: dict[str, Any] = {}
         for one in named:
             params |= one.params()
         return _clause(view, named), params
+
+    def direct_clause(self, view: str) -> str:
+        """Return the filters that a view's own columns answer; its parameters are the same."""
+        direct = [one.condition() for one in self._named() if one.term.key in _DIRECT[view]]
+        return " and ".join(direct) or "true"
+
+    def _named(self) -> list[_Named]:
+        named = [_Named(f"filter_{number}", term) for number, term in enumerate(self.terms)]
+        # From all terms, because a condition on another view repeats only some of them.
+        among = [one.condition() for one in named if one.term.key in ("project", "experiment")]
+        newest = newest_run(" and ".join(among) or "true")
+        return [replace(one, newest_run=newest) for one in named]
 
 
 def newest_run(condition: str) -> str:

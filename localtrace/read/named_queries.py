@@ -1,39 +1,30 @@
 """Named queries, one `.sql` file each.
 
 The comment lines of a query file are described in `queries/README.md`. Its body is one SELECT with
-DuckDB's own `$name` parameters, and `$name_from` and `$name_to` for the two ends of a range.
-Parameters that are not given are null. This module knows nothing of stores.
+DuckDB's own `$name` parameters; those that are not given are null. Every query takes the filters of
+`counted.py` besides. This module knows nothing of stores.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localtrace.errors import QueryError
-from localtrace.read.filters import NUMERIC, Filters
+from localtrace.read.counted import FILTERS, over_counted
+from localtrace.read.filters import RunName
 
 OWN_QUERIES = Path(__file__).parents[1] / "queries"
 """The folder of the queries that come with localtrace."""
 
-_PARAMETERS = re.compile(r",(?![^(]*\))")
-"""Commas outside of brackets."""
-_PARAMETER = re.compile(r"\s*(\w+)\s*(?:\(([\w ,]*)\))?\s*")
-_MARKS = frozenset({"optional", "range"})
+_PARAMETER = re.compile(r"\s*(\w+)\s*(?:\((optional|run)\))?\s*")
 _PLOT = "-- plot:"
 _NEED = re.compile(r"-- needs: (.+) <- (.+)")
 _VALUE = re.compile(r"\$(\w+)")
-
-_ENDS = {
-    "=": (True, True, 0), ">=": (True, False, 0), ">": (True, False, 1),
-    "<=": (False, True, 0), "<": (False, True, -1),
-}  # fmt: skip
-"""By operator: whether it sets the low end, the high end, and what to add to the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +48,8 @@ class Need:
     """A SELECT that finds a row where such data was recorded."""
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of a query's bound values that the SQL names."""
-        named = set(_VALUE.findall(self.sql))
-        return {name: value for name, value in values.items() if name in named}
+        """Return those of a query's values that the SQL names, None where one is lacking."""
+        return {name: values.get(name) for name in _VALUE.findall(self.sql)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +58,51 @@ class NamedQuery:
 
     name: str
     description: str
-    parameters: dict[str, bool]
-    """The parameters by name; true where one must be given."""
+    marks: dict[str, str | None]
+    """Own parameters and the mark of each: optional, run (it names one), or none."""
     sql: str
-    ranges: frozenset[str] = frozenset()
-    """Parameters that take a range of whole numbers, as the filters of these names do."""
     plot: Plot | None = None
     needs: tuple[Need, ...] = ()
 
     @property
-    def usage(self) -> str:
-        """The parameters, with optional ones in brackets."""
-        return " ".join(name if needed else f"[{name}]" for name, needed in self.parameters.items())
+    def parameters(self) -> dict[str, bool]:
+        """Own parameters, and the filters that every query takes; true: it must be given."""
+        own = {name: mark != "optional" for name, mark in self.marks.items()}
+        return own | dict.fromkeys(FILTERS, False)
 
-    def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of all parameters, None for optional ones that were not given.
+    @property
+    def usage(self) -> str:
+        """Own parameters, with optional ones in brackets."""
+        needed = self.parameters
+        return " ".join(name if needed[name] else f"[{name}]" for name in self.marks)
+
+    def select(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return its SELECT over the rows that count, and the values of all its `$name`.
+
+        Args:
+            values: parameters and filters by name; what is None or lacking is not given.
 
         Raises:
-            QueryError: a parameter is missing or unknown.
+            QueryError: a parameter is missing or unknown, or a filter has a value of another type.
         """
-        usage = f"{self.name} takes {self.usage or 'no parameters'}"
+        words = filter(None, [self.usage, "and the filters", ", ".join(FILTERS)])
+        usage = f"{self.name} takes {' '.join(words)}"
         for name in values:
             if name not in self.parameters:
-                raise QueryError(
-                    f"no parameter is called {name!r}{_hint(name, self.parameters)}: {usage}"
-                )
-        missing = [
-            name for name, needed in self.parameters.items() if needed and name not in values
-        ]
-        if missing:
-            raise QueryError(f"query {self.name} needs {missing[0]}=…: {usage}")
-        plain = {name: values.get(name) for name in self.parameters if name not in self.ranges}
-        ends = (_ends(name, values.get(name)) for name in self.parameters if name in self.ranges)
-        return dict(ChainMap(plain, *ends))
+                hint = _hint(name, self.parameters)
+                raise QueryError(f"no parameter is called {name!r}{hint}: {usage}")
+        for name, needed in self.parameters.items():
+            if needed and name not in values:
+                raise QueryError(f"query {self.name} needs {name}=…: {usage}")
+        text, bound = over_counted(self.sql, values)
+        return text, bound | self.own_values(values)
+
+    def own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of its own parameters among others, None where one is not given."""
+        own = {name: values.get(name) for name in self.marks}
+        return own | {
+            name: RunName(own[name]) for name, mark in self.marks.items() if mark == "run"
+        }
 
 
 def load_queries(folders: Iterable[Path] = ()) -> dict[str, NamedQuery]:
@@ -139,30 +141,23 @@ def _read(path: Path) -> NamedQuery:
         raise QueryError(
             f"{path} must begin with two comment lines: '-- what it shows' and '-- params: …'"
         )
-    parameters, ranges = _parameters(path, lines[1])
+    parameters = _parameters(path, lines[1])
     plot = next((_plot(path, line) for line in lines if line.startswith(_PLOT)), None)
     description = lines[0].removeprefix("-- ").strip()
     needs = tuple(Need(*match.groups()) for match in map(_NEED.fullmatch, lines) if match)
-    return NamedQuery(path.stem, description, parameters, sql, ranges, plot, needs)
+    return NamedQuery(path.stem, description, parameters, sql, plot, needs)
 
 
-def _parameters(path: Path, line: str) -> tuple[dict[str, bool], frozenset[str]]:
-    """Return whether each parameter must be given, and the parameters that take a range."""
-    parameters: dict[str, bool] = {}
-    ranges = set()
-    for text in filter(str.strip, _PARAMETERS.split(line.removeprefix("-- params:"))):
+def _parameters(path: Path, line: str) -> dict[str, str | None]:
+    """Return the mark of each parameter: optional, run, or none."""
+    parameters: dict[str, str | None] = {}
+    for text in filter(str.strip, line.removeprefix("-- params:").split(",")):
         match = _PARAMETER.fullmatch(text)
-        marks = {mark.strip() for mark in (match[2] or "").split(",")} - {""} if match else set()
-        if match is None or not marks <= _MARKS:
-            raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2")
-        name = match[1]
-        parameters[name] = "optional" not in marks
-        if "range" in marks:
-            ranges.add(name)
-            if NUMERIC.get(name) is not int:
-                known = ", ".join(key for key, kind in NUMERIC.items() if kind is int)
-                raise QueryError(f"{path}: {name} cannot be a range, only {known} can")
-    return parameters, frozenset(ranges)
+        if match is None or match[1] in FILTERS:
+            why = f": every query takes {match[1]}, leave it out" if match else ""
+            raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2{why}")
+        parameters[match[1]] = match[2]
+    return parameters
 
 
 def _plot(path: Path, line: str) -> Plot:
@@ -171,19 +166,6 @@ def _plot(path: Path, line: str) -> Plot:
         raise QueryError(f"{path}: write {line!r} as  -- plot: x=step y=mean_reward by=run_id")
     lists = {key: tuple(filter(None, words.get(key, "").split(","))) for key in ("y", "by")}
     return Plot(words["x"], **lists)
-
-
-def _ends(name: str, value: Any) -> dict[str, int | None]:
-    """Return both ends of a range, which are included; None where it is open."""
-    low: int | None = None
-    high: int | None = None
-    for term in Filters(**{name: value}).terms:
-        if term.operator not in _ENDS or not isinstance(term.value, int):
-            raise QueryError(f"{term}: {name} takes one range here, such as {name}=3..10")
-        takes_low, takes_high, beyond = _ENDS[term.operator]
-        low = term.value + beyond if takes_low else low
-        high = term.value + beyond if takes_high else high
-    return {f"{name}_from": low, f"{name}_to": high}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

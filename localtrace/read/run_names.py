@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
-from localtrace.read.filters import LATEST, RunName, newest_run
+from localtrace.read.filters import RunName
 from localtrace.values.codec import fields_from_json
 
 if TYPE_CHECKING:
@@ -59,22 +59,6 @@ def with_run_ids(store: Store, params: Params) -> Params:
         name: _run_id(store, str(value)) if isinstance(value, RunName) else value
         for name, value in params.items()
     }
-
-
-def bound_params(store: Store, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a named query's parameters, with the id of the run that `run` names.
-
-    Raises:
-        QueryError: several runs have the name, or ids that begin so.
-    """
-    run, experiment = params.get("run"), params.get("experiment")
-    if run is None:
-        return dict(params)
-    if run != LATEST:
-        return {**params, "run": _run_id(store, str(run))}
-    of = ("experiment = $of", {"of": experiment}) if experiment else ("true", None)
-    (newest,) = store.own_sql(f"select {newest_run(of[0])} as run_id", of[1])
-    return {**params, "run": newest["run_id"] or run}
 
 
 def _run_id(store: Store, text: str) -> str:

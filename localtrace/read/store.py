@@ -6,7 +6,7 @@ journals alike. Reading writes nothing. One `Store` serves one thread; `share` g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -19,7 +19,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.namesakes import warn_of_namesakes
 from localtrace.read.query_limits import Limits, OnProgress
 from localtrace.read.result import Result
-from localtrace.read.run_names import bound_params, with_run_ids
+from localtrace.read.run_names import with_run_ids
 from localtrace.read.runner import Params, QueryRunner
 from localtrace.read.shown import Shown
 from localtrace.read.sql_errors import one_line
@@ -148,7 +148,7 @@ class Store:
         Raises:
             QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
-        return Result.of(self._run(sql, with_run_ids(self, params), is_own=False))
+        return Result.of(self._run_named(sql, params, is_own=False))
 
     def own_sql(self, sql: str, params: Params = None, filters: Filters | None = None) -> Result:
         """Run one SELECT that localtrace wrote; like `sql` if it has filters that are SQL.
@@ -161,7 +161,10 @@ class Store:
             QueryError: it takes too much time or memory, or the filters cannot be run.
         """
         is_own = filters is None or not filters.has_sql
-        return Result(self._run(sql, with_run_ids(self, params), is_own=is_own))
+        return Result(self._run_named(sql, params, is_own))
+
+    def _run_named(self, sql: str, params: Params = None, is_own: bool = True) -> pa.Table:
+        return self._run(sql, with_run_ids(self, params), is_own=is_own)
 
     def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:
         """Run a named query.
@@ -169,7 +172,9 @@ class Store:
         Args:
             name: the name of a file in `localtrace/queries` or in `folders`, without `.sql`.
             folders: more folders of queries; their files replace localtrace's of the same name.
-            params: the query's parameters; `run` takes what the filter `run` takes.
+            params: the query's parameters, and the filters `run`, `project`, `experiment`,
+                `attempt`, `step` and `validate`, which every query takes. Validation is left out
+                unless `validate=True`.
 
         Raises:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
@@ -179,20 +184,15 @@ class Store:
 
         folders = tuple(folders)
         query = find_query(name, folders)
-        bound = self.bound(query.bind(params))
-        run = partial(self._run, is_own=not folders)
-        found = Result.of(run(query.sql, bound))
+        run = partial(self._run_named, is_own=not folders)
+        found = Result.of(run(*query.select(params)))
         if not len(found):
-            refuse_nothing(run, query, bound)
+            refuse_nothing(run, query, params)
         return found
 
     def pruned(self, query: NamedQuery, **params: Any) -> Pruned:
         """Count the trajectories whose calls a named query cannot see, as they were pruned."""
-        return pruned_for(self._run, query, self.bound(query.bind(params)))
-
-    def bound(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a named query's parameters, with the id of the run that `run` names."""
-        return bound_params(self, params)
+        return pruned_for(self._run_named, query, params)
 
     def trajectories(self, **filters: Any) -> Result:
         """Return trajectories that match the filters, without superseded ones; see `Filters`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded
 from localtrace.field_names import SAMPLED_OUT
+from localtrace.read.counted import over_counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,14 +29,7 @@ _READS_CALLS = re.compile(
     r"(?:spans|calls|turns|messages|tokens|answers|detectors|engine_calls)\b",
     re.IGNORECASE,
 )
-_PARAMS = ("run", "experiment", "step_from", "step_to")
-"""Parameters of named queries that say which trajectories are looked at."""
-_COUNT_SQL = """
-select count(spans_pruned) as pruned, count(*) as n from stored.flagged
-where ($run is null or run_id = $run) and ($experiment is null or experiment = $experiment)
-    and ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
-    and not superseded
-"""
+_COUNT_SQL = "select count(spans_pruned) as pruned, count(*) as n from trajectories"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +61,11 @@ def pruned_for(run_sql: RunSql, query: NamedQuery, params: Mapping[str, Any]) ->
     Args:
         run_sql: runs SQL in the store.
         query: the query; none are counted where it reads no calls.
-        params: its bound parameters.
+        params: its parameters and filters.
     """
     if not _READS_CALLS.search(query.sql):
         return Pruned(0, 0)
-    given = {name: params.get(name) for name in _PARAMS}
-    (row,) = run_sql(_COUNT_SQL, given).to_pylist()
+    (row,) = run_sql(*over_counted(_COUNT_SQL, params)).to_pylist()
     return Pruned(row["pruned"], row["n"])
 
 
@@ -86,7 +79,9 @@ def refuse_nothing(run_sql: RunSql, query: NamedQuery, params: Mapping[str, Any]
         return
     gone = pruned_for(run_sql, query, params)
     for need in query.needs:
-        if not len(run_sql(f"select 1 from ({need.sql}) limit 1", need.bind(params))):
+        if not len(
+            run_sql(f"select 1 from ({need.sql}) limit 1", need.bind(query.own_values(params)))
+        ):
             why = f"; {gone}" if gone else ""
             raise NothingRecorded(f"query {query.name} needs {need.text}{why}")
     if gone:

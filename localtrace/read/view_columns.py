@@ -41,7 +41,7 @@ _OWN: dict[str, dict[str, str]] = {
     "trajectories": {
         "reward": "the newest outcome of that name, else the one set inside the rollout",
         "advantage": "the newest outcome of that name",
-        "fate": "what training did with it: trained, filtered, stale, aborted or failed",
+        "fate": "what training did with it: trained, filtered, stale, aborted, failed or baseline",
         "fate_reason": "why, where training says it",
         "trained_step": "the step whose update used it",
         "group_key": "what tells the groups of a run's step apart: `group` and its id, else "

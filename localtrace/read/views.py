@@ -130,6 +130,12 @@ def views_text() -> str:
     return "\n".join(path.read_text("utf-8") for path in paths)
 
 
+def select_of(view: str) -> str:
+    """Return the SELECT of a view of the schema `main`."""
+    definitions = filter(None, map(_DEFINITION.match, _statements()))
+    return next(match["body"] for match in definitions if match["name"] == view)
+
+
 @cache
 def _statements() -> list[str]:
     return list(filter(None, map(str.strip, _COMMENT.sub("", views_text()).split(";\n"))))

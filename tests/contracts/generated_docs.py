@@ -104,11 +104,11 @@ def commands() -> str:
 
 
 def named_queries() -> str:
-    """The named queries, what each shows, and its parameters."""
+    """The named queries, what each shows, and its own parameters."""
     rows = ["| query | what it shows | parameters |", "|---|---|---|"]
     for query in load_queries().values():
         names = ", ".join(
-            f"**`{name}`**" if needed else f"`{name}`" for name, needed in query.parameters.items()
+            f"**`{name}`**" if query.parameters[name] else f"`{name}`" for name in query.marks
         )
         rows.append(f"| `{query.name}` | {query.description} | {names} |")
     return "\n".join(rows)

@@ -1,7 +1,8 @@
 """A store's rows without localtrace's reader: read as Delta tables, put together with pandas.
 
-What a query must find is worked out from these (`expected.py`), by other means than SQL. Missing
-rewards and rewards that are nan are told apart by the column `rewarded`.
+What a query must find is worked out from these (`expected`), by other means than SQL. The column
+`finite` is true where there is a reward that is a number between the infinities, `not_finite` where
+there is a reward that is none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from deltalake import DeltaTable
 Frame = pd.DataFrame
 Array = np.ndarray
 _TYPES = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
-_LISTS = ("output_ids", "output_logprobs")
+_LISTS = ("output_ids", "output_logprobs", "response_mask")
 
 
 class Facts:
@@ -71,6 +72,8 @@ class Facts:
         frame["reward"] = (
             frame["reward"].astype(float).where(~later, ids.map(self.newest("reward", "number")))
         )
+        frame["finite"] = frame["rewarded"] & np.isfinite(frame["reward"])
+        frame["not_finite"] = frame["rewarded"] & ~frame["finite"]
         frame["fate"] = ids.map(self.newest("fate", "text"))
         frame["trained_step"] = ids.map(self.newest("trained_step", "number"))
         frame["superseded"] = _superseded(frame)
@@ -136,6 +139,13 @@ class Facts:
         columns = ["trace_id", "output_text", "prompt_text", "messages", "inputs", "outputs"]
         return _frame(self._table("spans", columns))
 
+    def unmasked(self, lists: Lists, row: int) -> Array:
+        """The part of a call's list that its mask leaves; empty where there is no list."""
+        values, mask = lists[row], self.lists["response_mask"][row]
+        if values is None:
+            return np.empty(0)
+        return values if mask is None else values[mask.astype(bool)]
+
     @cached_property
     def lists(self) -> dict[str, Lists]:
         """List columns of the calls."""
@@ -146,8 +156,8 @@ class Facts:
         return self._table(
             "spans",
             ["experiment", "run_id", "attempt", "trace_id", "step", "span_id", "parent_id", "seq",
-             "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs", "output_text",
-             "kind",
+             "project", "op", "status", "error", "start_ns", "end_ns", "is_turn", "outputs",
+             "output_text", "kind",
              "finish_reason", "weight_version", "prompt_crc32", "prompt_tokens", *_LISTS],
         )  # fmt: skip
 

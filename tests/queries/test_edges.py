@@ -162,7 +162,8 @@ def test_a_regular_expression_that_is_none_is_one_line(regex: str) -> None:
 
 @pytest.mark.parametrize(("name", "params"), [
     ("pass_at_k_by_prompt", {"k": "many"}), ("length_outliers", {"deviations": "far"}),
-    ("pass_at_k", {"validate": "perhaps"}), ("prompts_changed", {"from_step": "x", "to_step": 2}),
+    ("pass_at_k", {"validate": "perhaps"}), ("length_by_step", {"attempt": "x"}),
+    ("prompts_changed", {"from_step": "x", "to_step": 2}),
     ("tool_errors", {"step": "x"}),
 ])  # fmt: skip
 def test_a_parameter_of_another_type_is_one_line(
@@ -212,9 +213,94 @@ def test_time_below_a_tool_is_the_tools_however_deep_it_is() -> None:
     assert (row["duration_s"], row["tool_s"], row["reward_s"], row["waiting_s"]) == (10, 5, 2, 3)
 
 
-def test_rewards_that_are_nan_or_without_bounds_stop_no_query() -> None:
-    rows = group([float("nan"), 1.0, float("inf")], group_id="g", prompt_hash="h")
-    for name in ("reward_by_step", "group_spread", "pass_at_k", "recording_gaps"):
-        assert query(name, trajectories=rows)
-    (row,) = query("same_prompt", {"prompt_hash": "h"}, trajectories=rows)
-    assert row["best_trace_id"] == "g-2"
+NAN, INF = float("nan"), float("inf")
+ODD: list[float | None] = [NAN, 0.5, INF, -INF, 0.5, None]
+"""Rewards of one group: two that can be compared, three that cannot, and a missing one."""
+
+
+@pytest.mark.parametrize(("name", "params", "found"), [
+    ("reward_by_step", {}, {"trajectories": 6, "rewards": 2, "mean_reward": 0.5, "std_reward": 0.0,
+                            "min_reward": 0.5, "max_reward": 0.5, "not_finite": 3}),
+    ("compare_runs", {"a": "run", "b": "run"},
+     {"mean_reward_a": 0.5, "reward_change": 0.0, "not_finite_a": 3, "not_finite_b": 3}),
+    ("group_spread", {}, {"mean_reward": 0.5, "mean_std": 0.0, "zero_variance_groups": 1,
+                          "not_finite": 3}),
+    ("zero_variance_groups", {}, {"n": 6, "reward": 0.5, "not_finite": 3}),
+    ("pass_at_k_by_prompt", {"k": 2, "threshold": 0.5},
+     {"n": 2, "passed": 2, "pass_at_k": 1.0, "best_of_k": 0.5, "not_finite": 3}),
+    ("recording_gaps", {}, {"trajectories": 6, "not_finite": 3}),
+    ("same_prompt", {"prompt_hash": "h"}, {"mean_reward": 0.5, "max_reward": 0.5, "not_finite": 3,
+                                           "best_trace_id": "g-4"}),
+    ("truncated_by_step", {}, {"mean_reward_others": 0.5, "not_finite": 3}),
+    ("repetition_by_step", {}, {"repeating": 6, "mean_reward_repeating": 0.5, "not_finite": 3}),
+    ("text_hits", {"text": "a"}, {"mean_reward_hits": 0.5, "best_hit": "g-4", "not_finite": 3}),
+])  # fmt: skip
+def test_what_is_not_finite_enters_no_aggregate_and_is_counted(
+    name: str, params: dict[str, Any], found: dict[str, Any]
+) -> None:
+    rows = group(ODD, group_id="g", prompt_hash="h")
+    turns = [
+        {"trace_id": row["trace_id"], "step": 1, "span_id": "s", "is_turn": True,
+         "output_text": "a a a a a a a a a a"}
+        for row in rows
+    ]  # fmt: skip
+    (row,) = query(name, params, trajectories=rows, spans=turns)
+    assert {key: row[key] for key in found} == found
+
+
+def test_prompts_whose_rewards_are_nan_at_a_step_have_not_changed() -> None:
+    before = group([0.0, NAN], group_id="a") + group([NAN], group_id="b", sample_index="1")
+    after = group([1.0, INF], group_id="c", step=2) + group(
+        [1.0], group_id="d", sample_index="1", step=2
+    )
+    (row,) = query("prompts_changed", {"from_step": 1, "to_step": 2}, trajectories=before + after)
+    assert (row["sample_index"], row["change"], row["not_finite"]) == ("0", 1.0, 2)
+
+
+def test_logprobs_and_differences_that_are_not_finite_enter_no_mean() -> None:
+    rows = group([None, None], group_id="g")
+    turns = [
+        {"trace_id": "g-0", "step": 1, "span_id": "s", "is_turn": True, "output_ids": [1, 2, 3, 4],
+         "output_logprobs": [-1.0, NAN, -2.0, -INF], "response_mask": [1, 1, 0, 1]},
+        {"trace_id": "g-1", "step": 1, "span_id": "s", "is_turn": True, "output_ids": [1],
+         "output_logprobs": [NAN]},
+    ]  # fmt: skip
+    (row,) = query("entropy_by_step", trajectories=rows, spans=turns)
+    assert (row["turns"], row["tokens"], row["not_finite"]) == (2, 1, 3)
+    assert (row["mean_surprise"], row["highest_turn"]) == (1.0, 1.0)
+    told = {"g-0": (0.002, INF), "g-1": (NAN, 0.5)}
+    outcomes = [
+        {"trace_id": trace_id, "name": f"logprob_diff_{name}", "number": number}
+        for trace_id, numbers in told.items()
+        for name, number in zip(("mean", "max"), numbers, strict=True)
+    ]
+    (row,) = query("logprob_difference", trajectories=rows, outcomes=outcomes)
+    assert (row["mean_difference"], row["verdict"], row["worst_trace_id"]) == (
+        0.002, "normal", "g-0",
+    )  # fmt: skip
+    assert (row["max_difference"], row["not_finite"]) == (0.5, 2)
+
+
+def test_rewards_too_large_to_square_stop_no_query() -> None:
+    rows = group([1e308, -1e308, 1e308], group_id="g")
+    for name in ("reward_by_step", "group_spread", "recording_gaps"):
+        assert len(query(name, trajectories=rows)) == 1
+
+
+def test_a_rollout_stands_out_where_most_are_equally_long() -> None:
+    lengths = [100] * 9 + [101, 106, 4_000, 94]
+    rows = group([None] * len(lengths), group_id="g")
+    rows = [row | {"output_tokens": tokens} for row, tokens in zip(rows, lengths, strict=True)]
+    found = query("length_outliers", trajectories=rows)
+    assert [(row["output_tokens"], row["deviations"]) for row in found] == [
+        (4_000, 3_900.0), (106, 6.0), (94, -6.0),
+    ]  # fmt: skip
+
+
+def test_turns_that_say_no_reason_and_that_it_is_unknown_are_one_row() -> None:
+    turns = [
+        {"trace_id": "g-0", "step": 1, "span_id": str(n), "is_turn": True, "finish_reason": reason}
+        for n, reason in enumerate([None, "unknown", "Unknown", "stop"])
+    ]
+    found = query("finish_reasons_by_step", trajectories=group([None], group_id="g"), spans=turns)
+    assert [(row["finish_reason"], row["turns"]) for row in found] == [("unknown", 3), ("stop", 1)]

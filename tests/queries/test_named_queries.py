@@ -31,10 +31,10 @@ KEYS: dict[str, list[str]] = {
     "length_outliers": ["trace_id"],
     "pass_at_k": [*BY_STEP, "k"],
     "pass_at_k_by_prompt": _PROMPT,
-    "prompts_changed": ["experiment", "run_id", "validate", "prompt"],
-    "same_prompt": [*BY_STEP, "validate"],
+    "prompts_changed": ["experiment", "run_id", "prompt"],
     "slowest_ops": ["op"],
     "tool_errors": ["op", "message"],
+    "tool_errors_by_step": [*BY_STEP, "op"],
     "zero_variance_groups": _PROMPT,
 }
 """Columns that tell the rows of a query apart; elsewhere experiment, run and step."""
@@ -51,12 +51,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "compare_runs": [{"a": "run-b", "b": "run-c"}, {"a": "run-a", "b": "none"}],
     "length_outliers": [{"deviations": 2}, {"deviations": "0.5"}, {"deviations": 100}],
     "pass_at_k": [
-        {"threshold": 0.5}, {"threshold": "0.25"}, {"validate": True}, {"validate": "true"},
-        {"validate": False, "threshold": -1}, {"threshold": 9},
+        {"threshold": 0.5}, {"threshold": "0.25"}, {"threshold": -1}, {"threshold": 9},
     ],
     "pass_at_k_by_prompt": [
         {"k": 1}, {"k": "8"}, {"k": 9}, {"k": 0}, {"k": -3}, {"threshold": 0.5},
-        {"step": 3}, {"step": "3", "k": 7},
+        {"step": "3", "k": 7},
     ],
     "prompts_changed": [
         {"from_step": 1, "to_step": 6}, {"from_step": "6", "to_step": "1"},
@@ -74,23 +73,26 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for regex in ("w1[0-9]$", r"a\.b\*c", "(?i)EXPLOIT", "^The ", "ö")
     ] + [{"regex": "^w"}, {"text": None}],
 }  # fmt: skip
-SHARED: dict[str, list[Any]] = {
-    "run": ["run-a", "none"], "experiment": ["beta", "none"], "step": [4, "12", 999],
-}  # fmt: skip
+FILTERS: list[dict[str, Any]] = [
+    {"validate": True}, {"run": "run-c", "experiment": "beta"}, {"attempt": 1}, {"step": "3..5"},
+    {"attempt": "0", "validate": "true", "step": 4}, {"project": "none"},
+]  # fmt: skip
+"""Filters that every query takes, alone and together."""
+MORE_FILTERS: list[dict[str, Any]] = [
+    {"run": "run-a"}, {"run": "run-b", "validate": True}, {"experiment": "beta"}, {"step": "12"},
+    {"step": 999}, {"attempt": "1..2", "step": "2..9"}, {"validate": False, "step": "7.."},
+    {"project": "default", "run": "run-c", "attempt": 0, "validate": "true"},
+]  # fmt: skip
 
 
 def variants(name: str) -> Iterator[dict[str, Any]]:
-    """Every parameter of a query, each given in turn beside those that it needs."""
+    """Every parameter of a query, each given in turn, and filters, beside those that it needs."""
     needed = NEEDED.get(name, {})
     yield needed
     for more in VARIANTS.get(name, []):
         yield needed | more
-    parameters = load_queries()[name].parameters
-    for parameter in parameters:
-        for value in SHARED.get(parameter, [])[: None if soaks() else 1]:
-            yield needed | {parameter: value}
-    if {"run", "experiment"} <= set(parameters):
-        yield needed | {"run": "run-c", "experiment": "beta"}
+    for filters in FILTERS + (MORE_FILTERS if soaks() else []):
+        yield needed | filters
 
 
 def check(store: Store, facts: Facts, name: str, params: dict[str, Any]) -> int:
@@ -169,6 +171,11 @@ def test_every_query_is_right_on_a_large_store_with_an_index(
 def test_every_parameter_narrows_as_it_says(name: str, small: Store, small_facts: Facts) -> None:
     counts = [check(small, small_facts, name, params) for params in variants(name)]
     assert counts[0] > 0
+
+
+def test_the_filters_that_are_tried_leave_rows(small: Store) -> None:
+    found = [len(small.query("reward_by_step", **filters)) for filters in FILTERS]
+    assert [n > 0 for n in found] == [True] * (len(FILTERS) - 1) + [False]
 
 
 @pytest.mark.parametrize("name", load_queries())

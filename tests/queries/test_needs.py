@@ -34,6 +34,7 @@ LACKING = {
     "text_hits": "text=… or regex=…",
     "tokens_per_second": "token ids",
     "tool_errors": "calls of tools",
+    "tool_errors_by_step": "calls of tools",
     "truncated_by_step": "turns",
     "zero_variance_groups": "groups",
 }

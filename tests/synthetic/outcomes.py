@@ -32,8 +32,12 @@ def outcome_rows(plan: Plan, shape: Shape, rng: np.random.Generator) -> tuple[pa
     rewards = np.select([prompt == 0, prompt == 1], [1.0, 0.0], rng.integers(0, 5, count) / 4)
     first = rng.random(count) < (0.05 if plan.run_id == "run-b" else 0.93)
     again, late = first & (rng.random(count) < 0.1), rng.random(count) < 0.02
-    rewards = np.where(rng.random(count) < 0.0005, np.nan, rewards)  # as some functions give
+    drawn = rng.random(count)
+    odd = [drawn < 0.0005, drawn < 0.001, drawn < 0.0015]  # as some functions give
+    rewards = np.select(odd, [np.nan, np.inf, -np.inf], rewards)
     differ = rng.gamma(2, 0.0005 + 0.005 * shape.true_step / plan.steps)
+    differ = np.where(np.arange(count) % 199 == 3, (np.nan, np.inf)[count % 2], differ)
+    fate = np.where(~shape.validate & (np.arange(count) % 61 == 5), "baseline", fate)
     measured = trained & (rng.random(count) < 0.8) & (plan.run_id == "run-a")
     every = np.ones(count, bool)
     train = every & ~shape.validate

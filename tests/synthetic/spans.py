@@ -30,7 +30,7 @@ WORDS = np.array(
 NEWLINE, EXPLOIT = 0, 1
 FINISH = (
     "stop", "length", '{"type": "stop", "matched": 151645}', '{"type": "length", "length": 32}',
-    "max_tokens", "STOP", None,
+    "max_tokens", "STOP", None, "max_length", "unknown",
 )  # fmt: skip
 TOOL_ERRORS = (
     "ToolError: no answer after {} s", "ValueError: bad index {} of 9",
@@ -187,7 +187,7 @@ def _turns(
         "prompt_text": _texts(prompt, added, is_turn & ~no_text),
         "output_text": _texts(output, length, generated & ~no_text & ((length > 0) | text_only)),
         "finish_reason": np.where(
-            generated, choose(rng, FINISH, [60, 3, 25, 2, 1, 4, 5], count), None
+            generated, choose(rng, FINISH, [60, 3, 25, 2, 1, 4, 5, 1, 1], count), None
         ),
         "weight_version": np.where(generated, _weights(shape, rng, of), None),
     }

@@ -144,6 +144,12 @@ def _with_calls(
     writer = rng.integers(0, Plan.WRITERS, count)
     attributes = choose(rng, (None, '{"truncated":true}', '{"level":"hard","truncated":false}'),
                         [0.8, 0.02, 0.18], count)  # fmt: skip
+    asked = np.char.add(
+        '{"level":"hard","truncated":false,"on_policy_version":', (step - 1).astype(str)
+    )
+    attributes = np.where(
+        attributes == '{"level":"hard","truncated":false}', np.char.add(asked, "}"), attributes
+    )
     added = {
         "end_ns": np.where(over, None, last_ns),
         "started_at": started_at(start_ns),

@@ -1,4 +1,4 @@
-"""Comment lines of a query file: parameters, ranges of steps, the columns that a plot draws."""
+"""Comment lines of a query file, its parameters, and the filters that every query takes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from localtrace.errors import QueryError
 from localtrace.read.named_queries import NamedQuery, Plot, find_query, load_queries
 from localtrace.terminal import escape_line
 from tests.commands import record, rows, run
-from tests.snapshots import store_of
+from tests.snapshots import Row, store_of
 from tests.terminals import on_terminal
 
 STEPS = [{"trace_id": f"{step}", "step": step} for step in (*range(1, 13), None)]
 SQL = """\
 -- Steps.
--- params: step (range, optional), run (optional)
-select step from trajectories
-where ($step_from is null or step >= $step_from) and ($step_to is null or step <= $step_to)
-    and ($run is null or run_id = $run)
-order by step
+-- params:
+select step from trajectories order by step;
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "steps.sql").write_text(SQL)
-    (tmp_path / "old.sql").write_text(
-        "-- One step.\n-- params: step\nselect count(*) as n from trajectories "
-        "where step = $step::bigint"
-    )
     return tmp_path
 
 
@@ -66,13 +59,11 @@ def test_a_range_is_written_on_the_command_line_as_in_filters(folder: Path) -> N
         assert [row["step"] for row in told] == found
 
 
-def test_a_query_that_takes_one_step_keeps_working(folder: Path) -> None:
-    record(folder / "store", [{"step": step} for step in (1, 2, 2)])
-    words = ["query", "-s", folder / "store", "--queries", folder, "old"]
-    assert rows(*words, "step=2") == [{"n": 2}]
-    wrong = run(*words, "step<2")
+def test_only_filters_are_compared(folder: Path) -> None:
+    record(folder / "store", [{"step": 1}])
+    wrong = run("query", "-s", folder / "store", "pass_at_k", "threshold<2")
     assert wrong.exit_code == 2
-    assert "'step<2'" in wrong.stderr
+    assert "'threshold<2'" in wrong.stderr
 
 
 @pytest.mark.parametrize("value", ["x", "3..x", "1.5", "5..3..1"])
@@ -84,8 +75,8 @@ def test_what_is_no_range_is_refused(folder: Path, value: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("step (rnge)", r"/wrong\.sql: .*'step \(rnge\)'"),
-        ("word (range)", r"/wrong\.sql: word .*attempt, step"),
+        ("word (rnge)", r"/wrong\.sql: .*'word \(rnge\)'"),
+        ("word, step (optional)", r"/wrong\.sql: .*every query takes step, leave it out"),
     ],
 )
 def test_a_mark_that_is_unknown_or_does_not_fit_is_named(
@@ -96,9 +87,74 @@ def test_a_mark_that_is_unknown_or_does_not_fit_is_named(
         load_queries([tmp_path])
 
 
-def test_every_query_that_takes_a_step_takes_a_range_of_them() -> None:
-    for query in load_queries().values():
-        assert ("step" in query.parameters) == ("step" in query.ranges)
+ROWS: list[Row] = [
+    {"trace_id": "train", "step": 1, "project": "p", "reward": 1.0},
+    {"trace_id": "again", "step": 2, "attempt": 1, "reward": 2.0},
+    {"trace_id": "old", "step": 2, "reward": 4.0},
+    {"trace_id": "val", "step": 1, "validate": True, "reward": 8.0},
+    {"trace_id": "greedy", "step": 1, "reward": 16.0},
+    {"trace_id": "other", "step": 1, "run_id": "run-2", "experiment": "e", "reward": 32.0},
+]
+BASELINE = [{"trace_id": "greedy", "name": "fate", "text": "baseline"}]
+QUERIES = {
+    "rollouts": "select trace_id from trajectories",
+    "with_word": "with few as (select trace_id from trajectories) from few",
+    "recursive": "-- more\nWITH RECURSIVE up as (select 1 as n union select n + 1 from up "
+    "where n < 2) select trace_id from up, trajectories where n = 2;",
+    "calls": "select trace_id from spans",
+    "joined": "select trace_id from turns join trajectories using (trace_id)",
+    "last_words": "select trace_id from answers where span_id is not null",
+    "looks": "select trace_id from detectors where not empty",
+    "groups": "select sample_index as trace_id from groups",
+    "all_of_it": "select trace_id from main.all_trajectories where not superseded",
+}
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({}, {"train", "again", "other"}),
+        ({"validate": False}, {"train", "again", "other"}),
+        ({"validate": "true"}, {"val"}),
+        ({"validate": "!=false"}, {"val"}),
+        ({"run": "run-2"}, {"other"}),
+        ({"run": "run", "step": "..1"}, {"train"}),
+        ({"attempt": 1}, {"again"}),
+        ({"attempt": 0, "experiment": "default"}, {"train"}),
+        ({"project": "p"}, {"train"}),
+        ({"step": 2, "validate": True}, set()),
+        ({"experiment": "e", "attempt": "0..3"}, {"other"}),
+    ],
+)
+def test_every_relation_holds_the_rows_that_count(
+    tmp_path: Path, filters: dict[str, Any], found: set[str]
+) -> None:
+    rows = [{**row, "sample_index": row["trace_id"]} for row in ROWS]
+    shared = ("trace_id", "step", "project", "experiment", "run_id", "attempt")
+    turns = [
+        {"span_id": "s", "is_turn": True, "output_text": "so", "output_ids": [1]}
+        | {name: row[name] for name in shared if name in row}
+        for row in ROWS
+    ]
+    for name, sql in QUERIES.items():
+        (tmp_path / f"{name}.sql").write_text(f"-- Q.\n-- params:\n{sql}\n")
+    with store_of(trajectories=rows, spans=turns, outcomes=BASELINE) as store:
+        for name in QUERIES:
+            told = store.query(name, folders=[tmp_path], **filters)
+            ids = [row["trace_id"] for row in told.to_dicts()]
+            assert sorted(ids) == sorted(
+                {row["trace_id"] for row in ROWS} - {"old"} if name == "all_of_it" else found
+            ), name
+
+
+def test_calls_of_unknown_rollouts_count_unless_a_filter_asks_of_rollouts() -> None:
+    span = {"trace_id": "gone", "span_id": "s", "step": 3, "op": "f", "status": "error"}
+    with store_of(trajectories=[{"trace_id": "t"}], spans=[span]) as store:
+        told: list[tuple[dict[str, Any], int]] = [
+            ({}, 1), ({"step": 3}, 1), ({"step": 4}, 0), ({"validate": True}, 0),
+        ]  # fmt: skip
+        for filters, calls in told:
+            assert len(store.query("errors_by_op", **filters)) == calls
 
 
 # -- what must be given ----------------------------------------------------------------------
@@ -107,8 +163,11 @@ def test_every_query_that_takes_a_step_takes_a_range_of_them() -> None:
 def test_the_list_and_the_error_tell_what_must_be_given() -> None:
     listed = {row["name"]: row["parameters"] for row in rows("query")}
     assert listed["compare_runs"] == "a b"
-    assert listed["pass_at_k_by_prompt"].startswith("k [step]")
-    with store_of() as store, pytest.raises(QueryError, match=r" k \[step\] \[threshold\]"):
+    assert listed["pass_at_k_by_prompt"] == "k [threshold]"
+    with (
+        store_of() as store,
+        pytest.raises(QueryError, match=r" k \[threshold\] and the filters run"),
+    ):
         store.query("pass_at_k_by_prompt")
 
 
@@ -141,7 +200,9 @@ def test_a_comment_line_says_what_is_drawn(tmp_path: Path) -> None:
 def test_every_plot_of_an_own_query_names_columns_that_it_has() -> None:
     with store_of() as store:
         for query in load_queries().values():
-            needed = {name: "1" for name, is_needed in query.parameters.items() if is_needed}
+            needed: dict[str, Any] = {
+                name: "1" for name, is_needed in query.parameters.items() if is_needed
+            }
             if query.plot is not None:
                 drawn_columns = {query.plot.x, *query.plot.y, *query.plot.by}
                 assert drawn_columns <= set(store.query(query.name, **needed).columns)

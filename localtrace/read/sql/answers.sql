@@ -50,8 +50,8 @@ join (
         count(*) filter (status = 'error' and kind = 'tool') as tool_errors,
         max(
             coalesce(
-                repetition_of(s.output_ids, 4),
-                repetition_of(string_split_regex(s.output_text, '\s+'), 4)
+                repetition_of(s.output_ids),
+                repetition_of(string_split_regex(s.output_text, '\s+'))
             )
         ) filter (is_turn) as repetition
     from (select *, row(seq, coalesce(batch_index, 0)) as place from stored.calls) as s

@@ -52,11 +52,12 @@ end;
 create macro is_tool_call(reason) as
     finish_type(reason) in ('tool_calls', 'tool_call', 'function_call', 'tool_use');
 
--- The share of n-grams that repeat an earlier one of the list, 0 to 1.
-create macro repetition_of(list, n) as if(
-    len(list) <= n, 0.0,
-    1 - list_unique(list_transform(range(1, len(list) - n + 2), lambda i: list[i:i + n - 1]))
-        / (len(list) - n + 1)
+-- The share of 4-grams that repeat an earlier one of the list, 0 to 1. A lambda that slices the list
+-- copies it for every element.
+create macro repetition_of(list) as if(
+    len(list) <= 4, 0.0,
+    1 - list_unique(list_zip(list, list[2:], list[3:], list[4:])[:len(list) - 3])
+        / (len(list) - 3)
 );
 
 -- The chance that at least one of k rollouts passes, drawn from n of which c pass:

@@ -99,7 +99,8 @@ create view trajectories as
 select * exclude (superseded) from all_trajectories where not superseded;
 
 -- One row per group: all rollouts of one sample at one step. Where neither a group id nor a sample
--- was recorded, as in imported dumps, rollouts with the same first prompt are one group.
+-- was recorded, as in imported dumps, rollouts with the same first prompt are one group. Greedy
+-- baselines (fate baseline) are in none.
 -- Rewards that are NaN or infinite are counted in not_finite and enter nothing else. zero_variance is
 -- true where a group has several rewards and all are equal: such a group teaches nothing under GRPO.
 create view groups as
@@ -117,5 +118,5 @@ select
     finite(stddev_samp(finite(reward))) as std_reward,
     if(count(finite(reward)) > 1, min(finite(reward)) = max(finite(reward)), null) as zero_variance
 from trajectories
-where group_key is not null
+where group_key is not null and fate is distinct from 'baseline'
 group by project, experiment, run_id, step, validate, group_key;

@@ -78,7 +78,7 @@ def _about(asked: Asked, query: NamedQuery) -> dict[str, Any]:
         "name": query.name,
         "description": query.description,
         "parameters": [
-            {"name": name, "needed": needed, "is_range": name in query.ranges,
+            {"name": name, "needed": needed, "is_range": name in ("attempt", "step"),
              "value": given.get(name, "")}
             for name, needed in query.parameters.items()
         ],
@@ -109,8 +109,7 @@ def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
     words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
     named = "".join(f", {name}={value!r}" for name, value in given.items())
     python = f'store.query("{chosen.name}"{named}).to_pandas()'
-    bound = asked.store.bound(chosen.bind(given))
-    return copies(asked, chosen.sql, bound, f"query {chosen.name}{words}", python)
+    return copies(asked, *chosen.select(given), f"query {chosen.name}{words}", python)
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:

@@ -79,7 +79,7 @@ QUERIES: dict[str, Rows] = {
     ],
     "recording_gaps": [
         {"step": 1, "trajectories": 5, "dropped": 0, "interrupted": 0, "running": 0, "unplaced": 0},
-        {"step": 2, "trajectories": 3, "dropped": 0, "interrupted": 0, "running": 0, "unplaced": 0},
+        {"step": 2, "trajectories": 2, "dropped": 0, "interrupted": 0, "running": 0, "unplaced": 0},
     ],
 }  # fmt: skip
 
@@ -106,9 +106,9 @@ WITH_VALUES: list[tuple[str, dict[str, Any], Rows]] = [
         {"step": 1, "sample_index": "double", "n": 2, "passed": 2, "pass_at_k": 1.0},
     ]),
     ("same_prompt", {"sample_index": "add"}, [
-        {"step": 1, "validate": False, "rollouts": 3, "mean_reward": 0.5, "max_reward": 1.0,
+        {"step": 1, "rollouts": 3, "mean_reward": 0.5, "max_reward": 1.0,
          "best_answer": "The answer is 5."},
-        {"step": 2, "validate": False, "rollouts": 2, "mean_reward": 0.0, "max_reward": 0.0},
+        {"step": 2, "rollouts": 2, "mean_reward": 0.0, "max_reward": 0.0},
     ]),
     ("prompts_changed", {"from_step": 1, "to_step": 2}, [
         {"sample_index": "add", "from_reward": 0.5, "to_reward": 0.0, "change": -0.5,

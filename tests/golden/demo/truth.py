@@ -94,5 +94,5 @@ def by_step(
             "step": step, "groups": len(groups), "zero_variance_groups": same,
             "mean_reward": fmean(map(fmean, groups.values())),
         })  # fmt: skip
-        rows["recording_gaps"].append({"step": step, "trajectories": len(seen), "unplaced": 0})
+        rows["recording_gaps"].append({"step": step, "trajectories": len(training), "unplaced": 0})
     return rows

@@ -26,6 +26,7 @@ from tests.queries.expected.calls import (
     tokens_per_second,
     tool_calls_by_step,
     tool_errors,
+    tool_errors_by_step,
 )
 from tests.queries.expected.rewards import (
     compare_runs,
@@ -64,6 +65,7 @@ __all__ = [
     "tokens_per_second",
     "tool_calls_by_step",
     "tool_errors",
+    "tool_errors_by_step",
     "truncated_by_step",
     "zero_variance_groups",
 ]

@@ -14,15 +14,16 @@ from tests.queries.expected.rows import (
     BY_STEP,
     GROUP,
     chosen,
+    counted,
+    is_counted,
     p95,
-    training,
     with_trajectory,
 )
 from tests.queries.facts import Facts, Frame, Groups, finish_type
 
 
 def finish_reasons_by_step(facts: Facts, **keys: Any) -> Frame:
-    turns = with_trajectory(facts.turns, training(facts, **keys))
+    turns = with_trajectory(facts.turns, counted(facts, **keys))
     turns["finish_reason"] = [finish_type(one) or "unknown" for one in turns["finish_reason"]]
     groups = Groups.of(turns, [*BY_STEP, "finish_reason"])
     frame = groups.frame(turns=groups.count(), mean_tokens=groups.mean(turns["tokens"]))
@@ -33,32 +34,34 @@ def finish_reasons_by_step(facts: Facts, **keys: Any) -> Frame:
 def entropy_by_step(facts: Facts, **keys: Any) -> Frame:
     logprobs = facts.lists["output_logprobs"]
     rows = facts.turns
-    rows = rows.assign(
-        surprise=-logprobs.sums()[rows["row"]], probabilities=logprobs.lengths[rows["row"]]
-    )
-    rows = with_trajectory(rows[rows["probabilities"] > 0], training(facts, **keys))
+    given = [facts.unmasked(logprobs, row) for row in rows["row"]]
+    rows = rows.assign(given=[len(one) for one in given])
+    rows["probabilities"] = [int(np.isfinite(one).sum()) for one in given]
+    rows["surprise"] = [-float(one[np.isfinite(one)].sum(dtype=float)) for one in given]
+    rows = with_trajectory(rows[rows["given"] > 0], counted(facts, **keys))
     groups = Groups.of(rows, BY_STEP)
-    mean = rows["surprise"] / rows["probabilities"]
+    mean = rows["surprise"] / rows["probabilities"].where(rows["probabilities"] > 0)
     tokens = groups.sum(rows["probabilities"])
     return groups.frame(
         turns=groups.count(),
         tokens=tokens,
-        mean_surprise=groups.sum(rows["surprise"]) / tokens,
+        not_finite=groups.sum(rows["given"] - rows["probabilities"]),
+        mean_surprise=groups.sum(rows["surprise"]) / np.where(tokens > 0, tokens, np.nan),
         lowest_turn=groups.apply(mean, np.min),
         highest_turn=groups.apply(mean, np.max),
     )
 
 
 def length_outliers(facts: Facts, deviations: Any = 5, **keys: Any) -> Frame:
-    rows = training(facts, **keys)
+    rows = counted(facts, **keys)
     rows = rows[rows["output_tokens"].notna()].reset_index(drop=True)
     groups = Groups.of(rows, BY_STEP)
     tokens = rows["output_tokens"].astype(float)
     rows["median_tokens"] = groups.apply(tokens, np.median)[groups.codes]
     off = (tokens - rows["median_tokens"]).abs()
-    mad = groups.apply(off, np.median)[groups.codes]
-    far = (mad > 0) & (off > float(deviations) * mad)
-    rows["deviations"] = (tokens - rows["median_tokens"]) / np.where(mad > 0, mad, np.nan)
+    mad = np.maximum(groups.apply(off, np.median), 1.0)[groups.codes]
+    far = off > float(deviations) * mad
+    rows["deviations"] = (tokens - rows["median_tokens"]) / mad
     return rows[far][
         [*BY_STEP, "trace_id", "sample_index", "rollout_n", "output_tokens", "median_tokens",
          "deviations", "reward", "status"]
@@ -130,7 +133,7 @@ def _of_words(text: str, n: int) -> float:
 
 
 def empty_or_duplicated(facts: Facts, **keys: Any) -> Frame:
-    rows = chosen(detectors(facts), **keys)
+    rows = _detected(facts, **keys)
     return rows[rows["empty"] | rows["duplicate"]][
         [*BY_STEP, "validate", "group_id", "sample_index", "rollout_n", "trace_id", "empty",
          "duplicate", "reward", "output_text"]
@@ -139,19 +142,20 @@ def empty_or_duplicated(facts: Facts, **keys: Any) -> Frame:
 
 def _detected(facts: Facts, **keys: Any) -> Frame:
     rows = detectors(facts)
-    return chosen(rows[~rows["validate"]], **keys)
+    return chosen(rows[is_counted(rows, **keys)], **keys)
 
 
 def truncated_by_step(facts: Facts, **keys: Any) -> Frame:
     rows = _detected(facts, **keys)
     groups = Groups.of(rows, BY_STEP)
-    cut, known = rows["truncated"].to_numpy(bool), rows["rewarded"].to_numpy(bool)
+    cut, known = rows["truncated"].to_numpy(bool), rows["finite"].to_numpy(bool)
     return groups.frame(
         trajectories=groups.count(),
         truncated=groups.count(cut),
         truncated_share=groups.mean(cut.astype(float)),
         mean_reward_truncated=groups.mean(rows["reward"], cut & known),
         mean_reward_others=groups.mean(rows["reward"], ~cut & known),
+        not_finite=groups.count(rows["not_finite"]),
     )
 
 
@@ -164,9 +168,8 @@ def repetition_by_step(facts: Facts, **keys: Any) -> Frame:
         mean_repetition=groups.mean(rows["repetition"]),
         p95_repetition=groups.apply(rows["repetition"], p95),
         repeating=groups.count(repeats),
-        mean_reward_repeating=groups.mean(
-            rows["reward"], repeats & rows["rewarded"].to_numpy(bool)
-        ),
+        mean_reward_repeating=groups.mean(rows["reward"], repeats & rows["finite"].to_numpy(bool)),
+        not_finite=groups.count(repeats & rows["not_finite"].to_numpy(bool)),
     )
 
 
@@ -174,7 +177,7 @@ def text_hits(
     facts: Facts, text: str | None = None, regex: str | None = None, **keys: Any
 ) -> Frame:
     given = text is not None or regex is not None
-    turns = with_trajectory(facts.turns, training(facts, **keys) if given else training(facts)[:0])
+    turns = with_trajectory(facts.turns, counted(facts, **keys) if given else counted(facts)[:0])
     said = turns["output_text"].fillna("").astype(str)
     known = turns["output_text"].notna()
     hit = np.zeros(len(turns), bool)
@@ -185,45 +188,53 @@ def text_hits(
     rows = turns.assign(hit=hit).groupby("trace_id", as_index=False)["hit"].any()
     rows = rows.merge(facts.trajectories, on="trace_id")
     groups = Groups.of(rows, BY_STEP)
-    hit, known = rows["hit"].to_numpy(bool), rows["rewarded"].to_numpy(bool)
-    # The order of DuckDB: nan is above all others.
-    by = zip(rows["reward"].fillna(np.inf), rows["trace_id"], strict=True)
+    hit, known = rows["hit"].to_numpy(bool), rows["finite"].to_numpy(bool)
+    by = zip(rows["reward"], rows["trace_id"], strict=True)
     return groups.frame(
         trajectories=groups.count(),
         hits=groups.count(hit),
         hit_rate=groups.mean(hit.astype(float)),
         mean_reward_hits=groups.mean(rows["reward"], hit & known),
         mean_reward_others=groups.mean(rows["reward"], ~hit & known),
+        not_finite=groups.count(rows["not_finite"]),
         best_hit=groups.first(rows["trace_id"], hit & known, smallest=by, ascending=False),
     )
 
 
 def logprob_difference(facts: Facts, **keys: Any) -> Frame:
-    rows = chosen(facts.trajectories, **keys)
+    rows = counted(facts, **keys)
     for name in ("mean", "max"):
-        rows[name] = rows["trace_id"].map(facts.newest(f"logprob_diff_{name}", "number"))
-    rows = rows[rows["mean"].notna()].reset_index(drop=True)
+        newest = facts.outcomes[facts.outcomes["name"] == f"logprob_diff_{name}"]
+        newest = newest[newest["known"]].set_index("trace_id")["number"]
+        rows[f"has_{name}"] = rows["trace_id"].isin(newest.index)
+        rows[name] = rows["trace_id"].map(newest).astype(float)
+    rows = rows[rows["has_mean"]].reset_index(drop=True)
     groups = Groups.of(rows, BY_STEP)
-    mean = groups.mean(rows["mean"])
-    every = np.ones(len(rows), bool)
+    fine, fine_max = np.isfinite(rows["mean"]), np.isfinite(rows["max"])
+    mean = groups.mean(rows["mean"], fine)
+    verdicts = np.select([mean < 0.005, mean < 0.01, mean > 0], ["normal", "raised", "suspect"], "")
     return groups.frame(
         trajectories=groups.count(),
         mean_difference=mean,
-        p95_difference=groups.apply(rows["mean"], p95),
-        max_difference=groups.apply(rows["max"], np.max),
-        verdict=np.select([mean < 0.005, mean < 0.01], ["normal", "raised"], "suspect"),
-        worst_trace_id=groups.first(
-            rows["trace_id"], every, smallest=rows["mean"], ascending=False
-        ),
+        p95_difference=groups.apply(rows["mean"], p95, fine),
+        max_difference=groups.apply(rows["max"], np.max, fine_max),
+        verdict=[one or None for one in verdicts],
+        worst_trace_id=groups.first(rows["trace_id"], fine, smallest=rows["mean"], ascending=False),
+        not_finite=groups.count(~fine | (rows["has_max"] & ~fine_max)),
     )
 
 
+def _on_policy(attributes: Any) -> int | None:
+    return json.loads(attributes).get("on_policy_version") if isinstance(attributes, str) else None
+
+
 def staleness(facts: Facts, **keys: Any) -> Frame:
-    rows = training(facts, **keys)
+    rows = counted(facts, **keys)
     turns = facts.turns.assign(number=pd.to_numeric(facts.turns["weight_version"], errors="coerce"))
     of = turns.groupby("trace_id")
     versions = rows["trace_id"].map(of["weight_version"].nunique()).astype(float)
-    behind = rows["step"].astype("Float64") - rows["trace_id"].map(of["number"].min()).astype(float)
+    newest = pd.array([_on_policy(one) for one in rows["attributes"]], "Float64")
+    behind = newest - rows["trace_id"].map(of["number"].min()).astype("Float64")
     trained = rows["trained_step"] - rows["step"].astype("Float64")
     groups = Groups.of(rows, BY_STEP)
     return groups.frame(

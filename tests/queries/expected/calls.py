@@ -11,10 +11,10 @@ import pandas as pd
 
 from tests.queries.expected.rows import (
     BY_STEP,
-    chosen,
+    counted,
+    counted_calls,
     group_rows,
     p95,
-    training,
 )
 from tests.queries.facts import Facts, Frame, Groups
 
@@ -22,7 +22,7 @@ ENGINE_OPS = ("sglang.generate", "vllm.generate")
 
 
 def time_by_kind(facts: Facts, **keys: Any) -> Frame:
-    rows = training(facts, **keys)
+    rows = counted(facts, **keys)
     rows = rows[rows["end_ns"].notna()].reset_index(drop=True)
     spans = facts.spans
     callers = pd.Index(spans["trace_id"] + spans["span_id"]).get_indexer(
@@ -50,7 +50,7 @@ def time_by_kind(facts: Facts, **keys: Any) -> Frame:
 
 
 def tokens_per_second(facts: Facts, **keys: Any) -> Frame:
-    rows = training(facts, **keys)
+    rows = counted(facts, **keys)
     rows = rows[rows["end_ns"].notna()]
     turns = facts.turns[facts.turns["tokens"].notna()]
     made = turns.groupby("trace_id").agg(tokens=("tokens", "sum"), seconds=("seconds", "sum"))
@@ -69,7 +69,7 @@ def tokens_per_second(facts: Facts, **keys: Any) -> Frame:
 
 
 def tool_calls_by_step(facts: Facts, **keys: Any) -> Frame:
-    rows = training(facts, **keys)
+    rows = counted(facts, **keys)
     tools = facts.spans[facts.spans["kind"] == "tool"]
     calls = rows["trace_id"].map(tools["trace_id"].value_counts()).astype(float).fillna(0)
     errors = tools.loc[tools["status"] == "error", "trace_id"]
@@ -88,12 +88,6 @@ def tool_calls_by_step(facts: Facts, **keys: Any) -> Frame:
     )
 
 
-def _counted_calls(facts: Facts, **keys: Any) -> Frame:
-    gone = facts.everything.loc[facts.everything["superseded"], "trace_id"]
-    spans = chosen(facts.spans, **keys)
-    return spans[~spans["trace_id"].isin(set(gone))].reset_index(drop=True)
-
-
 def _newest_and_oldest(rows: Frame, groups: Groups) -> dict[str, Any]:
     every = np.ones(len(rows), bool)
     newest = {"smallest": rows["start_ns"], "ascending": False}
@@ -107,7 +101,7 @@ def _newest_and_oldest(rows: Frame, groups: Groups) -> dict[str, Any]:
 
 
 def errors_by_op(facts: Facts, **keys: Any) -> Frame:
-    rows = _counted_calls(facts, **keys)
+    rows = counted_calls(facts, facts.spans, **keys)
     rows = rows[rows["status"] != "ok"].reset_index(drop=True)
     rows["error_type"] = [
         one.split(":")[0] if isinstance(one, str) else None for one in rows["error"]
@@ -120,7 +114,7 @@ def errors_by_op(facts: Facts, **keys: Any) -> Frame:
 
 
 def tool_errors(facts: Facts, **keys: Any) -> Frame:
-    rows = _counted_calls(facts, **keys)
+    rows = counted_calls(facts, facts.spans, **keys)
     rows = rows[(rows["status"] == "error") & (rows["kind"] == "tool")].reset_index(drop=True)
     rows["message"] = [
         re.sub("[0-9]+", "N", one) if isinstance(one, str) else None for one in rows["error"]
@@ -129,8 +123,24 @@ def tool_errors(facts: Facts, **keys: Any) -> Frame:
     return groups.frame(**_newest_and_oldest(rows, groups))
 
 
+def tool_errors_by_step(facts: Facts, **keys: Any) -> Frame:
+    rows = counted_calls(facts, facts.spans, **keys)
+    rows = rows[rows["kind"] == "tool"].reset_index(drop=True)
+    failed = (rows["status"] == "error").to_numpy(bool)
+    groups = Groups.of(rows, [*BY_STEP, "op"])
+    return groups.frame(
+        calls=groups.count(),
+        failed=groups.count(failed),
+        failed_share=groups.count(failed) / groups.count(),
+        trajectories=[
+            len(set(rows["trace_id"][failed & (groups.codes == code)]))
+            for code in range(len(groups.keys))
+        ],
+    )
+
+
 def slowest_ops(facts: Facts, **keys: Any) -> Frame:
-    rows = _counted_calls(facts, **keys)
+    rows = counted_calls(facts, facts.spans, **keys)
     ms = rows["seconds"] * 1000
     groups = Groups.of(rows, ["op"])
     every = np.ones(len(rows), bool)
@@ -148,12 +158,11 @@ def slowest_ops(facts: Facts, **keys: Any) -> Frame:
 
 def recording_gaps(facts: Facts, **keys: Any) -> Frame:
     usual: dict[Any, int] = {}
-    for (run, validate), sizes in group_rows(facts.trajectories).groupby(["run_id", "validate"])[
-        "n"
-    ]:
+    every = facts.trajectories[facts.trajectories["fate"] != "baseline"]
+    for (run, validate), sizes in group_rows(every).groupby(["run_id", "validate"])["n"]:
         common = sizes.value_counts()
         usual[run, validate] = max(common[common == common.max()].index)
-    rows = chosen(facts.trajectories, **keys)
+    rows = counted(facts, **keys)
     small = group_rows(rows)
     size = [usual[key] for key in zip(small["run_id"], small["validate"], strict=True)]
     small = small[small["n"] < np.array(size, int)]
@@ -165,6 +174,7 @@ def recording_gaps(facts: Facts, **keys: Any) -> Frame:
     reasons = lost.groupby(groups.codes[lost.index])["error"].agg(lambda one: sorted(set(one)))
     frame = groups.frame(trajectories=groups.count(), **of_status)
     frame["unplaced"] = groups.count(rows["trace_id"].isin(facts.unplaced).to_numpy())
+    frame["not_finite"] = groups.count(rows["not_finite"])
     frame["reasons"] = [reasons.get(code) for code in range(len(frame))]
     frame = frame.merge(small, on=BY_STEP, how="left").fillna({"small_groups": 0})
     frame = frame.sort_values(BY_STEP).reset_index(drop=True)
@@ -211,6 +221,7 @@ def engine_calls(facts: Facts, **keys: Any) -> Frame:
         found.append(
             {
                 "run_id": one["run_id"], "experiment": one["experiment"], "step": step,
+                "project": one["project"], "attempt": one["attempt"],
                 "trace_id": trace_id, "op": one["op"], "status": one["status"],
                 "joined": "carried" if carried else None if call is None else "tokens",
                 "finish_reason": one["finish_reason"], "weight_version": one["weight_version"],
@@ -219,8 +230,9 @@ def engine_calls(facts: Facts, **keys: Any) -> Frame:
                 "engine_s": took / 1e9, "around_engine_s": outside,
             }
         )  # fmt: skip
-    columns = ["run_id", "experiment", "step", "trace_id", "joined", "op", "status",
+    unsaid = ["run_id", "experiment", "project", "attempt"]
+    columns = [*unsaid, "step", "trace_id", "joined", "op", "status",
                "finish_reason", "weight_version", "prompt_tokens", "output_tokens",
                "cached_tokens", "engine_s", "around_engine_s"]  # fmt: skip
     frame = pd.DataFrame(found, columns=columns).astype({"step": "Int64"})
-    return chosen(frame, **keys).drop(columns=["run_id", "experiment"])
+    return counted_calls(facts, frame, **keys).drop(columns=unsaid)

@@ -1,0 +1,77 @@
+"""The rows that named queries look at: those of training in the newest attempts, unless asked.
+
+A query names the views. Put before its text, relations of the same names hold the rows that count
+and that the filters which every query takes leave. `main.trajectories` is still the whole view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from localtrace.read.filters import Filters
+from localtrace.read.views import select_of
+
+FILTERS = ("run", "project", "experiment", "attempt", "step", "validate")
+"""The filters that every named query takes."""
+_TRAINING = "(validate is not true and fate is distinct from 'baseline')"
+_LEFT_OUT = "(superseded or validate or fate = 'baseline')"
+_LINKED = (
+    "turns", "messages", "spans", "tokens", "detectors", "outcomes", "labels", "engine_calls",
+)  # fmt: skip
+"""Views with rows of trajectories."""
+_BUILT = ("answers", "groups")
+"""Views that are made of others of these: their own SELECT reads those."""
+_OF_RUNS = ("runs", "metrics")
+_BEGINNING = re.compile(r"(?:\s|--[^\n]*\n)*(with\s+(?:recursive\s+)?)?", re.IGNORECASE)
+_NAME = re.compile(r"\w+")
+
+
+def over_counted(sql: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a SELECT over the rows that count, and the values of the parameters that this adds.
+
+    Args:
+        sql: one SELECT over the views.
+        values: the values of some of `FILTERS`, as `Filters` takes them; others are ignored.
+
+    Raises:
+        QueryError: a value is of another type.
+    """
+    terms = Filters(validate=values.get("validate")).terms
+    validate = any(term.value is (term.operator == "=") for term in terms)
+    filters = Filters(**{name: values.get(name) for name in FILTERS if name != "validate"})
+    named = {"trajectories", *_NAME.findall(sql.lower())}
+    named |= {one for view in _BUILT if view in named for one in _NAME.findall(select_of(view))}
+    made = ",\n".join(
+        f"{name} as not materialized ({select})"
+        for name, select in _relations(filters, validate).items()
+        if name in named
+    )
+    beginning = _BEGINNING.match(sql)
+    assert beginning is not None
+    comma = "," if beginning[1] else ""
+    rest = sql[beginning.end() :].rstrip().removesuffix(";")
+    return f"{beginning[1] or 'with '}{made}{comma}\n{rest}", filters.where_clause()[1]
+
+
+def _relations(filters: Filters, validate: bool) -> dict[str, str]:
+    """Return the SELECT of each relation by its name; later ones may read earlier ones."""
+    chosen, _ = filters.where_clause()
+    which = "validate" if validate else _TRAINING
+    both = f"where {chosen} and (validate or {_TRAINING})"
+    relations = {
+        "trajectories": f"from main.trajectories where {chosen} and {which}",
+        "training_and_validation": f"select *, {which} as counted from main.trajectories {both}",
+    }
+    counted = "trace_id in (select trace_id from trajectories)"
+    left_out = f"select trace_id from stored.judged where {chosen} and {_LEFT_OUT}"
+    for view in _LINKED:
+        direct = filters.direct_clause(view)
+        # Few are left out. Calls whose trajectory is unknown count, unless a filter asks of it.
+        is_plain = direct == chosen and not validate
+        which = f"coalesce(trace_id, '') not in ({left_out})" if is_plain else counted
+        relations[view] = f"from main.{view} where {direct} and {which}"
+    for view in _OF_RUNS:
+        relations[view] = f"from main.{view} where {filters.direct_clause(view)}"
+    return relations | {view: select_of(view) for view in _BUILT}
