@@ -55,6 +55,10 @@ class QueryCrashed(QueryError):
     """A query ended the process that ran it, or that process gave no answer."""
 
 
+class NotFound(QueryError):
+    """Nothing has the name or the id that was given."""
+
+
 class NothingRecorded(LocalTraceError, LookupError):
     """A named query finds nothing, because the data that it needs was not recorded."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from localtrace.errors import ConfigError, QueryError
+from localtrace.errors import ConfigError, NotFound
 from localtrace.record.config import load_settings
 from localtrace.record.start_sealer import start_sealer
 from localtrace.store.files import explained
@@ -196,7 +196,7 @@ def _by_store(store: Store, ids: list[str]) -> dict[Path, list[_Rollout]]:
         if rollouts:
             found[path] = rollouts
     if left:
-        raise QueryError(f"no trajectory has the id {next(iter(left))}: list them: localtrace ls")
+        raise NotFound(f"no trajectory has the id {next(iter(left))}: list them with localtrace ls")
     return found
 
 

@@ -14,7 +14,7 @@ from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound, QueryError
 from localtrace.store.tokenizers import Decode
 from localtrace.store.whole_prompts import whole_messages, whole_prompts
 from localtrace.types import Outcome, Span, Trajectory
@@ -61,7 +61,7 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
     rows = {row["trace_id"]: row for row in found}
     for trace_id in trace_ids:
         if trace_id not in rows:
-            raise QueryError(f"no trajectory has the id {trace_id}: list them with localtrace ls")
+            raise NotFound(f"no trajectory has the id {trace_id}: list them with localtrace ls")
     in_steps = listed_steps(row["step"] for row in found)
     place = f"where {chosen} and {in_steps}"
     spans = run_sql(

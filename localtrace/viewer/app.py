@@ -17,10 +17,10 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from localtrace.errors import LocalTraceError, NothingRecorded
+from localtrace.errors import LocalTraceError, NotFound, NothingRecorded
 from localtrace.viewer.asked import Asked
-from localtrace.viewer.labelling import label_route, who_labels
-from localtrace.viewer.page import Page
+from localtrace.viewer.labelling import PATH, label_route, who_labels
+from localtrace.viewer.page import Page, told
 from localtrace.viewer.pages import PAGES
 from localtrace.viewer.rendering import HERE, as_json, render
 from localtrace.viewer.shared_store import SharedStore
@@ -133,19 +133,19 @@ def _refused(request: Request, error: Exception) -> Response:
     """Return the answer to what cannot be done, as the error says why."""
     if not isinstance(error, LocalTraceError | OSError):
         raise error
-    status = 404 if isinstance(error, NothingRecorded) else 400
-    return _problem(request, str(error), status, request.query_params.get("q", ""))
+    status = 404 if isinstance(error, NothingRecorded | NotFound) else 400
+    return _problem(request, told(error), status)
 
 
-def _problem(request: Request, message: str, status: int, q: str = "") -> Response:
+def _problem(request: Request, message: str, status: int) -> Response:
     if request.url.path.endswith(".json"):
         return Response(as_json({"error": message}), status, media_type="application/json")
     around: dict[str, object] = {
-        "q": q,
+        "q": request.query_params.get("q", ""),
         "path": request.url.path,
         "json_path": None,
         "stores": [],
-        "values": {},
+        "values": request.query_params,
     }
     page = {"title": "Problem", "copies": {}}
     text = render("problem.html", message=message, status=status, page=page, **around)
@@ -155,6 +155,8 @@ def _problem(request: Request, message: str, status: int, q: str = "") -> Respon
 async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = {404: "There is no such page.", 405: "This page can only be looked at."}
+    if request.url.path == PATH and status == 405:
+        message[405] = "This address only takes what the viewer's forms send."
     return _problem(request, message.get(status, str(error)), status)
 
 

@@ -8,10 +8,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from localtrace.errors import LocalTraceError
 from localtrace.viewer.asked import Asked, words_of
 
 Facts = dict[str, Any]
 """The content of a page as plain data, which `.json` answers as it is."""
+_REMEDIES = {
+    "list them with localtrace ls": "the page Trajectories lists them",
+    ", or give it more time (--timeout-s, timeout_s=)": "",
+    ", and in Python a number, a range or a list too": "",
+}
+"""What messages advise at a terminal or in Python, and what a page advises instead."""
+
+
+def told(error: Exception) -> str:
+    """Return what a page says of an error: why it was, and what can be done here."""
+    if isinstance(error, OSError) and not isinstance(error, LocalTraceError):
+        place = f": {error.filename}" if error.filename else ""
+        return f"The store cannot be read: {error.strerror or error}{place}."
+    text = str(error)
+    for elsewhere, here in _REMEDIES.items():
+        text = text.replace(elsewhere, here)
+    return text
 
 
 @dataclass(frozen=True)

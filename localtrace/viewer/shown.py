@@ -53,7 +53,7 @@ def chosen(store: Store, trace_ids: Sequence[str]) -> tuple[list[str], bool]:
     if len(trace_ids) > COMPARED_MAX:
         raise QueryError(
             f"{len(trace_ids):,} trajectories of several groups: a page shows one trajectory, "
-            f"trajectories of one group, or two to {COMPARED_MAX} of any; add filters or --limit"
+            f"trajectories of one group, or two to {COMPARED_MAX} of any: choose fewer"
         )
     return list(trace_ids), False
 

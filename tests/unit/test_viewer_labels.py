@@ -154,7 +154,7 @@ def test_a_form_of_another_page_labels_nothing(
 
 @pytest.mark.parametrize(("form", "status", "message"), [
     ({"rating": "<script>"}, 400, "is no number"), ({"comment": "x" * 300_000}, 413, "too long"),
-    ({"tag": "x" * 101}, 400, "at most 100"), ({"id": "0" * 32, "rating": "1"}, 400, "0000"),
+    ({"tag": "x" * 101}, 400, "at most 100"), ({"id": "0" * 32, "rating": "1"}, 404, "0000"),
     ({"rating": "1", **{f"f{n}": "" for n in range(200)}}, 400, "cannot be read"),
     ({"who": "a\nb", "rating": "1"}, 400, "not seen"), ({}, 400, "nothing is said"),
 ])  # fmt: skip

@@ -123,7 +123,7 @@ def test_a_page_shows_one_a_group_or_up_to_eight(chat: tuple[Store, Ids], tmp_pa
     assert chosen(store, add) == ([ids[1, "add", n] for n in range(3)], True)
     two = [ids[2, "add", 0], ids[1, "add", 0]]
     assert chosen(store, two) == (two, False)
-    with pytest.raises(localtrace.errors.QueryError, match=r"several groups.*--limit"):
+    with pytest.raises(localtrace.errors.QueryError, match=r"several groups.*choose fewer"):
         chosen(store, [*ids.values(), "0" * 32])
     done = run("export", "html", "step=2", "-s", store.path, "-o", tmp_path / "out.html")
     assert done.exit_code == 0, done.output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound, QueryError
 from localtrace.read.trajectories import listed_ids
 from localtrace.viewer.asked import Asked
 from localtrace.viewer.page import Facts, Page, copies
@@ -23,7 +23,7 @@ def read(asked: Asked) -> Facts:
     found = {row["trace_id"]: row for row in asked.rows(sql, params)}
     for one in ids:
         if one not in found:
-            raise QueryError(f"no trajectory has the id {one}: choose them in the table")
+            raise NotFound(f"no trajectory has the id {one}: choose them in the table")
     return {
         "title": f"{len(ids)} rollouts compared",
         "runs": len({row["run_id"] for row in found.values()}),

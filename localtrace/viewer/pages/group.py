@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound
 from localtrace.read.excerpts import reference_of
 from localtrace.viewer.asked import Asked, url, with_terms
 from localtrace.viewer.excerpts import cut
@@ -30,7 +30,7 @@ def read(asked: Asked) -> Facts:
     params = _place(asked)
     rows = asked.rows(_IDS_SQL, params)
     if not rows:
-        raise QueryError("no rollout is in this group: it may belong to another store or run")
+        raise NotFound("no rollout is in this group: it may belong to another store or run")
     aligned = side_by_side(asked, rows[:_COLUMNS_MAX])
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     first = rows[0]

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import zip_longest
 from typing import Any
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound
 from localtrace.read.diff import align, words
 from localtrace.viewer.asked import Asked, url
 from localtrace.viewer.charts import chart_of, line
@@ -40,7 +40,7 @@ def read(asked: Asked) -> Facts:
               "most": _ROLLOUTS_MAX}  # fmt: skip
     rows = asked.rows(_SQL, params)
     if not rows:
-        raise QueryError(f"no rollout has the prompt {key}: it may belong to another run or store")
+        raise NotFound(f"no rollout has the prompt {key}: it may belong to another run or store")
     known = sorted({row["step"] for row in rows if row["step"] is not None})
     at = asked.number("at", known[len(known) // 2] if known else 0)
     texts = excerpts_of(asked, {row["trace_id"]: row["step"] for row in rows})

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound
 from localtrace.read.losses import add_up
 from localtrace.schema import TABLES
 from localtrace.viewer.asked import Asked, part, url, with_terms
@@ -48,7 +48,7 @@ def read(asked: Asked) -> Facts:
     params = {"run": run_id}
     attempts = asked.rows(_RUN_SQL, params)
     if not attempts:
-        raise QueryError(f"no run is called {run_id}: the page Runs lists them")
+        raise NotFound(f"no run is called {run_id}: the page Runs lists them")
     steps = steps_of(asked, run_id)
     also = [one for one in asked.values.get("also", "").split(",") if one]
     return {

@@ -10,7 +10,7 @@ from localtrace.viewer import hits
 from localtrace.viewer.asked import Asked, part, url, with_terms, with_word
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Counted, Search
-from localtrace.viewer.page import Facts, Page, command_filters, copies, python_rows
+from localtrace.viewer.page import Facts, Page, command_filters, copies, python_rows, told
 
 _SHOWN = 40
 _WALKED_MAX = 50_000
@@ -46,7 +46,7 @@ def read(asked: Asked) -> Facts:
     try:
         return facts | _found(asked, search, hits.count_hits(asked, search))
     except QueryError as error:
-        return facts | {"why": str(error)}
+        return facts | {"why": told(error)}
 
 
 def _found(asked: Asked, search: Search, counted: Counted) -> Facts:

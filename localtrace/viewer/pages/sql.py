@@ -6,12 +6,12 @@ import io
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from localtrace.errors import NothingRecorded, QueryError
+from localtrace.errors import NotFound, NothingRecorded, QueryError
 from localtrace.read.named_queries import NamedQuery, load_queries
 from localtrace.read.view_columns import views
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.charts import chart_of, line
-from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page import Facts, Page, copies, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,14 +43,20 @@ def read(asked: Asked) -> Facts:
         "views": _views(asked),
         "rows": None,
         "why": None,
+        "lacks": [],
         "copies": {},
     }
     if not chosen and not text:
         return facts
+    if chosen:
+        given = _given(asked, chosen)
+        lacks = [name for name, needed in chosen.parameters.items() if needed and name not in given]
+        if lacks:
+            return facts | {"lacks": lacks}
     try:
         table = _run(asked, chosen)
     except (NothingRecorded, QueryError) as error:
-        return facts | {"why": str(error)}
+        return facts | {"why": told(error)}
     return facts | _found(asked, chosen, table)
 
 
@@ -58,7 +64,9 @@ def _chosen(asked: Asked, queries: dict[str, NamedQuery]) -> NamedQuery | None:
     name = asked.values.get("query")
     if not name:
         return None
-    return queries[asked.one_of("query", queries, "")]
+    if name not in queries:
+        raise NotFound(f"no query is called {name}: the page SQL lists them")
+    return queries[name]
 
 
 def _run(asked: Asked, chosen: NamedQuery | None) -> pa.Table:

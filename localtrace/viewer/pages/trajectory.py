@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from localtrace.errors import QueryError
+from localtrace.errors import NotFound
 from localtrace.field_names import LABEL_NAMES
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
@@ -37,7 +37,7 @@ def trajectory_of(asked: Asked) -> Trajectory:
     """Return the trajectory of the address.
 
     Raises:
-        QueryError: there is none of this id.
+        NotFound: there is none of this id.
     """
     trace_id = asked.path_values["trace_id"]
     found: Trajectory = asked.kept(
@@ -102,7 +102,7 @@ def read_call(asked: Asked) -> Facts:
     span_id = asked.path_values["span_id"]
     span = next((one for one in trajectory.every_span if one.span_id == span_id), None)
     if span is None:
-        raise QueryError(f"the rollout has no call {span_id}: its page lists them")
+        raise NotFound(f"the rollout has no call {span_id}: its page lists them")
     start = asked.number("at", 0)
     text = span.output_text
     path = f"/trajectory/{part(trajectory.trace_id)}"

@@ -1,0 +1,134 @@
+"""Errors of the viewer are told inside of the page, in the words of a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from starlette.testclient import TestClient
+
+from localtrace.read.store import Store, open_store
+from localtrace.viewer import hits
+from localtrace.viewer.app import make_app
+from tests.commands import record
+from tests.unit.test_viewer_pages import Pages
+
+COMMAND_LINE = re.compile(
+    r"localtrace [a-z]|(?<![\w-])--[a-z]|timeout_s|\bPython\b|on the command line"
+)
+"""Words that help at a terminal, and not before a page."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    folder = tmp_path_factory.mktemp("errors") / "store"
+    ids = record(folder, [{"reward": 1.0}, {"reward": 0.0}])
+    with open_store(folder) as store:
+        yield Pages(store, {(3, "17", n): one for n, one in enumerate(ids)})
+
+
+def problem(html: str) -> str:
+    """The message of a page, which is whole: with its header and its navigation."""
+    assert all(
+        piece in html for piece in ("<!doctype html>", 'aria-label="Pages"', "<h1>", "</main>")
+    )
+    (said,) = re.findall(r'<p class="problem">(.*?)</p>', html, re.DOTALL)
+    assert not COMMAND_LINE.search(said), said
+    return unescape(said)
+
+
+ADDRESSES = [
+    ("/trajectories?q=stepp%3D1", 400, "unknown filter 'stepp': did you mean step?"),
+    ("/trajectories?q=step%3Dmany", 400, "'many' is not a whole number"),
+    ("/groups?q=step%3D'", 400, "put quotes around a value"),
+    ("/trajectories?q=where%3Drewrd", 400, "rewrd"),
+    ("/trajectory/{nothing}", 404, "no trajectory has the id {nothing}"),
+    ("/trajectory/{nothing}/tokens", 404, "no trajectory has the id {nothing}"),
+    ("/trajectory/{one}/call/0000", 404, "the rollout has no call 0000"),
+    ("/run/nothing", 404, "no run is called nothing: the page Runs lists them"),
+    ("/group?run=run&step=3&key=nothing", 404, "no rollout is in this group"),
+    ("/prompt?run=run&key=nothing", 404, "no rollout has the prompt nothing"),
+    ("/prompt?run=run", 400, "the address lacks key=…: follow a link of another page"),
+    ("/compare?ids={one}", 400, "choose two to 8"),
+    ("/compare?ids={one},{nothing}", 404, "no trajectory has the id {nothing}"),
+    ("/sql?query=nothing", 404, "no query is called nothing"),
+    ("/sql/rows.csv?query=prompts_changed", 400, "needs from_step"),
+    ("/nowhere", 404, "There is no such page."),
+    ("/label", 405, "takes what the viewer's forms send"),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "says"), ADDRESSES, ids=[one[0] for one in ADDRESSES])
+def test_an_address_that_leads_nowhere_is_told_in_a_whole_page(
+    pages: Pages, path: str, status: int, says: str
+) -> None:
+    named = {"one": pages.ids[3, "17", 0], "nothing": "f" * 32}
+    path, says = path.format(**named), says.format(**named)
+    answer = pages.client.get(path)
+    assert answer.status_code == status
+    assert says in problem(answer.text)
+    before, mark, query = path.partition("?")
+    told = pages.client.get(f"{before}.json{mark}{query}")
+    assert told.status_code == (404 if path == "/label" else status)
+    assert path == "/label" or says in told.json()["error"]
+
+
+def test_what_was_asked_for_can_be_mended_where_it_stands(pages: Pages) -> None:
+    html = pages.client.get("/search?find=some+text&by=regex&q=stepp%3D1").text
+    assert 'name="q" value="stepp=1"' in html
+    assert '<input type="hidden" name="find" value="some text">' in html
+    assert '<a href="/search?find=some+text&amp;by=regex">Without the filters</a>' in html
+    assert 'action="/search"' in html
+
+
+def test_only_get_is_answered(pages: Pages) -> None:
+    answer = pages.client.post("/runs")
+    assert answer.status_code == 405
+    assert problem(answer.text) == "This page can only be looked at."
+
+
+def test_a_query_whose_time_is_over_says_it_on_its_page(tmp_path: Path) -> None:
+    endless = (
+        "select count(*) from range(10000000) a, range(10000000) b where a.range ^ b.range = 8"
+    )
+    record(tmp_path, [{"reward": 1.0}])
+    with open_store(tmp_path, timeout_s=2) as store:
+        slow = Pages(store, {})
+        said = problem(slow.html(f"/sql?{urlencode({'sql': endless})}"))
+        answer = slow.client.get("/trajectories", params={"q": f"'where=({endless}) > 0'"})
+    assert "after 2 s" in said
+    assert answer.status_code == 400
+    assert "after 2 s" in problem(answer.text)
+
+
+def test_a_page_that_fails_keeps_its_frame(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_store: Store) -> Any:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(hits, "count_hits", lambda *_: fail(pages.store))
+    client = TestClient(make_app(pages.shared), raise_server_exceptions=False)
+    answer = client.get("/search?find=x&q=step%3D3")
+    assert answer.status_code == 500
+    assert "The viewer failed at this page" in problem(answer.text)
+    assert "a mistake" not in answer.text
+    assert 'name="q" value="step=3"' in answer.text
+
+
+def test_a_file_that_cannot_be_read_is_named(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise PermissionError(13, "Permission denied", "/store/tables/x.parquet")
+
+    monkeypatch.setattr(hits, "count_hits", fail)
+    said = problem(pages.client.get("/search?find=x").text)
+    assert said == "The store cannot be read: Permission denied: /store/tables/x.parquet."
+
+
+def test_a_query_that_needs_parameters_asks_for_them(pages: Pages) -> None:
+    html = pages.html("/sql?query=prompts_changed")
+    assert "Fill in from_step and to_step" in html
+    assert 'class="problem"' not in html
