@@ -66,11 +66,11 @@ def record_calls(function: Callable[..., Any], signature: Signature) -> Callable
     if callable(function) and not is_plain:
         called = type(function).__call__  # the method of an object that is called like a function
     if inspect.isasyncgenfunction(called):
-        return _async_generator(function, signature)
+        return _async_generator(function, signature.of_stream())
     if inspect.iscoroutinefunction(called):
         return _coroutine(function, signature)
     if inspect.isgeneratorfunction(called):
-        return _generator(function, signature)
+        return _generator(function, signature.of_stream())
     return _function(function, signature)
 
 

@@ -34,7 +34,7 @@ class Signature:
 
     __slots__ = (
         "_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "is_async",
-        "is_generation", "kind", "op", "record_kind", "tail",
+        "is_generation", "is_stream", "kind", "op", "record_kind", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Signature:
         self.kind = kind
         """Kind of the spans; None where it is derived."""
         self.is_async = is_async
+        self.is_stream = False
+        """Whether it is a generator; a call's result is the list of what it yielded."""
         may_be_turn = kind == "generation" or not known.isdisjoint(_TURN_NAMES)
         self.record_kind = Kind.TURN if may_be_turn else Kind.SPAN
         self.tail = record_tail(self, is_detail=False)
@@ -82,6 +84,12 @@ class Signature:
         may_generate = kind is None or kind == "generation"
         self.is_generation = may_generate and not known.isdisjoint(PROMPT_NAMES)
         """True if it stands for a generation; an engine's own record is then a detail of it."""
+
+    def of_stream(self) -> Signature:
+        """Note that the function is a generator."""
+        self.is_stream = True
+        self.tail = record_tail(self, is_detail=False)
+        return self
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name, defaults included."""
@@ -125,6 +133,8 @@ def record_tail(signature: Signature, *, is_detail: bool) -> tuple[Any, ...]:
     """Return the fields after the result in the record of a call; empty if all are defaults."""
     kind, is_async = signature.kind, signature.is_async
     is_turn = signature.record_kind is Kind.TURN
+    if signature.is_stream and is_turn:
+        return ((), is_detail, None, kind, False, None, is_async, True)
     if kind is None and is_async is None:
         return ((), True) if is_detail and is_turn else ()
     own = (is_detail, None) if is_turn else ()

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import localtrace
@@ -376,3 +378,48 @@ def test_turns_of_a_thread_pool_are_whole_and_counted_once_each(store: Recording
         turns = opened.trajectory(row["trace_id"]).turns
         assert sorted(turn.prompt_ids or [] for turn in turns) == sorted(prompts)
         assert all(turn.output_ids == [sum(turn.prompt_ids or [])] for turn in turns)
+
+
+# -- rows of arrays ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_rows_of_arrays_are_as_many_generations(store: Recording, make: Any) -> None:
+    rows = {
+        "output_ids": make([[7, 8, 0], [6, 0, 0]]),
+        "log_probs": make([[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]]),
+        "response_mask": make([[True, True, False], [True, False, False]]),
+    }
+    with localtrace.trajectory(step=1):
+        generated("input_ids", make([[1, 2], [3, 4]]), rows)
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["turn_count"], row["output_tokens"]) == (2, 3)
+        assert column(opened, "prompt_ids") == [[1, 2], [3, 4]]
+        assert column(opened, "output_ids") == [[7, 8, 0], [6, 0, 0]]
+        assert column(opened, "output_logprobs") == [[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]]
+        assert column(opened, "response_mask") == [[1, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("ids", [np.array([[7, 8]]), torch.tensor([[7, 8]]), [[7, 8]]], ids=repr)
+def test_an_array_of_one_row_is_that_row(store: Recording, ids: Any) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompt_ids", [1, 2], {"output_ids": ids, "log_probs": [-1.0, -2.0]})
+        generated("input_ids", ids, {"output_ids": ids[0]})
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["turn_count"], row["output_tokens"]) == (2, 4)
+        assert column(opened, "output_ids") == [[7, 8], [7, 8]]
+        assert column(opened, "output_logprobs") == [[-1.0, -2.0], None]
+
+
+def test_what_generate_of_transformers_returns_is_as_many_generations(store: Recording) -> None:
+    @localtrace.op(kind="generation")
+    def generate(input_ids: Any) -> Any:
+        return torch.tensor([[7, 8, 9], [6, 0, 0]])
+
+    with localtrace.trajectory(step=1):
+        generate(torch.tensor([[1, 2], [3, 4]]))
+    with read(store) as opened:
+        assert column(opened, "output_ids") == [[7, 8, 9], [6, 0, 0]]
+        assert column(opened, "prompt_ids") == [[1, 2], [3, 4]]

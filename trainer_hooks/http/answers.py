@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localtrace.store.journal.choices import Generation, of_openai, of_sglang
-from localtrace.trainer_hooks.http.pieces import merge, merge_sglang
+from localtrace.store.journal.pieces import merge, merge_sglang
 from localtrace.trainer_hooks.http.prompts import GENERATIONS_MAX
 from localtrace.values.responses import decode_json
 

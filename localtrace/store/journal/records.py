@@ -139,6 +139,8 @@ class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """Number of generations that it made; None where an older version wrote the record."""
     is_async: bool | None = None
     """Whether a coroutine function was called, where the recording code says it."""
+    is_stream: bool = False
+    """True where a generator was called, whose result is the list of what it yielded."""
 
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):

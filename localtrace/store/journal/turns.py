@@ -24,8 +24,10 @@ from localtrace.store.journal.results import (
     results,
     token_lists,
 )
+from localtrace.store.journal.streams import joined, yielded
 from localtrace.values import codec
-from localtrace.values.encoded import is_list, is_list_of_lists, listed_elements, raw_items
+from localtrace.values.encoded import is_list_of_lists, raw_items, raw_map
+from localtrace.values.token_lists import read_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Generation:
     """Its own prompt, where the call took several, empty if unknown; None: the call's prompt."""
     index: int | None = None
     """Place among the generations of the call; None where the call itself is the generation."""
+    unusable: int = 0
+    """Lists and texts that are missing in its fields because they could not be used."""
 
 
 def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Generation]:
@@ -46,7 +50,7 @@ def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Gene
     A call is a turn if its result holds generated ids or a finish reason. If it was given a prompt,
     text, reasoning or tool calls in its result are enough. A call with a list of prompts, or whose
     result holds several choices, is as many turns. A bare text or list counts only if the recording
-    code says that the call is a generation.
+    code says that the call is a generation. What a generator yielded are pieces of one generation.
 
     Args:
         call: any call; only a `TurnCall` can be a turn.
@@ -66,10 +70,15 @@ def _may_be_turn(call: TurnCall) -> bool:
 
 def _made(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
     is_said = call.kind == "generation"
-    found = results(call.outputs) if fields is None else of_map(fields)
-    if fields is None and is_said:
-        found = _bare(call.outputs) or found
-    prompts = batched_prompts(inputs)
+    prompts, outputs = batched_prompts(inputs), call.outputs
+    if call.is_stream:
+        outputs, fields = yielded(outputs), None
+        if not (prompts and len(prompts) > 1) and not _are_whole(outputs):
+            is_given = is_said or _has_prompt(call, inputs)
+            return _streamed(call, prompts) if is_given else []
+    found = results(outputs) if fields is None else of_map(fields)
+    if fields is None and (is_said or (call.is_stream and prompts is not None)):
+        found = _bare(outputs) or found
     is_alone = prompts is None and (fields is not None or (is_said and len(found) == 1))
     if is_alone and len(found) == 1:
         counts = _says_so(found[0]) or (
@@ -84,6 +93,29 @@ def _made(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generat
         Generation(one, _own_prompt(prompts, index, per_prompt, rest), index)
         for index, one in enumerate(found)
         if _says_so(one) or (text_counts and not message_of(one).is_empty)
+    ]
+
+
+def _are_whole(outputs: msgspec.Raw) -> bool:
+    """Tell whether a generator yielded several generations, of which each says why it stopped."""
+    items = [raw_map(item) for item in raw_items(outputs) or ()]
+    return len(items) > 1 and all(one and finish_reason(one) is not None for one in items)
+
+
+def _streamed(call: TurnCall, prompts: list[Fields] | None) -> list[Generation]:
+    """Return the generations whose pieces a generator yielded."""
+    found = joined(call.outputs)
+    is_alone = len(found) == 1 and prompts is None
+    per_prompt, rest = divmod(len(found), len(prompts or found or (None,)))
+    return [
+        Generation(
+            one.fields,
+            _own_prompt(prompts, index, per_prompt, rest),
+            None if is_alone else index,
+            one.unusable,
+        )
+        for index, one in enumerate(found)
+        if one.unusable or _says_so(one.fields) or not message_of(one.fields).is_empty
     ]
 
 
@@ -129,10 +161,9 @@ def _bare(outputs: msgspec.Raw) -> list[Fields]:
 
 
 def _bare_one(value: msgspec.Raw) -> list[Fields]:
-    if is_list(value) and not is_list_of_lists(value):
-        listed = listed_elements(value)
-        first = codec.decode(value)[:1] if listed and listed[0] else []
-        return [{"output_ids": value}] if all(isinstance(one, int) for one in first) else []
+    ids = None if is_list_of_lists(value) else read_ids(value)
+    if ids is not None and ids.is_exact:
+        return [{"output_ids": value}]
     return [{"text": value}] if isinstance(codec.decode(value), str) else []
 
 
@@ -178,7 +209,7 @@ class TurnTotals:
             self.prompt_hash = prompt_hash(inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
         lists = [token_lists(one.outputs) for one in made]
-        self.unusable += sum(one.unusable for one in lists)
+        self.unusable += sum(one.unusable for one in (*lists, *made))
         known = [one.generated for one in lists if one.generated is not None]
         if known:
             self.output_tokens = (self.output_tokens or 0) + sum(known)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_APPENDED_TEXTS = frozenset(
-    {"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"}
-)
+from localtrace.field_names import OUTPUT_TEXT_NAMES, REASONING_NAMES
+
+_APPENDED_TEXTS = frozenset({*OUTPUT_TEXT_NAMES, *REASONING_NAMES, "refusal", "arguments"})
 """Text fields that are sent in parts. Every other text is sent whole."""
 _WHOLE_LISTS = frozenset({"prompt_token_ids", "input_ids"})
 """List fields that are sent whole, perhaps repeatedly. Every other list is sent in parts."""

@@ -1,0 +1,269 @@
+"""What a generator yields are the pieces of one generation, and the call is one turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import localtrace
+from localtrace.read.store import Store, open_store
+from localtrace.store.journal.streams import whole
+from localtrace.store.layout import open_layout
+from localtrace.store.sealing.seal import seal
+from tests.environment import examples
+from tests.recording import Recording
+
+ANSWER = "The answer is 4, as 2 and 2 are 4."
+IDS = [5, 6, 7, 8, 9]
+LOGPROBS = [-0.5, -0.25, -1.0, -2.0, -0.125]
+
+
+def cut(values: Any, *places: int) -> list[Any]:
+    """The parts between these places."""
+    ends = [0, *places, len(values)]
+    return [values[one:other] for one, other in pairwise(ends)]
+
+
+def so_far(values: Any, *places: int) -> list[Any]:
+    return [values[:place] for place in (*places, len(values))]
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None, index: int = 0) -> dict[str, Any]:
+    """A chunk of an OpenAI-compatible server."""
+    choice = {"index": index, "delta": delta, "finish_reason": reason}
+    return {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+
+
+def sglang(ids: list[int], text: str, reason: str | None = None) -> dict[str, Any]:
+    logprobs = [[LOGPROBS[at], one, None] for at, one in enumerate(ids)]
+    meta = {"finish_reason": reason and {"type": reason}, "completion_tokens": len(ids)}
+    return {
+        "text": text,
+        "output_ids": ids,
+        "meta_info": {**meta, "output_token_logprobs": logprobs},
+    }
+
+
+def generate(store: Recording, items: list[Any], returned: Any = None, **prompt: Any) -> None:
+    """Record one rollout whose generator yields these items."""
+
+    @localtrace.op
+    def stream(prompt_ids: Any = None, messages: Any = None, prompts: Any = None) -> Iterator[Any]:
+        yield from items
+        return returned
+
+    with localtrace.trajectory(step=1):
+        assert list(stream(**(prompt or {"prompt_ids": [1, 2, 3]}))) == items
+
+
+def read(store: Recording) -> Store:
+    """The store, live and sealed found to be the same."""
+    asked = [f"select * from {view} order by all" for view in ("turns", "trajectories", "tokens")]
+    localtrace.flush()
+    with open_store(store.path) as opened:
+        live = [opened.sql(sql).to_dicts() for sql in asked]
+    localtrace.close()
+    seal(open_layout(store.path))
+    opened = open_store(store.path)
+    assert [opened.sql(sql).to_dicts() for sql in asked] == live
+    return opened
+
+
+def turn_of(store: Recording) -> dict[str, Any]:
+    with read(store) as opened:
+        (turn,) = opened.sql("from turns").to_dicts()
+        (row,) = opened.sql("from trajectories").to_dicts()
+        assert row["turn_count"] == 1
+        ids = turn["output_ids"]
+        assert row["output_tokens"] == (None if ids is None else len(ids))
+        assert len(opened.sql("from tokens").to_dicts()) == len(ids or ())
+        return turn
+
+
+PIECES: dict[str, list[Any]] = {
+    "ids": list(IDS),
+    "lists of ids": cut(IDS, 1, 3),
+    "arrays of ids": [np.array(one) for one in cut(IDS, 2)],
+    "all ids so far": so_far(IDS, 1, 2, 4),
+    "texts": cut(ANSWER, 3, 9, 20),
+    "all text so far": so_far(ANSWER, 3, 9, 20),
+    "texts and nothing": [None, *cut(ANSWER, 4), None],
+    "maps": [
+        {"text": text, "output_ids": ids, "log_probs": logprobs, "finish_reason": None}
+        for text, ids, logprobs in zip(cut(ANSWER, 8), cut(IDS, 2), cut(LOGPROBS, 2), strict=True)
+    ],
+    "maps of all so far": [
+        {"text": text, "output_ids": ids, "log_probs": logprobs}
+        for text, ids, logprobs in zip(
+            so_far(ANSWER, 8, 9), so_far(IDS, 2, 3), so_far(LOGPROBS, 2, 3), strict=True
+        )
+    ],
+    "parts and then all": [*({"text": one} for one in cut(ANSWER, 8)),
+                           {"text": ANSWER, "output_ids": IDS}],
+    "deltas": [{"role": "assistant", "content": ""}, *({"content": o} for o in cut(ANSWER, 5))],
+    "chunks": [chunk({"role": "assistant", "content": ""}),
+               *(chunk({"content": one}) for one in cut(ANSWER, 5, 6)), chunk({}, "stop"),
+               {"id": "c", "choices": [], "usage": {"completion_tokens": 5}}],
+    "sglang": [sglang(ids, text) for ids, text in
+               zip(so_far(IDS, 1, 2), so_far(ANSWER, 5, 6), strict=True)],
+    "vllm": [{"outputs": [{"index": 0, "text": text, "token_ids": ids}]} for text, ids in
+             zip(so_far(ANSWER, 8, 9), so_far(IDS, 3, 4), strict=True)],
+    "vllm's deltas": [{"outputs": [{"index": 0, "text": text, "token_ids": ids}]} for text, ids in
+                      zip(cut(ANSWER, 8, 9), cut(IDS, 3, 4), strict=True)],
+}  # fmt: skip
+HAVE_IDS = {"ids", "lists of ids", "arrays of ids", "all ids so far", "maps", "maps of all so far",
+            "parts and then all", "sglang", "vllm", "vllm's deltas"}  # fmt: skip
+HAVE_LOGPROBS = {"maps", "maps of all so far", "sglang"}
+HAVE_TEXT = set(PIECES) - {"ids", "lists of ids", "arrays of ids", "all ids so far"}
+
+
+@pytest.mark.parametrize("form", PIECES)
+def test_the_pieces_of_a_stream_are_one_turn(store: Recording, form: str) -> None:
+    @localtrace.op
+    def stream(prompt_ids: list[int]) -> Iterator[Any]:
+        yield from PIECES[form]
+
+    with localtrace.trajectory(step=1):
+        list(stream([1, 2, 3]))
+    assert len(store.span("stream")["outputs"]) == len(PIECES[form])  # as it was yielded
+    turn = turn_of(store)
+    assert turn["output_text"] == (ANSWER if form in HAVE_TEXT else None)
+    assert turn["output_ids"] == (IDS if form in HAVE_IDS else None)
+    assert turn["output_logprobs"] == (LOGPROBS if form in HAVE_LOGPROBS else None)
+    assert turn["finish_reason"] == ("stop" if form == "chunks" else None)
+
+
+def test_calls_of_tools_come_whole_out_of_their_deltas(store: Recording) -> None:
+    part = {
+        "index": 0,
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "add", "arguments": ""},
+    }
+    deltas = [
+        {"role": "assistant", "content": None, "tool_calls": [part]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "2}"}}]},
+    ]
+    generate(store, [*map(chunk, deltas), chunk({}, "tool_calls")], messages=[{"role": "user"}])
+    with read(store) as opened:
+        (row,) = opened.sql(
+            "select finish_reason, f ->> '$.arguments' as said, f ->> '$.name' as name from "
+            "(select *, output_message -> '$.tool_calls[0].function' as f from turns)"
+        ).to_dicts()
+        assert row == {"finish_reason": "tool_calls", "said": '{"a": 2}', "name": "add"}
+
+
+def test_choices_of_a_stream_are_turns_of_their_own(store: Recording) -> None:
+    items = [chunk({"content": text}, index=index) for text in "ab" for index in (0, 1)]
+    generate(store, items)
+    with read(store) as opened:
+        rows = opened.sql(
+            "select output_text as t, batch_index as i from turns order by i"
+        ).to_dicts()
+        assert rows == [{"t": "ab", "i": 0}, {"t": "ab", "i": 1}]
+
+
+def test_what_a_generator_returns_completes_its_turn(store: Recording) -> None:
+    generate(store, cut(ANSWER, 5), {"finish_reason": "length", "weight_version": "7"})
+    turn = turn_of(store)
+    found = (turn["output_text"], turn["finish_reason"], turn["weight_version"])
+    assert found == (ANSWER, "length", "7")
+
+
+def test_a_generator_that_yields_the_answer_of_each_prompt_is_as_many_turns(
+    store: Recording,
+) -> None:
+    generate(store, ["four", "six"], prompts=["2 + 2?", "3 + 3?"])
+    with read(store) as opened:
+        rows = opened.sql("select output_text as t from turns order by batch_index").to_dicts()
+        assert [row["t"] for row in rows] == ["four", "six"]
+
+
+def test_a_stream_whose_reader_leaves_is_a_turn_of_what_came(store: Recording) -> None:
+    @localtrace.op(kind="generation")
+    async def stream(question: str) -> AsyncIterator[str]:
+        for one in cut(ANSWER, 10, 20):
+            yield one
+
+    async def ask() -> None:
+        async for _ in (items := stream("2 + 2?")):
+            await items.aclose()  # type: ignore[attr-defined]
+            break
+
+    with localtrace.trajectory(step=1):
+        asyncio.run(ask())
+    assert turn_of(store)["output_text"] == ANSWER[:10]
+
+
+@pytest.mark.parametrize("items", [["a", "ab"], [[5], [5, 6]], [{"text": "a"}, {"text": "ab"}]])
+def test_pieces_that_may_be_parts_or_all_so_far_have_no_content_and_are_counted(
+    store: Recording, items: list[Any]
+) -> None:
+    generate(store, items)
+    localtrace.flush()
+    assert localtrace.losses()["values"] == {"token_list": 1}
+    turn = turn_of(store)
+    assert turn["output_text"] is turn["output_ids"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "items"),
+    [("tool", ["a", "b"]), ("agent", ["a", "b"]), (None, [1.5, 2.5]), (None, []),
+     (None, [{"score": 1}, {"score": 2}]), (None, [{"step": 1}, "a"])],
+)  # fmt: skip
+def test_a_generator_of_anything_else_is_no_turn(
+    store: Recording, kind: str | None, items: list[Any]
+) -> None:
+    @localtrace.op(kind=kind)
+    def stream(prompt: str) -> Iterator[Any]:
+        yield from items
+
+    with localtrace.trajectory(step=1):
+        list(stream("2 + 2?"))
+    with read(store) as opened:
+        assert opened.sql("from turns").to_dicts() == []
+
+
+def test_a_generator_without_a_prompt_is_a_turn_only_if_it_says_so(store: Recording) -> None:
+    def stream(n: int) -> Iterator[str]:
+        yield from "ab"
+
+    for kind in (None, "generation"):
+        with localtrace.trajectory(step=1):
+            list(localtrace.op(stream, kind=kind)(1) if kind is None else
+                 localtrace.op(kind=kind)(stream)(1))  # fmt: skip
+    with read(store) as opened:
+        assert [row["output_text"] for row in opened.sql("from turns").to_dicts()] == ["ab"]
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6))
+def test_parts_are_never_taken_for_something_shorter_by_coincidence(parts: list[str]) -> None:
+    found = whole(parts, 8)
+    if found is not None and "".join(found) != "".join(parts):
+        repeated = [one for one in parts if parts[-1].startswith(one)]
+        assert sum(map(len, repeated)) >= 8 or "".join(parts[:-1]) == parts[-1]
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    st.permutations("abcdefghijklmnopqrstuvwxyz"),
+    st.sets(st.integers(0, 25), max_size=6),
+    st.booleans(),
+)
+def test_everything_so_far_is_never_doubled(
+    letters: list[str], places: set[int], is_repeated: bool
+) -> None:
+    text = "".join(letters)
+    pieces = [text[:place] for place in sorted(places)] + [text] * (1 + is_repeated)
+    found = whole(pieces, 8)
+    is_certain = sum(places) >= 8 or not (any(places) or is_repeated)
+    assert found == ([text] if is_certain else None)
