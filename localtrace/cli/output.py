@@ -15,9 +15,8 @@ import click
 import msgspec
 
 from localtrace.cli.fitting import Column, fit_columns, width_of
-from localtrace.errors import QueryError
 from localtrace.printing import ForPrograms, say, say_text
-from localtrace.read.result import python_values
+from localtrace.read.result import python_values, write_parquet
 from localtrace.terminal import escape_line, write_any_text
 from localtrace.values.plain_json import plain_json, valid_text
 
@@ -174,15 +173,7 @@ def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
 def _print_parquet(table: pa.Table) -> None:
     if sys.stdout.isatty():
         raise click.UsageError("Parquet is binary: write it to a file, as in  > rows.parquet")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        pq.write_table(table, sys.stdout.buffer)
-    except pa.ArrowNotImplementedError as error:
-        raise QueryError(
-            f"Parquet has no such type ({error}): cast the column to text, as in x::varchar"
-        ) from None
+    write_parquet(table, sys.stdout.buffer)
 
 
 def _cell(value: Any) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, date
 from html import escape as escape_html
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from localtrace.errors import MissingDependency
+from localtrace.errors import MissingDependency, QueryError
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
@@ -90,11 +90,20 @@ class Result:
         return self._table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows as a pandas data frame."""
+        """Return the rows as a pandas data frame.
+
+        Raises:
+            QueryError: pandas cannot hold a date, such as one that is infinite.
+            MissingDependency: pandas is not installed.
+        """
         try:
             return self._table.to_pandas()
         except ImportError:
             raise MissingDependency("pandas is not installed: run  pip install pandas") from None
+        except _OUT_OF_RANGE as error:
+            raise QueryError(
+                f"pandas cannot hold a value ({error}): cast its column to text, as in x::varchar"
+            ) from None
 
     def to_polars(self) -> polars.DataFrame:
         """Return the rows as a Polars data frame."""
@@ -131,6 +140,23 @@ def python_values(column: pa.Array) -> list[Any]:
     except _OUT_OF_RANGE:
         return list(map(_python_value, column))
     return [one and one.replace(tzinfo=UTC) for one in values] if is_utc else values
+
+
+def write_parquet(table: pa.Table, out: BinaryIO) -> None:
+    """Write rows as a Parquet file.
+
+    Raises:
+        QueryError: Parquet has no such type, such as an interval.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(table, out)
+    except pa.ArrowNotImplementedError as error:
+        raise QueryError(
+            f"Parquet has no such type ({error}): cast the column to text, as in x::varchar"
+        ) from None
 
 
 def _python_value(scalar: pa.Scalar) -> Any:

@@ -9,6 +9,7 @@ import math
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localtrace
+from localtrace.errors import QueryError
 from localtrace.read.result import Result, python_values
 from localtrace.values.plain_json import plain_json
 from tests.commands import run
 from tests.recording import recording
+from tests.unit.test_viewer_pages import Pages
 
 ODD = [math.nan, math.inf, -math.inf, None, 0.5]
 WORDS = ["NaN", "Infinity", "-Infinity", None, 0.5]
@@ -121,6 +124,8 @@ def test_far_dates_inside_of_others_are_text_too(store: Path) -> None:
         assert row == {"x": ["infinity", None, date(2026, 1, 2)], "y": {"a": "-infinity"}}
         assert [*opened.sql(sql)] == [row]
         assert "-infinity" in opened.sql(sql)._repr_html_()
+        with pytest.raises(QueryError, match="::varchar"):
+            opened.sql("select date 'infinity' as x").to_pandas()
 
 
 @pytest.mark.parametrize("sql", ["interval '3 days'", "union_value(a := 1)"])
@@ -129,6 +134,21 @@ def test_what_parquet_cannot_hold_is_one_clear_line(store: Path, sql: str) -> No
     assert (result.exit_code, result.stdout_bytes) == (2, b"")
     assert "::varchar" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_viewers_page_of_sql_shows_them_all(store: Path) -> None:
+    columns = ", ".join(f"{sql} as c{at}" for at, sql in enumerate(FAR))
+    address = urlencode({"sql": f"select {columns}, 'nan'::double as x"})
+    with localtrace.open_store(store) as opened:
+        client = Pages(opened, {}).client
+        (row,) = client.get(f"/sql.json?{address}").json()["rows"]
+        assert row == [*FAR.values(), "NaN"]
+        told = client.get(f"/sql/rows.csv?{address}").text.splitlines()[1]
+        assert told.split(",") == [*FAR.values(), "nan"]
+        assert client.get(f"/sql/rows.parquet?{address}").status_code == 200
+        refused = client.get("/sql/rows.parquet?sql=select+interval+'3+days'+as+x")
+        assert refused.status_code == 400
+        assert "::varchar" in refused.text
 
 
 @given(st.dates(), st.integers(-30, 30))

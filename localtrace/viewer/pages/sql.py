@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NotFound, NothingRecorded, QueryError
 from localtrace.read.named_queries import NamedQuery, load_queries
+from localtrace.read.result import Result, python_values, write_parquet
 from localtrace.read.view_columns import views
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.charts import chart_of, line
@@ -123,10 +124,14 @@ def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
 def _plain(column: pa.ChunkedArray) -> list[Any]:
     import pyarrow as pa
 
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.string())
-    values: list[Any] = column.to_pylist()
-    return values
+    values = [value for chunk in column.chunks for value in python_values(chunk)]
+    if not pa.types.is_timestamp(column.type):
+        return values
+    texts = column.cast(pa.string()).to_pylist()
+    # Arrow writes no text for times beyond Python's, which are texts already.
+    return [
+        known if isinstance(known, str) else text for known, text in zip(values, texts, strict=True)
+    ]
 
 
 def _cell(value: Any) -> Any:
@@ -161,7 +166,7 @@ def _chart(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> dict[str
         return None
     by = [name for name in by if len(table[name].unique()) > 1]
     points: dict[str, list[tuple[float, float]]] = {}
-    for row in table.select([*dict.fromkeys([x, *ys, *by])]).to_pylist():
+    for row in Result(table.select([*dict.fromkeys([x, *ys, *by])])):
         for y in ys:
             if row[x] is not None and row[y] is not None:
                 key = ", ".join([*(f"{name}={row[name]}" for name in by), *([y] * (len(ys) > 1))])
@@ -203,11 +208,9 @@ def read_csv(asked: Asked) -> Facts:
 
 def read_parquet(asked: Asked) -> Facts:
     """Return the rows as a Parquet file."""
-    import pyarrow.parquet as pq
-
     table = _run(asked, _chosen(asked, load_queries()))
     out = io.BytesIO()
-    pq.write_table(table, out)
+    write_parquet(table, out)
     return _file("rows.parquet", "application/vnd.apache.parquet", out.getvalue())
 
 
