@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextvars import ContextVar
-from threading import get_ident
 from typing import Any, Self
 
 import msgspec
@@ -63,16 +64,13 @@ class Scope:
 
 
 current: ContextVar[Scope | None] = ContextVar("localtrace_scope", default=None)
-_collecting_thread = 0
-"""Identity of the thread that collects garbage at this moment; 0 where none does."""
-
-
-def _note_collection(phase: str, info: dict[str, Any]) -> None:
-    global _collecting_thread
-    _collecting_thread = get_ident() if phase == "start" else 0
-
-
-gc.callbacks.append(_note_collection)
+_phases: OrderedDict[str, Any] = OrderedDict(start=None, stop=None)
+"""What the garbage collector told at its last start and end, the later one last."""
+_of_thread = threading.local()
+"""What it told at the last start in this thread, as the attribute `start`."""
+# Functions in C alone: Ctrl-C during a collection is raised by the first Python code that runs, and
+# in a callback of the collector it would be lost.
+gc.callbacks += [_phases.__setitem__, _phases.move_to_end, _of_thread.__setattr__]  # type: ignore[list-item]
 
 
 def is_in_finalizer() -> bool:
@@ -81,12 +79,13 @@ def is_in_finalizer() -> bool:
     CPython 3.11 collects garbage in the middle of `ContextVar.set`, which must not be entered
     again: the process crashes, whichever variable was being set. So such code records no calls.
     """
-    return _collecting_thread != 0 and _collecting_thread == get_ident()
+    _, newest = _phases  # in one step, as another thread may begin to collect at any time
+    return newest == "start" and getattr(_of_thread, "start", None) is _phases["start"]
 
 
 def enter(scope: Scope | None) -> None:
     """Make a scope the current one, except in a finalizer."""
-    if not _collecting_thread or _collecting_thread != get_ident():
+    if not is_in_finalizer():
         current.set(scope)
 
 

@@ -81,3 +81,29 @@ def test_a_call_of_a_finalizer_is_counted(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert int(done.stdout) > 1_000, done.stderr
+
+
+CTRL_C = """
+import gc, signal, time
+import localtrace
+localtrace.op  # imports what records
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C, after a while
+heap = [[n] for n in range(200_000)]
+caught = 0
+for _ in range(5):
+    give_up = time.monotonic() + 5
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        while time.monotonic() < give_up:
+            gc.collect()
+    except KeyboardInterrupt:
+        caught += 1
+print(caught)
+"""
+
+
+def test_ctrl_c_that_comes_while_garbage_is_collected_is_not_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("5\n", "")

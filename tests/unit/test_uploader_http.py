@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 import threading
@@ -11,6 +12,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from localtrace.types import Run
 from localtrace.uploader.retry import RETRY_AFTER_MAX_S, _wait
 from localtrace.uploader.targets import open_target
 from localtrace.uploader.targets.answers import ANSWER_MAX_BYTES
+from localtrace.uploader.targets.deadline import Sockets
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
 
 RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
@@ -293,3 +296,14 @@ def test_a_session_that_is_closed_waits_for_no_answer() -> None:
     released.set()
     server.shutdown()
     server.server_close()
+
+
+def test_a_connection_opened_while_the_session_closes_waits_for_nothing() -> None:
+    sockets = Sockets()
+    sockets.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = SimpleNamespace(get_extra_info=lambda name: ours)
+        sockets.note("connection.connect_tcp.complete", {"return_value": stream})
+        theirs.settimeout(30)
+        assert theirs.recv(1) == b""

@@ -22,12 +22,15 @@ class Sockets:
     def __init__(self) -> None:
         self._sockets: WeakSet[socket.socket] = WeakSet()
         self._lock = Lock()
+        self._is_closed = False
 
     def note(self, event: str, info: Mapping[str, Any]) -> None:
         """Remember a socket that was opened. httpcore calls this as its extension `trace`."""
         if event.endswith(_OPENED):
             with self._lock:
                 self._sockets.add(info["return_value"].get_extra_info("socket"))
+            if self._is_closed:
+                self.shut()
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[Event]:
@@ -49,6 +52,11 @@ class Sockets:
             yield is_over
         finally:
             timer.cancel()
+
+    def close(self) -> None:
+        """Shut all sockets down, and those that other threads are about to open."""
+        self._is_closed = True
+        self.shut()
 
     def shut(self) -> None:
         """Shut all sockets down, so that nobody waits on one any more."""

@@ -239,7 +239,7 @@ class HttpSession:
 
     def close(self) -> None:
         """Close all connections, also those on which other threads wait for an answer."""
-        self._sockets.shut()
+        self._sockets.close()
         self._client.close()
 
 
