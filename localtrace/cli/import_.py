@@ -42,6 +42,25 @@ def verl_jsonl(source: Source, validate: bool) -> Iterator[Rollout]:
     return read_rollouts(source, validate=validate)
 
 
+@_format("chat", "chat")
+@click.option("--reward", metavar="FIELD", default="reward", show_default=True,
+              help="Field of a line that is the reward.")  # fmt: skip
+def chat(source: Source, reward: str) -> Iterator[Rollout]:
+    """Import rollouts of any tool: lines of JSON with messages and a reward.
+
+    PATH is a file of one rollout per line, or a folder of files .jsonl. A line has messages in
+    OpenAI's form, calls of tools and reasoning included (or conversations, with from and value),
+    and reward, a number. Each message of the assistant is a turn, unless its weight is 0; calls of
+    tools that a message answers are calls. step, sample_index, rollout_n, group_id, validate, name,
+    agent and data_source are the fields of these names, everything else becomes an attribute. A
+    line with an id is imported once, wherever it stands; a rollout gets the time of its file.
+    Without --run the run id is derived from the folder.
+    """
+    from localtrace.importers.chat import read_rollouts
+
+    return read_rollouts(source, reward=reward)
+
+
 @_format("trl-completions", "trl_completions")
 @click.option(
     "--reward",

@@ -128,7 +128,7 @@ def _asks_the_same(turn: Span, other: Span) -> bool:
 
 def _repeats(recorded: object, answer: Message) -> bool:
     """Return whether a message is an answer, perhaps without reasoning and outer white space."""
-    message = next(messages_of([recorded]))
+    message, answer = messages_of([recorded, answer])
     if message["role"] != "assistant":
         return False
     asked, answered = (

@@ -8,7 +8,12 @@ from collections import Counter
 from typing import Any
 
 from localtrace.importers.atif_document import Document, Metrics, Result, Step, ToolCall
-from localtrace.importers.imported_rollouts import CallIn, derived_span_id
+from localtrace.importers.imported_rollouts import (
+    MESSAGE_BYTES,
+    REPEATED_MAX_BYTES,
+    CallIn,
+    derived_span_id,
+)
 from localtrace.importers.lines import BadLine
 from localtrace.importers.times import is_time, parsed_ns
 from localtrace.store.journal.records import STATUSES
@@ -17,10 +22,6 @@ from localtrace.values.tagged_json import from_tagged
 
 OP = "atif.step"
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "extra")
-_REPEATED_MAX_BYTES = 4 * 2**30
-"""Size of the messages of all turns together, each with those before it."""
-_MESSAGE_BYTES = 256
-"""The memory of a message besides its text, at least."""
 _HOLD_ANSWERS = {"choices", "message"}
 """Fields of recorded outputs that hold the whole answer."""
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
@@ -83,9 +84,9 @@ class Calls:
             for message in messages:
                 self._say(message)
         self._repeated_bytes += self._sizes_bytes
-        if self._repeated_bytes > _REPEATED_MAX_BYTES:
+        if self._repeated_bytes > REPEATED_MAX_BYTES:
             raise BadLine(
-                f"its turns repeat more than {_REPEATED_MAX_BYTES // 2**30} GiB of messages"
+                f"its turns repeat more than {REPEATED_MAX_BYTES // 2**30} GiB of messages"
             )
         given: Fields = {
             "messages": list(self._messages) or None, "prompt_ids": metrics.prompt_token_ids,
@@ -207,7 +208,7 @@ class Calls:
     def _say(self, message: Any) -> None:
         """Add a message to the prompts of the turns that follow."""
         self._messages.append(message)
-        self._sizes_bytes += _MESSAGE_BYTES + len(json.dumps(message, default=str))
+        self._sizes_bytes += MESSAGE_BYTES + len(json.dumps(message, default=str))
 
 
 def _hex_id(value: Any) -> int | None:

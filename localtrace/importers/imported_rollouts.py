@@ -34,6 +34,10 @@ from localtrace.store.whole_prompts import shared_prefix
 from localtrace.values.codec import encode
 from localtrace.values.encoded import raw_map
 
+REPEATED_MAX_BYTES = 4 * 2**30
+"""Largest size of the messages of all turns of a rollout, each with those before it."""
+MESSAGE_BYTES = 256
+"""The memory of a message besides its text, at least."""
 _encode = msgspec.msgpack.Encoder().encode
 _DECODER = msgspec.msgpack.Decoder(SpanCall | TurnCall)
 

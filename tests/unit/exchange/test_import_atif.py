@@ -265,7 +265,7 @@ def test_equal_rollouts_that_no_session_names_are_all_imported(tmp_path: Path) -
 def test_what_is_no_document_is_refused_by_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atif_calls, "_REPEATED_MAX_BYTES", 2**20)
+    monkeypatch.setattr(atif_calls, "REPEATED_MAX_BYTES", 2**20)
     bad: list[Any] = [
         {**GOOD, "schema_version": "ATIF-v2.0"}, {**GOOD, "steps": 5}, [GOOD], {"agent": 1},
         {**GOOD, "steps": [{**STEP, "source": "tool"}]},
