@@ -155,9 +155,8 @@ def _open_source(
 def jsonl(source: Source, file: BinaryIO) -> None:
     """Write one JSON object per trajectory.
 
-    It holds the trajectory's fields, calls, whole prompts and outcomes. A value that JSON cannot
-    express (bytes, an array, a value that recording left out) becomes an object with $type. NaN is
-    the text NaN in rewards, outcomes and logprobs, and such an object elsewhere.
+    It holds the trajectory's fields, calls, whole prompts and outcomes. NaN is a text in rewards,
+    outcomes and logprobs; other values that JSON cannot express become objects with $type.
     """
     from localtrace.exporters.jsonl import line
 

@@ -26,7 +26,7 @@ _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 200
 _SHOWN_NAMES = 8
 _OUT_OF_RANGE = (OverflowError, ValueError)
-"""What Python raises for a date that it cannot hold."""
+"""Errors of Python for a date that it cannot hold."""
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 """After so many years the calendar repeats."""
 

@@ -56,13 +56,17 @@ def with_run_ids(store: Store, params: Params) -> Params:
     if not isinstance(params, Mapping):
         return params
     return {
-        name: _run_id(store, str(value)) if isinstance(value, RunName) else value
+        name: run_id_of(store, str(value)) if isinstance(value, RunName) else value
         for name, value in params.items()
     }
 
 
-def _run_id(store: Store, text: str) -> str:
-    """Return the id of the run that a text names; the text itself where it names none."""
+def run_id_of(store: Store, text: str) -> str:
+    """Return the id of the run that a text names; the text itself where it names none.
+
+    Raises:
+        QueryError: several runs have the name, or ids that begin so.
+    """
     is_id = "select 1 from {} where run_id = $text limit 1"
     if not text or len(store.own_sql(is_id.format("stored.runs"), {"text": text})):
         return text

@@ -19,7 +19,7 @@ _DEFINITION = re.compile(r"((?:^--.*\n)+)create (?:view|table) (\w+) as", re.MUL
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamp"}
 _MEMORY_MAX_BYTES = 256 * 2**20
 _RAW = "; as recorded: to DuckDB NaN is above every number, finite(x) is null for NaN and infinity"
-"""What is said of numbers that may be NaN or infinite."""
+"""A remark on numbers that may be NaN or infinite."""
 _COMPUTED = frozenset({"groups", "detectors"})
 """Views whose numbers are finite or null."""
 _TURN = {"turn": "place of the generation in its trajectory, from 0"}

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from localtrace.errors import QueryError
 from localtrace.read.filters import NUMERIC, Filters
 from localtrace.read.result import Result
-from localtrace.read.run_names import run_names
+from localtrace.read.run_names import run_id_of, run_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ class Asked:
             return True
 
     def required(self, name: str) -> str:
-        """Return a value that the address must hold.
+        """Return a value that the address must hold; for `run`, the id of the run that it names.
 
         Raises:
             QueryError: it does not.
@@ -91,7 +91,11 @@ class Asked:
         value = self.values.get(name)
         if not value:
             raise QueryError(f"the address lacks {name}=…: follow a link of another page")
-        return value
+        return self.run_id(value) if name == "run" else value
+
+    def run_id(self, text: str) -> str:
+        """Return the id of the run that a text names, as the filter `run` does."""
+        return run_id_of(self.store, text)
 
     def number(self, name: str, default: int, most: int = 10**9) -> int:
         """Return a whole number of the address, at least 0, or the default where there is none."""

@@ -1,4 +1,4 @@
-"""What commands say of rewards that are NaN or infinite."""
+"""Commands and rewards that are NaN or infinite."""
 
 from __future__ import annotations
 

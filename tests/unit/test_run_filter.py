@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import localtrace
 from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.uploader.selection import Selection, choose
 from localtrace.values.codec import to_json
+from tests.recording import recording
 from tests.snapshots import Row, store_of
+from tests.unit.test_viewer_pages import Pages
 
 IDS = ["aa11", "aa12", "bb", "bb2", "seed=9"]
 
@@ -76,3 +80,17 @@ def test_every_way_of_reading_takes_the_name(store: Store) -> None:
     (row,) = store.query("reward_by_step", run="latest").to_dicts()
     assert row["run_id"] == "seed=9"
     assert [row["run_id"] for row in store.runs(run="seed=6").to_dicts()] == ["aa12"]
+
+
+def test_addresses_of_the_viewer_take_the_name(tmp_path: Path) -> None:
+    for run_id, seed in (("aa11", 1), ("bb22", 2)):
+        made = recording(tmp_path / "store", run_id=run_id, config={"seed": seed})
+        with made, localtrace.trajectory(step=1, group_id="g") as t:
+            t.set(reward=float(seed))
+    with localtrace.open_store(tmp_path / "store") as opened:
+        pages = Pages(opened, {})
+        for name in ("bb22", "b", "seed=2"):
+            assert pages.facts(f"/run/{name}")["run"]["run_id"] == "bb22"
+            assert pages.facts(f"/trajectories?q=run={name}")["total"] == 1
+            group = pages.facts(f"/group?run={name}&step=1&validate=false&key=group+g")
+            assert group["rewards"]["mean"] == 2.0

@@ -1,4 +1,4 @@
-"""What the viewer's pages say of rewards that are NaN or infinite."""
+"""The viewer's pages and rewards that are NaN or infinite."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ select max(coalesce(end_ns, start_ns)) as newest_ns from stored.trajectories whe
 
 def read(asked: Asked) -> Facts:
     """Return the facts of a run."""
-    run_id = asked.path_values["run_id"]
+    run_id = asked.run_id(asked.path_values["run_id"])
     params = {"run": run_id}
     attempts = asked.rows(_RUN_SQL, params)
     if not attempts:
