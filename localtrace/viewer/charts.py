@@ -53,6 +53,7 @@ def chart_of(
     form: str = "number",
     why: str = "nothing was recorded for it",
     x: str = "step",
+    not_finite: int = 0,
 ) -> dict[str, Any]:
     """Return a chart as facts; those of its lines that have no points are left out.
 
@@ -63,14 +64,16 @@ def chart_of(
         form: number or percent.
         why: why no line has points, where none has.
         x: what stands along the lower axis.
+        not_finite: how many values are in no point, as they are NaN or infinite.
     """
     given = [one for one in lines if one["points"]]
     series = [one for one in given if _finite(one["points"])]
     undrawn = sum(len(one["points"]) - len(_finite(one["points"])) for one in given)
-    if undrawn and not series:
-        why = "all its values are nan or infinite"
+    if (undrawn or not_finite) and not series:
+        why = "all its values are NaN or infinite"
     return {"title": title, "format": form, "series": series, "links": links or {},
-            "undrawn": undrawn, "x": x, "why": None if series else why}  # fmt: skip
+            "undrawn": undrawn, "not_finite": not_finite, "x": x,
+            "why": None if series else why}  # fmt: skip
 
 
 def line_chart(chart: Mapping[str, Any]) -> Markup:

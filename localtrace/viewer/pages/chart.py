@@ -95,7 +95,9 @@ def read(asked: Asked) -> Facts:
         if row["run_id"] == run_id and row["step"] is not None
     }
     lines = [one for at, run in enumerate(runs) for one in _lines(run, at, chart, names, found)]
-    return chart_of(chart.title, lines, links, chart.format, why) | {"copies": {}}
+    not_finite = sum(row.get("not_finite") or 0 for row in found)
+    made = chart_of(chart.title, lines, links, chart.format, why, not_finite=not_finite)
+    return made | {"copies": {}}
 
 
 def _found(asked: Asked, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
