@@ -192,9 +192,8 @@ def parquet(source: Source, file: BinaryIO, rows: str) -> None:
 def sft(source: Source, file: BinaryIO, rows: str, dedupe: bool, meta: bool) -> Counter[str]:
     """Write rows for supervised fine-tuning.
 
-    Only what the model generated in the rollout is trained on: no messages of others, no answers of
-    tools, no tokens that a response mask rules out, recorded or given later as an outcome, and no
-    answer that was discarded because its prompt was generated again.
+    Only what the model generated in the rollout is trained on: no messages or answers of others, no
+    tokens that a mask rules out, recorded or late, and no answer whose prompt was generated again.
 
     \b
     completions  prompt and completion, as messages or text: a row per answer
@@ -203,9 +202,8 @@ def sft(source: Source, file: BinaryIO, rows: str, dedupe: bool, meta: bool) -> 
     tokens       input_ids, and labels that are -100 where a token does not
                  count: a row for each sequence of turns, exact to the token
 
-    TRL's SFTTrainer obeys completions and tokens as they are, and knows no weights. Validation
-    rollouts are left out, unless --validate is given. --best 1 keeps the best rollout of each
-    group.
+    TRL's SFTTrainer obeys completions and tokens as they are, and knows no weights. Left out are
+    rewards that are not finite, and validation unless --validate is given. --best 1 keeps the best.
     """
     from localtrace.exporters.sft import Rows
     from localtrace.exporters.shape import plain_decoder
@@ -220,8 +218,7 @@ def sft(source: Source, file: BinaryIO, rows: str, dedupe: bool, meta: bool) -> 
 def chrome(source: Source, file: BinaryIO) -> None:
     """Write a timeline for Perfetto or chrome://tracing.
 
-    It shows, for example, one step over all workers. Each recording process has a row for each
-    trajectory that ran at the same time; turns, tools and rewards are slices below it.
+    Each process has a row for each trajectory that ran at the same time, and slices for its calls.
     """
     from localtrace.exporters.chrome import Timeline, in_start_order
 

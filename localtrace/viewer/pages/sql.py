@@ -24,7 +24,7 @@ _COLUMNS_SQL = """
 select table_name, column_name, data_type from duckdb_columns()
 where schema_name = 'main' order by table_name, column_index
 """
-_EXAMPLE = """select step, count(*) as rollouts, avg(reward) as mean_reward
+_EXAMPLE = """select step, count(*) as rollouts, avg(finite(reward)) as mean_reward
 from trajectories
 where not validate
 group by step
