@@ -17,7 +17,7 @@ def floats(values: Sequence[Any]) -> pa.Array:
         values = array("f", values.tobytes())
     if isinstance(values, array) and values.typecode == "f":
         return pa.Array.from_buffers(pa.float32(), len(values), [None, pa.py_buffer(values)])
-    if None in values:
+    if isinstance(values, list | tuple) and None in values:
         return pa.array(values, pa.float64()).cast(pa.float32(), safe=False)
     doubles = array("d", values)
     whole = pa.Array.from_buffers(pa.float64(), len(doubles), [None, pa.py_buffer(doubles)])

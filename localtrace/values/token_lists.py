@@ -32,8 +32,8 @@ class TokenList(NamedTuple):
     """The numbers of a list, one per token."""
 
     values: Sequence[Any]
-    """An array of 32-bit ids, or of an 8-bit mask; log-probabilities as an array of doubles or
-    floats, or as a list where some are null."""
+    """Ids, or an array of an 8-bit mask; log-probabilities as an array of doubles or floats, or as
+    a list where some are null."""
     is_exact: bool
     """Whether these values as a list are all that was recorded; arrays are recorded as lists."""
 
@@ -41,7 +41,7 @@ class TokenList(NamedTuple):
 def read_ids(data: bytes | msgspec.Raw) -> TokenList | None:
     """Return token ids; None where they are no list, or not all whole numbers of 32 bits."""
     try:
-        return TokenList(array("i", _IDS_DECODER.decode(data)), True)
+        return TokenList(_IDS_DECODER.decode(data), True)
     except msgspec.MsgspecError:
         found = _read(data)
     return None if found is None or _holds(found, bool) else _whole(found, "i")
@@ -153,7 +153,8 @@ def _holds(found: TokenList, kind: type) -> bool:
 def _whole(found: TokenList, code: str) -> TokenList | None:
     """Return whole numbers as an array of this type; None where they are none, or do not fit."""
     values = list(found.values)
-    kinds = set(map(type, values))
+    is_ints = isinstance(found.values, memoryview) and found.values.format in "bBhHiIqQ"
+    kinds = {int} if is_ints else set(map(type, values))
     try:
         numbers = array(code, values if kinds <= {int} else map(_whole_number, values))
     except (OverflowError, ValueError):

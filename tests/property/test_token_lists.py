@@ -13,6 +13,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ FORMS: dict[str, Form] = {
 INTEGERS = ("i1", "u1", "i2", "<i4", ">i4", "i8", "u8")
 WHOLE_FORMS: dict[str, Form] = {
     **FORMS,
-    **{f"array of {kind}": lambda values, kind=kind: np.array(values, kind) for kind in INTEGERS},
+    **{f"array of {kind}": partial(np.array, dtype=kind) for kind in INTEGERS},
     "array.array": lambda values: array.array("q", values),
     "floats": lambda values: list(map(float, values)),
     "array of floats": lambda values: np.array(values, "f4"),
@@ -113,7 +114,7 @@ def test_every_form_of_a_list_gives_the_same_numbers(data: st.DataObject) -> Non
 @given(JUNK | st.lists(JUNK, max_size=4))
 def test_what_is_no_list_of_numbers_is_none_of_these(value: Any) -> None:
     row = value[0] if _is_row(value) else value
-    numbers = row if isinstance(row, list) else [""]
+    numbers: list[Any] = row if isinstance(row, list) else [""]
     kinds = set(map(type, numbers))
     whole = kinds <= {bool, int, float} and all(map(_is_whole, numbers))
     ids = whole and bool not in kinds and all(-(2**31) <= one < 2**31 for one in numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -55,7 +55,9 @@ def generate(store: Recording, items: list[Any], returned: Any = None, **prompt:
     """Record one rollout whose generator yields these items."""
 
     @localtrace.op
-    def stream(prompt_ids: Any = None, messages: Any = None, prompts: Any = None) -> Iterator[Any]:
+    def stream(
+        prompt_ids: Any = None, messages: Any = None, prompts: Any = None
+    ) -> Generator[Any, None, Any]:
         yield from items
         return returned
 
@@ -147,7 +149,7 @@ def test_calls_of_tools_come_whole_out_of_their_deltas(store: Recording) -> None
         "type": "function",
         "function": {"name": "add", "arguments": ""},
     }
-    deltas = [
+    deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [part]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "2}"}}]},
@@ -238,8 +240,7 @@ def test_a_generator_without_a_prompt_is_a_turn_only_if_it_says_so(store: Record
 
     for kind in (None, "generation"):
         with localtrace.trajectory(step=1):
-            list(localtrace.op(stream, kind=kind)(1) if kind is None else
-                 localtrace.op(kind=kind)(stream)(1))  # fmt: skip
+            list(localtrace.op(kind=kind)(stream)(1))
     with read(store) as opened:
         assert [row["output_text"] for row in opened.sql("from turns").to_dicts()] == ["ab"]
 

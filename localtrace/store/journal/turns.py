@@ -209,7 +209,7 @@ class TurnTotals:
             self.prompt_hash = prompt_hash(inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
         lists = [token_lists(one.outputs) for one in made]
-        self.unusable += sum(one.unusable for one in (*lists, *made))
+        self.unusable += sum(one.unusable for one in lists) + sum(one.unusable for one in made)
         known = [one.generated for one in lists if one.generated is not None]
         if known:
             self.output_tokens = (self.output_tokens or 0) + sum(known)

@@ -32,8 +32,9 @@ from localtrace.values.token_lists import TokenList, read_ids
 
 Row = dict[str, Any]
 """A row of the table `spans`, by column name."""
-_TYPES = {"i": pa.int32(), "b": pa.int8()}
-_LISTS = ("output_ids", "output_logprobs", "response_mask")
+_LISTS = {
+    "output_ids": pa.int32(), "output_logprobs": pa.float32(), "response_mask": pa.int8(),
+}  # fmt: skip
 _NAMES = ("output_name", "logprobs_name", "mask_name")
 
 
@@ -60,7 +61,7 @@ def _add_lists(fields: Fields, row: Row) -> set[str]:
     for column, found in zip(_LISTS, (lists.ids, lists.logprobs, lists.mask), strict=True):
         if found is None:
             continue
-        row[column], is_exact = _column(found), found.is_exact
+        row[column], is_exact = _column(found, _LISTS[column]), found.is_exact
         if is_exact and column == "output_logprobs":
             left = rests(found.values)
             is_exact = left is not None
@@ -71,18 +72,17 @@ def _add_lists(fields: Fields, row: Row) -> set[str]:
     return exact
 
 
-def _column(found: TokenList) -> pa.Array:
-    values = found.values
-    if not isinstance(values, array) or values.typecode not in _TYPES:
-        return floats(values)
-    kind = _TYPES[values.typecode]
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+def _column(found: TokenList, kind: pa.DataType) -> pa.Array:
+    if kind == pa.float32():
+        return floats(found.values)
+    numbers = found.values if isinstance(found.values, array) else array("i", found.values)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def ids_column(data: bytes | msgspec.Raw) -> pa.Array | None:
     """Turn encoded token ids into a column's list; None where it could not hold them exactly."""
     found = read_ids(data)
-    return _column(found) if found is not None and found.is_exact else None
+    return _column(found, pa.int32()) if found is not None and found.is_exact else None
 
 
 def told_columns(fields: Fields) -> Row:
