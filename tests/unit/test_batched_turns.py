@@ -413,6 +413,46 @@ def test_an_array_of_one_row_is_that_row(store: Recording, ids: Any) -> None:
         assert column(opened, "output_logprobs") == [[-1.0, -2.0], None]
 
 
+@pytest.mark.parametrize("prompt", [[1, 2], np.array([1, 2])], ids=repr)
+def test_a_prompt_stored_as_what_it_adds_is_the_same_live_and_sealed(
+    store: Recording, prompt: Any
+) -> None:
+    with localtrace.trajectory(step=1):
+        generated("prompt_ids", prompt, {"output_ids": np.array([[1, 2, 7]])})
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        (ids,) = column(opened, "output_ids")
+        assert row["output_tokens"] == (None if ids is None else len(ids))
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_ids_that_begin_with_their_prompt_are_no_answer(store: Recording, is_named: bool) -> None:
+    prompts, rows = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2, 7], [3, 4, 0]])
+
+    @localtrace.op(kind="generation")
+    def generate(input_ids: Any) -> Any:
+        return {"output_ids": rows} if is_named else rows
+
+    with localtrace.trajectory(step=1):
+        generate(prompts)
+    localtrace.flush()
+    assert localtrace.losses()["values"] == {"token_list": 2}
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["turn_count"], row["output_tokens"]) == (2, None)
+        assert column(opened, "output_ids") == [None, None]
+
+
+def test_a_mask_tells_the_answer_from_its_prompt(store: Recording) -> None:
+    rows = {"output_ids": np.array([[1, 2, 7]]), "response_mask": np.array([[0, 0, 1]])}
+    with localtrace.trajectory(step=1):
+        generated("prompt_ids", [1, 2], rows)
+    with read(store) as opened:
+        (row,) = opened.trajectories().to_dicts()
+        assert (row["turn_count"], row["output_tokens"]) == (1, 1)
+        assert column(opened, "output_ids") == [[1, 2, 7]]
+
+
 def test_what_generate_of_transformers_returns_is_as_many_generations(store: Recording) -> None:
     @localtrace.op(kind="generation")
     def generate(input_ids: Any) -> Any:

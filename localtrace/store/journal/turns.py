@@ -6,11 +6,18 @@ bytes, so `turn_count` and `is_turn` agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from localtrace.field_names import DROPPED_NAMES, OUTPUT_TEXT_NAMES
+from localtrace.field_names import (
+    DROPPED_NAMES,
+    LOGPROB_NAMES,
+    MASK_NAMES,
+    OUTPUT_NAMES,
+    OUTPUT_TEXT_NAMES,
+    PROMPT_NAMES,
+)
 from localtrace.store.journal.prompts import batched_prompts, has_prompt, prompt_hash
 from localtrace.store.journal.records import Call, SpanCall, TurnCall
 from localtrace.store.journal.results import (
@@ -26,8 +33,11 @@ from localtrace.store.journal.results import (
 )
 from localtrace.store.journal.streams import joined, yielded
 from localtrace.values import codec
-from localtrace.values.encoded import is_list_of_lists, raw_items, raw_map
+from localtrace.values.arrays import read_array
+from localtrace.values.encoded import first_named, is_list_of_lists, raw_items, raw_map
 from localtrace.values.token_lists import read_ids
+
+_LISTS = frozenset({*OUTPUT_NAMES, *LOGPROB_NAMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +71,40 @@ def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Gene
         return []
     if call.turns is None:
         return _counted_by_version_2(call, inputs, outputs)
-    return _made(call, inputs, outputs) if call.turns else []
+    return _turns_of(call, inputs, outputs) if call.turns else []
 
 
 def _may_be_turn(call: TurnCall) -> bool:
     return not call.detail and call.kind in (None, "generation")
+
+
+def _turns_of(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
+    made = _made(call, inputs, fields)
+    name = first_named(fields, OUTPUT_NAMES)
+    value = call.outputs if fields is None else fields[name] if name else None
+    if not made or value is None or read_array(value) is None or not is_list_of_lists(value):
+        return made
+    if not all(_repeats_prompt(one, inputs) for one in made):
+        return made
+    # As of `generate` of transformers: where the answers begin and end is not known.
+    return [
+        replace(one, outputs={k: v for k, v in one.outputs.items() if k not in _LISTS}, unusable=1)
+        for one in made
+    ]
+
+
+def _repeats_prompt(one: Generation, inputs: Fields) -> bool:
+    """Tell whether ids begin with the whole prompt, and no mask says which were generated."""
+    prompt = inputs if one.prompt is None else one.prompt
+    names = first_named(prompt, PROMPT_NAMES), first_named(one.outputs, OUTPUT_NAMES)
+    if names[0] is None or names[1] is None or first_named(one.outputs, MASK_NAMES) is not None:
+        return False
+    if one.prompt is None and read_array(prompt[names[0]]) is None:
+        return False  # a list, which the sealer finds among the deltas
+    given, ids = read_ids(prompt[names[0]]), read_ids(one.outputs[names[1]])
+    if given is None or ids is None or not len(given.values):
+        return False
+    return list(ids.values[: len(given.values)]) == list(given.values)
 
 
 def _made(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
@@ -192,7 +231,7 @@ class TurnTotals:
             outputs: the fields of its result; None where it has none.
         """
         call.has_turns = call.span_id in self.around
-        made = _made(call, inputs, outputs) if _may_be_turn(call) else []
+        made = _turns_of(call, inputs, outputs) if _may_be_turn(call) else []
         if call.has_turns and not any(has_ids(one.outputs) for one in made):
             call.detail, made = True, []
         call.turns = len(made)
