@@ -137,8 +137,7 @@ class GenerationBatch:
     def _outputs(self, ids: list[int], logprobs: Sequence[float | None] | None) -> dict[str, Any]:
         outputs: dict[str, Any] = {"output_ids": ids, "weight_version": str(self.step)}
         if logprobs is not None:
-            # vLLM gives None for nan, and the column of logprobs holds only numbers.
-            outputs["output_logprobs"] = [math.nan if one is None else one for one in logprobs]
+            outputs["output_logprobs"] = logprobs
         if ids:
             outputs["finish_reason"] = "stop" if ids[-1] in self._last_ids else "length"
         return outputs

@@ -10,7 +10,6 @@ Nodes and calls are verifiers' own objects, or the JSON objects of a file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,10 +40,10 @@ class Node(msgspec.Struct):
         """The number of tokens before the first generated one."""
         return next((place for place, own in enumerate(self.mask) if own), len(self.token_ids))
 
-    def spread(self, values: list[float] | None, filler: float = 0.0) -> list[float]:
-        """Return values of the generated tokens as one per token; the others get the filler."""
+    def spread(self, values: list[float] | None) -> list[float]:
+        """Return values of the generated tokens as one per token; the others get 0."""
         given = iter(values or ())
-        return [next(given, filler) if own else filler for own in self.mask]
+        return [next(given, 0.0) if own else 0.0 for own in self.mask]
 
 
 class Times(msgspec.Struct):
@@ -309,7 +308,9 @@ def _generated(node: Node, split: int) -> Fields:
     outputs: Fields = {"output_ids": node.token_ids[split:]}
     mask = node.mask[split:]
     if node.logprobs:
-        outputs["output_logprobs"] = node.spread(node.logprobs, math.nan)[split:]
+        given = iter(node.logprobs)
+        logprobs = [next(given, None) if own else None for own in node.mask]
+        outputs["output_logprobs"] = logprobs[split:]
     if not all(mask):
         outputs["response_mask"] = [int(own) for own in mask]
     return outputs
