@@ -18,7 +18,7 @@ _REMEDIES = {
     ", or give it more time (--timeout-s, timeout_s=)": "",
     ", and in Python a number, a range or a list too": "",
 }
-"""What messages advise at a terminal or in Python, and what a page advises instead."""
+"""Advice of messages for a terminal or for Python, and the page's own in its place."""
 
 
 def told(error: Exception) -> str:

@@ -154,3 +154,22 @@ def test_the_tokens_of_a_rollout_are_shown(page: Page, viewer: Viewer) -> None:
     page.locator("#by").select_option("difference")
     page.reload()
     assert page.locator("#by").input_value() == "difference"
+
+
+def test_tokens_that_are_not_finite_have_a_colour_and_come_last(page: Page, viewer: Viewer) -> None:
+    rows = facts(page, f"/trajectories?q=run={viewer.demo_run}+fate=trained&sort=-tokens")["rows"]
+    path = f"/trajectory/{rows[0]['trace_id']}/tokens"
+    given = facts(page, path)
+    given["columns"]["logprob"][1:3] = ["NaN", "-Infinity"]  # JSON has no numbers for them
+    page.route("**/tokens.json", lambda route: route.fulfill(json=given))
+    visit(page, f"{path}?by=logprob")
+    page.locator("#token-view[data-drawn]").wait_for()
+    assert "2 not finite" in page.locator("#scale").inner_text()
+    tokens = page.locator(".token-line b")
+    colours = [tokens.nth(at).evaluate("one => one.style.background") for at in range(4)]
+    assert colours[1] == colours[2]
+    assert colours[1] not in ("", colours[0], colours[3])
+    known = [one for one in given["columns"]["logprob"] if not isinstance(one, str)]
+    for _ in range(len(known) + 1):  # the worst first, and after all others what is not finite
+        page.keyboard.press("n")
+    assert "engine logprob\nNaN" in page.locator("#token").inner_text()

@@ -146,3 +146,35 @@ def test_search_averages_finite_rewards(pages: Pages) -> None:
     every = [one for finite in FINITE.values() for one in finite]
     assert [1, pytest.approx(fmean(every))] in points
     assert all(isinstance(y, float) for _, y in points if y is not None)
+
+
+def test_charts_and_prompts_count_what_enters_no_mean(tmp_path: Path) -> None:
+    given: dict[int, list[float | None]] = {1: [1.0, math.nan], 2: [0.0, math.inf, None]}
+    with recording(tmp_path, run_id="run"):
+        for step, rewards in given.items():
+            for n, reward in enumerate(rewards):
+                with localtrace.trajectory(step=step, sample_index="a", rollout_n=n) as t:
+                    localtrace.record_turn({"text": "yes"}, prompt="Which?", duration_ns=1)
+                if reward is not None:
+                    localtrace.outcome(t.trace_id, reward=reward)
+    with open_store(tmp_path) as store:
+        pages = Pages(store, {})
+        (row,) = pages.facts("/prompts?run=run&at=2")["prompts"]
+        assert (row["before"], row["after"], row["change"]) == (1.0, 0.0, -1.0)
+        assert (row["rollouts_before"], row["rollouts_after"], row["not_finite"]) == (1, 1, 2)
+        prompt = pages.facts(row["url"])
+        sides = prompt["before"], prompt["after"]
+        assert [side["mean_reward"] for side in sides] == [1.0, 0.0]
+        assert [side["not_finite"] for side in sides] == [1, 1]
+        assert [side["answers"][0]["not_finite"] for side in sides] == [1, 1]
+        assert [step["not_finite"] for step in prompt["steps"]] == [1, 1]
+        search = pages.facts("/search?find=yes")
+        charts = [pages.facts("/chart?name=reward&run=run"), prompt["charts"][0],
+                  search["charts"][1]]  # fmt: skip
+        assert [one["title"] for one in charts] == ["Reward", "Mean reward", "Mean reward"]
+        assert [one["not_finite"] for one in charts] == [2, 2, 2]
+        pages_of_means = ("/chart?name=reward&run=run", row["url"], "/search?find=yes")
+        for path in pages_of_means:
+            assert "2 values not drawn: NaN or infinite" in pages.html(path), path
+        for path in ("/prompts?run=run&at=2", row["url"]):
+            assert "not finite</span>" in pages.html(path), path

@@ -95,8 +95,8 @@ def read(asked: Asked) -> Facts:
         if row["run_id"] == run_id and row["step"] is not None
     }
     lines = [one for at, run in enumerate(runs) for one in _lines(run, at, chart, names, found)]
-    not_finite = sum(row.get("not_finite") or 0 for row in found)
-    made = chart_of(chart.title, lines, links, chart.format, why, not_finite=not_finite)
+    odd = sum(row[name] or 0 for row in found for name in row if name.endswith("not_finite"))
+    made = chart_of(chart.title, lines, links, chart.format, why, not_finite=odd)
     return made | {"copies": {}}
 
 

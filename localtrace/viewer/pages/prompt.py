@@ -13,7 +13,7 @@ from localtrace.viewer.asked import Asked, url
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.excerpts import ANSWER_MAX, PROMPT_MAX, cut, excerpts_of
 from localtrace.viewer.links import group_url
-from localtrace.viewer.numbers import mean, scale
+from localtrace.viewer.numbers import is_not_finite, mean, scale
 from localtrace.viewer.page import Facts, Page, copies
 
 _ROLLOUTS_MAX = 2_000
@@ -93,6 +93,7 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "run_id": run, "step": step, "validate": validate, "rollouts": len(here),
                 "mean_reward": mean(row["reward"] for row in here),
+                "not_finite": _not_finite(here),
                 "mean_tokens": mean(row["output_tokens"] for row in here),
                 "url": group_url(here[0]) or f"/trajectory/{here[0]['trace_id']}",
             }
@@ -116,7 +117,8 @@ def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[dic
             for at, run in enumerate(runs)
             for validate in (False, True)
         ]  # fmt: skip
-        return chart_of(title, lines, links, why="not recorded")
+        odd = _not_finite(rows) if column == "mean_reward" else 0
+        return chart_of(title, lines, links, why="not recorded", not_finite=odd)
 
     return [chart("Mean reward", "mean_reward"), chart("Generated tokens", "mean_tokens")]
 
@@ -133,6 +135,7 @@ def _answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 "count": count,
                 "share": count / len(rows),
                 "mean_reward": mean(row["reward"] for row in here),
+                "not_finite": _not_finite(here),
                 "url": f"/trajectory/{here[-1]['trace_id']}",
             }
         )
@@ -140,8 +143,13 @@ def _answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rollouts": len(rows),
         "distinct": len(counts),
         "mean_reward": mean(row["reward"] for row in rows),
+        "not_finite": _not_finite(rows),
         "answers": made,
     }
+
+
+def _not_finite(rows: list[dict[str, Any]]) -> int:
+    return sum(is_not_finite(row["reward"]) for row in rows)
 
 
 def _shortened(side: dict[str, Any]) -> dict[str, Any]:

@@ -13,14 +13,15 @@ _SQL = """
 select
     coalesce(prompt_hash, sample_index) as prompt_key, validate,
     any_value(sample_index) as sample_index, any_value(data_source) as data_source,
-    finite(avg(reward) filter (step < $at)) as before,
-    finite(avg(reward) filter (step >= $at)) as after,
+    finite(avg(finite(reward)) filter (step < $at)) as before,
+    finite(avg(finite(reward)) filter (step >= $at)) as after,
     after - before as change,
-    count(*) filter (step < $at) as rollouts_before,
-    count(*) filter (step >= $at) as rollouts_after,
+    count(finite(reward)) filter (step < $at) as rollouts_before,
+    count(finite(reward)) filter (step >= $at) as rollouts_after,
+    count(*) filter (not isfinite(reward)) as not_finite,
     arg_max(trace_id, row(step, trace_id)) as trace_id, max(step) as step
 from trajectories
-where run_id = $run and isfinite(reward) and step is not null
+where run_id = $run and reward is not null and step is not null
     and coalesce(prompt_hash, sample_index) is not null
 group by 1, 2
 """

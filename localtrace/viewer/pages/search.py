@@ -145,7 +145,8 @@ def _charts(asked: Asked, counted: Counted, address: dict[str, str]) -> list[dic
                 {"with a hit": "mean_reward_hits", "others": "mean_reward_others"}.items()
             )
         ]
-        charts.append(chart_of("Mean reward", rewards, links))
+        odd = sum(row["not_finite"] for row in training)
+        charts.append(chart_of("Mean reward", rewards, links, not_finite=odd))
     return charts
 
 
