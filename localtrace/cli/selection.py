@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -22,6 +23,21 @@ A trajectory is chosen if it matches every given FILTER, --run, --query or --sql
 REDACT_HELP = "TOML file of rules for what must not leave, besides common shapes of keys."
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class _GivenFile(click.File):
+    """A file, or - for standard input; what is no file is refused and not waited for."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str) and value != "-":
+            from localtrace.store.files import open_given
+
+            try:
+                open_given(Path(value)).close()
+            except OSError as error:
+                self.fail(f"{value} cannot be read: {error.strerror}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _OPTIONS = (
     click.argument("filters", nargs=-1, metavar="[FILTER]..."),
     click.option("--run", help="Trajectories of this run."),
@@ -32,7 +48,7 @@ _OPTIONS = (
     click.option("--sql", help="Trajectories of a SELECT that has a column trace_id."),
     click.option(
         "--ids",
-        type=click.File("r", encoding="utf-8"),
+        type=_GivenFile("r", encoding="utf-8"),
         metavar="FILE",
         help="Trajectories listed in a file: a trace id, or a unique beginning of one, per line; - "
         "for standard input.",

@@ -136,7 +136,8 @@ def _row(fields: Fields, left_out: Counter[str]) -> Fields:
         value = fields.get(name)
         if kind is str and type(value) is int:
             value = str(value)
-        if type(value) is kind and not (kind is int and not -(2**63) <= value < 2**63):
+        is_long = isinstance(value, int) and not -(2**63) <= value < 2**63
+        if type(value) is kind and not is_long:
             found[name] = value
             del fields[name]
         else:

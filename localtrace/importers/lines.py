@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from localtrace.errors import ConfigError
+from localtrace.store.files import open_given
 
 LINE_MAX_BYTES = 64 * 2**20
 """Longer lines are not rollouts, and would not fit into a record."""
@@ -89,7 +90,8 @@ def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
     Files of a folder named by numbers come in the order of the numbers, which are steps.
 
     Raises:
-        ConfigError: a path does not exist, or a folder holds no such file.
+        ConfigError: a path does not exist, or cannot be read as a file, or a folder holds no such
+            file.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -100,8 +102,19 @@ def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
         files = sorted(held, key=_in_order) if path.is_dir() else [path]
         if not files:
             raise ConfigError(f"{path} holds no {pattern}: name another folder, or the files")
+        for file in files:
+            _check_readable(file, pattern)
         found |= dict.fromkeys(file.resolve() for file in files)
     return list(found)
+
+
+def _check_readable(file: Path, pattern: str) -> None:
+    try:
+        open_given(file).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error.strerror}): name files, or folders that hold {pattern}"
+        ) from None
 
 
 def _in_order(path: Path) -> tuple[bool, int, str]:

@@ -17,6 +17,7 @@ from typing import Any
 from localtrace.errors import QueryError
 from localtrace.read.counted import FILTERS, over_counted
 from localtrace.read.filters import RunName
+from localtrace.store.files import open_given
 
 OWN_QUERIES = Path(__file__).parents[1] / "queries"
 """The folder of the queries that come with localtrace."""
@@ -135,7 +136,12 @@ def find_query(name: str, folders: Iterable[Path] = ()) -> NamedQuery:
 
 
 def _read(path: Path) -> NamedQuery:
-    sql = path.read_text("utf-8")
+    try:
+        with open_given(path) as file:
+            sql = file.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QueryError(f"{path} cannot be read ({reason}): move it away, or mend it") from None
     lines = sql.splitlines()
     if len(lines) < 2 or not lines[0].startswith("-- ") or not lines[1].startswith("-- params:"):
         raise QueryError(

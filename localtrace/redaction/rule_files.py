@@ -12,6 +12,7 @@ import msgspec
 from localtrace.errors import ConfigError
 from localtrace.redaction.found import mark
 from localtrace.redaction.rules import Expression, Rules
+from localtrace.store.files import open_given
 
 
 class _Pattern(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,7 +44,8 @@ def load_rules(path: Path | None) -> Rules:
     if path is None:
         return Rules()
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        with open_given(path) as file:
+            tables = tomllib.load(file)
         if "rules" in tables:
             from localtrace.redaction.gitleaks import read_rules
 

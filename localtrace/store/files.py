@@ -3,12 +3,14 @@
 Anyone who can write into a folder can put a FIFO, a device, a link or an endless file where a file
 belongs. So every file of a store is opened here: a link at the end of its path is not followed,
 opening never waits, and only a regular file is accepted. Folders above a store may be links; its
-own may not, since what is written through one would go into another store.
+own may not, since what is written through one would go into another store. Files that a user names,
+such as those of an import, are opened by `open_given`, which follows links.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -16,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -44,6 +46,22 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def open_given(path: Path) -> BinaryIO:
+    """Open a regular file that a user names, without waiting; links are followed.
+
+    Raises:
+        OSError: it cannot be opened, or is something else than a file; `strerror` says what.
+    """
+    kind = stat.S_IFMT(os.stat(path).st_mode)
+    if kind == stat.S_IFREG:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)  # it may have been replaced
+        if kind == stat.S_IFREG:
+            return open(descriptor, "rb")
+        os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'something else')}, not a file", str(path))
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:

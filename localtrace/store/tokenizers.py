@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.store.files import explained, is_file, make_folder, put_file, read_small
+from localtrace.store.files import explained, is_file, make_folder, open_given, put_file, read_small
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
@@ -39,7 +39,8 @@ def keep_tokenizer(layout: StoreLayout, source: Path, run_id: str) -> str:
     """
     file = source / FILE_NAME if source.is_dir() else source
     try:
-        data = file.read_bytes()
+        with open_given(file) as opened:
+            data = opened.read()
     except OSError as error:
         raise ConfigError(
             f"no tokenizer at {file} ({error.strerror}): name a tokenizer.json or its folder"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from localtrace.store.bundle import INFO_FILE, SUMMARY_FILE, TAG_MANIFEST_FILE, Bag, Previous
+from localtrace.store.files import open_given
 
 NOT_IN_ID = (f"data/{INFO_FILE}", f"data/{SUMMARY_FILE}")
 """Payload files that contain the bundle's id, and so cannot be hashed into it."""
@@ -14,7 +15,7 @@ NOT_IN_ID = (f"data/{INFO_FILE}", f"data/{SUMMARY_FILE}")
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_given(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
