@@ -33,11 +33,10 @@ Row: TypeAlias = dict[str, Any]
 
 _HEAD_COLUMNS = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward")
 _OUTCOME_COLUMNS = ("name", "number", "text", "values", "source")
-_SPAN_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs")
+_SPAN_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs", "response_mask")
 _SPAN_COLUMNS = (*_SPAN_LISTS, "op", "error", "output_text", "output_message", "finish_reason")
 _COLUMNS_OF_JSON = {"messages": list, "output_message": dict}
-_ROW_LISTS = (*_SPAN_LISTS, "response_mask")
-_ROW_COLUMNS = (*_SPAN_COLUMNS, "response_mask", "prompt_text", "weight_version", "sample_index")
+_ROW_COLUMNS = (*_SPAN_COLUMNS, "prompt_text", "weight_version", "sample_index")
 
 
 @dataclass(slots=True)
@@ -164,7 +163,7 @@ def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
     spans = [
         replace(
             span,
-            **call.columns,
+            **_without_lone_mask(call.columns),
             inputs=_put_back(call.inputs, call.columns),
             outputs=_put_back(call.outputs, call.columns),
         )
@@ -180,6 +179,11 @@ def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
     return replace(
         trajectory, **head, spans=spans[:calls], generations=spans[calls:], outcomes=outcomes
     )
+
+
+def _without_lone_mask(columns: Row) -> Row:
+    """Return a span's columns; without ids, a mask tells nothing, as when it is read from rows."""
+    return columns | ({"response_mask": None} if columns["output_ids"] is None else {})
 
 
 def _fields(record: Any, names: tuple[str, ...]) -> Row:
@@ -276,7 +280,7 @@ class TraceRows:
             *((name, call.columns[name]) for name in _COLUMNS_OF_JSON),
         ):
             new[name] = self._written(row[name], value)
-        if any(new[name] is None and row[name] is not None for name in _ROW_LISTS):
+        if any(new[name] is None and row[name] is not None for name in _SPAN_LISTS):
             new["placeholder"] = REASON
         if new["output_logprobs"] is None:
             new["logprobs_rest"] = None
