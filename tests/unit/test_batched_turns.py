@@ -298,7 +298,7 @@ def test_exports_hold_every_generation(store: Recording, tmp_path: Path) -> None
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.unlink()
         if kind == "sft":
-            assert [row["messages"][-1]["content"] for row in rows] == ["four", "six"]
+            assert [row["completion"][0]["content"] for row in rows] == ["four", "six"]
         else:
             assert [one["output_text"] for one in rows[0]["generations"]] == ["four", "six"]
             assert len(rows[0]["spans"]) == 1

@@ -84,7 +84,7 @@ def test_a_place_that_several_share_lists_their_ids(tmp_path: Path) -> None:
 
 def test_a_place_where_nothing_is_says_what_there_is(store: Path) -> None:
     said = run("show", "-s", store, "3/99/0").stderr
-    assert re.search("3/99/0: .*sample_index=99: .*17$", said)
+    assert re.search("3/99/0: .*sample_index=99. .*17$", said)
 
 
 def test_tail_ends_with_what_there_is_when_it_shall_not_follow(store: Path) -> None:
