@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,7 +95,31 @@ if [[ $1 == train.sh ]]; then kill -TERM $PPID; exec sleep 3; else echo "$@" >> 
     assert saved == "--overlap --ntasks-per-node=1 bash save.sh\n"
 
 
-@pytest.mark.parametrize("reader", ["import polars", "import daft", "import duckdb"])
+STRANGER = """
+import json, sys
+sys.modules["localtrace"] = None  # an import of it fails
+exec(sys.stdin.read())
+print(json.dumps([by_step[name].to_pylist() for name in ("step", "reward")]))
+"""
+
+
+@pytest.mark.parametrize("reader", ["to_pyarrow_dataset", "read_parquet"])
+def test_duckdb_reads_the_tables_offline_without_localtrace(reader: str, gathered: Path) -> None:
+    listing = programs(gathered, localtrace=LOCALTRACE)
+    listed = ["bash", "-ec", block("sh", "localtrace files")]
+    subprocess.run(listed, cwd=gathered, env=listing, check=True)
+    unshare = shutil.which("unshare")
+    alone = [] if unshare is None else [unshare, "--net"]
+    if alone and subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        alone = []
+    done = subprocess.run(
+        [*alone, sys.executable, "-I", "-c", STRANGER], input=block("python", reader),
+        cwd=gathered, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [[0, 1, 2], [1.5, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize("reader", ["import polars", "import daft"])
 def test_other_readers_give_the_same_means(
     reader: str, gathered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
