@@ -129,6 +129,7 @@ class Child:
             raise QueryCrashed(_how_it_ended(self._process)) from None
         finally:
             timer.cancel()
+            self._is_waiting &= not late.is_set()
             self._offered = offer
         return rows
 
