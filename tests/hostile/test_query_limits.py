@@ -124,6 +124,13 @@ def children_of(pid: int) -> list[int]:
     return sorted(child for child, parent in pairs if parent == pid)
 
 
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+
+
 def child_of(process: subprocess.Popen[str]) -> int:
     """The child of a command, once it runs its query."""
     end_s = time.monotonic() + 60
@@ -205,7 +212,7 @@ def test_a_query_ends_with_its_command(sign: signal.Signals, folder: Path, tmp_p
     process.send_signal(sign)
     process.communicate(timeout=60)
     end_s = time.monotonic() + 60
-    while Path(f"/proc/{child}").exists():
+    while state_of(child) not in ("gone", "Z"):
         assert time.monotonic() < end_s
         time.sleep(0.05)
 

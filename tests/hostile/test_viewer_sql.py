@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,21 +51,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def viewer(folder: Path) -> Iterator[Viewer]:
+def start(folder: Path, timeout_s: int = 3) -> Viewer:
     process = subprocess.Popen(
         [sys.executable, "-m", "localtrace", "view", "--port", "0", "-s", str(folder),
-         "--timeout-s", "3"],
+         "--timeout-s", str(timeout_s)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "LOCALTRACE_SEAL": "0"},
     )  # fmt: skip
     assert process.stdout is not None
-    made = Viewer(process, process.stdout.readline().strip())
-    yield made
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said
+    return Viewer(process, process.stdout.readline().strip())
+
+
+def stop(viewer: Viewer) -> None:
+    children = viewer.children()
+    viewer.process.send_signal(signal.SIGINT)
+    _, said = viewer.process.communicate(timeout=LIMIT_S)
+    assert viewer.process.returncode == 0, said
     assert "Traceback" not in said
+    assert not any(map(lives, children))
+
+
+@pytest.fixture
+def viewer(folder: Path) -> Iterator[Viewer]:
+    made = start(folder)
+    yield made
+    stop(made)
+
+
+def lives(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")
 
 
 def rows_of(client: httpx.Client, sql: str) -> dict[str, object]:
@@ -101,12 +117,25 @@ def test_a_process_of_sql_that_was_killed_is_replaced(viewer: Viewer) -> None:
         assert rows_of(client, COUNT)["rows"] == before
 
 
-def test_a_browser_that_leaves_ends_the_call_that_it_asked_for(viewer: Viewer) -> None:
+def test_a_browser_that_leaves_ends_the_call_that_it_asked_for(folder: Path) -> None:
+    viewer = start(folder, timeout_s=600)
     client = viewer.client()
-    rows_of(client, COUNT)
-    with pytest.raises(httpx.ReadTimeout):
-        client.get(f"/sql.json?{urlencode({'sql': LONG_CALL})}", timeout=0.5)
-    for _ in range(8):  # more than may run side by side
-        with pytest.raises(httpx.ReadTimeout):
-            client.get(f"/sql.json?{urlencode({'sql': LONG_CALL})}", timeout=0.2)
     assert rows_of(client, COUNT)["rows"]
+    for _ in range(5):  # more than may run side by side
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(f"/sql.json?{urlencode({'sql': LONG_CALL})}", timeout=0.5)
+    assert rows_of(client, COUNT)["rows"]
+    stop(viewer)
+
+
+def test_processes_that_wait_end_with_a_viewer_that_is_killed(folder: Path) -> None:
+    viewer = start(folder)
+    assert rows_of(viewer.client(), COUNT)["rows"]
+    waiting = viewer.children()
+    assert waiting
+    viewer.process.kill()
+    viewer.process.communicate()
+    end_s = time.monotonic() + LIMIT_S
+    while any(map(lives, waiting)):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
