@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -26,6 +28,10 @@ def paths(page: Page, viewer: Viewer) -> list[str]:
         attacked["url"],
         f"/trajectories?q=run={HOSTILE_RUN}",
         trajectory,
+        f"{trajectory}?find=script",
+        f"{trajectory}?find=%3Cscript%3Ewindow&hit=3",
+        f"{trajectory}?find=%22+autofocus+onfocus%3D%22window.attacked",
+        f"{trajectory}?mark=%3C%2Fmark%3E%3Cscript%3Ewindow.attacked%3D1%3C%2Fscript%3E",
         *(call["url"] for call in facts(page, trajectory)["calls"]),
         f"/compare?ids={viewer.ids['attack 0']},{viewer.ids['attack 1']}",
         "/sql?sql=select+*+from+spans+where+step=1",
@@ -44,6 +50,16 @@ def test_no_text_of_a_model_runs_or_is_fetched(page: Page, viewer: Viewer) -> No
         page.wait_for_load_state("networkidle")
         assert page.evaluate("window.attacked") is None, path
         assert page.evaluate(INJECTED) == 0, path
+
+
+def test_what_is_found_in_a_hostile_text_is_marked_as_text(page: Page, viewer: Viewer) -> None:
+    visit(page, f"/trajectory/{viewer.ids['attack 0']}?find={quote(hostile.SCRIPT)}#here")
+    assert page.locator("mark#here").inner_text() == hostile.SCRIPT
+    expect(page.locator("mark#here")).to_be_in_viewport()
+    visit(page, f"/trajectory/{viewer.ids['line']}?find={'x' * 40}&hit=9000#here")
+    expect(page.locator("#found")).to_have_text("9,000 of the first 10,000")
+    assert page.locator("mark#here").inner_text() == "x" * 40
+    assert len(page.content()) < 200_000
 
 
 @pytest.mark.parametrize("place", [-2, -1])

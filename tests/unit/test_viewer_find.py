@@ -187,6 +187,16 @@ def test_a_search_hit_leads_to_its_place_marked(
     assert "/call/" not in path
 
 
+def test_the_hit_of_the_call_in_the_address_is_the_one_that_is_shown(pages: Pages) -> None:
+    calls = [one["span_id"] for one in pages.facts(address(pages) + "/calls?to=300")["calls"]]
+    html = pages.html(address(pages, find="quagga", call=calls[2 * 100]))  # chat, look_up, chat, …
+    assert '<mark id="here">quagga</mark> 100.' in html
+    assert "101 of 200" in html
+    # A tool's call holds none: the next one is shown.
+    html = pages.html(address(pages, find="quagga", call=calls[2 * 100 + 1]))
+    assert '<mark id="here">quagga</mark> 101.' in html
+
+
 def test_a_search_hit_without_text_marks_its_part(pages: Pages) -> None:
     """A hit of an expression may be empty, or stand in what the conversation writes otherwise."""
     find = urlencode({"find": '"content":"Go on, kudu 5', "by": "regex", "in": "calls"})
