@@ -14,7 +14,6 @@ from localtrace.read.filters import RunName
 from localtrace.values.codec import fields_from_json
 
 if TYPE_CHECKING:
-    from localtrace.read.runner import Params
     from localtrace.read.store import Store
 
 _PARTS_MAX = 3
@@ -47,14 +46,12 @@ def run_names(store: Store) -> dict[str, str]:
     }
 
 
-def with_run_ids(store: Store, params: Params) -> Params:
+def with_run_ids(store: Store, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a query with the ids of the runs that some of them name.
 
     Raises:
         QueryError: several runs have the name, or ids that begin so.
     """
-    if not isinstance(params, Mapping):
-        return params
     return {
         name: run_id_of(store, str(value)) if isinstance(value, RunName) else value
         for name, value in params.items()

@@ -6,7 +6,7 @@ journals alike. Reading writes nothing. One `Store` serves one thread; `share` g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -164,7 +164,8 @@ class Store:
         return Result(self._run_named(sql, params, is_own))
 
     def _run_named(self, sql: str, params: Params = None, is_own: bool = True) -> pa.Table:
-        return self._run(sql, with_run_ids(self, params), is_own=is_own)
+        bound = with_run_ids(self, params) if isinstance(params, Mapping) else params
+        return self._run(sql, bound, is_own=is_own)
 
     def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:
         """Run a named query.

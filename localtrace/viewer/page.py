@@ -6,9 +6,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from localtrace.errors import LocalTraceError
+from localtrace.read.run_names import with_run_ids
 from localtrace.viewer.asked import Asked, words_of
 
 Facts = dict[str, Any]
@@ -75,7 +77,7 @@ def copies(
         python: an expression on `store`; None: one that runs the SELECT.
     """
     named = ", ".join(repr(str(path)) for path in asked.store.paths)
-    text = with_values(sql.strip(), params)
+    text = with_values(sql.strip(), with_run_ids(asked.store, params))
     command = command or f"sql {_quoted(text)}"
     python = python or f"store.sql({text!r}).to_pandas()"
     return {
@@ -140,7 +142,7 @@ def literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return repr(value)
+        return repr(value) if isinstance(value, int) or isfinite(value) else f"'{value}'::double"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
     return "'" + str(value).replace("'", "''") + "'"

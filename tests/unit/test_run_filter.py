@@ -94,3 +94,7 @@ def test_addresses_of_the_viewer_take_the_name(tmp_path: Path) -> None:
             assert pages.facts(f"/trajectories?q=run={name}")["total"] == 1
             group = pages.facts(f"/group?run={name}&step=1&validate=false&key=group+g")
             assert group["rewards"]["mean"] == 2.0
+            sql = pages.facts(f"/trajectories?q=run={name}")["copies"]["SQL"]
+            assert [row["run_id"] for row in opened.sql(sql)] == ["bb22"]
+        sql = pages.facts("/trajectories?q=reward<inf")["copies"]["SQL"]
+        assert len(opened.sql(sql)) == 2
