@@ -132,9 +132,10 @@ def _row(row: Any) -> Array:
         found = Array("<f4", [len(row)], array.array("f", plain).tobytes())
     else:
         found = _numpy_array(row, "float32")
-    if len(found.shape) != 1:
+    *rows, count = found.shape
+    if rows not in ([], [1]):
         raise ValueError(f"a row of shape {found.shape}")
-    return found
+    return found._replace(shape=[count])
 
 
 def _in_memory(value: Any) -> Any:

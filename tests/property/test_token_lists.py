@@ -29,6 +29,7 @@ from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.values.codec import encode
 from localtrace.values.token_lists import read_ids, read_logprobs, read_mask
+from tests.commands import run
 from tests.environment import examples
 from tests.recording import recording
 
@@ -296,3 +297,23 @@ def check_trajectories(store: Store, made: list[Rollout], counts: list[int | Non
         assert (turn.output_ids, turn.response_mask) == (one.ids, one.mask)
         assert turn.output_logprobs == one.logprobs
         assert turn.generated_count == counts[trajectory.step]
+
+
+def test_commands_and_exports_take_logprobs_that_are_not_known(tmp_path: Path) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"output_ids": [1, 2, 3], "logprobs": [None, -1, -0.5], "text": "abc"}
+
+    with recording(tmp_path / "store") as store:
+        ids = []
+        for _ in range(2):
+            with localtrace.trajectory(step=1) as one:
+                generate([7, 8])
+            ids.append(one.trace_id)
+    at = ("-s", str(store.path))
+    assert "logprobs: [None, -1.0, -0.5]" in run("show", *at, ids[0], "--logprobs").stdout
+    said = run("diff", *at, *ids, "--ids", "--logprobs")
+    assert said.exit_code in (0, 1)
+    for form in ("verifiers", "atif", "jsonl", "parquet", "otlp", "chrome", "sft"):
+        done = run("export", form, "--all", *at, "-o", str(tmp_path / form))
+        assert done.exit_code == 0, done.output

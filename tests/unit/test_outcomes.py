@@ -83,6 +83,32 @@ def test_anything_else_is_kept_as_tagged_json_text(store: Recording, value: Any)
     assert recorded(store) == {(0, "detail"): to_json(value)}
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [[True, False], (1, 0), np.array([True, False]), torch.tensor([[True, False]]), [[1.0, 0.0]],
+     [np.array([1, 0], "u1")], torch.tensor([1, 0], dtype=torch.int8)],
+    ids=repr,
+)  # fmt: skip
+def test_a_mask_of_any_form_is_one_number_per_token(store: Recording, mask: Any) -> None:
+    localtrace.outcome(IDS[0], response_mask=mask)
+    localtrace.outcome(IDS[1:], response_mask=[None, mask])
+    assert recorded(store) == {(0, "response_mask"): [1, 0], (2, "response_mask"): [1, 0]}
+    assert not localtrace.losses()["values"]
+
+
+def test_values_per_token_that_are_not_known_stay_null(store: Recording) -> None:
+    localtrace.outcome(IDS[0], old_log_probs=[None, -1, -0.5])
+    assert recorded(store) == {(0, "old_log_probs"): [None, -1.0, -0.5]}
+
+
+def test_values_per_token_that_are_no_numbers_are_counted(store: Recording) -> None:
+    localtrace.outcome(IDS[0], old_log_probs=["a"], advantages=0.5, detail=["a"])
+    localtrace.outcome(IDS, ref_log_prob=[[1.0], [{}], [[1.0], [2.0]]])
+    localtrace.flush()
+    assert localtrace.losses()["values"] == {"token_list": 3}
+    assert recorded(store)[0, "old_log_probs"] == '["a"]'
+
+
 def test_nothing_is_recorded_for_a_value_that_is_none(store: Recording) -> None:
     localtrace.outcome(IDS[0], reward=None, fate="stale")
     assert recorded(store) == {(0, "fate"): "stale"}

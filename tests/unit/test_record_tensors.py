@@ -56,6 +56,7 @@ VALUES = [
     np.array(PADDED, ">i4"),
     np.asfortranarray(np.array(PADDED, "f4")),
     np.array([1.0, 2.0, 3.0]),
+    [torch.tensor([[1.0, 2.0]]), np.zeros((1, 0)), torch.tensor([[3.0]])],
     PADDED,
     tuple(map(tuple, PADDED)),
     ROWS,
