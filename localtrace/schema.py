@@ -186,7 +186,11 @@ SPANS = TableSchema(
         Column("output_name", "string", "name of the result's field that held the output ids"),
         Column("output_ids", "list<int32>", "ids that the model generated"),
         Column("logprobs_name", "string", "name of the result's field that held the logprobs"),
-        Column("output_logprobs", "list<float>", "one log-probability per output id, natural log"),
+        Column(
+            "output_logprobs",
+            "list<float>",
+            "one log-probability per output id, natural log; null where none was given",
+        ),
         Column(
             "logprobs_rest",
             "list<int32>",

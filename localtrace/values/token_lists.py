@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from localtrace.values.arrays import Array, array_hook
+from localtrace.values.arrays import EXT_CODES, Array, array_hook
 from localtrace.values.encoded import list_elements
 
 _DOUBLE = b"\xcb"
@@ -23,7 +23,7 @@ _INT32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _IDS_DECODER = msgspec.msgpack.Decoder(list[_INT32])
 _NUMBERS = frozenset({bool, int, float, type(None)})
 _AS_NUMBER = bytes.maketrans(b"\xc2\xc3", b"\x00\x01")
-"""What the one byte of an encoded boolean or small integer stands for."""
+"""The number that the one byte of an encoded boolean or small integer stands for."""
 _SMALL = bytes(range(128))
 _BOOLEANS = b"\xc2\xc3"
 
@@ -65,7 +65,7 @@ def read_logprobs(data: bytes | msgspec.Raw, ids: Sequence[int]) -> TokenList | 
         data: numbers, or of each token several alternatives, as vLLM, SGLang and OpenAI give them.
         ids: ids of the tokens, which tell the sampled one among alternatives.
     """
-    doubles = read_doubles(bytes(data))
+    doubles = _doubles(data)
     if doubles is not None:
         return TokenList(doubles, True)
     found = _read(data)
@@ -81,7 +81,7 @@ def read_logprobs(data: bytes | msgspec.Raw, ids: Sequence[int]) -> TokenList | 
 
 def read_numbers(data: bytes | msgspec.Raw) -> Sequence[float | None] | None:
     """Return the numbers of a list or array, with those that are null; None for anything else."""
-    doubles = read_doubles(bytes(data))
+    doubles = _doubles(data)
     if doubles is not None:
         return doubles
     found = _read(data)
@@ -103,6 +103,11 @@ def read_doubles(data: bytes) -> array[float] | None:
     if sys.byteorder == "little":
         doubles.byteswap()
     return doubles
+
+
+def _doubles(data: bytes | msgspec.Raw) -> array[float] | None:
+    is_array = memoryview(data)[:1] in EXT_CODES  # not copied, as it may be large
+    return None if is_array else read_doubles(bytes(data))
 
 
 # -- every form ----------------------------------------------------------------------------------

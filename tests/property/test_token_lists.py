@@ -317,3 +317,25 @@ def test_commands_and_exports_take_logprobs_that_are_not_known(tmp_path: Path) -
     for form in ("verifiers", "atif", "jsonl", "parquet", "otlp", "chrome", "sft"):
         done = run("export", form, "--all", *at, "-o", str(tmp_path / form))
         assert done.exit_code == 0, done.output
+
+
+def test_a_result_is_read_back_as_it_was_recorded(tmp_path: Path) -> None:
+    result = {
+        "output_ids": [1, 2],
+        "log_probs": [{1: -0.5, 9: -2.0}, {2: -1.0}],
+        "response_mask": [True, False],
+    }
+
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return result
+
+    with recording(tmp_path / "store") as store:
+        with localtrace.trajectory(step=1) as one:
+            generate([7, 8])
+        localtrace.flush()
+        with open_store(store.path) as opened:
+            (turn,) = opened.trajectory(one.trace_id).turns
+    assert repr(turn.outputs["response_mask"]) == "[True, False]"
+    assert turn.outputs["log_probs"] == result["log_probs"]
+    assert turn.output_logprobs == [-0.5, -1.0]

@@ -463,3 +463,13 @@ def test_what_generate_of_transformers_returns_is_as_many_generations(store: Rec
     with read(store) as opened:
         assert column(opened, "output_ids") == [[7, 8, 9], [6, 0, 0]]
         assert column(opened, "prompt_ids") == [[1, 2], [3, 4]]
+
+
+def test_lists_of_the_only_token_of_a_row_are_lists(store: Recording) -> None:
+    with localtrace.trajectory(step=1):
+        generated(
+            "prompt_ids", [1], {"output_ids": [[5]], "log_probs": [-1.0], "response_mask": [0]}
+        )
+    with read(store) as opened:
+        assert column(opened, "response_mask") == [[0]]
+        assert column(opened, "output_logprobs") == [[-1.0]]

@@ -1,4 +1,4 @@
-"""What a generator yields are the pieces of one generation, and the call is one turn."""
+"""A generator yields the pieces of one generation, and its call is one turn."""
 
 from __future__ import annotations
 
