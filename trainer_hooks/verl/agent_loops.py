@@ -25,7 +25,7 @@ from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.verl import job, trainer_outcomes
 from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
-from localtrace.trainer_hooks.verl.seams import around, before
+from localtrace.trainer_hooks.verl.seams import after, around, before
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 _FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
@@ -34,6 +34,8 @@ _EXTRA_NAMES = (
 )  # fmt: skip
 _STEPS_REMEMBERED = 8
 ROLLOUT_FAILED = "the rollout failed"
+_BASELINE = "localtrace_baseline"
+"""Key in verl's facts of a rollout that says that it is a greedy baseline."""
 IDENTITY = ("sample_index", "step", "rollout_n", "validate")
 """Parameters that `rollout_trace_attr` has in every version of verl."""
 
@@ -51,9 +53,18 @@ class Rollout:
     outputs: list[Any] = field(default_factory=list)
     trace_id: str | None = None
     """Trace id of its trajectory; None while it is not recorded."""
+    on_policy_version: int | None = None
+    """Version that the newest weights have when its step begins; None where it is unknown."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether verl only compares others with it, and never trains on it, as REMAX does."""
+        return _BASELINE in self.fields.get("trajectory", ())
 
 
 _rollout: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("rollout", default=None)
+_sampled: contextvars.ContextVar[Any] = contextvars.ContextVar("sampled", default=None)
+"""Whether each row of the current batch of V0 is sampled; None: all are."""
 _batch_is_joined: contextvars.ContextVar[bool] = contextvars.ContextVar("joined", default=False)
 """Whether the trainer asked for trace ids in the current batch of V0."""
 _taken: dict[tuple[Any, bool], set[Any]] = {}
@@ -107,6 +118,9 @@ def open_rollout(
         data_source=_plain(fields.get("data_source")),
     )
     trained_at = None if validate else _plain(step)
+    if isinstance(step, int) and step >= 0:  # verl says -1 where rollouts run ahead of training
+        # verl numbers weights by the step that made them; validation comes after its step's update.
+        rollout.on_policy_version = step if validate else step - 1
     return RecordedRollout(rollout, made if trace else unrecorded(), live, trained_at)
 
 
@@ -167,12 +181,22 @@ class RecordedRollout:
         if isinstance(self._scope, trajectory):
             _read_output(self._rollout, self._scope)
         self._leave(kind, error, traceback)
+        if self._rollout.is_baseline:
+            _note_baseline(self._rollout, self._step)
         if isinstance(error, Exception):
             _note_failure(self._rollout, self._step)
 
     @harmless
     def _leave(self, *error: Any) -> None:
         self._scope.__exit__(*error)
+
+
+@harmless
+def _note_baseline(rollout: Rollout, step: Any) -> None:
+    trace_ids = [rollout.trace_id] if rollout.trace_id else []
+    trainer_outcomes.record_fate(
+        trace_ids, "baseline", step=step, fate_reason="greedy, to compare sampled rollouts with"
+    )
 
 
 @harmless
@@ -191,6 +215,7 @@ def _read_output(rollout: Rollout, opened: trajectory) -> None:
     values: dict[str, Any] = {
         "sampling_params": rollout.sampling_params,
         "session_id": rollout.fields.get("session_id"),
+        "on_policy_version": rollout.on_policy_version,
         "ground_truth": job.select(rollout.fields.get("reward_model"), "ground_truth"),
     }
     if rollout.outputs:
@@ -247,6 +272,17 @@ def _mark_batch(self: Any, prompts: Any) -> None:
 def _read_mark(batch: Any) -> None:
     meta_info = getattr(batch, "meta_info", {})
     _batch_is_joined.set(bool(meta_info.pop(TRACE_ID_KEY, False)))
+    sampled = getattr(batch, "non_tensor_batch", {}).get("__do_sample__")
+    _sampled.set(None if meta_info.get("validate") else sampled)
+
+
+@after(_AGENT_LOOP, "get_trajectory_info", optional=True)
+def _mark_baselines(result: list[dict[str, Any]]) -> None:
+    """Mark REMAX's greedy baselines, which verl does not tell the agent loops of."""
+    sampled = _sampled.get()
+    for facts, is_sampled in zip(result, [] if sampled is None else sampled, strict=False):
+        if not is_sampled:
+            facts[_BASELINE] = True
 
 
 @before("verl.protocol", "DataProto.concat")

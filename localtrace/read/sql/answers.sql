@@ -33,11 +33,11 @@ select
     s.output_hash is not null and t.group_key is not null
         and count(*) over (
             partition by s.project, s.experiment, s.run_id, s.step, t.validate, t.group_key,
-                s.output_hash
+                t.fate is not distinct from 'baseline', s.output_hash
         ) > 1 as duplicate,
     s.tool_errors,
     s.repetition
-from stored.flagged as t
+from stored.judged as t
 join (
     select
         project, experiment, run_id, step, trace_id,

@@ -88,7 +88,8 @@ def detectors(facts: Facts) -> Frame:
     text = rows["output_text"]
     blank = np.array([isinstance(one, str) and one.strip() == "" for one in text], bool)
     rows["empty"] = np.where(text.notna(), blank, (rows["tokens"] == 0).fillna(False))
-    keys = [*GROUP, "said"]
+    rows["greedy"] = rows["fate"] == "baseline"
+    keys = [*GROUP, "greedy", "said"]
     comparable = rows["grouped"] & rows["said"].notna()
     rows["duplicate"] = rows[comparable].duplicated(keys, keep=False).reindex(rows.index) == True  # noqa: E712
     limits = {"length", "max_tokens", "max_new_tokens", "max_length"}

@@ -72,7 +72,7 @@ def _row_v0(batch: Batch, at: int, info: dict[str, Any]) -> Rollout:
         seed=f"{row['uid']}/{at}",
         columns=_columns(row, batch, info["rollout_n"]),
         attributes={
-            **_attributes(row, columns, columns["__num_turns__"]),
+            **_attributes(batch, row, columns, columns["__num_turns__"]),
             "truncated": len(output.response_ids) == RESPONSE_TOKENS,
         },
         score=float(tensors["rm_scores"].sum()),
@@ -91,7 +91,7 @@ def _session_v1(batch: Batch, row: dict[str, Any], session: int) -> Rollout:
     records = [batch.records[key] for key in keys]
     last, tag = records[-1], batch.tags[keys[-1]]
     (trace_id,) = {record["extra_fields"]["localtrace_trace_id"] for record in records}
-    attributes = _attributes(row, {**last["extra_fields"], **tag}, last["num_turns"])
+    attributes = _attributes(batch, row, {**last["extra_fields"], **tag}, last["num_turns"])
     attributes["session_id"] = session
     attributes["truncated"] = len(last["responses"]) == RESPONSE_TOKENS
     if len(records) > 1:
@@ -129,11 +129,14 @@ def _columns(row: dict[str, Any], batch: Batch, rollout_n: int) -> dict[str, Any
     }
 
 
-def _attributes(row: dict[str, Any], given: dict[str, Any], num_turns: Any) -> dict[str, Any]:
+def _attributes(
+    batch: Batch, row: dict[str, Any], given: dict[str, Any], num_turns: Any
+) -> dict[str, Any]:
     names = (
         "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
     )  # fmt: skip
     return {
+        "on_policy_version": batch.step - (not batch.validate),
         "ground_truth": row["reward_model"]["ground_truth"],
         "num_turns": int(num_turns),
         **{name: given[name] for name in names},

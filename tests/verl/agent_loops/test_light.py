@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import localtrace
 from tests.recording import Recording, recording
 from tests.verl.agent_loops.compare import ADDED, split_columns, split_records
 from tests.verl.agent_loops.job import ROLLOUTS, rows
@@ -242,3 +243,55 @@ async def _let_others_end() -> None:
     for task in others:
         with suppress(asyncio.CancelledError, Exception):
             await task
+
+
+def test_the_greedy_baselines_of_remax_count_in_no_query_and_can_be_found(
+    shop: Workshop, store: Recording
+) -> None:
+    import numpy as np
+    from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+    from verl.protocol import DataProto
+
+    from tests.verl.agent_loops.drive import batch_v0
+    from tests.verl.agent_loops.light import Local
+
+    async def run() -> DataProto:
+        manager = AgentLoopManager(shop.config, None)
+        manager.agent_loop_workers = [Local(shop.worker()), Local(shop.worker())]
+        prompts = batch_v0(rows("v0", 3, (SINGLE, TOOLS, SINGLE, TOOLS)), 3)
+        # As RayPPOTrainer.fit makes it: three sampled rollouts, and a greedy one, of each prompt.
+        sampled = prompts.repeat(3, interleave=True)
+        sampled.non_tensor_batch["__do_sample__"] = np.ones(len(sampled), dtype=bool)
+        greedy = prompts.slice(0, None)
+        greedy.non_tensor_batch["__do_sample__"] = np.zeros(len(greedy), dtype=bool)
+        return await manager.generate_sequences(DataProto.concat([sampled, greedy]))
+
+    made = asyncio.run(run())
+    assert len(made) == 16
+    localtrace.flush()
+    with localtrace.open_store(store.path) as found:
+        (step,) = found.query("reward_by_step").to_dicts()
+        (spread,) = found.query("group_spread").to_dicts()
+        passes = found.query("pass_at_k").to_dicts()
+        baselines = found.trajectories(fate="baseline").to_dicts()
+        temperatures = found.sql(
+            "select trace_id, attributes ->> '$.sampling_params.temperature' as t from trajectories"
+        ).to_dicts()
+    assert step["trajectories"] == 12
+    assert (spread["groups"], spread["mean_size"]) == (4, 3.0)
+    assert [(row["k"], row["prompts"]) for row in passes] == [(1, 4), (2, 4), (3, 4)]
+    assert {row["trace_id"] for row in baselines} == {
+        row["trace_id"] for row in temperatures if float(row["t"]) == 0
+    }
+    assert sorted(row["group_id"] for row in baselines) == [f"v0-train-3-{at}" for at in range(4)]
+    assert {(row["validate"], row["step"]) for row in baselines} == {(False, 3)}
+
+
+def test_rollouts_say_which_weights_were_the_newest(shop: Workshop, store: Recording) -> None:
+    asyncio.run(shop.run_v0(3, (SINGLE,)))
+    localtrace.flush()
+    with localtrace.open_store(store.path) as found:
+        (row,) = found.sql(
+            "select attributes ->> '$.on_policy_version' as version from trajectories"
+        ).to_dicts()
+    assert row["version"] == "2"  # verl's update_weights(global_steps) came before the step began

@@ -1,0 +1,96 @@
+"""Rows and tokens that a query must leave out, each beside one that counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.queries.test_edges import query, said
+from tests.snapshots import store_of
+
+
+def test_only_rollouts_that_belong_together_are_duplicates() -> None:
+    rows = [
+        {"trace_id": "a", "reward": 1.0}, {"trace_id": "b"}, {"trace_id": "alone", "step": 2},
+        {"trace_id": "val", "validate": True}, {"trace_id": "greedy"},
+        {"trace_id": "other run", "run_id": "r"}, {"trace_id": "other group", "group_id": "h"},
+    ]  # fmt: skip
+    rows = [{"step": 1, "group_id": "g", **row} for row in rows]
+    turns = [
+        {name: row[name] for name in ("trace_id", "step", "run_id") if name in row}
+        | {"span_id": "s", "is_turn": True, "output_ids": [5, 6]}
+        for row in rows
+    ]
+    fate = [{"trace_id": "greedy", "name": "fate", "text": "baseline"}]
+    with store_of(trajectories=rows, spans=turns, outcomes=fate) as store:
+        found = store.sql("select trace_id from detectors where duplicate").to_dicts()
+        listed = store.query("empty_or_duplicated").to_dicts()
+        of_validation = store.query("empty_or_duplicated", validate=True).to_dicts()
+    assert sorted(row["trace_id"] for row in found) == ["a", "b"]
+    assert [row["trace_id"] for row in listed] == ["a", "b"]
+    assert of_validation == []
+
+
+def test_cancelled_calls_of_tools_have_not_failed() -> None:
+    spans = [
+        {"trace_id": "t", "step": 1, "span_id": str(n), "seq": n, "op": "my_tool", "kind": "tool",
+         "status": status, "error": "E: x" if status == "error" else status}
+        for n, status in enumerate(["cancelled", "error", "ok", "cancelled"])
+    ] + [{"trace_id": "t", "step": 1, "span_id": "9", "seq": 9, "is_turn": True}]  # fmt: skip
+    tables = {"trajectories": [{"trace_id": "t", "step": 1}], "spans": spans}
+    (row,) = query("tool_errors", **tables)
+    assert (row["message"], row["calls"]) == ("E: x", 1)
+    (row,) = query("tool_errors_by_step", **tables)
+    assert (row["calls"], row["failed"], row["failed_share"]) == (4, 1, 0.25)
+    (row,) = query("tool_calls_by_step", **tables)
+    assert (row["tool_calls"], row["failed_share"]) == (4, 0.25)
+    with store_of(**tables) as store:
+        assert store.sql("select tool_errors from detectors").to_dicts() == [{"tool_errors": 1}]
+    assert [row["status"] for row in query("errors_by_op", **tables)] == ["cancelled", "error"]
+
+
+@pytest.mark.parametrize(("reason", "cut_off"), [
+    ("length", True), ("max_tokens", True), ("max_new_tokens", True), ("MAX_LENGTH", True),
+    ('{"type": "length", "length": 5}', True), ("stop", False), ("tool_calls", False),
+    ("abort", False), ('{"type": "stop", "matched": "length"}', False), (None, False),
+])  # fmt: skip
+def test_every_reason_of_a_limit_is_cut_off(reason: str | None, cut_off: bool) -> None:
+    (row,) = query("truncated_by_step", **said("so", finish_reason=reason))
+    assert row["truncated"] == cut_off
+
+
+def test_masked_tokens_make_no_generation_faster() -> None:
+    second = 10**9
+    turns = [
+        {"trace_id": "t", "step": 1, "span_id": str(n), "seq": n, "is_turn": True, "end_ns": end,
+         "output_ids": ids, "response_mask": mask}
+        for n, (ids, mask, end) in enumerate([
+            ([1, 2, 3, 4], [1, 0, 0, 1], second), ([5, 6], None, second), (None, None, 9 * second),
+        ])
+    ]  # fmt: skip
+    rollout = {"trace_id": "t", "step": 1, "end_ns": 8 * second}
+    (row,) = query("tokens_per_second", trajectories=[rollout], spans=turns)
+    assert (row["tokens"], row["tokens_per_s"], row["tokens_per_s_of_one"]) == (4, 0.5, 2.0)
+    (row,) = query("finish_reasons_by_step", trajectories=[rollout], spans=turns)
+    assert (row["turns"], row["mean_tokens"]) == (3, 2.0)
+
+
+@pytest.mark.parametrize(("start_s", "end_s", "joined"), [
+    (0.5, 1.5, True), (-0.9, 2.9, True), (-1.1, 1.5, False), (0.5, 3.1, False), (2.1, 2.5, False),
+])  # fmt: skip
+def test_an_engines_call_is_joined_where_clocks_differ_by_a_second_at_most(
+    start_s: float, end_s: float, joined: bool
+) -> None:
+    second = 10**9
+    same = {"is_turn": True, "prompt_tokens": 2, "prompt_crc32": 7, "output_ids": [1, 2]}
+    caller = {"trace_id": "t", "step": 1, "span_id": "c", "op": "ask", "start_ns": 10 * second,
+              "end_ns": 12 * second}  # fmt: skip
+    engine = {"trace_id": "e", "span_id": "e", "op": "vllm.generate",
+              "start_ns": int((10 + start_s) * second),
+              "end_ns": int((10 + end_s) * second)}  # fmt: skip
+    (row,) = query(
+        "engine_calls",
+        trajectories=[{"trace_id": "t", "step": 1}],
+        spans=[same | caller, same | engine],
+    )
+    assert (row["joined"], row["trace_id"]) == (("tokens", "t") if joined else (None, None))
+    assert row["engine_s"] == pytest.approx(end_s - start_s)
