@@ -10,12 +10,12 @@ select
     step,
     count(*) filter (counted) as trajectories,
     count(finite(reward)) filter (counted) as rewards,
-    avg(finite(reward)) filter (counted) as mean_reward,
-    stddev_samp(finite(reward)) filter (counted) as std_reward,
+    finite(avg(finite(reward)) filter (counted)) as mean_reward,
+    finite(stddev_samp(finite(reward)) filter (counted)) as std_reward,
     min(finite(reward)) filter (counted) as min_reward,
     max(finite(reward)) filter (counted) as max_reward,
     count(*) filter (counted and not isfinite(reward)) as not_finite,
-    avg(finite(reward)) filter (validate) as validation_reward,
+    finite(avg(finite(reward)) filter (validate)) as validation_reward,
     count(*) filter (validate and not isfinite(reward)) as validation_not_finite
 from training_and_validation
 group by experiment, run_id, step

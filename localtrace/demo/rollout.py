@@ -85,6 +85,7 @@ async def roll_out(engine: Engine, task: Task) -> Rollout:
         trajectory.set(
             reward=rollout.reward,
             failed_calls=rollout.tool_errors,
+            on_policy_version=task.step - 1,
             ground_truth=str(task.problem.partial_sums()[-1]),
         )
     return rollout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import comb
+from math import comb, isfinite
 from typing import Any
 
 import pytest
@@ -284,7 +284,8 @@ def test_logprobs_and_differences_that_are_not_finite_enter_no_mean() -> None:
 def test_rewards_too_large_to_square_stop_no_query() -> None:
     rows = group([1e308, -1e308, 1e308], group_id="g")
     for name in ("reward_by_step", "group_spread", "recording_gaps"):
-        assert len(query(name, trajectories=rows)) == 1
+        (row,) = query(name, trajectories=rows)
+        assert not any(isinstance(one, float) and not isfinite(one) for one in row.values())
 
 
 def test_a_rollout_stands_out_where_most_are_equally_long() -> None:

@@ -80,7 +80,10 @@ def test_every_completion_is_one_trajectory_of_its_launch(job: Job) -> None:
         assert rollout.step == launch["step"]
         assert rollout.validate == launch["validate"]
         assert rollout.sample_index == str(launch["inputs"][place]["index"])
-        assert rollout.attributes == {"dataset_row": {"index": launch["inputs"][place]["index"]}}
+        assert rollout.attributes == {
+            "dataset_row": {"index": launch["inputs"][place]["index"]},
+            "on_policy_version": launch["step"],
+        }
 
 
 def test_a_batch_that_is_used_again_is_recorded_once(job: Job) -> None:
@@ -227,7 +230,7 @@ def test_text_prompts_without_an_index(model: Path, tmp_path: Path, stored: Stor
     for place, rollout in enumerate(stored.rollouts()):
         (turn,) = rollout.spans
         assert rollout.sample_index is None
-        assert rollout.attributes == {}
+        assert rollout.attributes.keys() == {"on_policy_version"}
         assert turn.inputs["prompt"] == launch["prompts"][place]
         assert turn.prompt_ids == launch["prompt_ids"][place]
         assert turn.output_ids == launch["completion_ids"][place]

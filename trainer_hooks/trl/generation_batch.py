@@ -85,6 +85,7 @@ class GenerationBatch:
             agent=fields.get("environment"),
             data_source=fields.get("data_source"),
         )
+        row.trajectory.set(on_policy_version=self.step)  # TRL generates with the newest weights
         columns = {name: value for name, value in fields.items() if name != "prompt"}
         if columns:
             row.trajectory.set(dataset_row=columns)

@@ -267,8 +267,9 @@ def test_staleness_counts_weights_that_changed_inside_a_generation(v1: Golden) -
         ]
         row = rows[step]
         assert row["with_version"] == len(weights)
-        assert row["mean_behind"] == statistics.mean(step - min(one) for one in weights)
-        assert row["max_behind"] == max(step - min(one) for one in weights)
+        # verl's own trajectory_staleness_worst at the rollout's step: (global_steps - 1) - min.
+        assert row["mean_behind"] == statistics.mean(step - 1 - min(one) for one in weights)
+        assert row["max_behind"] == max(step - 1 - min(one) for one in weights)
         assert row["mixed"] == sum(len(one) > 1 for one in weights)
     assert [rows[step]["mean_trained_behind"] for step in STEPS] == [None, 1.0, 0.0]
     assert [rows[step]["mixed"] for step in STEPS] == [0, 2, 0]
