@@ -103,14 +103,10 @@ class Recorder:
         self._unsynced = threading.Event()
         self._threads: list[threading.Thread] = []
         self._series = JournalSeries(
-            self.folder,
-            self.context,
-            self.settings.rotate_max_bytes,
-            self.settings.rotate_interval_s,
-            self.losses.record,
-            self._prepare_folder,
+            self.folder, self.context, self.settings.rotate_max_bytes,
+            self.settings.rotate_interval_s, self.losses.record, self._prepare_folder,
             self.losses.value,
-        )
+        )  # fmt: skip
 
     def _prepare_folder(self) -> Path:
         # Called before each further journal, as somebody may have deleted the store meanwhile.
