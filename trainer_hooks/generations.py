@@ -93,7 +93,7 @@ def record_tool(
     recorder, scope = active.recorder, current.get()
     if recorder is not None and scope is not None and scope.trajectory.dropped is None:
         call = OpenCall(recorder, tool_called(name), scope.trajectory, scope)
-        call.inputs = encode_inputs(recorder, inputs)
+        call.inputs = encode_inputs(recorder, inputs, call.signature)
         call.start_ns = start_ns
         call.put(recorder, duration_ns, *verdict(None), outputs)
 
@@ -102,7 +102,7 @@ def _call(
     recorder: Recorder, op: str, scope: Scope, inputs: dict[str, Any], start_ns: int
 ) -> OpenCall:
     call = OpenCall(recorder, generation_called(op), scope.trajectory, scope)
-    call.inputs = encode_inputs(recorder, inputs)
+    call.inputs = encode_inputs(recorder, inputs, call.signature)
     call.start_ns = start_ns
     return call
 

@@ -24,8 +24,10 @@ from localtrace.record.scope import Scope, TrajectoryState, current, enter, is_i
 from localtrace.record.signature import Signature, record_tail
 from localtrace.store.journal.records import STATUSES, Kind
 from localtrace.store.journal.writer import Item
+from localtrace.values.kinds import names_of
 
 _OK, _ERROR, _CANCELLED = (STATUSES.index(status) for status in ("ok", "error", "cancelled"))
+_NO_NAMES: frozenset[str] = frozenset()
 _CANCELLATIONS = frozenset({"CancelledError", "GeneratorExit"})
 _encode = msgspec.msgpack.Encoder().encode
 _random = random.Random(os.urandom(32))
@@ -195,7 +197,8 @@ def verdict(error: BaseException | None) -> tuple[int, str | None]:
     """
     if error is None:
         return _OK, None
-    status = _CANCELLED if type(error).__name__ in _CANCELLATIONS else _ERROR
+    name = names_of(type(error))[1].rpartition(".")[2]
+    status = _CANCELLED if name in _CANCELLATIONS else _ERROR
     return status, error_text(error)
 
 
@@ -264,25 +267,27 @@ class OpenCall(Scope):
                 is no turn of its own.
         """
         values = recorder.values
-        if type(result) is dict and not values.watched.isdisjoint(result):
-            result = values.without_dropped(result)
         signature, state = self.signature, self.trajectory
         outer = self.outer
         parent_id = None if outer is None or outer.trajectory is not state else outer.span_id
-        head = (
-            signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
-            self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs),
-        )  # fmt: skip
         tail = signature.tail
         if detail or (signature.record_kind is Kind.TURN and is_beside_the_policy(outer)):
             tail = record_tail(signature, is_detail=True)
+        plain = result
+        if not values.is_small(result):
+            result = values.without_dropped(result)
+            plain = values.plain(result, signature.per_token)
+        call = (
+            signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
+            self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs), plain,
+        )  # fmt: skip
         try:
-            record = values.try_encode((*head, result, *tail))
+            record = values.try_encode(call + tail if tail else call)
         except Exception:
-            record = _encode((*head, msgspec.Raw(values.encode_anyway(result)), *tail))
+            record = _encode((*call[:-1], msgspec.Raw(values.encode(result)), *tail))
         if len(record) > recorder.settings.record_max_bytes:
             size_bytes = len(record) - len(self.inputs)
-            record = _encode((*head, msgspec.Raw(values.too_large(result, size_bytes)), *tail))
+            record = _encode((*call[:-1], msgspec.Raw(values.too_large(result, size_bytes)), *tail))
         # An end record holds totals of the turns. This call comes too late for them, or another
         # process writes them: either way there is nothing to add up here.
         recorder.put(Item(signature.record_kind, state.key, record, counted=state.ended), state)
@@ -307,7 +312,7 @@ def begin_call(
             own = trajectory(name=signature.op).__enter__()
             scope = current.get()
             # The call itself becomes the scope below, once its arguments are encoded.
-            enter(None)
+            current.set(None)
             if scope is None:
                 return None
             state = scope.trajectory
@@ -319,8 +324,8 @@ def begin_call(
         if state.dropped is None:
             if kwargs and not recorder.values.watched.isdisjoint(kwargs):
                 kwargs = recorder.values.without_dropped(kwargs)  # also those that `**kwargs` takes
-            call.inputs = encode_inputs(recorder, signature.bind(args, kwargs))
-        enter(call)
+            call.inputs = recorder.values.inputs(signature.bind(args, kwargs), signature.per_token)
+        current.set(call)
         call.start_ns = time.time_ns()
         call.mono_ns = time.perf_counter_ns()
         return call
@@ -328,15 +333,18 @@ def begin_call(
         recorder.losses.failed_inside()
         enter(outer)
         return None
+    except BaseException:  # Ctrl-C at this moment
+        enter(outer)
+        raise
 
 
-def encode_inputs(recorder: Recorder, inputs: dict[str, Any]) -> bytes:
-    """Encode arguments by name; a placeholder stands for arguments that are too large."""
-    values = recorder.values
-    if not values.watched.isdisjoint(inputs):
-        inputs = values.without_dropped(inputs)
-    data = values.encode(inputs)
-    if len(data) > recorder.settings.record_max_bytes:
-        too_large = msgspec.Raw(recorder.values.too_large(inputs, len(data)))
-        data = _encode({"$inputs": too_large})
-    return data
+def encode_inputs(
+    recorder: Recorder, inputs: dict[str, Any], signature: Signature | None = None
+) -> bytes:
+    """Encode arguments by name; a placeholder stands for arguments that are too large.
+
+    Args:
+        signature: what they are arguments of; where it is known, lists of tokens are not looked at
+            token by token.
+    """
+    return recorder.values.inputs(inputs, _NO_NAMES if signature is None else signature.per_token)

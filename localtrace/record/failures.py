@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from localtrace.values.tensors import text_of
+from localtrace.values.exceptions import message_of
+from localtrace.values.kinds import bases_of, names_of, own_fields
 
 MAX_CHARS = 10_000
 WHERE_MARK = "\n\nIn Ray:\n"
@@ -19,26 +21,24 @@ def error_text(error: BaseException) -> str:
     The text of an exception that Ray brought from another process begins with the error there, so
     that equal errors have equal beginnings.
     """
-    name = type(error).__qualname__
+    name = names_of(type(error))[1] or "BaseException"
     try:
-        text = _of_ray(error) if _is_of_ray(error) else f"{name}: {text_of(error)}"
+        text = _of_ray(error) if _is_of_ray(error) else f"{name}: {message_of(error)}"
         return text[:MAX_CHARS].encode("utf-8", "replace").decode()
     except Exception:
         return name
 
 
-def _is_of_ray(error: object) -> bool:
-    return any(
-        (base.__module__, base.__name__) == ("ray.exceptions", "RayTaskError")
-        for base in type(error).__mro__
-    )
+def _is_of_ray(error: Any) -> bool:
+    kinds = map(names_of, bases_of(type(error)))
+    return any(kind == ("ray.exceptions", "RayTaskError") for kind in kinds)
 
 
 def _of_ray(error: BaseException) -> str:
-    cause: object = error
+    cause: Any = error
     for _ in range(_CAUSES_MAX):
         if not _is_of_ray(cause):
             break
-        cause = vars(cause)["cause"]
-    where = _COLOURS.sub("", text_of(error))
-    return f"RayTaskError({type(cause).__qualname__}): {text_of(cause)}{WHERE_MARK}{where}"
+        cause = own_fields(cause)["cause"]
+    where = _COLOURS.sub("", message_of(error))
+    return f"RayTaskError({names_of(type(cause))[1]}): {message_of(cause)}{WHERE_MARK}{where}"

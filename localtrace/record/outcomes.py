@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from typing import Any
 import msgspec
 
 from localtrace.record.propagation import trace_id_of
+from localtrace.record.record_values import text_of
 from localtrace.record.recorder import Recorder
 from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
-from localtrace.values.tensors import text_of
+from localtrace.values.kinds import is_kind
+from localtrace.values.objects import row_count, rows_of
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -36,8 +37,8 @@ def record_outcomes(
         values: by name: a number, text, or a list with one number per token.
     """
     try:
-        batch = not isinstance(trace_ids, str)
-        ids = [trace_id_of(text_of(one)) for one in (trace_ids if batch else [trace_ids])]
+        batch = not is_kind(type(trace_ids), str)
+        ids = [trace_id_of(text_of(one)) for one in (rows_of(trace_ids) if batch else [trace_ids])]
         if batch:
             values = {
                 name: value for name, value in values.items() if _fits(recorder, value, len(ids))
@@ -47,7 +48,9 @@ def record_outcomes(
             encoded = {
                 str(recorder.values.as_text(name)): msgspec.Raw(
                     recorder.values.encode(
-                        value if len(places) == len(ids) else [value[place] for place in places]
+                        value
+                        if len(places) == len(ids)
+                        else [rows_of(value)[place] for place in places]
                     )
                 )
                 for name, value in values.items()
@@ -75,9 +78,7 @@ def _apart(ids: Sequence[str]) -> list[Sequence[int]]:
 
 def _fits(recorder: Recorder, value: Any, count: int) -> bool:
     """Return whether a value has an item per trajectory; count the trajectories if not."""
-    with contextlib.suppress(Exception):  # tensors without dimensions have no length
-        in_order = isinstance(value, list | tuple) or hasattr(value, "tolist")
-        if in_order and len(value) == count:
-            return True
+    if row_count(value) == count:
+        return True
     recorder.losses.record("bad_argument", count)
     return False

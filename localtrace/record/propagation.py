@@ -94,7 +94,7 @@ def is_beside_the_policy(scope: Scope | None) -> bool:
 def find_parent(*texts: str | None) -> RemoteScope | None:
     """Return the call that the first fitting text names; None if no text begins with one."""
     for text in texts:
-        match = _PLACE.match(text) if isinstance(text, str) else None
+        match = _PLACE.match(text) if type(text) is str else None
         if match is not None:
             trace_id, span_id, step, kind = match.groups()
             known = None if step == "x" else int(step)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from localtrace.record.losses import Losses, logger
-from localtrace.values.codec import ValueEncoder
-from localtrace.values.placeholder import left_out
-from localtrace.values.tensors import refuse_freed, text_of
+from localtrace.record.settings import Settings
+from localtrace.values.arrays import read_array
+from localtrace.values.codec import decode
+from localtrace.values.encoder import ValueEncoder
+from localtrace.values.placeholder import Placeholder, left_out, type_name
+from localtrace.values.plain import Budget, is_leaf, is_plain
+from localtrace.values.tensors import FreedTensor, in_memory, is_readable, is_tensor
+
+_SMALL_MAX_BYTES = 2**20
+_encode = ValueEncoder(max_bytes=_SMALL_MAX_BYTES).encode
 
 
 class RecordValues(ValueEncoder):
@@ -21,11 +29,14 @@ class RecordValues(ValueEncoder):
 
     def __init__(
         self,
-        keep: frozenset[str],
+        settings: Settings,
         losses: Losses,
         copy_tensor: Callable[[Any], msgspec.msgpack.Ext | str],
     ) -> None:
-        super().__init__(keep, losses.value, copy_tensor)
+        self._record_max_bytes = settings.record_max_bytes
+        super().__init__(
+            frozenset(settings.keep), losses.value, copy_tensor, self._record_max_bytes
+        )
         self._losses = losses
 
     def as_int(self, value: Any) -> int | None:
@@ -33,13 +44,13 @@ class RecordValues(ValueEncoder):
         if value is None or (type(value) is int and -(2**63) <= value < 2**63):
             return value
         try:
-            refuse_freed(value)
-            number = int(value)
-            is_whole = isinstance(value, str | bytes) or bool(number == value)
+            plain = scalar_of(value)
+            number = int(plain)
+            is_whole = type(plain) is str or type(plain) is bytes or number == plain
             if is_whole and -(2**63) <= number < 2**63:
                 return number
         except Exception:
-            logger.debug("localtrace: not a whole number: %s", type(value), exc_info=True)
+            logger.debug("localtrace: not a whole number: %s", type_name(value), exc_info=True)
         self._losses.value("bad_argument")
         return None
 
@@ -53,6 +64,61 @@ class RecordValues(ValueEncoder):
             self._losses.value("bad_argument")
             return None
 
+    def inputs(self, inputs: dict[str, Any], per_token: frozenset[str]) -> bytes:
+        """Encode arguments by name; a placeholder stands for arguments that are too large."""
+        plain: Any = inputs
+        if not self.is_small(inputs):
+            inputs = self.without_dropped(inputs)
+            plain = self.plain(inputs, per_token)
+            if type(plain) is Placeholder:
+                plain = {"$inputs": plain}
+        try:
+            data = self.try_encode(plain)
+        except Exception:
+            data = self.encode(inputs)
+        if len(data) > self._record_max_bytes:
+            data = _encode({"$inputs": left_out("too_large", inputs, len(data))})
+            self._losses.value("too_large")
+        return data
+
     def too_large(self, value: Any, size_bytes: int) -> bytes:
         """Return the encoded placeholder of a value over `record_max_bytes`."""
         return self.encode(left_out("too_large", value, size_bytes))
+
+
+def scalar_of(value: Any) -> Any:
+    """Return a number or a text as one of Python's own types.
+
+    Raises:
+        FreedTensor: the memory of the tensor was freed.
+        TypeError: it is neither, nor an array of one number.
+    """
+    if is_leaf(value):
+        return value
+    if is_tensor(value):
+        if not is_readable(value):
+            raise FreedTensor
+        return value.item()
+    data = _encode(value)
+    array = read_array(data)
+    if array is not None and len(array.values()) == 1:
+        return array.item()
+    plain = decode(data)
+    if type(plain) in (str, int, float, bool, bytes, complex, datetime):
+        return plain
+    raise TypeError(f"neither a number nor a text: {type_name(value)}")
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a text, a number, a path or a value of Python's own types.
+
+    Raises:
+        TypeError: it is something else, or a tensor on a device, which would have to be waited for.
+    """
+    if type(value) is str:
+        return value
+    if is_plain(value, Budget(_SMALL_MAX_BYTES)):
+        return str(value)
+    if is_tensor(value) and not in_memory(value):
+        raise TypeError("the text of a tensor on a device")
+    return str(scalar_of(value))

@@ -83,7 +83,7 @@ class Recorder:
         self.losses = Losses()
         self.recorded_trajectories = 0
         """Count of the trajectories that ended and were handed over whole."""
-        self.values = RecordValues(frozenset(self.settings.keep), self.losses, self.copies.start)
+        self.values = RecordValues(self.settings, self.losses, self.copies.start)
         self._splicer = Splicer(self.copies, self.settings.record_max_bytes, self.losses)
         self.paused: str | None = None
         """Why nothing is recorded at the moment."""
@@ -189,11 +189,9 @@ class Recorder:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything handed over so far is in the journal; False when time ran out."""
         begun_s = time.monotonic()
-        deadline = begun_s + timeout_s
         while self._queued_bytes:
-            if self.closed and self.paused and time.monotonic() > begun_s + _CLOSE_PAUSED_S:
-                return False
-            left_s = deadline - time.monotonic()
+            longest_s = _CLOSE_PAUSED_S if self.closed and self.paused else timeout_s
+            left_s = begun_s + min(timeout_s, longest_s) - time.monotonic()
             if left_s <= 0 or not any(thread.is_alive() for thread in self._threads):
                 return False
             self._wake_up.call()

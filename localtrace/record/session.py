@@ -22,6 +22,7 @@ from localtrace.record import active
 from localtrace.record.config import load_settings
 from localtrace.record.outcomes import record_outcomes
 from localtrace.record.process_info import describe_process, last_attempt
+from localtrace.record.record_values import scalar_of, text_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.settings import Settings
 from localtrace.store.journal.folders import choose_journal_folder
@@ -30,7 +31,8 @@ from localtrace.store.journal.writer import Item
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.sealing.sampling import keep_rules
 from localtrace.store.tokenizers import keep_tokenizer
-from localtrace.values.tensors import refuse_freed, text_of
+from localtrace.values.objects import mapped
+from localtrace.values.placeholder import type_name
 
 _INHERITED = ("LOCALTRACE_RUN_ID", "LOCALTRACE_ATTEMPT")
 """Variables that `init` sets for processes started from this one, and `close` restores."""
@@ -191,12 +193,16 @@ def log_metrics(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         return
     try:
         numbers = {}
-        for name, value in metrics.items():
+        given = mapped(metrics)
+        if given is None:
+            raise TypeError(f"not a dict of metrics: {type_name(metrics)}")
+        for name, value in list(dict.items(given)):
             with contextlib.suppress(Exception):
-                refuse_freed(value)
-                numbers[text_of(name).encode("utf-8", "replace").decode()] = float(value)
-        if len(numbers) < len(metrics):
-            recorder.losses.record("bad_argument", len(metrics) - len(numbers))
+                key = text_of(name).encode("utf-8", "replace").decode()
+                numbers[key] = float(scalar_of(value))
+        lost = dict.__len__(given) - len(numbers)
+        if lost:
+            recorder.losses.record("bad_argument", lost)
         record = (int(Kind.METRICS), recorder.values.as_int(step), time.time_ns(), numbers)
         recorder.put(Item(Kind.METRICS, b"", _encode(record)))
     except Exception:

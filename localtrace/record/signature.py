@@ -7,7 +7,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES, PROMPTS_NAME
+from localtrace.field_names import (
+    LOGPROB_NAMES,
+    MASK_NAMES,
+    MESSAGE_NAMES,
+    OUTPUT_NAMES,
+    PROMPT_NAMES,
+    PROMPTS_NAME,
+)
 from localtrace.store.journal.records import Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -18,6 +25,7 @@ _NOTHING: dict[Any, Any] = {
 }
 """The values of `*args` and `**kwargs` when nothing is given for them."""
 _NAMES_MAX = 4096
+_PER_TOKEN = frozenset((*PROMPT_NAMES, *OUTPUT_NAMES, *LOGPROB_NAMES, *MASK_NAMES))
 _TURN_NAMES = frozenset((*PROMPT_NAMES, *MESSAGE_NAMES, PROMPTS_NAME, "prompt"))
 """Names of arguments that make a call a possible turn. `prompt` is the only one of a text: many a
 function that takes a `text` generates nothing."""
@@ -34,7 +42,7 @@ class Signature:
 
     __slots__ = (
         "_defaults", "_keywords", "_names", "_positional", "_skip", "_var", "is_async",
-        "is_generation", "is_stream", "kind", "op", "record_kind", "tail",
+        "is_generation", "is_stream", "kind", "op", "per_token", "record_kind", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +87,8 @@ class Signature:
         """Whether it is a generator; a call's result is the list of what it yielded."""
         may_be_turn = kind == "generation" or not known.isdisjoint(_TURN_NAMES)
         self.record_kind = Kind.TURN if may_be_turn else Kind.SPAN
+        self.per_token = _PER_TOKEN if may_be_turn else frozenset()
+        """Names of arguments and result fields that hold a number per token."""
         self.tail = record_tail(self, is_detail=False)
         """Last fields of the record of a call."""
         may_generate = kind is None or kind == "generation"

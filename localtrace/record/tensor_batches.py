@@ -7,7 +7,9 @@ trajectory later.
 from __future__ import annotations
 
 import array
+import math
 import operator
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -16,16 +18,22 @@ import msgspec
 
 from localtrace.record import active
 from localtrace.record.propagation import trace_id_of
+from localtrace.record.record_values import scalar_of, text_of
 from localtrace.record.recorder import Recorder
 from localtrace.store.journal.batch import encode_batch
 from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
 from localtrace.values.arrays import Array, memory_array
-from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor, text_of
+from localtrace.values.kinds import is_kind, is_loaded_kind
+from localtrace.values.numpy_values import plain_numbers
+from localtrace.values.objects import listed, rows_of, shape_of
+from localtrace.values.placeholder import type_name
+from localtrace.values.plain import is_number
+from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor
 
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
-_NUMBERS = frozenset({float, int, bool})
+_ITEM_BYTES = 4
 _Parts = Sequence[bytes | memoryview]
 """An encoded value in pieces, not joined so that large arrays are copied once."""
 
@@ -60,10 +68,10 @@ def record_tensors(
     if recorder is None:
         return
     try:
-        if isinstance(trace_ids, str):
+        if is_kind(type(trace_ids), str):
             recorder.losses.record("bad_argument")
             return
-        ids = [None if one is None else trace_id_of(text_of(one)) for one in trace_ids]
+        ids = [None if one is None else trace_id_of(text_of(one)) for one in rows_of(trace_ids)]
         values = []
         for name, value in tensors.items():
             found = _usable(recorder, _values, value, len(ids))
@@ -94,8 +102,8 @@ def _usable(
 
 def _values(recorder: Recorder, value: Any) -> tuple[list[int] | None, _Parts] | None:
     """Return the row sizes, if rows were given one by one, and the values of all rows, encoded."""
-    if isinstance(value, list | tuple):
-        rows = [_row(row) for row in value]
+    if is_kind(type(value), list, tuple):
+        rows = [_row(row) for row in rows_of(value)]
         data = b"".join(row.data for row in rows)
         return [row.shape[0] for row in rows], Array("<f4", [len(data) // 4], data).parts()
     parts = _array(recorder, value, "float32")
@@ -105,14 +113,20 @@ def _values(recorder: Recorder, value: Any) -> tuple[list[int] | None, _Parts] |
 def _lengths(recorder: Recorder, lengths: Any) -> _Parts | None:
     if lengths is None:
         return (_encode(None),)
-    if isinstance(lengths, list | tuple):
-        whole = array.array("q", [operator.index(_in_memory(length)) for length in lengths])
+    if is_kind(type(lengths), list, tuple):
+        whole = array.array(
+            "q", [operator.index(scalar_of(_in_memory(length))) for length in rows_of(lengths)]
+        )
         return Array("<i8", [len(whole)], whole.tobytes()).parts()
     return _array(recorder, lengths, "int64")
 
 
 def _array(recorder: Recorder, value: Any, dtype: str) -> _Parts | None:
     """Return an encoded array; None for a tensor that its device cannot copy."""
+    shape = shape_of(value)
+    if math.prod(shape) * _ITEM_BYTES > recorder.settings.queue_max_bytes:
+        recorder.losses.record("queue_full")
+        return None
     if not is_tensor(value):
         return _numpy_array(value, dtype).parts()
     if in_memory(value):
@@ -127,9 +141,11 @@ def _array(recorder: Recorder, value: Any, dtype: str) -> _Parts | None:
 def _row(row: Any) -> Array:
     if is_tensor(row):
         found = memory_array(row, "float32")
-    elif isinstance(row, list | tuple):
-        plain = row if _NUMBERS.issuperset(map(type, row)) else map(float, map(_in_memory, row))
-        found = Array("<f4", [len(row)], array.array("f", plain).tobytes())
+    elif is_kind(type(row), list, tuple):
+        plain = listed(row)
+        if not all(map(is_number, plain)):
+            plain = plain_numbers(plain) or [float(scalar_of(_in_memory(item))) for item in plain]
+        found = Array("<f4", [len(plain)], array.array("f", plain).tobytes())
     else:
         found = _numpy_array(row, "float32")
     *rows, count = found.shape
@@ -154,7 +170,11 @@ def _in_memory(value: Any) -> Any:
 
 
 def _numpy_array(value: Any, dtype: str) -> Array:
-    if value.dtype.kind not in "biuf":
-        raise TypeError(f"an array of type {value.dtype}")
-    plain = value.astype(dtype, order="C", copy=False)
+    if not is_loaded_kind(type(value), "numpy", "ndarray"):
+        raise TypeError(f"neither an array nor a list: {type_name(value)}")
+    numpy = sys.modules["numpy"]
+    plain = numpy.ndarray.view(value, numpy.ndarray)  # without the methods of a subclass
+    if plain.dtype.kind not in "biuf":
+        raise TypeError(f"an array of type {plain.dtype}")
+    plain = plain.astype(dtype, order="C", copy=False)
     return Array({"float32": "<f4", "int64": "<i8"}[dtype], list(plain.shape), plain.tobytes())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from typing import Any
 
 from localtrace.values.images import is_image, pixel_bytes
-from localtrace.values.tensors import is_readable
+from localtrace.values.kinds import is_kind, is_loaded_kind, names_of
+from localtrace.values.tensors import has_storage, in_memory, is_readable, is_tensor
 
+_BUFFERS: tuple[Any, ...] = (bytes, bytearray, memoryview, array)
 _HASH_MAX_BYTES = 2**20
 """Largest dropped value that is hashed, as hashing must not stall the rollout."""
 
@@ -57,39 +60,42 @@ class Placeholder:
 def left_out(reason: str, value: Any, size_bytes: int | None = None) -> Placeholder:
     """Make the placeholder of a value: its type and, where cheap, its size and sha256."""
     digest = None
-    size_bytes = _image_bytes(value) if size_bytes is None else size_bytes
-    buffer = _buffer_of(value) if size_bytes is None else None
-    if buffer is not None:
-        size_bytes = buffer.nbytes
-        if size_bytes <= _HASH_MAX_BYTES:
+    if size_bytes is None:
+        size_bytes, buffer = _measured(value)
+        if buffer is not None and buffer.nbytes <= _HASH_MAX_BYTES:
             digest = hashlib.sha256(buffer).hexdigest()
-    return Placeholder(reason, _type_name(type(value)), size_bytes, digest)
+    return Placeholder(reason, type_name(value), size_bytes, digest)
 
 
-def _type_name(kind: type) -> str:
+def type_name(value: Any) -> str:
+    """Return the name of a value's type as placeholders give it."""
+    module, name = names_of(type(value))
+    text = f"{module}.{name}".removeprefix("builtins.") if name else "object"
+    return text.encode("utf-8", "replace").decode()[:200]
+
+
+def _measured(value: Any) -> tuple[int | None, memoryview | None]:
+    """Return the size of a value and its bytes, as far as they are had without a large copy."""
     try:
-        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        return name.encode("utf-8", "replace").decode()[:200]
+        if is_image(value):
+            return pixel_bytes(value), None
+        if not is_kind(type(value), str):
+            buffer = _buffer_of(value)
+            return None if buffer is None else buffer.nbytes, buffer
+        if str.__len__(value) > _HASH_MAX_BYTES:
+            return str.__len__(value) if str.isascii(value) else None, None
+        buffer = memoryview(str.encode(value, "utf-8", "surrogatepass"))
+        return buffer.nbytes, buffer
     except Exception:
-        return "object"
-
-
-def _image_bytes(value: Any) -> int | None:
-    """Return the size of an image's pixels; None for anything else, or where unknown."""
-    try:
-        return pixel_bytes(value) if is_image(value) else None
-    except Exception:
-        return None
+        return None, None
 
 
 def _buffer_of(value: Any) -> memoryview | None:
-    try:
-        if hasattr(value, "detach") and hasattr(value, "numpy"):
-            if hasattr(value, "untyped_storage") and not is_readable(value):
-                return None
-            value = value.detach().numpy()
-        elif isinstance(value, str):
-            value = value.encode("utf-8", "surrogatepass")
-        return memoryview(value).cast("B")
-    except Exception:
+    kind = type(value)
+    if is_tensor(value):
+        if not (has_storage(value) and in_memory(value) and is_readable(value)):
+            return None
+        value = value.detach().numpy()
+    elif not (is_kind(kind, *_BUFFERS) or is_loaded_kind(kind, "numpy", "ndarray")):
         return None
+    return memoryview(value).cast("B")

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from localtrace.values.kinds import bases_of, names_of, own_fields
 from localtrace.values.placeholder import left_out
 
 _TYPES = {
@@ -18,6 +19,7 @@ _TYPES = {
     ("aiohttp", "ClientResponse"): ("status", "_body"),
 }
 """Attributes that hold the status and the body, by package and class."""
+RESPONSE_PACKAGES = frozenset(package for package, _ in _TYPES)
 _BODY_MAX_BYTES = 16 * 2**20
 """Largest body that is parsed, on the rollout path; of a larger one only the size is kept."""
 _decode = msgspec.json.Decoder().decode
@@ -37,15 +39,14 @@ def decode_json(data: bytes) -> Any:
 
 def response_fields(value: Any) -> dict[str, Any] | None:
     """Return `status_code` and, if it was read, `body` of an HTTP response; else None."""
-    names = (
-        _TYPES.get((base.__module__.partition(".")[0], base.__name__))
-        for base in type(value).__mro__
-    )
+    kinds = map(names_of, bases_of(type(value)))
+    names = (_TYPES.get((module.partition(".")[0], name)) for module, name in kinds)
     found = next(filter(None, names), None)
     if found is None:
         return None
-    status, body = (getattr(value, name, None) for name in found)
-    return {"status_code": status, **({"body": _body(body)} if isinstance(body, bytes) else {})}
+    fields = own_fields(value)
+    status, body = (fields.get(name) for name in found)
+    return {"status_code": status, **({"body": _body(body)} if type(body) is bytes else {})}
 
 
 def _body(data: bytes) -> Any:

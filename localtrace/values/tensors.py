@@ -8,14 +8,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from localtrace.values.kinds import is_loaded_kind, package_of
+
 
 class FreedTensor(ValueError):
     """A tensor's memory was freed before the call."""
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether a value is a torch tensor, a parameter, or of another of torch's own classes."""
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+    """Tell whether a value is a torch tensor, a parameter, or of another of torch's own classes.
+
+    Those of other packages are not: whatever they are asked runs their `__torch_function__`.
+    """
+    kind = type(value)
+    return is_loaded_kind(kind, "torch", "Tensor") and package_of(kind) == "torch"
 
 
 def has_storage(tensor: Any) -> bool:
@@ -67,30 +73,3 @@ def is_stand_in(tensor: Any) -> bool:
 def is_readable(tensor: Any) -> bool:
     """Tell whether there is memory behind a tensor: it is neither freed nor a stand-in."""
     return not (is_freed(tensor) or is_stand_in(tensor))
-
-
-def refuse_freed(value: Any) -> None:
-    """Refuse a freed tensor, before a number or a text is made of it.
-
-    Raises:
-        FreedTensor: it is a freed tensor, or an error that was raised with one.
-    """
-    for part in (value, *value.args) if isinstance(value, BaseException) else (value,):
-        if hasattr(part, "untyped_storage") and not is_readable(part):
-            raise FreedTensor
-
-
-def text_of(value: Any) -> str:
-    """Return `str(value)`; of a tensor without dimensions, the text of its number.
-
-    Raises:
-        FreedTensor: as `refuse_freed`.
-        TypeError: a tensor is on a device, which would have to be waited for.
-        Exception: what the value raises.
-    """
-    refuse_freed(value)
-    if is_tensor(value):
-        if not in_memory(value):
-            raise TypeError("the text of a tensor on a device")
-        value = value if value.dim() else value.item()
-    return str(value)

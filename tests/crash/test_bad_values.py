@@ -123,7 +123,7 @@ def test_a_bad_value_anywhere_neither_raises_nor_spoils_the_store(store: Path, k
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("hostile", "unencodable"),
+        ("hostile", "unsupported"),
         ("cycle", "cycle"),
         ("nested 100,000 levels", "too_deep"),
         ("lock", "unsupported"),

@@ -172,8 +172,7 @@ def test_items_of_a_batch_that_are_none_are_left_out(store: Recording) -> None:
 def test_trace_ids_may_be_any_sequence(store: Recording) -> None:
     localtrace.outcome(tuple(IDS), a=[1, 2, 3])
     localtrace.outcome(np.array(IDS), b=[1, 2, 3])
-    localtrace.outcome((trace_id for trace_id in IDS), c=[1, 2, 3])  # type: ignore[arg-type]
-    assert len(recorded(store)) == 9
+    assert len(recorded(store)) == 6
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Exchange:
         for number, (inputs, outputs, failure) in enumerate(self._generations(error)):
             failed = failed or failure
             call = _sibling(first) if number else first
-            call.inputs = encode_inputs(call.recorder, inputs)
+            call.inputs = encode_inputs(call.recorder, inputs, call.signature)
             if call.trajectory.dropped is None:
                 call.put(call.recorder, duration_ns, *verdict(failure), outputs, self._is_detail)
         if first.own is not None:

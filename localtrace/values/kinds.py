@@ -1,0 +1,107 @@
+"""Types, asked without running any code of a value, of its class or of its metaclass.
+
+Attributes are looked up where they are stored: in a type's own namespace, in an object's `__dict__`
+and in its slots. Nothing here calls a property, `__getattr__`, `__class__` or a metaclass.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+_mro: Any = type.__dict__["__mro__"].__get__
+_namespace: Any = type.__dict__["__dict__"].__get__
+_module: Any = type.__dict__["__module__"].__get__
+_qualname: Any = type.__dict__["__qualname__"].__get__
+_is_subclass: Any = type.__subclasscheck__
+_MISSING: Any = object()
+
+
+def is_kind(kind: type, *bases: type) -> bool:
+    """Tell whether a type is one of these or inherits from one, whatever it claims."""
+    for base in bases:  # noqa: SIM110  (a generator costs more than the answer)
+        if _is_subclass(base, kind):
+            return True
+    return False
+
+
+def names_of(kind: type) -> tuple[str, str]:
+    """Return the module and the qualified name of a type; empty texts where it has odd ones."""
+    try:
+        module, name = _module(kind), _qualname(kind)
+    except AttributeError:  # a type without a module
+        return "", ""
+    return (module, name) if type(module) is str else ("", "")
+
+
+def package_of(kind: type) -> str:
+    """Return the top-level package of a type."""
+    return names_of(kind)[0].partition(".")[0]
+
+
+def packages_of(kind: type) -> set[str]:
+    """Return the top-level packages of a type and of all that it inherits from.
+
+    A type can name another package than its own, but not hide one that it inherits from.
+    """
+    return {package_of(base) for base in _mro(kind)}
+
+
+def bases_of(kind: type) -> tuple[type, ...]:
+    """Return the type and all that it inherits from, in the order of lookups."""
+    bases: tuple[type, ...] = _mro(kind)
+    return bases
+
+
+def loaded(module: str, name: str) -> type | None:
+    """Return a class of a module that is loaded; None where either is missing."""
+    found = sys.modules.get(module)
+    kind = None if found is None else getattr(found, "__dict__", {}).get(name)
+    return kind if isinstance(kind, type) else None
+
+
+def is_loaded_kind(kind: type, module: str, name: str) -> bool:
+    """Tell whether a type is, or inherits from, a class of a module that may not be loaded."""
+    base = loaded(module, name)
+    return base is not None and is_kind(kind, base)
+
+
+def declared(kind: type, name: str) -> Any:
+    """Return what a type or the first of its bases stores under a name; None where none does."""
+    for base in _mro(kind):
+        found = _namespace(base).get(name, _MISSING)
+        if found is not _MISSING:
+            return found
+    return None
+
+
+def own_fields(value: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an object; empty where it has none."""
+    where = declared(type(value), "__dict__")
+    of_c = type(where) is GetSetDescriptorType or type(where) is MemberDescriptorType
+    fields = where.__get__(value) if of_c else None
+    return fields if type(fields) is dict else {}
+
+
+def slot(value: Any, name: str) -> Any:
+    """Return what an object holds in a slot.
+
+    Raises:
+        AttributeError: there is no such slot, or it is empty.
+    """
+    where = declared(type(value), name)
+    if type(where) is not MemberDescriptorType:
+        raise AttributeError(name)
+    return where.__get__(value)
+
+
+def stored_fields(value: Any, names: list[str]) -> dict[str, Any]:
+    """Return those of the named fields that an object stores, in its `__dict__` or in slots."""
+    own, fields = own_fields(value), {}
+    for name in names:
+        try:
+            fields[name] = own[name] if name in own else slot(value, name)
+        except AttributeError:
+            continue
+    return fields
