@@ -22,8 +22,9 @@ Said: TypeAlias = Callable[[Span], Message | None]
 def discarded(turns: list[Span], said: Said) -> set[str]:
     """Return the span ids of answers that no later prompt holds, though another answer came after.
 
-    Turns are attempts at one answer if they have the same prompt and did not run at the same time.
-    Of these, the answers that a later prompt holds count, else the last one.
+    Turns are attempts at one answer if they have the same prompt and one ran after the other, which
+    imported turns without times of their own do not tell. Of these, the answers that a later prompt
+    holds count, else the last one.
 
     Args:
         turns: turns that ended well, in their order.
@@ -37,8 +38,7 @@ def discarded(turns: list[Span], said: Said) -> set[str]:
             if other is not turn and other.batch_index is None and _asks_the_same(turn, other)
         )  # fmt: skip
         if any(
-            (is_later or is_continued(other, turns, said))
-            and (other.start_ns >= turn.end_ns or other.end_ns <= turn.start_ns)
+            (is_later or is_continued(other, turns, said)) and _ran_apart(turn, other)
             for other, is_later in others
         ):
             found.add(turn.span_id)
@@ -97,8 +97,9 @@ def continues(later: Span, turn: Span, said: Said) -> bool:
         answer = said(turn)
         return answer is not None and _repeats(later.messages[count], answer)
     if later.prompt_ids is not None and turn.prompt_ids is not None and turn.output_ids:
-        before = turn.prompt_ids + turn.output_ids
-        return later.prompt_ids[: len(before)] == before
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
+        is_next = later.prompt_ids[start:end] == turn.output_ids  # first, because it is short
+        return is_next and later.prompt_ids[:start] == turn.prompt_ids
     asked, again = (named_text(one.inputs, PROMPT_TEXT_NAMES) for one in (turn, later))
     answer = said(turn)
     if asked is None or again is None or answer is None or not answer["content"]:
@@ -115,6 +116,11 @@ def generated_runs(mask: list[bool]) -> Iterator[tuple[int, int]]:
         start, end = end, end + len(list(run))
         if is_generated:
             yield start, end
+
+
+def _ran_apart(turn: Span, other: Span) -> bool:
+    is_before = turn.end_ns <= other.start_ns
+    return turn.start_ns != other.start_ns and (is_before or other.end_ns <= turn.start_ns)
 
 
 def _asks_the_same(turn: Span, other: Span) -> bool:
