@@ -135,7 +135,7 @@ def test_the_theme_is_kept(page: Page, viewer: Viewer) -> None:
 
 def test_what_is_not_known_says_why(page: Page, viewer: Viewer) -> None:
     visit(page, f"/tokens?q=run={CHAT_RUN}")
-    assert "old_log_probs" in page.locator(".empty").inner_text()
+    assert "ask the engine for them" in page.locator(".empty").inner_text()
     visit(page, f"/trajectory/{viewer.ids['line']}")
     assert "not known" in page.locator(".facts").first.inner_text()
     visit(page, "/trajectories?q=step=99999")
