@@ -60,7 +60,7 @@ class Span:
     batch_index: int | None = None
     """Place of one of several generations of a call, which is `parent_id`; else None."""
     response_mask: list[bool] | None = None
-    """Which of the output ids the model generated, as its own mask or the trainer's says; None:
+    """Marks of the output ids that the model generated, by its own mask or the trainer's; None:
     neither is known."""
 
     @property

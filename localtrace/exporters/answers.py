@@ -1,4 +1,4 @@
-"""Which answers of a trajectory, and which of their tokens, a model may be trained on."""
+"""The answers of a trajectory, and the tokens of them, that a model may be trained on."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ from localtrace.values.fields import Fields
 from localtrace.values.plain_json import plain_json
 
 KINDS = ("completions", "messages", "tokens")
-"""What a row may be."""
+"""Kinds of rows."""
 NOT_TRAINED = -100
 """The label of tokens that do not count."""
 NO_TOKENIZER = "turns without text: the store keeps no tokenizer for their run"

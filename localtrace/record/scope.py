@@ -65,9 +65,9 @@ class Scope:
 
 current: ContextVar[Scope | None] = ContextVar("localtrace_scope", default=None)
 _phases: OrderedDict[str, Any] = OrderedDict(start=None, stop=None)
-"""What the garbage collector told at its last start and end, the later one last."""
+"""Reports of the garbage collector at its last start and end, the later one last."""
 _of_thread = threading.local()
-"""What it told at the last start in this thread, as the attribute `start`."""
+"""Its report at the last start in this thread, as the attribute `start`."""
 # Functions in C alone: Ctrl-C during a collection is raised by the first Python code that runs, and
 # in a callback of the collector it would be lost.
 gc.callbacks += [_phases.__setitem__, _phases.move_to_end, _of_thread.__setattr__]  # type: ignore[list-item]

@@ -38,10 +38,10 @@ _SAID = re.compile(
     r"(?: (?:for|of|to)(?: [\w.-]{1,40}){1,4}?)? (?:is|was)(?: now)?:? {1,2}"
     r"[\"'`“‘]?(?P<value>[^\s\"'`”’]{6,400})"
 )
-"""What follows the name of a secret in a sentence that tells it."""
+"""The words after the name of a secret in a sentence that tells it."""
 _WORD_BEFORE = re.compile(r"[A-Za-z]{1,20}[ _-]\Z")
 _TOLD = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])(?!\d{4}-\d\d)")
-"""What a sentence says of a key may be any word; a word with letters and digits is the key."""
+"""A word with letters and digits: a sentence may say anything else of a key."""
 _SCHEME = re.compile(r"(?i:basic|bearer|token|digest|api-?key|negotiate|ntlm|key)[ \t]{1,4}")
 _OPENS = re.compile(r"(\\{0,3})([\"'`])")
 _QUOTED = {

@@ -58,7 +58,7 @@ class Tool:
 
 
 def outcome_of(call: Callable[[], Any]) -> tuple[str, Any]:
-    """What a call returns, or raises."""
+    """The outcome of a call: the result, or the exception."""
     try:
         return "returned", call()
     except BaseException as error:

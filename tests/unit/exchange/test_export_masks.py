@@ -1,4 +1,4 @@
-"""What exports tell to train on: what the model generated in the rollout, and nothing else."""
+"""Exports tell to train on what the model generated in the rollout, and on nothing else."""
 
 from __future__ import annotations
 
