@@ -93,12 +93,12 @@ def is_list_of_lists(data: bytes | msgspec.Raw) -> bool:
     An array of two dimensions is one too, if it is not empty.
     """
     first = _first_item(data)
-    if list_elements(first) is not None:
-        return True
+    if not first:
+        array = read_array(data)
+        return array is not None and len(array.shape) == 2 and 0 not in array.shape
     if first in EXT_CODES:
         return any(map(is_list, (raw_items(data) or [])[:1]))
-    array = read_array(data)
-    return array is not None and len(array.shape) == 2 and 0 not in array.shape
+    return list_elements(first) is not None
 
 
 def is_list_of_texts(data: bytes | msgspec.Raw) -> bool:
@@ -117,5 +117,7 @@ def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -
     """Return the first of `names` that is a field and not null; None where none is."""
     if fields is None:
         return None
-    given = (name for name in names if name in fields)
-    return next((name for name in given if memoryview(fields[name])[:1] != _NIL), None)
+    for name in names:
+        if name in fields and memoryview(fields[name])[:1] != _NIL:
+            return name
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,8 +70,7 @@ class Message:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLists:
+class TokenLists(NamedTuple):
     """The lists of a generation that have one number per generated id."""
 
     ids: TokenList | None = None
