@@ -19,8 +19,8 @@ select
     not_finite
 from (
     select
-        experiment, run_id, step, any_value(group_id) as group_id,
-        any_value(sample_index) as sample_index, any_value(prompt_hash) as prompt_hash,
+        experiment, run_id, step, min(group_id) as group_id,
+        min(sample_index) as sample_index, min(prompt_hash) as prompt_hash,
         $k::bigint as k,
         count(finite(reward)) as n,
         count(*) filter (finite(reward) >= coalesce($threshold::double, 1.0)) as c,

@@ -9,7 +9,7 @@ with means as (
     select
         experiment, run_id,
         coalesce(prompt_hash, sample_index) as prompt,
-        any_value(sample_index) as sample_index,
+        min(sample_index) as sample_index,
         avg(finite(reward)) filter (step = $from_step::bigint) as from_reward,
         avg(finite(reward)) filter (step = $to_step::bigint) as to_reward,
         count(finite(reward)) filter (step = $from_step::bigint) as from_rollouts,

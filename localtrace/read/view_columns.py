@@ -87,7 +87,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "groups": {
         "group_id": "the trainer's id of the group; null: unknown",
-        "prompt_hash": "identity of its prompt; of one rollout's where they differ",
+        "prompt_hash": "identity of its prompt; the first of several by name where they differ",
         "n": "how many rollouts",
         "rewards": "how many of them have a finite reward",
         "not_finite": "how many have a reward that is NaN or infinite",

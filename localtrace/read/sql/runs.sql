@@ -7,8 +7,8 @@ create view runs as
 select
     run_id,
     attempt,
-    any_value(project) as project,
-    any_value(experiment) as experiment,
+    min(project) as project,
+    min(experiment) as experiment,
     min(time_ns) as start_ns,
     if(count(*) filter (event = 'end') >= count(*) filter (event = 'start'),
        max(time_ns), null) as end_ns,

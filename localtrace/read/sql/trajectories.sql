@@ -106,9 +106,9 @@ select * exclude (superseded) from all_trajectories where not superseded;
 create view groups as
 select
     project, experiment, run_id, step, validate, group_key,
-    any_value(group_id) as group_id,
-    any_value(sample_index) as sample_index,
-    any_value(prompt_hash) as prompt_hash,
+    min(group_id) as group_id,
+    min(sample_index) as sample_index,
+    min(prompt_hash) as prompt_hash,
     count(*) as n,
     count(finite(reward)) as rewards,
     count(*) filter (not isfinite(reward)) as not_finite,
