@@ -115,6 +115,38 @@ def test_the_larger_of_two_common_group_sizes_is_the_usual_one() -> None:
     assert row["small_groups"] == 1
 
 
+def test_the_usual_size_of_groups_is_that_of_the_whole_run() -> None:
+    rows = [
+        row | {"trace_id": f"{step}{row['trace_id']}"}
+        for step, sizes in ((1, [4, 4, 4]), (2, [2, 2]))
+        for number, size in enumerate(sizes)
+        for row in group([0.0] * size, group_id=f"{step}-{number}", step=step)
+    ]
+    (row,) = query("recording_gaps", {"step": 2}, trajectories=rows)
+    assert row["small_groups"] == 2
+
+
+def test_weights_are_compared_with_the_version_that_a_hook_says() -> None:
+    said = '{"on_policy_version": 6}'
+    rows = group([None] * 3, group_id="g", step=7)
+    turns = [
+        {
+            "trace_id": f"g-{n}",
+            "step": 7,
+            "span_id": "s",
+            "is_turn": True,
+            "weight_version": version,
+        }
+        for n, version in enumerate(["6", "4..6", "5"])
+    ]
+    told = [row | {"attributes": said} for row in rows[:2]]
+    (row,) = query("staleness", trajectories=[*told, rows[2]], spans=turns)
+    assert (row["mean_behind"], row["max_behind"], row["mixed"]) == (1.0, 2, 1)
+    assert row["with_version"] == 3
+    (row,) = query("staleness", trajectories=rows, spans=turns)
+    assert (row["mean_behind"], row["max_behind"]) == (None, None)
+
+
 def test_gaps_are_the_steps_without_a_rollout() -> None:
     rows = [*group([1.0], step=3), *group([1.0], step=7, group_id="g", status="running")]
     found = query("recording_gaps", trajectories=rows)
@@ -292,7 +324,11 @@ def test_a_rollout_stands_out_where_most_are_equally_long() -> None:
     lengths = [100] * 9 + [101, 106, 4_000, 94]
     rows = group([None] * len(lengths), group_id="g")
     rows = [row | {"output_tokens": tokens} for row, tokens in zip(rows, lengths, strict=True)]
-    found = query("length_outliers", trajectories=rows)
+    longer = [
+        row | {"run_id": "r", "trace_id": f"r{row['trace_id']}", "output_tokens": 4_000}
+        for row in rows * 3
+    ]
+    found = query("length_outliers", trajectories=[*rows, *longer])
     assert [(row["output_tokens"], row["deviations"]) for row in found] == [
         (4_000, 3_900.0), (106, 6.0), (94, -6.0),
     ]  # fmt: skip

@@ -24,10 +24,12 @@ def test_only_rollouts_that_belong_together_are_duplicates() -> None:
     with store_of(trajectories=rows, spans=turns, outcomes=fate) as store:
         found = store.sql("select trace_id from detectors where duplicate").to_dicts()
         listed = store.query("empty_or_duplicated").to_dicts()
+        sizes = store.sql("select n from groups where run_id = 'run' and group_id = 'g'")
         of_validation = store.query("empty_or_duplicated", validate=True).to_dicts()
     assert sorted(row["trace_id"] for row in found) == ["a", "b"]
     assert [row["trace_id"] for row in listed] == ["a", "b"]
     assert of_validation == []
+    assert sorted(row["n"] for row in sizes) == [1, 1, 2]  # of step 2, validation, step 1
 
 
 def test_cancelled_calls_of_tools_have_not_failed() -> None:
