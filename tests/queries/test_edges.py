@@ -287,6 +287,7 @@ def test_prompts_whose_rewards_are_nan_at_a_step_have_not_changed() -> None:
     )
     (row,) = query("prompts_changed", {"from_step": 1, "to_step": 2}, trajectories=before + after)
     assert (row["sample_index"], row["change"], row["not_finite"]) == ("0", 1.0, 2)
+    assert (row["from_rollouts"], row["to_rollouts"]) == (1, 1)
 
 
 def test_logprobs_and_differences_that_are_not_finite_enter_no_mean() -> None:
