@@ -206,7 +206,9 @@ def _rounded(value: Any) -> Any:
 
 
 def _asked(store: Store, name: str) -> list[str]:
-    values = {key: GIVEN[key] for key in load_queries()[name].parameters if key in GIVEN}
+    values: dict[str, Any] = {
+        key: GIVEN[key] for key in load_queries()[name].parameters if key in GIVEN
+    }
     try:
         return _rows(_rounded(store.query(name, **values).to_dicts()))
     except NothingRecorded as nothing:
@@ -219,8 +221,8 @@ def answers(store: Store) -> dict[str, list[str]]:
     found |= {f"query {name}": _asked(store, name) for name in load_queries()}
     for filters in FILTERS:
         found[f"filter {filters}"] = _rows(store.trajectories(**filters).to_dicts())
-        limited = Selection(filters=Filters(**filters), limit=3)
-        found[f"first of {filters}"] = list(choose(store, limited).trace_ids)
+    limited = Selection(filters=Filters(reward="<=0.5"), limit=3)
+    found["first three"] = list(choose(store, limited).trace_ids)
     found["best"] = list(choose(store, Selection(best=1)).trace_ids)
     found["worst"] = list(choose(store, Selection(worst=1)).trace_ids)
     ids = [row["trace_id"] for row in store.sql(
