@@ -17,8 +17,9 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -48,7 +49,7 @@ _KINDS = {
 }
 
 
-def open_given(path: Path) -> BinaryIO:
+def open_given(path: Path) -> BufferedReader:
     """Open a regular file that a user names, without waiting; links are followed.
 
     Raises:
