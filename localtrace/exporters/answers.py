@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import TypeAlias
 
 from localtrace.exporters.shape import arguments_of
@@ -56,7 +56,7 @@ def masks_of(trajectory: Trajectory, turns: list[Span]) -> dict[str, list[bool] 
     """
     late = next((one.values for one in trajectory.outcomes if one.name == "response_mask"), None)
     turns = [turn for turn in turns if turn.output_ids]
-    if late is None or not turns:
+    if late is None or all(turn.response_mask for turn in turns):
         return {turn.span_id: turn.response_mask for turn in turns if turn.response_mask}
     found: dict[str, list[bool] | None] = {}
     for turn, start in zip(turns, _places(len(late), turns), strict=True):
@@ -70,16 +70,14 @@ def masks_of(trajectory: Trajectory, turns: list[Span]) -> dict[str, list[bool] 
 
 def _places(count: int, turns: list[Span]) -> list[int | None]:
     """Return where the values of each turn begin in a list of so many for all of them."""
-    ids = [turn.output_ids or [] for turn in turns]
-    prompts = [turn.prompt_ids or [] for turn in turns]
-    wholes = [prompt + output for prompt, output in zip(prompts, ids, strict=True)]
-    follow_on = all(
-        prompt[: len(before)] == before for before, prompt in zip(wholes, prompts[1:], strict=False)
-    )
-    if follow_on and count == len(wholes[-1]) - len(prompts[0]):
-        return [len(prompt) - len(prompts[0]) for prompt in prompts]
-    if count == sum(map(len, ids)):
-        return [*accumulate(map(len, ids[:-1]), initial=0)]
+    starts = [len(turn.prompt_ids or ()) - len(turns[0].prompt_ids or ()) for turn in turns]
+    lengths = [len(turn.output_ids or ()) for turn in turns]
+    if count == starts[-1] + lengths[-1] and all(
+        _continues_ids(later, turn) for turn, later in pairwise(turns)
+    ):
+        return [*starts]
+    if count == sum(lengths):
+        return [*accumulate(lengths[:-1], initial=0)]
     return [None] * len(turns)
 
 
@@ -96,10 +94,8 @@ def continues(later: Span, turn: Span, said: Said) -> bool:
             return False
         answer = said(turn)
         return answer is not None and _repeats(later.messages[count], answer)
-    if later.prompt_ids is not None and turn.prompt_ids is not None and turn.output_ids:
-        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
-        is_next = later.prompt_ids[start:end] == turn.output_ids  # first, because it is short
-        return is_next and later.prompt_ids[:start] == turn.prompt_ids
+    if later.prompt_ids is not None and turn.prompt_ids is not None:
+        return _continues_ids(later, turn)
     asked, again = (named_text(one.inputs, PROMPT_TEXT_NAMES) for one in (turn, later))
     answer = said(turn)
     if asked is None or again is None or answer is None or not answer["content"]:
@@ -107,6 +103,14 @@ def continues(later: Span, turn: Span, said: Said) -> bool:
     return again.startswith(asked) and again[len(asked) :].lstrip().startswith(
         answer["content"].strip()
     )
+
+
+def _continues_ids(later: Span, turn: Span) -> bool:
+    if later.prompt_ids is None or turn.prompt_ids is None or not turn.output_ids:
+        return False
+    start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
+    is_next = later.prompt_ids[start:end] == turn.output_ids  # first, because it is short
+    return is_next and later.prompt_ids[:start] == turn.prompt_ids
 
 
 def generated_runs(mask: list[bool]) -> Iterator[tuple[int, int]]:
