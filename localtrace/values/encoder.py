@@ -31,8 +31,9 @@ from localtrace.values.plain import (
 from localtrace.values.tagged_json import DEPTH_MAX
 from localtrace.values.tensors import in_memory, is_freed, is_tensor
 
-_CONTAINER_STEPS = 2
-_OBJECT_STEPS = 5
+_LEAF_STEPS = 0.5
+_CONTAINER_STEPS = 4
+_OBJECT_STEPS = 10
 _BUILTINS = frozenset({"builtins"})
 _SMALL_FIELDS = 16
 _SMALL_BYTES = 2**12
@@ -184,15 +185,16 @@ class ValueEncoder:
 
     def _convert(self, kind: type, value: Any, budget: Budget, above: set[int], kept: bool) -> Any:
         # `above`: ids of the enclosing values; `kept`: one of them has a name in `keep`.
+        budget.take(_LEAF_STEPS)
         if is_kind(kind, str):
-            budget.take(1 / ITEMS_PER_STEP, str.__len__(value))
+            budget.take(0, str.__len__(value))
             return plain_text(value)
         if kind is bool or value is None or is_kind(kind, float):
             return value if kind is bool or value is None else float.__float__(value)
         if is_kind(kind, int):
             return plain_int(int.__int__(value))
         if is_leaf(value):
-            budget.take(1 / ITEMS_PER_STEP, leaf_size(value))
+            budget.take(0, leaf_size(value))
             return value if kind is Placeholder else msgspec.Raw(self._encoder.encode(value))
         is_container = kind is dict or kind is list or kind is tuple
         budget.take(_CONTAINER_STEPS if is_container else _OBJECT_STEPS, 1)

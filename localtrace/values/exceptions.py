@@ -10,6 +10,7 @@ from localtrace.values.placeholder import type_name
 from localtrace.values.plain import Budget, TooLarge, is_plain
 
 _ARGUMENTS_MAX_BYTES = 2**20
+_ARGUMENTS_STEPS = 500
 _arguments: Any = BaseException.__dict__["args"].__get__
 
 
@@ -32,8 +33,10 @@ def message_of(error: BaseException) -> str:
 
 
 def _is_small(arguments: Any) -> bool:
+    budget = Budget(_ARGUMENTS_MAX_BYTES)
+    budget.steps = _ARGUMENTS_STEPS
     try:
-        return is_plain(arguments, Budget(_ARGUMENTS_MAX_BYTES))
+        return is_plain(arguments, budget)
     except TooLarge:
         return False
 

@@ -7,6 +7,7 @@ and in its slots. Nothing here calls a property, `__getattr__`, `__class__` or a
 from __future__ import annotations
 
 import sys
+import weakref
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -15,6 +16,8 @@ _namespace: Any = type.__dict__["__dict__"].__get__
 _module: Any = type.__dict__["__module__"].__get__
 _qualname: Any = type.__dict__["__qualname__"].__get__
 _is_subclass: Any = type.__subclasscheck__
+_PACKAGES_MAX = 4096
+_packages: dict[int, tuple[weakref.ref[type], frozenset[str]]] = {}
 _MISSING: Any = object()
 
 
@@ -40,12 +43,19 @@ def package_of(kind: type) -> str:
     return names_of(kind)[0].partition(".")[0]
 
 
-def packages_of(kind: type) -> set[str]:
+def packages_of(kind: type) -> frozenset[str]:
     """Return the top-level packages of a type and of all that it inherits from.
 
     A type can name another package than its own, but not hide one that it inherits from.
     """
-    return {package_of(base) for base in _mro(kind)}
+    known = _packages.get(id(kind))
+    if known is not None and known[0]() is kind:
+        return known[1]
+    packages = frozenset(map(package_of, _mro(kind)))
+    if len(_packages) >= _PACKAGES_MAX:
+        _packages.clear()
+    _packages[id(kind)] = weakref.ref(kind), packages
+    return packages
 
 
 def bases_of(kind: type) -> tuple[type, ...]:

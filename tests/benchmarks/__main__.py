@@ -13,6 +13,7 @@ import localtrace
 from tests.benchmarks import (
     finding,
     growth,
+    hostile,
     hot,
     lag,
     memory,
@@ -31,6 +32,7 @@ SUBJECTS = {
     module.__name__.rpartition(".")[2]: module.measure
     for module in (
         hot,
+        hostile,
         peers,
         lag,
         memory,
