@@ -56,7 +56,7 @@ def commands(page: str) -> Iterator[list[str]]:
             except ValueError:  # a quotation that ends on a later line
                 continue
             if words[:1] == ["localtrace"]:
-                yield words[1:]
+                yield words[1 : words.index(">") if ">" in words else None]
             statement = ""
 
 

@@ -39,7 +39,7 @@ PRUNED = 1
 """The step whose calls one state lacks."""
 ODD = 'odd \x00 \x1b[31m \ud800 \u2028 π \'q\' "q" %2F {"$type": 1} ' + "word " * 40
 TOLD = ODD.replace("\ud800", "")
-"""What an outcome may hold, too."""
+"""The same text as an outcome may hold it."""
 REWARDS = (1.0, NAN, None, -INF, INF, 0.0, 0.25, 1.0)
 MASKS: tuple[Any, ...] = (
     None, [True, False, True, True], [1.0, 0.0, 1.0, 1.0], np.array([1, 1, 0, 1]), [1, 0],
