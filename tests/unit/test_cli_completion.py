@@ -58,7 +58,9 @@ def test_commands_and_options_are_completed() -> None:
 
 def test_queries_and_their_parameters_are_completed() -> None:
     assert completed("localtrace query reward_by") == ["reward_by_step"]
-    assert set(completed("localtrace query reward_by_step ")) == {"run=", "experiment="}
+    assert set(completed("localtrace query reward_by_step ")) == {
+        "run=", "project=", "experiment=", "attempt=", "step=", "validate=",
+    }  # fmt: skip
 
 
 def test_filters_and_the_runs_of_the_store_are_completed(store: Path) -> None:
