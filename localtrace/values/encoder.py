@@ -31,9 +31,9 @@ from localtrace.values.plain import (
 from localtrace.values.tagged_json import DEPTH_MAX
 from localtrace.values.tensors import in_memory, is_freed, is_tensor
 
-_LEAF_STEPS = 0.5
-_CONTAINER_STEPS = 4
-_OBJECT_STEPS = 10
+_LEAF_STEPS = 0.8
+_CONTAINER_STEPS = 7
+_OBJECT_STEPS = 16
 _BUILTINS = frozenset({"builtins"})
 _SMALL_FIELDS = 16
 _SMALL_BYTES = 2**12
