@@ -23,7 +23,7 @@ from localtrace.cli import main
 from localtrace.errors import QueryError
 from localtrace.read.filters import KEYS, Filters
 from localtrace.read.store import Store
-from localtrace.uploader.selection import Selection, choose
+from localtrace.uploader.selection import choose
 from tests.snapshots import Row, store_of
 
 SECOND = 10**9
@@ -189,9 +189,6 @@ def test_the_newest_run_is_meant_in_every_view_and_query(store: Store) -> None:
     assert len(store.spans(run="latest", project="p").to_dicts()) == 1
     rows = store.query("reward_by_step", run="latest").to_dicts()
     assert {row["run_id"] for row in rows} == {"other"}
-    chosen = Selection(sql="select trace_id from trajectories where run_id = $run",
-                       params={"run": "latest"})  # fmt: skip
-    assert sorted(choose(store, chosen).trace_ids) == ["2", "5"]
 
 
 def test_a_run_that_was_resumed_last_is_the_newest() -> None:

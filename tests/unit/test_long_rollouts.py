@@ -88,7 +88,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     count(messages, "_message", lambda message: 1)
-    count(atif_messages, "_plain", lambda message: 1)
+    count(atif_messages, "recorded_arguments", lambda message: 1)
     count(Rules, "search", lambda rules, text, *before: len(text))
     count(whole_prompts, "encode", lambda message: 1)
     count(whole_prompts, "_ids_crc32", lambda ids, crc: len(ids))

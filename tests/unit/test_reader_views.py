@@ -145,7 +145,7 @@ SPANS: list[Row] = [
     {"trace_id": "t", "step": 1, "span_id": "1", "seq": 0},
     {
         "trace_id": "t", "step": 1, "span_id": "2", "seq": 1, "is_turn": True,
-        "output_ids": [7, 8, 9], "output_logprobs": [-0.5, -0.25],
+        "output_ids": [7, 8, 9], "output_logprobs": [-0.5, None, -0.25],
         "messages": json.dumps([{"role": "user", "content": "a\nb"}]), "messages_kept": 0,
     },
     {
@@ -165,8 +165,8 @@ def test_tokens_have_one_row_each_and_lacking_logprobs_are_null() -> None:
     rows = rows_of("select turn, position, id, logprob from tokens order by position", spans=SPANS)
     assert [tuple(row.values()) for row in rows] == [
         (0, 0, 7, -0.5),
-        (0, 1, 8, -0.25),
-        (0, 2, 9, None),
+        (0, 1, 8, None),
+        (0, 2, 9, -0.25),
     ]
 
 

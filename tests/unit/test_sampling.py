@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import localtrace
 from localtrace.cli import main
-from localtrace.errors import ConfigError, StoreUnwritable
+from localtrace.errors import ConfigError, NotAFolder
 from localtrace.field_names import SAMPLED_OUT
 from localtrace.maintain.sealer import seal_until_done
 from localtrace.record.config import load_settings
@@ -82,7 +82,7 @@ def test_every_process_of_a_run_may_put_its_rules_into_the_store(store: Path) ->
 def test_rules_that_cannot_be_put_into_the_store_are_said_at_the_start(store: Path) -> None:
     create_layout(store).sampling.write_text("a file in the way")
     with (
-        pytest.raises(StoreUnwritable, match=rf"{store}/sampling/.*: free space"),
+        pytest.raises(NotAFolder, match=rf"{store}/sampling is a file"),
         recording(store, sample="errors"),
     ):
         pass

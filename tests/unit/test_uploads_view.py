@@ -239,7 +239,7 @@ def test_the_command_brings_a_receipt_back(store: Path, tmp_path: Path) -> None:
     ("change", "exit_code", "complaint"),
     [
         ({"store_id": "0" * 32}, 1, "--store"),
-        ({"format_version": 3}, 1, "upgrade localtrace"),
+        ({"format_version": 3}, 1, "the localtrace that wrote it"),
     ],
 )
 def test_the_command_refuses_in_one_line(

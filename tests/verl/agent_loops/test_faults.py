@@ -21,19 +21,21 @@ AGENTS = ("tool_agent", "single_turn_agent")
 _GUARDED = harmless(lambda: None).__code__
 _MODULES = ("calls", "verl.backend", "verl.agent_loops", "verl.operations", "verl.seams")
 """Modules that run around a rollout."""
-_RARE = (":_decorated", ":_tool_signature", ":_note_failure", ":_note_segment", ":_fail")
+_RARE = (":_decorated", ":_tool_signature", ":_note_failure", ":_note_baseline", ":_note_segment",
+         ":_fail")  # fmt: skip
 """Functions that are not called for every rollout."""
 _CORE = (
     "localtrace.record.capture:begin_trajectory",
     "localtrace.record.capture:end_trajectory",
-    "localtrace.record.capture:encode_inputs",
     "localtrace.record.capture:verdict",
     "localtrace.record.capture:OpenCall.put",
     "localtrace.record.capture:trajectory.__enter__",
     "localtrace.record.capture:trajectory.__exit__",
     "localtrace.record.capture:trajectory.set",
     "localtrace.values.codec:ValueEncoder.encode",
+    "localtrace.values.encoder:ValueEncoder.plain",
     "localtrace.record.record_values:RecordValues.as_text",
+    "localtrace.record.record_values:RecordValues.inputs",
     "localtrace.record.recorder:Recorder.put",
     "localtrace.record.signature:Signature.bind",
 )
