@@ -152,9 +152,7 @@ def test_a_lock_that_another_process_took_first_does_not_hold_up_the_writer(
         WriterLock(tmp_path, "0123456789abcdef")
 
 
-@pytest.mark.parametrize(
-    "place", ["journals/.sealer-daemon", "journals/.sealer", "sealer.log", "tables"]
-)
+@pytest.mark.parametrize("place", ["journals/.sealer-daemon", "journals/.sealer", "sealer.log"])
 def test_a_fifo_in_the_store_does_not_hold_up_a_recording_process(
     layout: StoreLayout, place: str
 ) -> None:

@@ -73,28 +73,30 @@ def test_diff_finds_where_two_rollouts_part(golden: tuple[Path, Ids]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "count"),
+    ("options", "conversations", "answers"),
     [
-        # Seven training rollouts and one of validation; two said the same to the same question.
-        (["run=golden"], 7),
-        (["run=golden", "--validate"], 8),
-        (["run=golden", "--dedupe"], 6),
-        (["reward>0.9"], 3),
-        (["step=2"], 2),
-        (["step=2", "empty=false"], 1),
+        # Seven training rollouts, of which three have two turns, and one of validation; two said
+        # the same to the same question.
+        (["run=golden"], 7, 10),
+        (["run=golden", "--validate"], 8, 11),
+        (["run=golden", "--dedupe"], 6, 9),
+        (["reward>0.9"], 3, 4),
+        (["step=2"], 2, 2),
+        (["step=2", "empty=false"], 1, 1),
     ],
 )
 def test_rows_for_fine_tuning_are_the_training_rollouts(
-    golden: tuple[Path, Ids], options: list[str], count: int
+    golden: tuple[Path, Ids], options: list[str], conversations: int, answers: int
 ) -> None:
-    assert len(written(golden, "sft", *options)) == count
+    assert len(written(golden, "sft", *options)) == answers
+    assert len(written(golden, "sft", "--rows", "messages", *options)) == conversations
 
 
 def test_rows_for_fine_tuning_hold_the_calls_of_a_last_turn(golden: tuple[Path, Ids]) -> None:
-    (row,) = written(golden, "sft", "step=1", "sample_index=add", "rollout_n=2")
-    roles = [message["role"] for message in row["messages"]]
-    assert roles == ["user", "assistant", "tool", "assistant"]
-    (call,) = row["messages"][-1]["tool_calls"]
+    rows = written(golden, "sft", "step=1", "sample_index=add", "rollout_n=2")
+    roles = [[message["role"] for message in row["prompt"]] for row in rows]
+    assert roles == [["user"], ["user", "assistant", "tool"]]
+    (call,) = rows[-1]["completion"][0]["tool_calls"]
     assert call["function"]["name"] == "run_python"
 
 
