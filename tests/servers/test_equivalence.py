@@ -41,6 +41,7 @@ ROOT_FACTS = {
 SET_BY_THE_HOOK = {
     "sampling_params", "ground_truth", "reward_extra_info", "tool_rewards", "turn_scores",
     "min_global_steps", "max_global_steps", "num_turns", "metrics", "truncated",
+    "on_policy_version",
 }  # fmt: skip
 PLAIN = TargetOptions(plain=True)
 VERL_FACTS = {"sample_index", "step", "rollout_n", "validate", "experiment_name"}
