@@ -87,7 +87,7 @@ def _mlflow(folder: Path) -> Iterator[Peer]:
         mlflow.trace(small),
         functools.partial(mlflow.start_span, "agent_loop"),
         mlflow.flush_trace_async_logging,
-        Promise("P1", 50, "x", at_least=True),
+        Promise("P1", 40, "x", at_least=True),
     )
 
 
