@@ -19,8 +19,8 @@ REMEDIES = {
     "rule in it by which old calls are pruned, or run localtrace prune --now",
     "store_deleted": "a journal was deleted while it was written; a new one was begun",
     "unencodable": "a value could not be encoded and was replaced by a placeholder",
-    "too_large": "a value was larger than LOCALTRACE_RECORD_MAX_BYTES and was replaced by a "
-    "placeholder",
+    "too_large": "a value was larger than LOCALTRACE_RECORD_MAX_BYTES, or had too many parts, and "
+    "was replaced by a placeholder",
     "device_tensor": "a tensor on a device was replaced by a placeholder; see "
     "trainer_hooks/torch.md, raise LOCALTRACE_PINNED_MAX_BYTES, or pass it on the CPU",
     "device_memory": "a GPU had too little free memory for a copy of a tensor, and a placeholder "
