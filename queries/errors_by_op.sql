@@ -9,8 +9,8 @@ select
     count(distinct trace_id) as trajectories,
     min(step) as first_step,
     max(step) as last_step,
-    arg_max(error, start_ns) as newest_error,
-    arg_max(trace_id, start_ns) as newest_trace_id
+    arg_max(error, row(start_ns, trace_id, span_id)) as newest_error,
+    arg_max(trace_id, row(start_ns, trace_id, span_id)) as newest_trace_id
 from spans
 where status <> 'ok'
 group by op, status, error_type

@@ -18,7 +18,8 @@ select
         when avg(finite(mean_difference)) < 0.01 then 'raised'
         when avg(finite(mean_difference)) is not null then 'suspect'
     end as verdict,
-    arg_max(t.trace_id, finite(mean_difference)) as worst_trace_id,
+    arg_max(t.trace_id, row(mean_difference, t.trace_id)) filter (isfinite(mean_difference))
+        as worst_trace_id,
     count(*) filter (not (isfinite(mean_difference) and coalesce(isfinite(max_difference), true)))
         as not_finite
 from trajectories as t

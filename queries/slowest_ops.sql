@@ -10,7 +10,7 @@ select
     median((end_ns - start_ns) / 1e6) as p50_ms,
     quantile_cont((end_ns - start_ns) / 1e6, 0.95) as p95_ms,
     max((end_ns - start_ns) / 1e6) as max_ms,
-    arg_max(trace_id, end_ns - start_ns) as slowest_trace_id
+    arg_max(trace_id, row(end_ns - start_ns, trace_id)) filter (end_ns is not null) as slowest_trace_id
 from spans
 where not is_dump(op)
 group by op

@@ -12,7 +12,7 @@ select
     count(distinct trace_id) as trajectories,
     min(step) as first_step,
     max(step) as last_step,
-    arg_max(trace_id, start_ns) as newest_trace_id
+    arg_max(trace_id, row(start_ns, trace_id)) as newest_trace_id
 from spans
 where status = 'error' and kind = 'tool'
 group by op, message
