@@ -144,7 +144,7 @@ def test_close_waits_for_what_is_on_its_way(tmp_path: Path) -> None:
 
 def test_a_record_that_the_queue_refuses_lets_go_of_its_tensors(tmp_path: Path) -> None:
     with recording(tmp_path / "store", queue_max_bytes=6000, flush_interval_s=1000) as store:
-        use(SlowDevice(arrive=False))
+        device = use(SlowDevice(arrive=False))
         for _ in range(100):
             localtrace.outcome(IDS[0], values=on_device(torch.ones(3)), note="x" * 100)
         copies = active.recorder.copies  # type: ignore[union-attr]
@@ -152,6 +152,7 @@ def test_a_record_that_the_queue_refuses_lets_go_of_its_tensors(tmp_path: Path) 
         assert 0 < refused < 100
         assert len(copies._unclaimed) == 100 - refused
         assert store.path.exists()
+        device.arrive = True  # closing waits for what is under way
 
 
 def test_the_tensors_that_records_wait_for_count_in_the_queue(tmp_path: Path) -> None:
