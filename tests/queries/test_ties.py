@@ -1,4 +1,4 @@
-"""Of rollouts that tie, queries name the same one in whatever order the rows are read."""
+"""Queries name the same one of rollouts that tie, in whatever order the rows are read."""
 
 from __future__ import annotations
 
