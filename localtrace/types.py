@@ -6,6 +6,7 @@ None where nothing was recorded; None never means zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,45 @@ from localtrace.notebooks import drawn
 
 FAILED_STATUSES = frozenset({"error", "cancelled", "interrupted", "dropped"})
 """Statuses of spans and trajectories that did not end well."""
+
+
+def no_text(ids: list[int]) -> str | None:
+    """Return no text: the decoder of trajectories whose tokenizer is not known."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool for which a message asks."""
+
+    id: str | None
+    name: str
+    arguments: Any
+    """As they were recorded: an object, the JSON text of one, or whatever the model wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to or from a model, in the one form that everything reads."""
+
+    role: str
+    """As it was recorded, in lower case: system, user, assistant, tool, …; `message` where none was
+    recorded, and `prompt` for text of a prompt in which no chat template names a role."""
+    text: str
+    """The content as text; a part that is no text, such as a picture, as JSON."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """The call that a tool's message answers."""
+    name: str | None = None
+    recorded: Any = None
+    """The message as it was recorded; None where it was made of text or token ids."""
+
+    @property
+    def parts(self) -> list[Any] | None:
+        """The recorded content where it is a list of parts, such as pictures; else None."""
+        content = self.recorded.get("content") if isinstance(self.recorded, dict) else None
+        return content if isinstance(content, list) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +102,8 @@ class Span:
     response_mask: list[bool] | None = None
     """Marks of the output ids that the model generated, by its own mask or the trainer's; None:
     neither is known."""
+    prompt_text: str | None = None
+    """Text of the ids that a turn's prompt adds, as it was decoded when it was sealed."""
 
     @property
     def generated_count(self) -> int | None:
@@ -125,6 +167,8 @@ class Trajectory:
     """The generations of calls that made several, such as batches: one span each."""
     spans_pruned: str | None = None
     """Time and rules of the pruning of its calls; None: they were not pruned."""
+    decode: Callable[[list[int]], str | None] = field(default=no_text, repr=False, compare=False)
+    """Turns token ids of its run into text, special tokens included; None: no tokenizer."""
 
     def _repr_html_(self) -> str:
         """Return the rollout as the viewer shows it, for notebooks; `Store.show` knows more."""

@@ -62,14 +62,13 @@ def print_comparison(store: Store, trace_ids: Sequence[str], kinds: Sequence[str
         trace_ids: two or more whole ids.
         kinds: the parts to compare: text, ids, logprobs.
     """
-    from localtrace.read.conversation import conversation_of
     from localtrace.read.diff import turn_parts
     from localtrace.read.unseen import why_no_calls
 
     whole = list(store.read(trace_ids))
     for number, one in enumerate(whole):
         say(f"{_letter(number)}  {_about(one)}")
-    first = turn_parts(whole[0], conversation_of(whole[0], store.decode, store.own_sql))
+    first = turn_parts(whole[0])
     for number, one in enumerate(whole[1:], start=1):
         say()
         if one.trace_id == whole[0].trace_id:
@@ -79,7 +78,7 @@ def print_comparison(store: Store, trace_ids: Sequence[str], kinds: Sequence[str
             for place in gone:
                 say(f"{_letter(place)} cannot be compared: {why_no_calls(whole[place])}")
             continue
-        theirs = turn_parts(one, conversation_of(one, store.decode, store.own_sql))
+        theirs = turn_parts(one)
         for line in _compared(_letter(number), first, theirs, kinds):
             draw(line)
 
@@ -121,8 +120,8 @@ def _compared(
 
 def _turn(letter: str, left: Turn, right: Turn, kinds: Sequence[str]) -> Iterator[str]:
     """Yield the lines about two turns; none if no difference is to be shown."""
-    from localtrace.read.conversation import shortened
     from localtrace.read.diff import pairs
+    from localtrace.read.turns import shortened
 
     for one, other in pairs(left, right):
         if one is not None and other is not None:

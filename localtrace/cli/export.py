@@ -177,7 +177,7 @@ def parquet(source: Source, file: BinaryIO, rows: str) -> None:
 
     if file is sys.stdout.buffer or file.isatty():
         raise click.UsageError("Parquet is binary: name a file with --out")
-    written = Rows(file, rows, source.store.decode)
+    written = Rows(file, rows)
     source.each(source.choice.trace_ids, written.add)
     written.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,13 @@ from localtrace.cli.options import format_option, store_option
 from localtrace.cli.resolve import PICK_HELP
 from localtrace.field_names import LABEL_NAMES
 from localtrace.printing import say, say_text
-from localtrace.read.conversation import conversation_of, shortened
+from localtrace.read.turns import shortened, turns_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
+    from localtrace.read.turns import Turn
     from localtrace.types import Outcome, Span, Trajectory
 
 
@@ -59,7 +60,7 @@ def command(
         if view == "tree":
             body = _tree(trajectory)
         else:
-            lines = _Lines(store, trajectory, text, ids, logprobs)
+            lines = _Lines(trajectory, text, ids, logprobs)
             body = lines.messages() if view == "messages" else lines.calls()
         for line in (*_head(trajectory), *body):
             say_text(line)
@@ -104,11 +105,10 @@ def _outcome_value(outcome: Outcome) -> str:
 class _Lines:
     """The calls or the turns of a trajectory as lines."""
 
-    def __init__(
-        self, store: Store, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool
-    ) -> None:
+    def __init__(self, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool) -> None:
         self._spans = trajectory.every_span
-        self._turns = conversation_of(trajectory, store.decode, store.own_sql).turns if text else {}
+        turns = turns_of(trajectory) if text else []
+        self._turns = {turn.span.span_id: turn for turn in turns}
         self._text, self._ids, self._logprobs = text, ids, logprobs
 
     def calls(self) -> Iterator[str]:
@@ -131,9 +131,10 @@ class _Lines:
         if span.span_id in self._turns:
             turn = self._turns[span.span_id]
             stop = f"  [{escape_line(span.finish_reason)}]" if span.finish_reason else ""
-            yield from turn.given
-            said = shortened(turn.said) if turn.text is None else turn.text
-            yield f"assistant: {said}{stop}"
+            if turn.new_text:
+                yield turn.new_text
+            answer = shortened(turn.answer_text) if turn.answer is None else turn.answer_text
+            yield f"assistant: {answer}{stop}"
         elif self._text:
             result = "" if span.outputs is None else f" -> {shortened(span.outputs)}"
             yield f"{shortened(span.inputs)}{result}"
@@ -148,27 +149,20 @@ class _Lines:
 
 def _tree(trajectory: Trajectory) -> Iterator[str]:
     """Yield one line per call: its name, kind and duration, and a turn's token counts."""
-    number = 0
     yield ""
+    turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
     for depth, span in _with_depth(trajectory.every_span):
         more = ""
-        if span.is_turn:
-            more = f"  turn {number}: {_token_counts(span)} tokens"
+        if turn := turns.get(span.span_id):
+            more = f"  turn {turn.number}: {_token_counts(turn)} tokens"
             more += f", {span.finish_reason}" if span.finish_reason else ""
-            number += 1
         error = f"  {span.error.splitlines()[0]}" if span.error else ""
         yield f"{'  ' * depth}{_call(span)}{more}{error}"
 
 
-def _token_counts(span: Span) -> str:
-    """Say how many tokens a turn read and generated, by its ids, or else as its engine counted."""
-    from localtrace.read.messages import usage_of
-
-    known = (span.prompt_ids, span.output_ids)
-    counts: Iterable[int | None] = [None if ids is None else len(ids) for ids in known]
-    if known == (None, None):
-        counts = usage_of(span) or counts
-    return " -> ".join("?" if count is None else str(count) for count in counts)
+def _token_counts(turn: Turn) -> str:
+    """Return how many tokens a turn read and generated."""
+    return " -> ".join("?" if count is None else str(count) for count in turn.usage)
 
 
 def _with_depth(spans: list[Span]) -> Iterator[tuple[int, Span]]:

@@ -119,7 +119,7 @@ def _read(paths: tuple[str, ...], identity: str, rows: str, ids: pa.Array) -> It
     store = _store(paths, identity)
     batches: list[pa.RecordBatch] = []
     for trajectory in store.read((one.hex() for one in ids.to_pylist()), batch_size=_BATCH):
-        batches += flat_rows(rows, trajectory, store.decode)
+        batches += flat_rows(rows, trajectory)
         if len(batches) >= _BATCH:
             yield pa.Table.from_batches(batches)
             batches = []

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -45,8 +46,9 @@ from localtrace.exporters.shape import (
 )
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
-from localtrace.read.flat_rows import named_lists, prompt_text
+from localtrace.read.flat_rows import named_lists
 from localtrace.read.messages import Message, messages_of, model_of, said_of, sendable
+from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
@@ -144,7 +146,7 @@ class _Steps:
         """Add the steps of what is new in a prompt; return what the turn says of its prompt."""
         recorded: list[Any] | None = turn.messages
         if recorded is None:
-            text = prompt_text(turn, self._run_id, self._decode)
+            text = prompt_text(turn, partial(self._decode, self._run_id))
             if text is None:
                 self._left_out[NO_PROMPT] += 1
                 self._context.meets([])

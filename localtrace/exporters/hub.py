@@ -28,7 +28,7 @@ from typing import Any
 from localtrace.exporters.atif import Documents
 from localtrace.exporters.parquet import Rows
 from localtrace.exporters.shape import teaches, trajectory_fields
-from localtrace.read.messages import content_text
+from localtrace.read.turns import content_text
 from localtrace.types import Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields, known
@@ -87,7 +87,7 @@ class Folder:
         self._files = [
             (folder / "data" / f"{kind}.parquet").open("xb") for kind in ("trajectories", "turns")
         ]
-        self._rows = [Rows(file, Path(file.name).stem, documents.decode) for file in self._files]
+        self._rows = [Rows(file, Path(file.name).stem) for file in self._files]
 
     def add(self, trajectory: Trajectory) -> None:
         """Write the session and the rows of a trajectory.

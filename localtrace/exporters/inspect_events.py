@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from inspect_ai.event import (
@@ -38,8 +39,9 @@ from localtrace.exporters.shape import (
 )
 from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.conversation import Conversation
-from localtrace.read.flat_rows import named_lists, prompt_text
+from localtrace.read.flat_rows import named_lists
 from localtrace.read.messages import answer_lacks, model_of, prompt_lacks, sendable
+from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
@@ -189,7 +191,7 @@ class Events:
     def _prompt(self, turn: Span) -> list[ChatMessage]:
         if turn.messages is not None:
             return self._messages.all(turn.messages)
-        text = prompt_text(turn, self._trajectory.run_id, self._decode)
+        text = prompt_text(turn, partial(self._decode, self._trajectory.run_id))
         if text is None:
             self._left_out[NO_PROMPT] += 1
             return self._messages.all([{"role": "user", "content": f"[{prompt_lacks(turn)}]"}])

@@ -21,10 +21,12 @@ left out) becomes an object with `$type`; see `localtrace.values.tagged_json`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from localtrace.exporters.shape import json_line, trajectory_fields
-from localtrace.read.flat_rows import named_lists, prompt_text
+from localtrace.read.flat_rows import named_lists
+from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.plain_json import plain_json
@@ -51,6 +53,6 @@ def line(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
 def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
     inputs, outputs = named_lists(span)
     fields = {name: getattr(span, name) for name in _CALL}
-    text = prompt_text(span, run_id, decode)
+    text = prompt_text(span, partial(decode, run_id))
     fields["output_logprobs"] = plain_json(span.output_logprobs)
     return {**fields, "prompt_text": text, "inputs": inputs, "outputs": outputs}

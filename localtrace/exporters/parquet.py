@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from localtrace.read.flat_rows import flat_rows, flat_schema
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Trajectory
 
 _GROUP_MAX_BYTES = 32 * 2**20
@@ -25,16 +24,15 @@ class Rows:
         kind: what a row is, one of KINDS.
     """
 
-    def __init__(self, file: BinaryIO, kind: str, decode: Decode) -> None:
+    def __init__(self, file: BinaryIO, kind: str) -> None:
         self._kind = kind
         self._writer = pq.ParquetWriter(file, flat_schema(kind), compression="zstd")
-        self._decode = decode
         self._batches: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
 
     def add(self, trajectory: Trajectory) -> None:
         """Write the rows of a trajectory, all of them or none."""
-        for batch in list(flat_rows(self._kind, trajectory, self._decode)):
+        for batch in list(flat_rows(self._kind, trajectory)):
             self._batches.append(batch)
             self._waiting_rows += batch.num_rows
             self._waiting_bytes += batch.nbytes

@@ -45,8 +45,9 @@ from localtrace.exporters.shape import (
 )
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.conversation import named_text
-from localtrace.read.flat_rows import outcome_value, prompt_text
+from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import Message
+from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
@@ -206,7 +207,7 @@ class Rows:
         return {"prompt": prompt, "completion": self._decode(run_id, turn.output_ids[start:end])}
 
     def _given(self, turn: Span, run_id: str) -> Iterator[Fields]:
-        prompt = prompt_text(turn, run_id, self._decode)
+        prompt = prompt_text(turn, partial(self._decode, run_id))
         completion = given_text(turn) if turn.output_text is None else turn.output_text
         if prompt is None or completion is None:
             self._count_no_text(turn)

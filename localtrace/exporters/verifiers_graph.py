@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded, masks_of
 from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
 from localtrace.read.conversation import Conversation
-from localtrace.read.flat_rows import prompt_text
 from localtrace.read.messages import messages_of, said_of
+from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields
@@ -116,7 +117,7 @@ class MessageGraph:
         if turn.messages is not None:
             return [self._converted(one) for one in turn.messages], None
         parent = self._continued(turn.prompt_ids or [])
-        if prompt_text(turn, self._run_id, self._decode) is None:
+        if prompt_text(turn, partial(self._decode, self._run_id)) is None:
             self._left_out[NO_PROMPT] += 1
             return [], parent
         return [_message(one) for one in messages_of(new)], parent

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from localtrace.read.conversation import Conversation, as_text
+from localtrace.read.turns import as_text, turns_of
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 
@@ -84,17 +84,18 @@ class Stretch:
         return self.compared and self.left == self.right
 
 
-def turn_parts(trajectory: Trajectory, conversation: Conversation) -> list[Turn]:
+def turn_parts(trajectory: Trajectory) -> list[Turn]:
     """Return the turns of a trajectory with their parts; calls after the last turn come last."""
     spans = trajectory.every_span
     around = _around_turns(spans)
+    read = {turn.span.span_id: turn for turn in turns_of(trajectory)}
     turns: list[Turn] = []
     calls: list[Part] = []
     for span in spans:
-        turn = conversation.turns.get(span.span_id)
+        turn = read.get(span.span_id)
         if turn is not None:
-            given = Part("given", "\n".join(turn.given))
-            output = Part("output", turn.said, span.output_ids, span.output_logprobs)
+            given = Part("given", turn.new_text)
+            output = Part("output", turn.answer_text, span.output_ids, span.output_logprobs)
             reason = Part("finish reason", span.finish_reason or "")
             turns.append(Turn([given, *calls, output, reason]))
             calls = []

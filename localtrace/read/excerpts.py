@@ -6,14 +6,14 @@ are not escaped for a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from localtrace.field_names import PROMPT_TEXT_NAMES
-from localtrace.read.conversation import as_text, named_text, said_by
 from localtrace.read.trajectories import RunSql, calls_of, listed_ids, listed_steps
+from localtrace.read.turns import answer_of, as_text, output_summary, people_text, prompt_of
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span
 
@@ -88,20 +88,17 @@ def _excerpts(rows: list[dict[str, Any]], decode: Decode) -> dict[str, Excerpt]:
     answers: dict[str, str] = {}
     for row in rows:
         (turn,) = calls_of([row], decode)
+        of_run = partial(decode, row["run_id"])
         if turn.trace_id not in prompts:
-            prompts[turn.trace_id] = _prompt(turn, row, decode)
-        answers[turn.trace_id] = said_by(turn)
+            prompts[turn.trace_id] = _prompt(turn, of_run)
+        answer = answer_of(turn, of_run)
+        answers[turn.trace_id] = output_summary(turn) if answer is None else people_text(answer)
     return {trace_id: Excerpt(prompt, answers[trace_id]) for trace_id, prompt in prompts.items()}
 
 
-def _prompt(span: Span, row: dict[str, Any], decode: Decode) -> str | None:
-    if span.messages:
-        users = [
-            one for one in span.messages if isinstance(one, dict) and one.get("role") == "user"
-        ]
-        message = (users or span.messages)[-1]
-        return as_text(message.get("content", "") if isinstance(message, dict) else message)
-    if row["prompt_text"] is not None:
-        return str(row["prompt_text"])
-    text = decode(row["run_id"], span.prompt_ids) if span.prompt_ids else None
-    return named_text(span.inputs, PROMPT_TEXT_NAMES) if text is None else text
+def _prompt(span: Span, decode: Callable[[list[int]], str | None]) -> str | None:
+    messages = prompt_of(span, decode)
+    if not messages:
+        return None
+    users = [message for message in messages if message.role == "user"]
+    return (users or messages)[-1].text

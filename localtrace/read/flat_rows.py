@@ -18,10 +18,8 @@ from localtrace.field_names import (
     MESSAGE_NAMES,
     OUTPUT_NAMES,
     PROMPT_NAMES,
-    PROMPT_TEXT_NAMES,
 )
-from localtrace.read.conversation import named_text
-from localtrace.store.tokenizers import Decode
+from localtrace.read.turns import prompt_text
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import to_json
 
@@ -67,16 +65,16 @@ def flat_schema(kind: str) -> pa.Schema:
     return pa.schema({**_HEAD, **_OWN[kind]})
 
 
-def flat_rows(kind: str, trajectory: Trajectory, decode: Decode) -> Iterator[pa.RecordBatch]:
+def flat_rows(kind: str, trajectory: Trajectory) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one trajectory."""
     head = {name: getattr(trajectory, name) for name in _HEAD}
     schema = flat_schema(kind)
-    rows = (head | row for row in _KINDS[kind](trajectory, decode))
+    rows = (head | row for row in _KINDS[kind](trajectory))
     while batch := list(islice(rows, _BATCH_ROWS)):
         yield pa.RecordBatch.from_pylist(batch, schema=schema)
 
 
-def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+def _trajectory(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     names = ("name", "status", "error", "start_ns", "end_ns", "spans_pruned")
     turns = trajectory.turns
     is_pruned = trajectory.spans_pruned is not None
@@ -91,18 +89,18 @@ def _trajectory(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, An
     }
 
 
-def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+def _turns(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     for number, turn in enumerate(trajectory.turns):
-        row = _call(turn, trajectory.run_id, decode)
+        row = _call(turn, trajectory)
         yield {"turn": number, "batch_index": turn.batch_index, **row}
 
 
-def _spans(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+def _spans(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     for span in trajectory.spans:
-        yield _call(span, trajectory.run_id, decode)
+        yield _call(span, trajectory)
 
 
-def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
+def _call(span: Span, trajectory: Trajectory) -> dict[str, Any]:
     inputs, outputs = named_lists(span)
     return {
         **{name: getattr(span, name) for name in _SAME},
@@ -110,11 +108,11 @@ def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
         "outputs": to_json(outputs),
         "messages": None if span.messages is None else to_json(span.messages),
         "output_message": None if span.output_message is None else to_json(span.output_message),
-        "prompt_text": prompt_text(span, run_id, decode),
+        "prompt_text": prompt_text(span, trajectory.decode),
     }
 
 
-def _outcomes(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+def _outcomes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     for outcome in trajectory.outcomes:
         yield {name: getattr(outcome, name) for name in _OWN["outcomes"]}
 
@@ -148,14 +146,7 @@ def _without(value: Any, known: Mapping[str, list[Any] | None]) -> Any:
     }
 
 
-def prompt_text(span: Span, run_id: str, decode: Decode) -> str | None:
-    """Return the whole prompt of a call, decoded or as it was given; None: unknown."""
-    if span.prompt_ids is not None:
-        return decode(run_id, span.prompt_ids)
-    return named_text(span.inputs, PROMPT_TEXT_NAMES)
-
-
-_KINDS: dict[str, Callable[[Trajectory, Decode], Iterator[dict[str, Any]]]] = {
+_KINDS: dict[str, Callable[[Trajectory], Iterator[dict[str, Any]]]] = {
     "trajectories": _trajectory,
     "turns": _turns,
     "spans": _spans,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ _OUTCOME_FIELDS = ("trace_id", "name", "step", "time_ns", "number", "text", "val
 _SPAN_FIELDS = (
     "trace_id", "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "is_turn",
     "output_ids", "output_logprobs", "finish_reason", "kind", "kind_derived",
-    "batch_index", "is_async",
+    "batch_index", "is_async", "prompt_text",
 )  # fmt: skip
 _LATE_MASKS = (
     "select trace_id, span_id, part_of(mask, t) as mask from stored.valued_turns as t "
@@ -84,6 +85,7 @@ def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Tr
             spans=[span for span in read[trace_id] if span.batch_index is None],
             generations=[span for span in read[trace_id] if span.batch_index is not None],
             outcomes=[Outcome(**_picked(o, _OUTCOME_FIELDS)) for o in outcomes_of[trace_id]],
+            decode=partial(decode, row["run_id"]),
         )
         for trace_id, row in rows.items()
     }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from localtrace.read.conversation import as_text, conversation_of
+from localtrace.read.turns import as_text
 from localtrace.types import Trajectory
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.conversation import SEARCHED, TEXT_MAX, Block, blocks_of, cut_block
@@ -66,8 +66,7 @@ def conversation_facts(asked: Asked, trajectory: Trajectory) -> Facts:
 
 def _every_part(asked: Asked, trajectory: Trajectory) -> list[Block]:
     def make() -> list[Block]:
-        told = conversation_of(trajectory, asked.store.decode, asked.store.own_sql)
-        return list(blocks_of(trajectory, told))
+        return list(blocks_of(trajectory))
 
     made: list[Block] = asked.kept(("parts", trajectory.trace_id), make)
     return made

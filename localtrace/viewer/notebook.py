@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from localtrace.errors import QueryError
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Trajectory
 from localtrace.viewer.rendering import HERE, render
 from localtrace.viewer.shown import chosen, facts_of
@@ -50,8 +49,8 @@ details { margin-top: .75rem; }
 
 
 def one(trajectory: Trajectory) -> str:
-    """Return a trajectory that is at hand without its store; prompts of ids stay ids."""
-    return _drawn([trajectory], lambda run_id, ids: None, is_group=False)
+    """Return a trajectory that is at hand without its store."""
+    return _drawn([trajectory], is_group=False)
 
 
 def several(store: Store, trace_ids: Sequence[str]) -> str:
@@ -60,13 +59,13 @@ def several(store: Store, trace_ids: Sequence[str]) -> str:
         ids, is_group = chosen(store, trace_ids)
     except QueryError as error:
         return str(Markup("<p>{}</p>").format(str(error)))
-    return _drawn(list(store.read(ids)), store.decode, is_group=is_group)
+    return _drawn(list(store.read(ids)), is_group=is_group)
 
 
-def _drawn(shown: list[Trajectory], decode: Decode, *, is_group: bool) -> str:
+def _drawn(shown: list[Trajectory], *, is_group: bool) -> str:
     if not shown:
         return "<p>no trajectory is chosen</p>"
-    page = facts_of(shown, decode, is_group, CHARACTERS_MAX, has_places=False)
+    page = facts_of(shown, is_group, CHARACTERS_MAX, has_places=False)
     return render("notebook.html", page=page, style=Markup(style_sheet()))
 
 

@@ -42,7 +42,7 @@ def write(source: Source, file: BinaryIO) -> None:
     source.each(ids, shown.append)
     if not shown:
         raise QueryError(f"nothing can be written: {next(iter(source.failures.values()), '')}")
-    page = facts_of(shown, source.store.decode, is_group, CHARACTERS_MAX)
+    page = facts_of(shown, is_group, CHARACTERS_MAX)
     page["more"] = len(source.choice.trace_ids) - len(ids)
     page["tokens"], page["without_tokens"] = _tokens(source, shown)
     style, script = (HERE / "static/viewer.css").read_text("utf-8"), bundled()

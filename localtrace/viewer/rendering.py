@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from localtrace.read.messages import question
+from localtrace.read.turns import question
 from localtrace.values.plain_json import json_number
 from localtrace.version import __version__
 from localtrace.viewer import asked, charts, numbers, safe_text

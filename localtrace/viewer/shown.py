@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
-from localtrace.read.conversation import Conversation
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Trajectory
 from localtrace.viewer.conversation import blocks_of, cut_block
 from localtrace.viewer.excerpts import cut
@@ -60,7 +58,6 @@ def chosen(store: Store, trace_ids: Sequence[str]) -> tuple[list[str], bool]:
 
 def facts_of(
     shown: Sequence[Trajectory],
-    decode: Decode,
     is_group: bool,
     characters: int,
     *,
@@ -70,16 +67,14 @@ def facts_of(
 
     Args:
         shown: the trajectories, the one that others are compared with first.
-        decode: turns a run's ids into text.
         is_group: whether they are rollouts of one group.
         characters: the most characters of all conversations.
         has_places: whether columns link to the rollouts, each at its trace id.
     """
-    told = [Conversation(one, decode) for one in shown]
     rows = [_row(one) for one in shown]
     first = shown[0]
     table = (
-        aligned(rows, list(shown), told, _to_places if has_places else _nowhere)
+        aligned(rows, list(shown), _to_places if has_places else _nowhere)
         if len(shown) > 1
         else None
     )
@@ -91,18 +86,16 @@ def facts_of(
         "is_group": is_group,
         "table": table,
         "rollouts": [
-            _rollout(one, its, row, characters // len(shown))
-            for one, its, row in zip(shown, told, rows, strict=True)
+            _rollout(one, row, characters // len(shown))
+            for one, row in zip(shown, rows, strict=True)
         ],
     }
 
 
-def _rollout(
-    trajectory: Trajectory, conversation: Conversation, row: dict[str, Any], characters: int
-) -> Facts:
+def _rollout(trajectory: Trajectory, row: dict[str, Any], characters: int) -> Facts:
     blocks: list[dict[str, Any]] = []
     left_out = 0
-    for block in map(cut_block, blocks_of(trajectory, conversation)):
+    for block in map(cut_block, blocks_of(trajectory)):
         length = len(block["text"] or "") + len(block["arguments"] or "")
         characters -= max(length, _PART_MIN)
         if characters > 0 or not blocks:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-from localtrace.read.conversation import Conversation, conversation_of
 from localtrace.read.diff import Difference, Part, Turn, first_difference, pairs, turn_parts, words
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.whole_prompts import shared_prefix
@@ -43,14 +42,12 @@ def side_by_side(asked: Asked, rows: list[dict[str, Any]]) -> Facts:
                 "tokens_url": f"{path}/tokens"}  # fmt: skip
 
     shown = list(asked.store.read([row["trace_id"] for row in rows]))
-    told = [conversation_of(one, asked.store.decode, asked.store.own_sql) for one in shown]
-    return aligned(rows, shown, told, links)
+    return aligned(rows, shown, links)
 
 
 def aligned(
     rows: list[dict[str, Any]],
     shown: list[Trajectory],
-    told: Sequence[Conversation],
     links: Callable[[dict[str, Any]], dict[str, str | None]],
 ) -> Facts:
     """Return trajectories as columns; each is compared with the first.
@@ -58,10 +55,9 @@ def aligned(
     Args:
         rows: a row with `COLUMNS` for each.
         shown: the trajectories.
-        told: the conversation of each.
         links: gives `url` and `tokens_url` of a row; null: no link.
     """
-    sides = [turn_parts(one, its) for one, its in zip(shown, told, strict=True)]
+    sides = [turn_parts(trajectory) for trajectory in shown]
     rewards = [row["reward"] for row in rows if is_finite(row["reward"])]
     columns = [
         _column(row, one, None if at == 0 else _difference(shown, sides, at), rewards) | links(row)

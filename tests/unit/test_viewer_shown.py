@@ -113,7 +113,7 @@ def test_a_file_says_the_numbers_of_the_store(chat: tuple[Store, Ids]) -> None:
     names = ("reward", "advantage", "fate", "fate_reason", "turn_count", "output_tokens")
     known = {row["trace_id"]: row for row in store.sql("from trajectories")}
     for trace_id in ids.values():
-        (shown,) = facts_of([store.trajectory(trace_id)], store.decode, False, 1000)["rollouts"]
+        (shown,) = facts_of([store.trajectory(trace_id)], False, 1000)["rollouts"]
         assert [shown["row"][name] for name in names] == [known[trace_id][name] for name in names]
 
 

@@ -129,7 +129,7 @@ def test_a_long_trajectory_is_never_whole_in_memory() -> None:
     ):  # fmt: skip
         sizes = [len(one) for one in pieces]
         assert sum(sizes) > 10 * max(sizes)
-    rows = [batch.num_rows for batch in flat_rows("turns", long, decode)]
+    rows = [batch.num_rows for batch in flat_rows("turns", long)]
     assert (sum(rows), max(rows)) == (39, 16)
 
 

@@ -1,0 +1,417 @@
+"""The turns of a trajectory as messages: what each was told, what is new in it, what it answered.
+
+Only this module decides what a recorded message, prompt or answer means. A prompt of text or token
+ids is cut where its chat template begins a message. Exporters, targets, pages and commands are
+mappings from what is made here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from localtrace.field_names import (
+    DETAIL_NAMES,
+    FINISH_NAMES,
+    OUTPUT_TEXT_NAMES,
+    PROMPT_TEXT_NAMES,
+    REASONING_NAMES,
+    WEIGHT_NAMES,
+)
+from localtrace.store.whole_prompts import SeenLists
+from localtrace.types import Message, Span, ToolCall, Trajectory
+from localtrace.values.codec import to_json
+
+VALUE_MAX = 300
+"""Characters to which a long argument or result is shortened."""
+_CHAT_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_OTHER_ROLES = {"ipython": "tool", "environment": "tool", "model": "assistant", "ai": "assistant"}
+_TEMPLATE_ROLE = re.compile(
+    r"<\|im_start\|>(?P<chatml>\w{1,20})\n?|<\|start_header_id\|>(?P<llama>\w{1,20})<\|end_header_id\|>\s*"
+    r"|<(?P<tag>system|user|assistant|tool)>"
+)
+"""The marks by which chat templates begin a message."""
+_TEMPLATE_END = re.compile(
+    r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|<\|end_of_text\|>|</s>)\s*\Z"
+)
+"""The mark by which chat templates end one."""
+_THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
+
+
+Decode = Callable[[list[int]], str | None]
+"""Turns token ids of a run into text; None where there is no usable tokenizer."""
+
+
+class Usage(NamedTuple):
+    """Tokens of a turn, counted or as its engine reports them; None where neither is known."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    """Without those that a mask rules out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One model generation of a trajectory."""
+
+    span: Span
+    number: int
+    """Its place among the turns of the trajectory, from 0."""
+    new: tuple[Message, ...] | None
+    """The messages of the prompt that no earlier turn held or generated; None where no text of them
+    is known."""
+    answer: Message | None
+    """None where no text of it is known."""
+    _reader: _Reader = field(repr=False)
+
+    @cached_property
+    def prompt(self) -> list[Message] | None:
+        """The whole prompt; None where no text of it is known. Turns share equal messages."""
+        return self._reader.prompt(self.span)
+
+    @property
+    def new_text(self) -> str:
+        """The new messages as text for people, or why there is none."""
+        if self.new is None:
+            return f"({self.prompt_missing})"
+        return "\n".join(f"{_title(message)}: {people_text(message)}" for message in self.new)
+
+    @property
+    def answer_text(self) -> str:
+        """The answer as text for people: reasoning, text and calls; else what was recorded."""
+        if self.answer is None:
+            return output_summary(self.span)
+        return people_text(self.answer)
+
+    @property
+    def prompt_missing(self) -> str:
+        """The reason why there is no text of the prompt."""
+        ids = self.span.prompt_ids
+        if ids is not None:
+            return f"{len(ids):,} token ids, and no tokenizer in the store to read them"
+        return "the prompt cannot be rebuilt: a call that it builds on is missing"
+
+    @property
+    def answer_missing(self) -> str:
+        """The reason why there is no text of the answer."""
+        ids = self.span.output_ids
+        if ids:
+            return f"{len(ids):,} token ids, and no tokenizer in the store to read them"
+        return self.span.error or "no text was recorded"
+
+    @property
+    def tools(self) -> list[Any]:
+        """The tools that the model was offered, as they were recorded."""
+        tools = fields_of(self.span.inputs).get("tools")
+        return tools if isinstance(tools, list) else []
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model among results or arguments."""
+        return text_field(self.span.outputs, ("model",)) or text_field(self.span.inputs, ("model",))
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of the answer."""
+        span = self.span
+        prompt = _reported(span, "prompt_tokens", "input_tokens")
+        output = _reported(span, "completion_tokens", "output_tokens")
+        return Usage(
+            prompt if span.prompt_ids is None else len(span.prompt_ids),
+            output if span.generated_count is None else span.generated_count,
+        )
+
+    @property
+    def weight_version(self) -> Any:
+        """The version of the policy's weights, as the engine reports it; None: it does not."""
+        outputs = fields_of(self.span.outputs)
+        for details in (outputs, *(fields_of(outputs.get(name)) for name in DETAIL_NAMES)):
+            for name in WEIGHT_NAMES:
+                if details.get(name) is not None:
+                    return details[name]
+        return None
+
+
+def output_summary(span: Span) -> str:
+    """Return a short description of a turn's result, for turns without a text of their answer."""
+    count = [f"{len(span.output_ids)} token ids"] if span.output_ids else []
+    if not isinstance(span.outputs, Mapping):
+        return " ".join(count) or as_text(span.outputs)
+    rest = {
+        name: value
+        for name, value in span.outputs.items()
+        if name not in FINISH_NAMES and not isinstance(value, list)
+    }
+    return " ".join([*count, *([as_text(rest)] if rest else [])])
+
+
+def turns_of(trajectory: Trajectory) -> list[Turn]:
+    """Return the turns of a trajectory in the order of the view `turns`."""
+    return _Reader(trajectory).turns
+
+
+def messages_of(recorded: Iterable[Any]) -> list[Message]:
+    """Return a recorded list of messages in the common form."""
+    return [_message(message) for message in recorded]
+
+
+def prompt_text(span: Span, decode: Decode) -> str | None:
+    """Return the whole prompt of a call as one text; None where it is not known as one."""
+    text = None if span.prompt_ids is None else decode(span.prompt_ids)
+    text = text_field(span.inputs, PROMPT_TEXT_NAMES) if text is None else text
+    return text_field(span.outputs, ("prompt_text",)) if text is None else text
+
+
+def prompt_of(span: Span, decode: Decode) -> list[Message] | None:
+    """Return the whole prompt of a turn as messages; None where no text of it is known."""
+    if span.messages is not None:
+        return messages_of(span.messages)
+    text = prompt_text(span, decode)
+    return None if text is None else _of_template(text)
+
+
+def answer_of(span: Span, decode: Decode) -> Message | None:
+    """Return what a turn generated; None where no text of it is known.
+
+    Args:
+        decode: turns token ids of the run into text.
+    """
+    if span.output_message is not None:
+        return _message({"role": "assistant", **span.output_message})
+    text = span.output_text
+    text = text_field(span.outputs, OUTPUT_TEXT_NAMES) if text is None else text
+    if text is None and span.output_ids:
+        text = decode(span.output_ids)
+    return None if text is None else _of_text("assistant", text)
+
+
+def chat_form(message: Message) -> dict[str, Any]:
+    """Return a message in the form of OpenAI's chat, which every tracker shows.
+
+        {"role", "content"[, "reasoning_content"][, "tool_calls"][, "tool_call_id"][, "name"]}
+
+    All values are text that UTF-8 can hold.
+    """
+    role = message.role if message.role in _CHAT_ROLES else _OTHER_ROLES.get(message.role, "user")
+    form: dict[str, Any] = {"role": role, "content": sendable(message.text)}
+    if message.reasoning is not None:
+        form["reasoning_content"] = sendable(message.reasoning)
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {
+                "id": sendable(f"call_{place}" if call.id is None else call.id),
+                "type": "function",
+                "function": {"name": sendable(call.name), "arguments": sendable(call.arguments)},
+            }
+            for place, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = sendable(message.tool_call_id)
+    if message.name is not None:
+        form["name"] = sendable(message.name)
+    return form
+
+
+def argument_object(call: ToolCall) -> dict[str, Any] | None:
+    """Return the arguments of a call as an object, parsed from text; None where they are none."""
+    arguments = call.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def people_text(message: Message) -> str:
+    """Return what a message says as text for people: reasoning, then its text, then its calls."""
+    calls = [f"[call] {call.name}({as_text(call.arguments)})" for call in message.tool_calls]
+    thought = [] if message.reasoning is None else [f"[reasoning] {message.reasoning}"]
+    text = [message.text] if message.text or not (calls or thought) else []
+    return "\n".join([*thought, *text, *calls])
+
+
+def _title(message: Message) -> str:
+    about = message.name or message.tool_call_id
+    return message.role if about is None else f"{message.role} {about}"
+
+
+def sendable(value: Any) -> str:
+    """Return a value as text that UTF-8 can hold: lone surrogates become escapes."""
+    return as_text(value).encode("utf-8", "backslashreplace").decode()
+
+
+def shortened(value: Any) -> str:
+    """Return a value as text, cut where it is long."""
+    text = as_text(value)
+    return text if len(text) <= VALUE_MAX else f"{text[:VALUE_MAX]}… ({len(text)} characters)"
+
+
+def as_text(value: Any) -> str:
+    """Return a text unchanged, and any other value as JSON."""
+    return value if isinstance(value, str) else to_json(value)
+
+
+def fields_of(value: Any) -> Mapping[Any, Any]:
+    """Return a recorded value's fields by name; none where it is no mapping."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def text_field(value: Any, names: tuple[str, ...]) -> str | None:
+    """Return the first field of these names that holds a text; None where none does."""
+    fields = fields_of(value)
+    return next((text for name in names if isinstance(text := fields.get(name), str)), None)
+
+
+class _Reader:
+    """Makes the turns of one trajectory. A message that many prompts repeat is made once."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+        self._made: dict[int, Message] = {}
+        """Messages by `id` of what was recorded, which the trajectory keeps alive."""
+        self._lists, self._ids = SeenLists(), SeenLists()
+        self._answer: Message | None = None
+        self.turns = [self._turn(number, span) for number, span in enumerate(trajectory.turns)]
+
+    def prompt(self, span: Span) -> list[Message] | None:
+        if span.messages is not None:
+            return self._messages(span.messages)
+        return prompt_of(span, self._trajectory.decode)
+
+    def _turn(self, number: int, span: Span) -> Turn:
+        new = self._new(span)
+        self._answer = answer_of(span, self._trajectory.decode)
+        return Turn(span, number, None if new is None else tuple(new), self._answer, self)
+
+    def _new(self, span: Span) -> list[Message] | None:
+        if span.messages is not None:
+            known = self._lists.known(span.messages)
+            self._lists.add(span.messages)
+            new = self._messages(span.messages[known:])
+            return [message for message in new if not self._repeats_answer(message)]
+        if span.prompt_ids is None:
+            return self.prompt(span)
+        known = self._ids.known(span.prompt_ids)
+        self._ids.add(span.prompt_ids + (span.output_ids or []))
+        text = self._trajectory.decode(span.prompt_ids[known:])
+        text = span.prompt_text if text is None else text
+        if text is None:
+            return None if known else self.prompt(span)
+        return _of_template(text)
+
+    def _messages(self, recorded: Iterable[Any]) -> list[Message]:
+        return [
+            self._made.get(id(message)) or self._made.setdefault(id(message), _message(message))
+            for message in recorded
+        ]
+
+    def _repeats_answer(self, message: Message) -> bool:
+        """Return whether a message is the newest answer, perhaps in another form."""
+        answer = self._answer
+        if answer is None or message.role != "assistant":
+            return False
+        if fields_of(message.recorded).get("content") is None:
+            return bool(answer.tool_calls) and bool(message.tool_calls)
+        return _of_text("assistant", message.text).text.strip() in answer.text
+
+
+def _message(recorded: Any) -> Message:
+    if not isinstance(recorded, Mapping):
+        return Message("message", as_text(recorded), recorded=recorded)
+    role = recorded.get("role")
+    calls = recorded.get("tool_calls")
+    return Message(
+        "message" if role is None else str(role).lower(),
+        content_text(recorded.get("content")),
+        reasoning=next(filter(None, _texts(recorded, REASONING_NAMES)), None),
+        tool_calls=tuple(map(_tool_call, calls if isinstance(calls, list) else ())),
+        tool_call_id=next(_texts(recorded, ("tool_call_id",)), None),
+        name=next(_texts(recorded, ("name",)), None),
+        recorded=recorded,
+    )
+
+
+def _texts(fields: Mapping[Any, Any], names: Iterable[str]) -> Iterator[str]:
+    return (as_text(fields[name]) for name in names if fields.get(name) is not None)
+
+
+def content_text(content: Any) -> str:
+    """Return the text of a message's content, which may be a list of parts."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return as_text(content)
+    return "\n".join(
+        text if isinstance(text := fields_of(part).get("text"), str) else as_text(part)
+        for part in content
+    )
+
+
+def _tool_call(recorded: Any) -> ToolCall:
+    call = fields_of(recorded)
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        function = call if "name" in call else {"name": "tool", "arguments": recorded}
+    call_id = call.get("id")
+    return ToolCall(
+        None if call_id is None else as_text(call_id),
+        as_text(function.get("name")),
+        function.get("arguments"),
+    )
+
+
+def _of_template(text: str) -> list[Message]:
+    """Return the messages of a prompt that is one text, without marks of its template."""
+    parts = list(template_parts(text))
+    # Between two turns stands only the mark that ends the first one's answer.
+    return [
+        message
+        for role, part in parts
+        if (message := _of_text(role or "prompt", part)).text.strip() or role or len(parts) == 1
+    ]
+
+
+def _of_text(role: str, text: str) -> Message:
+    text = _TEMPLATE_END.sub("", text)
+    thought, text = split_thought(text) if role == "assistant" else (None, text)
+    return Message(role, text, reasoning=thought)
+
+
+def template_parts(text: str) -> Iterator[tuple[str | None, str]]:
+    """Yield role and text of the messages of a prompt; None is the role of text before the first.
+
+    The mark for the answer, which has no text, is left out.
+    """
+    marks = list(_TEMPLATE_ROLE.finditer(text))
+    starts = [mark.start() for mark in marks]
+    if not marks or starts[0] > 0:
+        yield None, text[: starts[0]] if marks else text
+    for place, mark in enumerate(marks):
+        end = starts[place + 1] if place + 1 < len(marks) else len(text)
+        rest = text[mark.end() : end]
+        if rest.strip() or place + 1 < len(marks):
+            yield mark["chatml"] or mark["llama"] or mark["tag"], rest
+
+
+def question(prompt: str) -> str:
+    """Return what the user asked last in a prompt of a chat template; any other prompt whole."""
+    users = [text for role, text in template_parts(prompt) if role == "user"]
+    return _TEMPLATE_END.sub("", users[-1]) if users else prompt
+
+
+def split_thought(text: str) -> tuple[str | None, str]:
+    """Return what was thought before an answer, and the answer."""
+    thought = _THINK.match(text)
+    return (thought[1], text[thought.end() :]) if thought else (None, text)
+
+
+def _reported(span: Span, *names: str) -> int | None:
+    usage = fields_of(fields_of(span.outputs).get("usage"))
+    counts = (usage.get(name) for name in names)
+    return next((count for count in counts if type(count) is int and 0 <= count < 2**53), None)

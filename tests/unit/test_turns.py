@@ -1,0 +1,107 @@
+"""Turns as messages: one form, made from whatever was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localtrace.read.turns import argument_object, chat_form, messages_of, turns_of
+from localtrace.types import Message, Span, ToolCall, Trajectory
+
+
+def span(seq: int, **fields: Any) -> Span:
+    """Return a turn that was recorded with these fields."""
+    empty: dict[str, Any] = {
+        "trace_id": "a" * 32, "span_id": f"{seq:016x}", "parent_id": None, "seq": seq,
+        "op": "generate", "status": "ok", "error": None, "start_ns": seq, "duration_ns": 1,
+        "inputs": {}, "outputs": None, "is_turn": True, "prompt_ids": None, "output_ids": None,
+        "output_logprobs": None, "messages": None, "output_text": None, "finish_reason": None,
+    }  # fmt: skip
+    return Span(**{**empty, **fields})
+
+
+def trajectory(*spans: Span, **fields: Any) -> Trajectory:
+    """Return a trajectory of these spans."""
+    empty: dict[str, Any] = {
+        "trace_id": "a" * 32, "run_id": "r", "attempt": 0, "project": "p", "experiment": "e",
+        "step": 1, "sample_index": "0", "rollout_n": 0, "group_id": None, "validate": False,
+        "name": None, "agent": None, "data_source": None, "status": "ok", "error": None,
+        "start_ns": 0, "end_ns": 9, "reward": None,
+    }  # fmt: skip
+    return Trajectory(**{**empty, **fields}, spans=list(spans))
+
+
+def words(ids: list[int]) -> str:
+    """Decode ids by a vocabulary of five tokens."""
+    vocabulary = ["<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n", "two", "four"]
+    return "".join(vocabulary[token] for token in ids)
+
+
+def test_a_turn_adds_what_no_earlier_turn_held_or_generated() -> None:
+    ask = {"role": "user", "content": "2+2?"}
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    first, second = turns_of(
+        trajectory(
+            span(0, messages=[ask], output_message={"content": None, "tool_calls": [call]}),
+            span(1, messages=[ask, said, result], output_text="<think>sum</think>It is 4."),
+        )
+    )
+    assert first.new == (Message("user", "2+2?", recorded=ask),)
+    assert first.answer is not None
+    assert first.answer.tool_calls == (ToolCall("c", "add", '{"a": 2}'),)
+    assert argument_object(first.answer.tool_calls[0]) == {"a": 2}
+    assert [message.role for message in second.new or ()] == ["tool"]
+    assert [message.role for message in second.prompt or ()] == ["user", "assistant", "tool"]
+    assert second.answer == Message("assistant", "It is 4.", reasoning="sum")
+
+
+def test_prompts_of_ids_are_read_by_the_marks_of_their_template() -> None:
+    first, second = turns_of(
+        trajectory(
+            span(0, prompt_ids=[0, 3, 2, 1], output_ids=[4]),
+            span(1, prompt_ids=[0, 3, 2, 1, 4, 2, 0, 4, 2, 1], output_ids=[3, 2]),
+            decode=words,
+        )
+    )
+    assert first.new == (Message("user", "two"),)
+    assert second.new == (Message("user", "four"),)
+    assert [(message.role, message.text) for message in second.prompt or ()] == [
+        ("user", "two"), ("assistant", "four"), ("user", "four"),
+    ]  # fmt: skip
+    assert second.answer == Message("assistant", "two")
+
+
+def test_unknown_text_is_none_and_says_why() -> None:
+    (turn,) = turns_of(trajectory(span(0, prompt_ids=[1] * 1200, output_ids=[2] * 3)))
+    assert (turn.new, turn.prompt, turn.answer) == (None, None, None)
+    assert turn.prompt_missing.startswith("1,200 token ids")
+    assert turn.answer_missing.startswith("3 token ids")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "form"),
+    [
+        ("hi", {"role": "user", "content": "hi"}),
+        ({"role": "ipython", "content": 7}, {"role": "tool", "content": "7"}),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "n": 1}]},
+         {"role": "user", "content": 'a\n{"type":"image","n":1}'}),
+        ({"content": "\ud800", "thinking": "h"},
+         {"role": "user", "content": "\\ud800", "reasoning_content": "h"}),
+    ],
+)  # fmt: skip
+def test_any_recorded_message_has_a_form_that_can_be_sent(recorded: Any, form: Any) -> None:
+    assert [chat_form(message) for message in messages_of([recorded])] == [form]
+
+
+def test_usage_is_counted_or_as_the_engine_reports_it_else_unknown() -> None:
+    counted, reported, unknown = turns_of(
+        trajectory(
+            span(0, prompt_ids=[1, 2], output_ids=[3, 4, 5], response_mask=[True, False, True]),
+            span(1, outputs={"usage": {"input_tokens": 7, "output_tokens": True}}),
+            span(2),
+        )
+    )
+    assert (counted.usage, reported.usage, unknown.usage) == ((2, 2), (7, None), (None, None))
