@@ -128,5 +128,4 @@ def _prepared(
     if not (choice.trace_ids or choice.unknown):
         raise NothingChosen(f"no trajectory is chosen by {choice.text}")
     target = open_target(kind, uri, options)
-    plain = options is not None and options.plain
-    return choice, Records(store, target, Redaction.load(redact), plain), limits or Limits()
+    return choice, Records(store, target, Redaction.load(redact)), limits or Limits()

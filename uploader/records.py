@@ -48,8 +48,6 @@ class Records:
     store: Store
     target: Target
     redaction: Redaction
-    plain: bool = False
-    """True to send what live tracing would have written, and nothing to read it better."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of values that recording had dropped, by field and reason; of all that was read."""
 
@@ -100,10 +98,8 @@ class Records:
                 reject(f"too large: prompts of {least_bytes} bytes alone, at most {limit} are sent")
                 return None
             # After redaction: texts are decoded from ids that may leave.
-            transcript = None if self.plain else transcript_of(trajectory, self._decode, model)
+            transcript = transcript_of(trajectory, self._decode, model)
             record = self.target.encode(trajectory, place, transcript)
-            if transcript is not None and record.size_bytes > limit:
-                record = self.target.encode(trajectory, place, None)
         except Exception as error:
             # Recorded values are hostile input: whatever fails here may cost this trajectory only.
             reject(f"cannot be encoded: {type(error).__name__}: {error}")

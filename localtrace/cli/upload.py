@@ -57,11 +57,6 @@ _REASONS_SHOWN = 10
     "feedback.",
 )
 @click.option(
-    "--plain",
-    is_flag=True,
-    help="Send only what live tracing would have written: no chat messages, no labels.",
-)
-@click.option(
     "--metrics",
     is_flag=True,
     help="mlflow: upload the metrics and configurations of the runs too.",
@@ -125,7 +120,6 @@ def _target(
     project: str | None,
     wandb_run: str | None,
     assessments: bool,
-    plain: bool,
     redact: Path | None,
     max_bytes: int | None,
     rate: int | None,
@@ -137,7 +131,7 @@ def _target(
     return {
         "kind": kind,
         "container": experiment or project,
-        "options": TargetOptions(assessments, wandb_run, plain),
+        "options": TargetOptions(assessments, wandb_run),
         "redact": redact,
         "limits": Limits(max_bytes, rate),
     }

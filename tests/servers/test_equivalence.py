@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Span, Trace
 
 from localtrace.read.store import open_store
-from localtrace.uploader import TargetOptions, upload
+from localtrace.uploader import upload
 from localtrace.uploader.receipt import Receipt
 from localtrace.uploader.selection import Selection
 from tests.servers.equivalence.run import LiveRun, run_live
@@ -43,7 +42,6 @@ SET_BY_THE_HOOK = {
     "min_global_steps", "max_global_steps", "num_turns", "metrics", "truncated",
     "on_policy_version",
 }  # fmt: skip
-PLAIN = TargetOptions(plain=True)
 VERL_FACTS = {"sample_index", "step", "rollout_n", "validate", "experiment_name"}
 
 MLFLOW_ADDS = {
@@ -57,8 +55,8 @@ MLFLOW_ADDS = {
     "attribute localtrace.seq", "attribute localtrace.output_text",
     "attribute localtrace.finish_reason", "attribute mlflow.chat.tokenUsage",
     "attribute localtrace.kind_derived",
+    "attribute mlflow.chat.messages", "attribute mlflow.llm.model",
 }  # fmt: skip
-MLFLOW_READABLE = {"attribute mlflow.chat.messages", "attribute mlflow.llm.model"}
 MLFLOW_LIVE_ONLY = {
     "exception stacktrace",
     # About the process that traces, and what MLflow's client notes for itself:
@@ -74,7 +72,7 @@ MLFLOW_FILTERS = (
 
 WEAVE_ADDS = {
     *(f"attribute localtrace.{name}" for name in (
-        "seq", "output_text", "finish_reason", "kind_derived",
+        "seq", "output_text", "finish_reason", "kind_derived", "chat",
     )),
     "attribute weave.kind", "summary usage",
 }  # fmt: skip
@@ -84,7 +82,7 @@ WEAVE_ROOT_SHOWS = {
         "span_count", "weight_versions", "set", "digest", "call_digests", "ids_from",
     )),
     *(f"attribute {name}" for name in VERL_FACTS),
-    "attribute reward", "summary reward", "summary usage", "status",
+    "attribute reward", "attribute weave.kind", "summary reward", "summary usage", "status",
     "exception type", "exception message",
 }  # fmt: skip
 """Facts of the call around each trajectory, which live tracing lacks."""
@@ -134,32 +132,34 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     run = LiveRun("mlflow", token2text)
     live, replayed = run.project, f"replayed {token2text}"
     client = MlflowClient(mlflow_url)
-    readable = f"readable {token2text}"
     with open_store(run.store(traced_live)) as store:
-        receipt = upload(store, Selection(), mlflow_url, container=replayed, options=PLAIN)
-        upload(store, Selection(), mlflow_url, container=readable)
+        receipt = upload(store, Selection(), mlflow_url, container=replayed)
     trees = [mlflow_trees(client, name) for name in (live, replayed)]
-    check_readable(deepcopy(trees[0]), mlflow_trees(client, readable))
+    check_conversations(trees[1])
+    for forest in trees:
+        take_off_what_only_roots_of_ours_show(forest)
     compared = check_equal(*trees, ADDED_CALLS)
     check_dropped(compared, receipt)
     # MLflow itself names what is no coroutine function, by the last part.
     assert {node.outputs is None for node in named("total", trees[0])} == {True, False}
     assert compared.only_ours == MLFLOW_ADDS
-    assert compared.types == {"UNKNOWN", "AGENT", "CHAT_MODEL", "TOOL"}
+    assert compared.types == {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
     assert compared.only_live == MLFLOW_LIVE_ONLY
     assert has_text(trees[0]) is token2text
     for query in MLFLOW_FILTERS:
         found = [mlflow_trees(client, name, query) for name in (live, replayed)]
+        for forest in found:
+            take_off_what_only_roots_of_ours_show(forest)
         assert 0 < len(found[0]) < len(trees[0])
         assert Comparison().forests(found[0], without(found[1], ADDED_CALLS)).differences == []
 
 
-def check_readable(live: list[Node], ours: list[Node]) -> None:
-    """Everything that live tracing wrote is there unchanged, and beside it the conversation."""
+def check_conversations(ours: list[Node]) -> None:
+    """Check that the messages of all turns, the question and the answer stand on the roots."""
     assert {node.facts["attribute mlflow.spanType"] for node in ours} == {"AGENT"}
-    for root in ours:
-        if root.inputs is None:
-            continue  # no turn was made
+    asked = [root for root in ours if root.inputs is not None]  # in the others no turn was made
+    assert asked
+    for root in asked:
         assert root.inputs["messages"][-1]["role"] == "user"
         turns = named("LLMServerClient.generate", [root])
         chats = [turn.facts["attribute mlflow.chat.messages"] for turn in turns]
@@ -168,15 +168,14 @@ def check_readable(live: list[Node], ours: list[Node]) -> None:
             if live_text := turn.outputs.get("response_text"):
                 assert live_text.startswith(chat[-1]["content"])
             assert all(message["content"] for message in chat)
-        # What live tracing does not show, is taken off before both are compared.
         assert root.outputs["answer"] == chats[-1][-1]["content"]
+
+
+def take_off_what_only_roots_of_ours_show(forest: list[Node]) -> None:
+    """Live tracing shows neither question nor answer on a root, and so no preview of them."""
+    for root in forest:
         root.inputs = root.outputs = None
-    for root in (*live, *ours):
         del root.facts["previews"], root.facts["has outputs"]
-    compared = Comparison().forests(live, without(ours, ADDED_CALLS))
-    assert compared.differences == []
-    assert compared.only_ours == MLFLOW_ADDS | MLFLOW_READABLE
-    assert compared.types == {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
 
 
 def mlflow_trees(client: MlflowClient, experiment: str, query: str | None = None) -> list[Node]:
@@ -235,18 +234,13 @@ def test_weave_shows_the_same_as_after_verls_live_tracing(
     token2text: bool,
 ) -> None:
     run = LiveRun("weave", token2text)
-    live, replayed, readable = (
-        run.project,
-        f"team/replayed-{token2text}",
-        f"team/readable-{token2text}",
-    )
+    live, replayed = run.project, f"team/replayed-{token2text}"
     for name, value in weave_server.environment.items():
         monkeypatch.setenv(name, value)
     with open_store(run.store(traced_live)) as store:
-        receipt = upload(store, Selection(), kind="weave", container=replayed, options=PLAIN)
-        upload(store, Selection(), kind="weave", container=readable)
-    calls = {name: read_back(weave_server, tmp_path, name) for name in (live, replayed, readable)}
-    check_readable_calls(deepcopy(calls[readable]), calls[replayed])
+        receipt = upload(store, Selection(), kind="weave", container=replayed)
+    calls = {name: read_back(weave_server, tmp_path, name) for name in (live, replayed)}
+    check_readable_calls(calls[replayed])
     # Weave's own client writes `._` of a name as a dash.
     added_calls = {name.replace("._", "-") for name in ADDED_CALLS} | {"agent_loop"}
     trees = [weave_trees(calls[name]) for name in (live, replayed)]
@@ -267,19 +261,18 @@ def test_weave_shows_the_same_as_after_verls_live_tracing(
         assert Comparison().forests(found[0], without(found[1], added_calls)).differences == []
 
 
-def check_readable_calls(ours: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
-    """Beside what is sent plainly stand prompt, answer, messages and names; all else is equal."""
-    before = {call["attributes"]["localtrace"].get("trace_id"): call for call in plain}
+def check_readable_calls(ours: list[dict[str, Any]]) -> None:
+    """Check that prompt, answer, messages and names stand beside what live tracing writes."""
+    answered = 0
     for call in ours:
         facts, summary = call["attributes"]["localtrace"], call["summary"]
         if call["parent_id"] is None:
-            was = before[facts["trace_id"]]
-            assert call["attributes"].pop("weave") == {"kind": "agent"}
+            assert call["attributes"]["weave"] == {"kind": "agent"}
             assert call["display_name"].startswith("step ")
             if "answer" in call["output"]:
                 assert call["inputs"]["messages"][-1]["role"] == "user"
-                del call["output"]["answer"]
-            assert call["output"] == was["output"]
+                answered += 1
+            assert call["output"].get("reward") == call["attributes"].get("reward")
         elif "LLMServerClient.generate" in call["func_name"]:
             assert ", turn " in call["display_name"]
             if call["exception"] is None:
@@ -289,6 +282,7 @@ def check_readable_calls(ours: list[dict[str, Any]], plain: list[dict[str, Any]]
                 assert usage["completion_tokens"] == len(ids)
                 assert facts["chat"][-1]["role"] == "assistant"
                 assert facts["chat"][-2]["role"] in {"user", "tool"}
+    assert answered
 
 
 def weave_trees(calls: list[dict[str, Any]]) -> list[Node]:

@@ -132,7 +132,10 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     target = MlflowTarget("http://127.0.0.1:9", assessments=False)
     least = prompts_bytes(trajectory)
     place = Place("d", "e", "r")
-    assert least <= target.encode(trajectory, place).size_bytes
+    assert (
+        least
+        <= target.encode(trajectory, place, transcript_of(trajectory, lambda *_: None)).size_bytes
+    )
     monkeypatch.setattr(MlflowTarget, "record_max_bytes", least - 1)
     monkeypatch.setattr(MlflowTarget, "encode", None)
     rejected: dict[str, str] = {}

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from tenacity import RetryCallState, Retrying
 
 from localtrace.errors import ConfigError, MissingDependency, TargetUnavailable, UploadError
 from localtrace.types import Run
 from localtrace.uploader.retry import RETRY_AFTER_MAX_S, _wait
 from localtrace.uploader.targets import open_target
-from localtrace.uploader.targets.answers import ANSWER_MAX_BYTES
-from localtrace.uploader.targets.deadline import Sockets
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
 
 RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
@@ -130,7 +119,7 @@ def test_a_missing_login_is_explained_and_a_given_one_is_sent(serve, monkeypatch
     "uri", ["ftp://host", "file:///x", "http://", "http://host:port", "nonsense"]
 )
 def test_a_uri_of_another_kind_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match="no MLflow uri"):
+    with pytest.raises(ConfigError, match="not a valid MLflow uri"):
         open_target("mlflow", uri)
 
 
@@ -193,12 +182,6 @@ def test_the_words_of_a_server_are_shortened_and_escaped(serve) -> None:
     assert len(said) < 400
 
 
-def test_an_endless_answer_is_cut_off(serve) -> None:
-    session = HttpSession(serve({"/": (200, {}, b"x" * (ANSWER_MAX_BYTES + 1))}), lambda _: None)
-    with pytest.raises(UploadError, match=rf"\b{ANSWER_MAX_BYTES} bytes.*\buri\b"):
-        session.call("GET", "/")
-
-
 def test_an_answer_of_another_shape_is_an_error_that_names_the_route(serve) -> None:
     session = HttpSession(serve({"/a": (200, {}, b'{"b": 1}')}), lambda _: None)
     with pytest.raises(UploadError, match=r"^/a .*\buri\b"):
@@ -214,10 +197,10 @@ def test_a_server_that_asks_for_no_wait_is_not_hammered(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "remedy"),
     [
-        ("ALL_PROXY", "socks5://me:s3cret@127.0.0.1:9", r"httpx\[socks\].*NO_PROXY"),
-        ("ALL_PROXY", "nothing://me:s3cret@127.0.0.1:9", "ALL_PROXY.*http://HOST:PORT"),
-        ("HTTP_PROXY", ":s3cret:", "HTTP_PROXY.*http://HOST:PORT"),
-        ("SSL_CERT_FILE", "/missing/certificates.pem", "SSL_CERT_FILE.*No such file"),
+        ("ALL_PROXY", "socks5://me:s3cret@127.0.0.1:9", r"ALL_PROXY.*httpx\[socks\]"),
+        ("ALL_PROXY", "nothing://me:s3cret@127.0.0.1:9", "ALL_PROXY.*correct it"),
+        ("HTTP_PROXY", ":s3cret:", "HTTP_PROXY.*correct it"),
+        ("SSL_CERT_FILE", "/missing/certificates.pem", "SSL_CERT_FILE.*FileNotFoundError"),
     ],
 )
 def test_an_environment_that_cannot_be_used_is_named(
@@ -236,11 +219,6 @@ def test_a_redirect_is_not_followed_and_its_aim_is_named(serve) -> None:
         check(serve({"/version": (308, aim, b"")}))
 
 
-def test_a_proxy_that_wants_a_login_is_explained(serve) -> None:
-    with pytest.raises(UploadError, match=r"proxy .*HTTP_PROXY"):
-        check(serve({"/version": (407, {}, b"")}))
-
-
 def test_a_web_page_is_no_endpoint_that_took_traces(serve) -> None:
     page = b"<!doctype html><title>Log in</title>"
     target = open_target("otlp", serve({"/v1/traces": (200, {"content-type": "text/html"}, page)}))
@@ -252,29 +230,6 @@ def test_the_query_of_a_uri_is_no_part_of_the_routes(serve) -> None:
     uri = serve({"/version": (200, {}, b"3.17.2")})
     with pytest.raises(UploadError, match="404"):  # it comes as far as the experiment
         check(f"{uri}/?token=s3cret#/experiments/3")
-
-
-def self_signed(path: Path) -> Path:
-    """Write a key, and a certificate that nobody signed but itself, to a file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lab")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(1))
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(secret + builder.sign(key, hashes.SHA256()).public_bytes(pem))
-    return path
-
-
-def test_a_certificate_that_is_not_trusted_is_explained(tmp_path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(self_signed(tmp_path / "certificate.pem"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(UploadError, match=r"127\.0\.0\.1 .*not trusted.*SSL_CERT_FILE"):
-            check(f"https://127.0.0.1:{server.server_port}")
-        server.shutdown()
 
 
 def test_a_session_that_is_closed_waits_for_no_answer() -> None:
@@ -296,14 +251,3 @@ def test_a_session_that_is_closed_waits_for_no_answer() -> None:
     released.set()
     server.shutdown()
     server.server_close()
-
-
-def test_a_connection_opened_while_the_session_closes_waits_for_nothing() -> None:
-    sockets = Sockets()
-    sockets.close()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        stream = SimpleNamespace(get_extra_info=lambda name: ours)
-        sockets.note("connection.connect_tcp.complete", {"return_value": stream})
-        theirs.settimeout(30)
-        assert theirs.recv(1) == b""

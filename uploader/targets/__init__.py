@@ -1,4 +1,4 @@
-"""The protocol of all targets, and the function that opens one.
+"""The base class of all targets, and the function that opens one.
 
 Only a target knows its tracker. For each run it names a `Place`, and for each trajectory it builds
 a `Record`; it sends records in batches of one place. Everything else is the same for all trackers
@@ -7,9 +7,9 @@ and lives outside this folder: the ledger, batches, retries, bad records, receip
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from localtrace.errors import ConfigError, MissingDependency
 from localtrace.read.messages import Transcript
@@ -105,8 +105,8 @@ class ParametersDelivery:
     """Reason why they are missing at the target."""
 
 
-class Target(Protocol):
-    """One tracker. Targets derive from this class, and take its defaults where they fit.
+class Target(ABC):
+    """One tracker.
 
     Every method may raise `UploadError` (the upload cannot go on), `TargetRejected` (these records
     are refused for good) or `http.TryAgain` (the outcome is unknown, and a repetition may help).
@@ -117,43 +117,48 @@ class Target(Protocol):
     uri: str
     """Its address, without secrets."""
     opening: str = ""
-    """Text for people if they have to wait for `check`; else empty."""
+    """Text for people if they have to wait for `check`; otherwise empty."""
     batch_max_parts: int = 50
     batch_max_bytes: int = 4 * 2**20
     record_max_bytes: int = 64 * 2**20
     shortens_calls: bool = False
-    """True if it cuts what is too long in a call. Else each turn is sent with its whole prompt."""
+    """True if it cuts long calls. Otherwise each turn is sent with its whole prompt."""
     connections: int = 2
     """Number of requests that it handles at a time without slowing down."""
     reads_back: bool = True
-    """True if it can be asked what it holds. Else a receipt says accepted, not verified."""
+    """True if it can be asked what it holds. Otherwise a receipt says accepted, not verified."""
     starts_slowly: bool = False
     """True if the first trajectory of an empty place must be stored before others are sent."""
 
+    @abstractmethod
     def check(self) -> None:
         """Connect, and make sure that the tracker can take records. Called before all others."""
 
+    @abstractmethod
     def place(self, run: Run, container: str | None) -> Place:
         """Find the container and the run at the tracker; make what is missing.
 
         Args:
+            run: the recorded run.
             container: an MLflow experiment or a Weave project; by default the run's project.
         """
 
+    @abstractmethod
     def expected(self, run: Run, container: str | None) -> Place:
         """Return a run's place as far as it is known without a request. Arguments as in `place`."""
 
+    @abstractmethod
     def is_empty(self, place: Place) -> bool:
         """Return whether the place is known to be empty, so that nothing need be looked up."""
 
-    def encode(
-        self, trajectory: Trajectory, place: Place, transcript: Transcript | None = None
-    ) -> Record:
+    @abstractmethod
+    def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the record, without any request.
 
         Args:
-            transcript: the trajectory in a form to read; None to send only what live tracing would
-                have written. The digest is the same.
+            trajectory: the trajectory, redacted.
+            place: where it goes.
+            transcript: its conversation, which is shown beside what live tracing writes.
         """
 
     def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> Mapping[str, Entry]:
@@ -165,6 +170,7 @@ class Target(Protocol):
         """
         return {}
 
+    @abstractmethod
     def find(self, entries: Sequence[Entry]) -> Mapping[str, bool]:
         """Ask which entries are completely there.
 
@@ -172,6 +178,7 @@ class Target(Protocol):
             For each of them, by trace id, whether it has the same digest.
         """
 
+    @abstractmethod
     def send(self, records: Sequence[Record]) -> Mapping[str, int]:
         """Send records of one place. When this returns, all of them are stored.
 
@@ -179,6 +186,7 @@ class Target(Protocol):
             The bytes sent by trace id, for records of which a part may have been enough.
         """
 
+    @abstractmethod
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read entries of one place back, in their run; return the trace ids that were found."""
 
@@ -189,6 +197,7 @@ class Target(Protocol):
         """
         return None
 
+    @abstractmethod
     def close(self) -> None:
         """Close connections, and end what was started for the upload; may be called twice.
 
@@ -196,10 +205,10 @@ class Target(Protocol):
         """
 
 
-@runtime_checkable
-class MetricsTarget(Protocol):
+class MetricsTarget(Target):
     """A target that also takes the metrics and the configuration of a run."""
 
+    @abstractmethod
     def send_metrics(self, place: Place, metrics: Sequence[Metric]) -> dict[str, str]:
         """Send values to the place's run. Sending them again changes nothing.
 
@@ -207,9 +216,11 @@ class MetricsTarget(Protocol):
             The name at the target by recorded name, where they differ.
         """
 
+    @abstractmethod
     def count_metrics(self, place: Place, names: Iterable[str]) -> dict[str, int]:
         """Read back the number of values at the target by recorded name."""
 
+    @abstractmethod
     def send_parameters(
         self, place: Place, parameters: Sequence[tuple[str, str]]
     ) -> ParametersDelivery:
@@ -227,8 +238,6 @@ class TargetOptions:
     """
     wandb_run: str | None = None
     """weave: `entity/project/run` of the W&B run to which the trajectories belong."""
-    plain: bool = False
-    """Send only what live tracing would have written, without chat messages and labels."""
 
 
 KINDS = ("mlflow", "otlp", "weave")
@@ -246,7 +255,7 @@ def open_target(kind: str, uri: str | None, options: TargetOptions | None = None
         MissingDependency: a package that the target needs is not installed.
     """
     if kind not in KINDS:
-        raise ConfigError(f"no target is called {kind!r}: choose one of {', '.join(KINDS)}")
+        raise ConfigError(f"unknown target {kind!r}: choose one of {', '.join(KINDS)}")
     try:
         return _opened(kind, uri, options or TargetOptions())
     except ModuleNotFoundError as error:

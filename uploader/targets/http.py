@@ -2,41 +2,46 @@
 
 `TryAgain`: there was no answer, or it said "later". `Refused`: the server understood, and said no.
 `UploadError`: the answer makes no sense. This module knows no routes.
+
+Answers are hostile input, limited in size and time. A server may also repeat its requests, for
+debugging, so the keys that a session sends are blotted out of every answer before it is read.
 """
 
 from __future__ import annotations
 
+import base64
+import html
+import json
+import socket
+import time
+from binascii import Error as NotBase64
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from threading import Lock
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+from weakref import WeakSet
 
 import httpx
 import msgspec
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
 from localtrace.terminal import escape_line
-from localtrace.uploader.targets.answers import (
-    AS_IT_IS,
-    decode,
-    lines_decoder,
-    read_body,
-    read_words,
-)
-from localtrace.uploader.targets.deadline import Sockets
-from localtrace.uploader.targets.secrets import secrets_sent
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 120.0
-EXCHANGE_TIMEOUT_S = 600.0
-"""Limit on a whole exchange; the time to send the body at `SLOWEST_BYTES_PER_S` comes on top."""
-SLOWEST_BYTES_PER_S = 16 * 2**10
+"""Longest wait for the next bytes of an answer."""
+WHOLE_ANSWER_TIMEOUT_S = 600.0
+ANSWER_MAX_BYTES = 64 * 2**20
+REASON_MAX_BYTES = 64 * 2**10
 PAGES_MAX = 20_000
 """Enough for ten million trajectories of one run at MLflow."""
-PAGE_TOKEN_MAX_CHARS = 8192
+SECRET_MIN_CHARS = 6
+"""Shortest secret that is blotted out: shorter ones also occur in ordinary words."""
 _LATER = frozenset({408, 425, 429})
 _NEVER = 501
-"""Status of a server that lacks what is asked for; all others from 500 on may pass."""
+"""Status of a server that lacks the feature; all others from 500 on may pass."""
 _MESSAGE_MAX_CHARS = 300
 
 T = TypeVar("T")
@@ -72,10 +77,7 @@ P = TypeVar("P", bound=Page)
 
 
 class HttpSession:
-    """Connections to one server.
-
-    The keys and passwords that it sends are removed from every answer and error that it returns.
-    """
+    """Connections to one server. Several threads may share it."""
 
     def __init__(
         self,
@@ -105,98 +107,108 @@ class HttpSession:
         if url.userinfo:
             login = login or (url.username, url.password)
         headers = dict(headers or {})
-        self._secrets = secrets_sent(url, headers, login, secrets, trust_env)
-        _refuse_unsendable(headers, url.host)
-        with _environment_explained():
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                # The value is not repeated: it may be a key.
+                raise ConfigError(
+                    f"the header {printable(name)} cannot be sent to {url.host}: take line ends "
+                    "and characters outside ASCII out of the key"
+                )
+        self._host = url.host
+        self._explain = explain
+        self._secrets = _repeated_forms(
+            [
+                *(value for name, value in headers.items() if not name.startswith("content-")),
+                *((login[1] or login[0], _base64(":".join(login))) if login else ()),
+                *url.params.values(),
+                *secrets,
+            ]
+        )
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._lock = Lock()
+        self._is_closed = False
+        try:
             self._client = httpx.Client(
                 # Without the login, which httpx would write into its log.
                 base_url=without_login(url),
                 timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-                headers=headers | AS_IT_IS,
+                # Few compressed bytes can become very many.
+                headers={**headers, "accept-encoding": "identity"},
                 auth=httpx.BasicAuth(*login) if login else None,
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 trust_env=trust_env,
             )
-        self._sockets = Sockets()
-        self._explain = explain
+        except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
+            # Without the error's text, which may hold the password of a proxy.
+            raise ConfigError(
+                f"HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE or SSL_CERT_DIR cannot be used "
+                f"({type(error).__name__}): correct it; SOCKS proxies need  pip install "
+                "'httpx[socks]'"
+            ) from None
 
     def call(self, method: str, path: str, **request: Any) -> bytes:
-        """Make one request, and return the body of a good answer as it is.
+        """Make one request, and return the body of a good answer.
 
-        Callers pass it through `words` before they show or keep any of it.
+        Raises:
+            TryAgain: no answer came, or one that says "later".
+            Refused: the server said no.
+            UploadError: the answer makes no sense.
         """
+        options = {**request, "extensions": {"trace": self._note_socket}}
         try:
-            response, body = self._exchange(method, path, request)
-        except (httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError) as error:
+            with self._client.stream(method, path, **options) as response:
+                body = self._blotted(_read(response))
+        except (httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError):
             # Paths and headers contain ids that the server chose.
             raise UploadError(
-                "a request cannot be made of what the server answered before "
-                f"({self._said(error)}): look into its log"
+                f"a request cannot be made of what {self._host} answered before: look into the "
+                "server's log"
             ) from None
         except httpx.RequestError as error:
             # Without the cause, which may contain the request and its keys.
-            said = self._said(error)
-            if "CERTIFICATE_VERIFY_FAILED" in said:
-                raise UploadError(
-                    f"{self._client.base_url.host} has a certificate that is not trusted ({said}): "
-                    "name the file of its authority's certificates in SSL_CERT_FILE"
-                ) from None
-            raise TryAgain(f"no answer ({said})") from None
-        if isinstance(body, bytes):
+            reason = self._blotted(f"{type(error).__name__}: {error}".encode())
+            raise TryAgain(f"no answer ({_text(reason)})") from None
+        if response.is_success:
             return body
-        failure = _failure(response, self.words(body))
-        explained = self._explain(failure) if isinstance(failure, Refused) else None
-        raise self._detour(response, failure) or explained or failure
+        raise self._failure(response, _text(_reason(body)))
 
-    def _exchange(
-        self, method: str, path: str, options: dict[str, Any]
-    ) -> tuple[httpx.Response, bytes | str]:
-        """Return an answer, and its body as bytes or the reason in an error answer as text."""
-        request = self._client.build_request(
-            method, path, **options, extensions={"trace": self._sockets.note}
-        )
-        size_bytes = int(request.headers.get("content-length", 0))
-        limit_s = EXCHANGE_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
-        with self._sockets.ended_after(limit_s) as is_over:
-            try:
-                response = self._client.send(request, stream=True)
-                with closing(response):
-                    body = read_body(response) if response.is_success else read_words(response)
-            except httpx.RequestError:
-                if not is_over.is_set():
-                    raise
-        if is_over.is_set():
-            raise TryAgain(f"no whole answer from {printable(path)} within {limit_s:.0f} s")
-        return response, body
-
-    def _detour(self, response: httpx.Response, failure: Exception) -> UploadError | None:
-        """Return the error for an answer that comes from something before the server, or None."""
-        host = self._client.base_url.host
+    def _failure(self, response: httpx.Response, reason: str) -> Exception:
+        status = response.status_code
+        message = f"HTTP {status}: {reason}"
         if response.has_redirect_location:
             # Without a query, which may hold somebody's key.
-            aim = self.words(response.headers["location"].partition("?")[0])
+            aim = response.headers["location"].partition("?")[0].encode("utf-8", "replace")
             return UploadError(
-                f"{host} answers HTTP {response.status_code}, a redirect to {aim}: give the "
-                "address that answers itself, or log in there"
+                f"{self._host} answers HTTP {status}, a redirect to {_text(self._blotted(aim))}: "
+                "give the address that answers itself, or log in there"
             )
-        if response.status_code == httpx.codes.PROXY_AUTHENTICATION_REQUIRED:
-            return UploadError(
-                f"the proxy before {host} wants a login ({failure}): write "
-                "http://USER:PASSWORD@HOST:PORT in HTTP_PROXY or HTTPS_PROXY"
-            )
-        return None
-
-    def words(self, text: str) -> str:
-        """Return a server's text without secrets and safe to print."""
-        return printable(self._secrets.removed_from(text))
+        if status in _LATER or (status >= 500 and status != _NEVER):
+            later = TryAgain(message)
+            later.status = status
+            seconds = response.headers.get("retry-after", "")
+            later.retry_after_s = float(seconds) if seconds.isdecimal() else None
+            return later
+        refused = Refused(message)
+        refused.status = status
+        return self._explain(refused) or refused
 
     def ask(self, answer: type[T], method: str, path: str, **request: Any) -> T:
         """Make one request, and decode its JSON answer as this type."""
-        return self._read(msgspec.json.Decoder(answer).decode, answer, method, path, request)
+        return self._decoded(msgspec.json.Decoder(answer).decode, method, path, request)
 
     def ask_lines(self, line: type[T], method: str, path: str, **request: Any) -> list[T]:
         """Make one request, and decode an answer of one JSON value per line."""
-        return self._read(lines_decoder(line), list[line], method, path, request)  # type: ignore[valid-type]
+        return self._decoded(msgspec.json.Decoder(line).decode_lines, method, path, request)
+
+    def _decoded(
+        self, decode: Callable[[bytes], T], method: str, path: str, request: dict[str, Any]
+    ) -> T:
+        try:
+            return decode(self.call(method, path, **request))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UploadError(
+                f"{path} did not answer as expected ({error}): check that the uri is right"
+            ) from error
 
     def ask_pages(
         self, answer: type[P], method: str, path: str, query: Mapping[str, Any]
@@ -204,79 +216,132 @@ class HttpSession:
         """Yield the pages of an answer until the server names no next one.
 
         Args:
+            answer: type of a page.
+            method: the HTTP method.
+            path: the route.
             query: the body of the first request, or its parameters for GET.
 
         Raises:
             UploadError: the pages do not end.
         """
         place = "params" if method == "GET" else "json"
-        seen: set[str] = set()
-        token = ""
-        while len(seen) < PAGES_MAX:
-            asked = {**query, **({"page_token": token} if token else {})}
-            page = self.ask(answer, method, path, **{place: asked})
+        more: dict[str, str] = {}
+        for _ in range(PAGES_MAX):
+            page = self.ask(answer, method, path, **{place: {**query, **more}})
             yield page
-            token = page.next_page_token
-            if not token:
+            if not page.next_page_token:
                 return
-            if token in seen or len(token) > PAGE_TOKEN_MAX_CHARS:
-                break
-            seen.add(token)
+            more = {"page_token": page.next_page_token}
         raise UploadError(
             f"{path} answers with pages that do not end: look into the server's log, or upgrade it"
         )
 
-    def _read(
-        self, decoder: Callable[[bytes], T], kind: type[T], method: str, path: str, request: Any
-    ) -> T:
-        value = decode(decoder, self.call(method, path, **request), path)
-        if not self._secrets.are_in(msgspec.json.encode(value).decode()):
-            return value
-        return msgspec.convert(self._secrets.removed_from_all(msgspec.to_builtins(value)), kind)
-
-    def _said(self, error: Exception) -> str:
-        return self.words(f"{type(error).__name__}: {error}")
-
     def close(self) -> None:
         """Close all connections, also those on which other threads wait for an answer."""
-        self._sockets.close()
+        with self._lock:
+            self._is_closed = True
+            for opened in self._sockets:
+                _shut_down(opened)
         self._client.close()
 
+    def _note_socket(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember a socket that was opened. httpcore calls this as its extension `trace`."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            opened = info["return_value"].get_extra_info("socket")
+            with self._lock:
+                self._sockets.add(opened)
+                if self._is_closed:
+                    _shut_down(opened)
 
-@contextmanager
-def _environment_explained() -> Iterator[None]:
-    """Say which variable of the environment to correct. Its value may hold a password."""
-    proxies = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
-    try:
-        yield
-    except ImportError:
-        raise ConfigError(
-            f"{proxies} names a SOCKS proxy: run  pip install 'httpx[socks]', or add the server's "
-            "name to NO_PROXY"
-        ) from None
-    except (ValueError, httpx.InvalidURL):
-        raise ConfigError(f"{proxies} names no proxy: write http://HOST:PORT") from None
-    except OSError as error:
-        raise ConfigError(
-            f"the certificates named by SSL_CERT_FILE or SSL_CERT_DIR cannot be read "
-            f"({error.strerror or error}): correct the variable"
-        ) from None
+    def _blotted(self, body: bytes) -> bytes:
+        # Of the same length, so that Protocol Buffers stay valid.
+        for form in self._secrets:
+            body = body.replace(form, b"*" * len(form))
+        return body
 
 
-def _refuse_unsendable(headers: Mapping[str, str], host: str) -> None:
-    for name, value in headers.items():
-        if not (value.isascii() and value.isprintable()):
-            # The value is not repeated: it may be a key.
-            raise ConfigError(
-                f"the header {printable(name)} cannot be sent to {host}: take line ends "
-                "and characters outside ASCII out of the key"
+def _shut_down(opened: socket.socket) -> None:
+    with suppress(OSError):
+        # The method of TLS sockets would discard TLS state that another thread uses.
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+
+def _read(response: httpx.Response) -> bytes:
+    """Read the body of a good answer, or the beginning of the body of any other."""
+    is_good = response.is_success
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        if not is_good:
+            return b"its reason is compressed, although accept-encoding: identity was sent"
+        raise UploadError(
+            f"{response.url.path} answered with content-encoding: {printable(encoding)}, although "
+            "accept-encoding: identity was sent: switch compression off, at the server or at the "
+            "proxy before it (nginx: gzip off)"
+        )
+    body = bytearray()
+    give_up = time.monotonic() + WHOLE_ANSWER_TIMEOUT_S
+    for chunk in response.iter_raw():
+        body += chunk
+        if not is_good and len(body) > REASON_MAX_BYTES:
+            break
+        if len(body) > ANSWER_MAX_BYTES:
+            raise UploadError(
+                f"{response.url.path} answered more than {ANSWER_MAX_BYTES} bytes: check that the "
+                "uri is right"
             )
+        if time.monotonic() > give_up:
+            raise httpx.ReadTimeout(f"no whole answer within {WHOLE_ANSWER_TIMEOUT_S:.0f} s")
+    return bytes(body)
+
+
+def _reason(body: bytes) -> bytes:
+    """Return the reason in an error answer: one of the usual JSON fields, otherwise all of it."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    for name in ("message", "detail", "reason"):
+        if (value := bytes(fields.get(name, b""))) not in (b"", b"null", b'""', b"[]", b"{}"):
+            return value
+    return body
+
+
+def _text(words: bytes) -> str:
+    """Return a server's words as one short line without control characters."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return printable(msgspec.json.decode(words, type=str))
+    return printable(words.decode("utf-8", "replace"))
+
+
+def _repeated_forms(secrets: Iterable[str]) -> list[bytes]:
+    """Return the forms in which servers repeat what they were sent, the longest first.
+
+    Of headers such as `Bearer KEY` the last word counts too, and of a Basic login its parts.
+    """
+    words: set[str] = set()
+    for secret in secrets:
+        last = secret.rpartition(" ")[2]
+        words |= {secret, last}
+        with suppress(NotBase64, ValueError):
+            words |= set(base64.b64decode(last, validate=True).decode().split(":", 1))
+    forms = {
+        form
+        for word in words
+        if len(word) >= SECRET_MIN_CHARS
+        for form in (word, quote(word, safe=""), json.dumps(word)[1:-1], html.escape(word))
+    }
+    return sorted((form.encode("utf-8", "replace") for form in forms), key=len, reverse=True)
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
 
 
 def http_url(uri: str, what: str) -> httpx.URL:
     """Parse the address of a server.
 
     Args:
+        uri: the address.
         what: description and example of the address, for the error.
 
     Raises:
@@ -287,7 +352,7 @@ def http_url(uri: str, what: str) -> httpx.URL:
     except httpx.InvalidURL:
         url = httpx.URL()
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"this is no {what}")
+        raise ConfigError(f"not a valid {what}")
     return url
 
 
@@ -299,15 +364,3 @@ def without_login(url: httpx.URL) -> httpx.URL:
 def printable(text: str) -> str:
     """Return a server's text as one short line without control characters."""
     return escape_line(" ".join(text[:_MESSAGE_MAX_CHARS].split()))
-
-
-def _failure(response: httpx.Response, reason: str) -> TryAgain | Refused:
-    status = response.status_code
-    said = f"HTTP {status}: {reason}"
-    later = status in _LATER or (status >= 500 and status != _NEVER)
-    failure = TryAgain(said) if later else Refused(said)
-    failure.status = status
-    if isinstance(failure, TryAgain):
-        seconds = response.headers.get("retry-after", "")
-        failure.retry_after_s = float(seconds) if seconds.isdecimal() else None
-    return failure

@@ -23,10 +23,10 @@ from localtrace.types import Run, Trajectory
 from localtrace.uploader.targets import (
     Entry,
     Metric,
+    MetricsTarget,
     ParametersDelivery,
     Place,
     Record,
-    Target,
     mlflow_metrics,
     mlflow_parameters,
     mlflow_places,
@@ -37,6 +37,7 @@ from localtrace.uploader.targets.http import (
     Refused,
     TryAgain,
     http_url,
+    printable,
     without_login,
 )
 from localtrace.uploader.targets.mlflow_answers import (
@@ -55,7 +56,7 @@ SEARCH_MAX = 500
 _URI = "MLflow uri (--uri or MLFLOW_TRACKING_URI): give http://HOST:PORT or sqlite:///FILE.db"
 
 
-class MlflowTarget(Target):
+class MlflowTarget(MetricsTarget):
     """An MLflow server, or an SQLite file for which a server is started."""
 
     kind = "mlflow"
@@ -99,7 +100,7 @@ class MlflowTarget(Target):
             raise TargetUnavailable(
                 f"no MLflow server at {self.uri}: {error}; start it, or correct the uri"
             ) from error
-        version = self._http.words(answer)
+        version = printable(answer)
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers is None:
             raise UploadError(f"{self.uri} is not an MLflow server: check the uri")
@@ -141,9 +142,7 @@ class MlflowTarget(Target):
         """Return whether the run has no trajectory yet."""
         return not next(self._pages(place), [])
 
-    def encode(
-        self, trajectory: Trajectory, place: Place, transcript: Transcript | None = None
-    ) -> Record:
+    def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the record: spans with tags, and the assessments."""
         return encode(trajectory, place, assessments=self._assessments, transcript=transcript)
 

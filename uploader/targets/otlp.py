@@ -101,9 +101,7 @@ class OtlpTarget(Target):
         """Return True: nothing can be looked up anyway."""
         return True
 
-    def encode(
-        self, trajectory: Trajectory, place: Place, transcript: Transcript | None = None
-    ) -> Record:
+    def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the record: spans with OpenTelemetry's attribute names."""
         return encode(trajectory, place, transcript, for_langfuse=self._is_langfuse)
 
@@ -124,7 +122,7 @@ class OtlpTarget(Target):
                 raise Doubtful(str(error)) from error
             raise
         rejected, message = _partial_success(body)
-        message = self._http.words(message)
+        message = printable(message)
         if rejected:
             raise TargetRejected(f"{rejected} spans were refused: {message or 'no reason given'}")
         if message:

@@ -151,9 +151,7 @@ class WeaveTarget(Target):
         """Return whether the project has no call at all."""
         return self._reading.is_empty(place)
 
-    def encode(
-        self, trajectory: Trajectory, place: Place, transcript: Transcript | None = None
-    ) -> Record:
+    def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the calls, with the trajectory's own call last, and the feedback."""
         record = encode(trajectory, place, transcript)
         where = (trajectory, place, record.entry.remote_id)
@@ -161,7 +159,7 @@ class WeaveTarget(Target):
             record,
             [
                 *(of_reward(*where) if self._assessments else ()),
-                *(of_labels(*where) if transcript is not None else ()),
+                *of_labels(*where),
             ],
         )
 
