@@ -32,7 +32,7 @@ class StoreBusy(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The path holds something else than a store, or a store of a newer format."""
+    """The path holds something else than a store, or a store of another format version."""
 
 
 class NotAFile(StoreFormatError):

@@ -7,11 +7,32 @@ checked against this module.
 
 from __future__ import annotations
 
+from localtrace.errors import StoreFormatError
 from localtrace.table_schema import Column as Column
 from localtrace.table_schema import TableSchema as TableSchema
 
-FORMAT_VERSION = 5
-"""Version of journals and tables; a reader refuses a higher one, and reads every lower one."""
+FORMAT_VERSION = 6
+"""Version of journals and tables, which their file names begin with; the first that is supported.
+
+From the first release on, a reader accepts every earlier one from 6 on.
+"""
+
+
+def refuse_other_version(place: object, version: int) -> None:
+    """Refuse a store or a file that this localtrace does not read.
+
+    Raises:
+        StoreFormatError: it has another version; the message says what to do.
+    """
+    if version > FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{place} was made by a newer localtrace (format {version}): upgrade localtrace"
+        )
+    if version < FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{place} was made by a localtrace before the first release (format {version}): record "
+            "again, or read it with that version"
+        )
 
 
 _RUN = (
@@ -41,9 +62,9 @@ RUNS = TableSchema(
         Column("host", "string", "host name"),
         Column("pid", "int64", "process id"),
         Column("worker", "string", "name of the worker, when it was given"),
-        Column("node_id", "string", "Ray's id of the node, hex; null outside of Ray", since=2),
-        Column("actor_id", "string", "Ray's id of the actor, hex; null where it is none", since=2),
-        Column("job_id", "string", "Ray's id of the job, hex; null outside of Ray", since=2),
+        Column("node_id", "string", "Ray's id of the node, hex; null outside of Ray"),
+        Column("actor_id", "string", "Ray's id of the actor, hex; null where it is none"),
+        Column("job_id", "string", "Ray's id of the job, hex; null outside of Ray"),
         Column("command", "string", "command line of the process"),
         Column("config", "string", "the run's configuration as tagged JSON, secrets left out"),
         Column("versions", "string", "versions of Python and of known packages, JSON object"),
@@ -67,8 +88,8 @@ _FOLDED = tuple(
     column
     for name, kind in FOLDED_TYPES.items()
     for column in (
-        Column(f"newest_{name}", kind, f"the newest outcome `{name}`, once folded", since=5),
-        Column(f"newest_{name}_place", "string", "its place; see Compaction", since=5),
+        Column(f"newest_{name}", kind, f"the newest outcome `{name}`, once folded"),
+        Column(f"newest_{name}_place", "string", "its place; see Compaction"),
     )
 )
 FOLDED_COLUMNS = tuple(column.name for column in _FOLDED)
@@ -89,7 +110,6 @@ TRAJECTORIES = TableSchema(
             "prompt_hash",
             "string",
             "identity of the first turn's prompt, 32 hex digits; null: no turn, or unknown",
-            since=2,
         ),
         Column("status", "string", "ok, error, cancelled, interrupted or dropped"),
         Column("error", "string", "exception type and message, or the reason of a drop"),
@@ -105,7 +125,7 @@ TRAJECTORIES = TableSchema(
             "tokens generated in all turns, as far as their masks say so; null: no turn has ids",
         ),
         Column("attributes", "string", "everything else set on the trajectory, tagged JSON object"),
-        Column("spans_pruned", "string", "when and why its calls were pruned; else null", since=5),
+        Column("spans_pruned", "string", "when and why its calls were pruned; else null"),
         *_FOLDED,
         Column("host", "string", "host name of the recording process"),
         Column("pid", "int64", "process id of the recording process"),
@@ -140,31 +160,24 @@ SPANS = TableSchema(
             "kind",
             "string",
             "generation, tool, reward, agent or other, where the recording code says it; else null",
-            since=3,
         ),
         Column(
-            "has_turns",
-            "bool",
-            "true where the same process made turns inside the call; else null",
-            since=3,
+            "has_turns", "bool", "true where the same process made turns inside the call; else null"
         ),
         Column(
             "is_async",
             "bool",
             "whether a coroutine function was called, where the recording code says it; else null",
-            since=3,
         ),
         Column(
             "batch_size",
             "int64",
             "how many generations the call made, each of which has a row of its own; else null",
-            since=3,
         ),
         Column(
             "batch_index",
             "int64",
             "of one of several generations of a call, its place among them; parent_id is the call",
-            since=3,
         ),
         Column("prompt_name", "string", "name of the argument that held the prompt ids"),
         Column("prompt_tokens", "int64", "length of the whole prompt, in tokens"),
@@ -195,7 +208,6 @@ SPANS = TableSchema(
             "logprobs_rest",
             "list<int32>",
             "what floats round off output_logprobs, in units in the last place of a double",
-            since=4,
         ),
         Column("mask_name", "string", "name of the result's field that held the response mask"),
         Column("response_mask", "list<int8>", "1 where a token was generated by the model"),
@@ -212,7 +224,6 @@ SPANS = TableSchema(
             "string",
             "what a turn generated, where that is more than text: JSON object with role, content, "
             "reasoning and tool_calls",
-            since=3,
         ),
         Column("finish_reason", "string", "why the generation stopped"),
         Column(
@@ -297,7 +308,6 @@ UPLOADS = TableSchema(
             "checked_at",
             "timestamp",
             "when the tracker was asked, with `--check`; null: `verified` is the receipt's claim",
-            since=4,
         ),
         Column("reason", "string", "why it is not there"),
         Column("digest", "string", "sha256 of what the tracker holds"),

@@ -18,8 +18,6 @@ class Column:
     type: str
     """string, int32, int64, double, bool, timestamp, list<int32>, list<int8> or list<float>."""
     about: str
-    since: int = 1
-    """The format version that introduced it; null in rows that an older version wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +35,11 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
     @cache  # noqa: B019  (five module-level instances, alive as long as the process)
-    def arrow(self, version: int | None = None) -> pa.Schema:
-        """Return the Arrow schema in a format version, or the newest; partition columns too."""
+    def arrow(self) -> pa.Schema:
+        """Return the Arrow schema, partition columns included."""
         import pyarrow as pa
 
-        return pa.schema(
-            [
-                (column.name, _arrow_type(column.type))
-                for column in self.columns
-                if version is None or column.since <= version
-            ]
-        )
+        return pa.schema([(column.name, _arrow_type(column.type)) for column in self.columns])
 
     @cache  # noqa: B019
     def file_arrow(self) -> pa.Schema:

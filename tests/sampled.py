@@ -69,7 +69,7 @@ def rotate(store: Path) -> None:
 def _live(store: Path) -> Iterator[list[bytes]]:
     for file, status in list_journals([store / "journals"]):
         if status is JournalStatus.LIVE:
-            yield read_frames(read_journal(file), file.marker).payloads
+            yield read_frames(read_journal(file), file.name.marker).payloads
 
 
 def _holds_records(payloads: list[bytes]) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,14 +19,13 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.cluster.folder_store import Source, SurveyedFile
-from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
-from localtrace.schema import FORMAT_VERSION, TableSchema
+from localtrace.errors import StoreError, StoreUnwritable
+from localtrace.schema import TableSchema, refuse_other_version
 from localtrace.store.files import exclusive, is_file, make_folder, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.gathered_rows import row_ranges, rows_after
 from localtrace.store.tables.parquet_files import (
     WrittenFile,
-    conformed,
     file_name,
     partition_folder,
     partition_values,
@@ -141,11 +139,7 @@ class Staging:
                 f"{self._source.place} names a table file {file.path!r}, as localtrace names none: "
                 "it is not gathered"
             )
-        if int(match[1]) > FORMAT_VERSION:
-            raise StoreFormatError(
-                f"{self._source.place} has files of format {match[1]}, this localtrace reads up to "
-                f"{FORMAT_VERSION}: upgrade localtrace"
-            )
+        refuse_other_version(f"{self._source.place}: the table file {file.path}", int(match[1]))
         return self.folder / schema.name / name
 
     def _check(self, path: Path, schema: TableSchema, file: SurveyedFile) -> None:
@@ -161,9 +155,7 @@ class Staging:
                 f"{self._source.place}/tables/{schema.name}/{file.path} cannot be read "
                 f"({str(error).splitlines()[0]}): it is not gathered; restore it, or copy it again"
             ) from error
-        version = int(path.name[1:].partition("-")[0])
-        wanted = [one for one in schema.arrow(version) if one.name not in schema.partitions]
-        if not columns.equals(pa.schema(wanted)) or row_ranges(path) != file.ranges:
+        if not columns.equals(schema.file_arrow()) or row_ranges(path) != file.ranges:
             raise StoreError(
                 f"{self._source.place}/tables/{schema.name}/{file.path} has other columns, or rows "
                 "of other processes, than it should: it is not gathered"
@@ -182,8 +174,7 @@ class Staging:
         """
         staged, folder = self._path(schema, file), self._folder(schema, file)
         is_new = all(low > here[writer_id] for writer_id, (low, _) in file.ranges.items())
-        name = f"{staged.name.partition('-')[0]}-{uuid.uuid4().hex}.parquet"
-        path = self._into.table(schema.name) / folder / (name if is_new else file_name())
+        path = self._into.table(schema.name) / folder / file_name()
         make_folder(self._into.root, path.parent)
         if is_new:
             os.utime(staged)  # else it could pass for an unfinished file that was left long ago
@@ -243,9 +234,9 @@ def _row_count(path: Path) -> int:
 
 
 def _new_rows(path: Path, schema: TableSchema, here: Mapping[str, int]) -> Iterator[pa.Table]:
-    """Yield the new rows of a file, in the columns of the newest format version."""
+    """Yield the new rows of a file."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_BATCH_ROWS):
-            yield conformed(rows_after(pa.Table.from_batches([batch]), here), schema)
+            yield rows_after(pa.Table.from_batches([batch]), here)

@@ -291,10 +291,7 @@ def _without(rows: pa.Table, ids: pa.Array) -> pa.Table:
 
 
 def _unmarked(rows: pa.Table, ids: pa.Array) -> pa.ChunkedArray:
-    chosen = _chosen(rows, ids)
-    if "spans_pruned" not in rows.column_names:  # a file of an older format version
-        return chosen
-    return pc.and_(chosen, pc.is_null(rows["spans_pruned"]))
+    return pc.and_(_chosen(rows, ids), pc.is_null(rows["spans_pruned"]))
 
 
 def _marked(rows: pa.Table, ids: pa.Array, intent: Intent) -> pa.Table:

@@ -69,7 +69,7 @@ def verify(layout: StoreLayout, progress: Callable[[int, int], None] | None = No
     for file, status in list_journals(folders.own):
         report.journals += 1
         with contextlib.suppress(FileNotFoundError):  # sealed meanwhile
-            frames = read_frames(read_journal(file), file.marker)
+            frames = read_frames(read_journal(file), file.name.marker)
             if frames.damaged:
                 report.problems.append(
                     f"{file.path}: {len(frames.damaged)} damaged places; the rest is readable "

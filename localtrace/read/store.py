@@ -341,7 +341,7 @@ def open_store(
 
     Raises:
         StoreNotFound: a path, or every folder that matches a pattern, holds no store.
-        StoreFormatError: a folder is not a store, or is a store of a newer format.
+        StoreFormatError: a folder is not a store, or is a store of another format version.
         BundleError: a bundle is incomplete, damaged or hostile.
     """
     layouts = find_stores([path, *more_paths])

@@ -7,8 +7,6 @@ This module writes SQL text and runs none.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import StoreError
 from localtrace.read.copies import rows_once
-from localtrace.schema import FORMAT_VERSION, OUTCOMES, TABLES, UPLOADS, TableSchema
+from localtrace.schema import OUTCOMES, TABLES, UPLOADS, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from localtrace.store.tables.snapshot import Copies, Snapshot
 
 _PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
-_VERSION = re.compile(r"v\d+-")
 
 
 def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
@@ -70,13 +67,11 @@ def _uploads(snapshots: Sequence[Snapshot]) -> str:
     columns = listed(UPLOADS.column_names)
     select = f"select {columns} from {_unsealed(UPLOADS)}"
     if receipts:
-        # Receipts of older versions lack columns, and no name tells which.
-        files = f"read_parquet({list_literal(receipts)}, union_by_name = true)"
-        select = f"select {columns} from ({select} union all by name select * from {files})"
+        select += f" union all select {columns} from read_parquet({list_literal(receipts)})"
     if len(snapshots) > 1:
         # Each of them may have got the same receipt, and knows where its own trajectories went.
-        select += (
-            " qualify row_number() over (partition by upload_id, trace_id "
+        select = (
+            f"select * from ({select}) qualify row_number() over (partition by upload_id, trace_id "
             "order by container is null, run is null) = 1"
         )
     return select
@@ -87,38 +82,23 @@ def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
 
 
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
-    """Return sealed and unsealed rows; columns that an older format version lacks are null."""
     files = snapshot.files[table.name]
     if snapshot.partitioned:
         _refuse_misleading_path(table, files)
+    parts = [] if _is_sealed(snapshot, table) else [_unsealed(table, number)]
+    if files:
+        parts.append(_sealed(table, files, snapshot.partitioned))
     columns = listed(table.column_names)
-    # DuckDB takes the columns of the first file for those of all, so each version is read apart.
-    parts = [
-        f"select * from {_sealed(table, same, snapshot.partitioned)}"
-        for same in _by_version(files).values()
-    ]
-    if not _is_sealed(snapshot, table):
-        parts.insert(0, f"select {columns} from {_unsealed(table, number)}")
-    return f"select {columns} from ({' union all by name '.join(parts)})"
+    return " union all ".join(f"select {columns} from {part}" for part in parts)
 
 
 def _is_sealed(snapshot: Snapshot, table: TableSchema) -> bool:
-    """Return whether the files hold all rows and all columns: DuckDB plans a union for longer."""
-    versions = _by_version(snapshot.files[table.name]).keys()
-    return snapshot.pending[table.name].num_rows == 0 and versions == {f"v{FORMAT_VERSION}-"}
+    """Return whether the files hold all rows: DuckDB plans a union for longer."""
+    return snapshot.pending[table.name].num_rows == 0 and bool(snapshot.files[table.name])
 
 
 def _unsealed(table: TableSchema, number: int = 0) -> str:
     return f"unsealed_{table.name}_{number}" if number else f"unsealed_{table.name}"
-
-
-def _by_version(files: Sequence[str]) -> dict[str | None, list[str]]:
-    """Return files by the format version at the beginning of their names."""
-    versions: dict[str | None, list[str]] = {}
-    for path in files:
-        version = _VERSION.match(os.path.basename(path))
-        versions.setdefault(version and version[0], []).append(path)
-    return versions
 
 
 def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:

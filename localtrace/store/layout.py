@@ -12,13 +12,12 @@ from typing import Annotated
 import msgspec
 
 from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
-from localtrace.schema import FORMAT_VERSION, TABLES
+from localtrace.schema import FORMAT_VERSION, TABLES, refuse_other_version
 from localtrace.store.addresses import refuse_address
 from localtrace.store.bundle import Bag, open_bundle
 from localtrace.store.files import (
     explained,
     probe_write,
-    put_file,
     read_json,
     refuse_other_than_folder,
     sync,
@@ -130,7 +129,7 @@ def open_layout(path: str | Path) -> StoreLayout:
 
     Raises:
         StoreNotFound: nothing is there.
-        StoreFormatError: it is something else, a store of a newer format, or at a path that cannot
+        StoreFormatError: it is something else, of another format version, or at a path that cannot
             be that of a store.
         NotAFolder: one of its folders is a link.
         BundleError: it is a bundle that is incomplete, damaged or hostile.
@@ -151,11 +150,7 @@ def open_layout(path: str | Path) -> StoreLayout:
         raise StoreNotFound(
             f"no store at {root}: expected {meta_path}; name the folder that holds it"
         ) from None
-    if meta.format_version > FORMAT_VERSION:
-        raise StoreFormatError(
-            f"the store at {root} has format {meta.format_version}, this localtrace reads up to "
-            f"{FORMAT_VERSION}: upgrade localtrace"
-        )
+    refuse_other_version(root, meta.format_version)
     if not layout.bags:
         for name in _FOLDERS:
             refuse_other_than_folder(root / name)
@@ -178,8 +173,8 @@ def create_layout(path: Path) -> StoreLayout:
     Several processes may call this at once: the first one that links its file wins.
 
     Raises:
-        StoreFormatError: the folder holds something else, or a store of a newer format, or its
-            path cannot be that of a store.
+        StoreFormatError: the folder holds something else, or a store of another format version, or
+            its path cannot be that of a store.
         StoreUnwritable: the folder cannot be made or written.
     """
     layout = StoreLayout(path)
@@ -191,22 +186,11 @@ def create_layout(path: Path) -> StoreLayout:
                 _write_meta(layout)
             layout = open_layout(path)
             layout.refuse_bundle()
-            raise_version(layout)
             layout.journals.mkdir(exist_ok=True)
             probe_write(layout.journals)
         except FileExistsError:
             raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
     return layout
-
-
-def raise_version(layout: StoreLayout) -> None:
-    """Set the version in localtrace.json to this one, before any file of it is written."""
-    with contextlib.suppress(FileNotFoundError):  # it is being made, or was deleted
-        meta = read_meta(layout)
-        if meta.format_version < FORMAT_VERSION:
-            put_file(
-                layout.meta, meta_text(msgspec.structs.replace(meta, format_version=FORMAT_VERSION))
-            )
 
 
 def meta_text(meta: StoreMeta) -> bytes:

@@ -30,7 +30,7 @@ def find_stores(paths: Iterable[str | Path]) -> list[StoreLayout]:
 
     Raises:
         StoreNotFound: a path holds no store, or no folder that matches a pattern does.
-        StoreFormatError: a path holds something else, or a store of a newer format.
+        StoreFormatError: a path holds something else, or a store of another format version.
         BundleError: one is a bundle that is incomplete, damaged or hostile.
     """
     found: dict[str, StoreLayout] = {}

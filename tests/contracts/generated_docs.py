@@ -17,7 +17,7 @@ from localtrace.read import view_columns
 from localtrace.read.named_queries import load_queries
 from localtrace.record import config
 from localtrace.record.settings import MIB, HookSettings, Settings, UploaderSettings
-from localtrace.schema import TABLES, UPLOADS, Column, TableSchema
+from localtrace.schema import TABLES, UPLOADS, TableSchema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,15 +39,8 @@ def uploads() -> str:
 
 
 def _columns_of(table: TableSchema) -> str:
-    rows = [
-        f"| `{column.name}` | {column.type} | {column.about}{_since(column)} |"
-        for column in table.columns
-    ]
+    rows = [f"| `{column.name}` | {column.type} | {column.about} |" for column in table.columns]
     return "\n".join(["| column | type | what it holds |\n|---|---|---|", *rows])
-
-
-def _since(column: Column) -> str:
-    return f" (since version {column.since})" if column.since > 1 else ""
 
 
 def settings() -> str:

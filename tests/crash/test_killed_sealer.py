@@ -27,7 +27,6 @@ from tests.crash.moments import different, killed_before, named
 from tests.crash.rollouts import record_one, roll_out
 from tests.environment import soaks
 
-OLD_STORE = Path(__file__).parents[1] / "data" / "format-1" / "store"
 STEPS = {
     "before healing a log": "localtrace.store.sealing.seal.heal_log",
     "before writing files": "localtrace.store.sealing.seal.write_files",
@@ -38,7 +37,6 @@ STEPS = {
     "before removing leftovers": "localtrace.store.sealing.seal.leftovers",
     "before a checkpoint": "localtrace.store.sealing.seal.trim_log",
 }
-OLD_STEPS = {**STEPS, "before adding columns": "deltalake.table.TableAlterer.add_columns"}
 CALLS = (0, 1, 3, 9, 27)
 """The calls of each step before which sealers are killed; all by `make soak`."""
 
@@ -68,12 +66,6 @@ def killed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return killed_before(STEPS, prepared, tmp_path_factory.mktemp("killed"), seal_store)
 
 
-@pytest.fixture(scope="module")
-def killed_old(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """The same of a store of format 1."""
-    return killed_before(OLD_STEPS, OLD_STORE, tmp_path_factory.mktemp("killed-old"), seal_store)
-
-
 @pytest.fixture
 def committed(killed: dict[str, list[Path]]) -> Path:
     """The same store after a sealer that committed everything and deleted no journal."""
@@ -83,35 +75,11 @@ def committed(killed: dict[str, list[Path]]) -> Path:
 def test_a_sealer_killed_at_any_step_loses_and_doubles_nothing(
     prepared: Path, killed: dict[str, list[Path]], tmp_path: Path
 ) -> None:
-    check_any(killed, contents(prepared), tmp_path)
-
-
-def test_a_sealer_killed_while_it_goes_on_with_an_older_store_loses_and_doubles_nothing(
-    killed_old: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    check_any(killed_old, contents(OLD_STORE), tmp_path)
-
-
-def check_any(killed: dict[str, list[Path]], wanted: dict[str, list[str]], folder: Path) -> None:
-    """A reader sees everything once, and so it is when another sealer has gone on."""
+    wanted = contents(prepared)
     for left in different(killed, CALLS):
-        store = simulate_crash(left, folder / left.name)
+        store = simulate_crash(left, tmp_path / left.name)
         assert contents(store) == wanted, f"{named(killed, left)}: a reader"
         assert sealed_contents(store) == wanted, named(killed, left)
-
-
-def test_columns_that_were_added_by_a_torn_log_entry_are_added_again(
-    killed_old: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    wanted = contents(OLD_STORE)
-    (left, *_) = killed_old["before adding files to a table"]
-    changed = simulate_crash(left, tmp_path / "changed")
-    (entry,) = changed.glob("tables/runs/_delta_log/*2.json")
-    for name, torn in _cuts(entry.read_bytes()).items():
-        entry.write_bytes(torn)
-        copy = simulate_crash(changed, tmp_path / name)
-        assert sealed_contents(copy) == wanted, name
-        assert len(list(copy.glob("quarantine/runs-*"))) == 1, name
 
 
 def test_files_of_an_unfinished_commit_are_put_aside_by_recover(

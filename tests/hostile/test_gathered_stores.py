@@ -15,6 +15,7 @@ import pytest
 from localtrace.cluster.gather import gather
 from localtrace.maintain.verify import verify
 from localtrace.store.layout import create_layout
+from tests.bundled import bundle
 from tests.crash.found import contents
 from tests.gathered import node
 
@@ -184,8 +185,8 @@ def test_names_of_tokenizers_and_receipts_cannot_lead_anywhere(good: Path, tmp_p
 
 
 def test_a_bundle_and_the_store_itself_are_no_sources(good: Path, tmp_path: Path) -> None:
-    bundle = Path(__file__).parents[1] / "data" / "format-1" / "bundle"
+    carried = bundle(good, tmp_path / "bundle").path
     into = create_layout(tmp_path / "all")
-    report = gather([bundle, into.root], into)
+    report = gather([carried, into.root], into)
     assert ["--store" in problem for problem in report.problems] == [True, False]
     assert report.stores == 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import localtrace
 from localtrace.read.store import open_store
 from localtrace.store.journal import frames as splitting
-from localtrace.store.journal.frames import OLD_MARKER, frame, marker_of, read_frames
+from localtrace.store.journal.frames import frame, marker_of, read_frames
 from localtrace.store.journal.journal_files import (
     JournalName,
     JournalStatus,
@@ -58,7 +58,7 @@ def fakes(markers: Sequence[bytes]) -> bytes:
 
 @localtrace.op
 def read_file(name: str) -> bytes:
-    return b"x" * 5000 + fakes([OLD_MARKER, marker_of(f"{WRITER}-0")])
+    return b"x" * 5000 + fakes([marker_of(f"{WRITER}-0")])
 
 
 # -- recorded bytes that look like frames --------------------------------------------------
@@ -97,7 +97,7 @@ def test_recorded_bytes_never_become_a_trajectory(crashed: Path) -> None:
     ((file, _),) = list_journals([crashed / "journals"])
     whole = read_journal(file)
     for start, stop in holes(len(whole)):
-        _, rows = read(whole[:start] + bytes(stop - start) + whole[stop:], file.marker)
+        _, rows = read(whole[:start] + bytes(stop - start) + whole[stop:], file.name.marker)
         assert FAKE.hex() not in rows["trajectories"]["trace_id"].to_pylist()
 
 
@@ -126,11 +126,9 @@ def test_a_journal_of_a_writer_recorded_in_its_next_one_adds_nothing(tmp_path: P
 LENGTHS = [2**20, 2**21, 4 * 2**20 - 100, 0, 1]
 
 
-@pytest.mark.parametrize("marker", [OLD_MARKER, marker_of(f"{WRITER}-0")])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_looking_for_the_next_frame_is_linear(
-    marker: bytes, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_for_the_next_frame_is_linear(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = marker_of(f"{WRITER}-0")
     planted = marker + length.to_bytes(4, "little") + b"\1\2\3\4"
     data = planted * (4 * 2**20 // len(planted))
     summed = 0
@@ -159,9 +157,10 @@ def test_what_is_left_when_the_search_is_given_up_is_damage(
 ) -> None:
     monkeypatch.setattr(splitting, "_SEARCH_MIN_BYTES", 1000)
     monkeypatch.setattr(splitting, "_SEARCHES_MAX", 0)
-    planted = (OLD_MARKER + (400).to_bytes(4, "little") + b"\1\2\3\4") * 100
-    planted += framed(1, 0, OLD_MARKER)
-    frames = read_frames(planted, OLD_MARKER)
+    marker = marker_of(f"{WRITER}-0")
+    planted = (marker + (400).to_bytes(4, "little") + b"\1\2\3\4") * 100
+    planted += framed(1, 0, marker)
+    frames = read_frames(planted, marker)
     assert (frames.payloads, frames.damaged, frames.tail_start) == ([], [(0, len(planted))], None)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from localtrace.store.files import is_locked
 from localtrace.store.journal import frames as splitting
-from localtrace.store.journal.frames import FRAME_BYTES, OLD_MARKER, Frames, frame
+from localtrace.store.journal.frames import FRAME_BYTES, Frames, frame
 from localtrace.store.journal.journal_files import (
     JournalName,
     JournalStatus,
@@ -32,22 +32,19 @@ NAME = JournalName("0123456789abcdef", 0)
 payloads = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 
 
-MARKERS = st.sampled_from([NAME.marker, OLD_MARKER])
+def framed(payload: bytes) -> bytes:
+    return frame([payload], NAME.marker) + payload
 
 
-def framed(payload: bytes, marker: bytes = NAME.marker) -> bytes:
-    return frame([payload], marker) + payload
+def read_frames(data: bytes) -> Frames:
+    return splitting.read_frames(data, NAME.marker)
 
 
-def read_frames(data: bytes, marker: bytes = NAME.marker) -> Frames:
-    return splitting.read_frames(data, marker)
-
-
-def journal_of(items: Sequence[bytes], marker: bytes = NAME.marker) -> tuple[bytes, list[int]]:
+def journal_of(items: Sequence[bytes]) -> tuple[bytes, list[int]]:
     """The bytes of a journal, and where each frame ends."""
     data, ends = b"", []
     for item in items:
-        data += framed(item, marker)
+        data += framed(item)
         ends.append(len(data))
     return data, ends
 
@@ -56,9 +53,9 @@ def journal_of(items: Sequence[bytes], marker: bytes = NAME.marker) -> tuple[byt
 
 
 @settings(deadline=None)
-@given(payloads, MARKERS)
-def test_frames_are_read_as_they_were_written(items: list[bytes], marker: bytes) -> None:
-    frames = read_frames(journal_of(items, marker)[0], marker)
+@given(payloads)
+def test_frames_are_read_as_they_were_written(items: list[bytes]) -> None:
+    frames = read_frames(journal_of(items)[0])
     assert (frames.payloads, frames.damaged, frames.tail_start) == (items, [], None)
 
 
@@ -69,31 +66,31 @@ def test_a_payload_in_parts_makes_the_same_frame_as_in_one(parts: list[bytes]) -
 
 
 @settings(deadline=None, max_examples=50)
-@given(payloads, MARKERS)
+@given(payloads)
 def test_a_journal_cut_at_any_byte_holds_the_frames_before_the_cut(
-    items: list[bytes], marker: bytes
+    items: list[bytes],
 ) -> None:
-    data, ends = journal_of(items, marker)
+    data, ends = journal_of(items)
     for cut in range(len(data)):
         whole = sum(end <= cut for end in ends)
-        frames = read_frames(data[:cut], marker)
+        frames = read_frames(data[:cut])
         assert (frames.payloads, frames.damaged) == (items[:whole], [])
         start = ends[whole - 1] if whole else 0
         assert frames.tail_start == (start if start < cut else None)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5), MARKERS)
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5))
 def test_a_flipped_bit_costs_the_frame_that_it_touches_and_no_other(
-    items: list[bytes], marker: bytes
+    items: list[bytes],
 ) -> None:
-    journal, ends = journal_of(items, marker)
+    journal, ends = journal_of(items)
     starts = [0, *ends]
     for bit in range(8 * len(journal)):
         damaged = bytearray(journal)
         damaged[bit // 8] ^= 1 << bit % 8
         touched = sum(end <= bit // 8 for end in ends)
-        frames = read_frames(bytes(damaged), marker)
+        frames = read_frames(bytes(damaged))
         assert frames.payloads == items[:touched] + items[touched + 1 :]
         found = frames.damaged, frames.tail_start
         place = ([(starts[touched], ends[touched])], None)
@@ -105,49 +102,53 @@ def test_a_flipped_bit_costs_the_frame_that_it_touches_and_no_other(
 @given(
     st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=6),
     st.binary(min_size=1, max_size=60)
-    | MARKERS
-    | MARKERS.map(lambda marker: marker * 5)
-    | MARKERS.map(lambda marker: marker + b"\xff" * 8)
-    | MARKERS.map(lambda marker: framed(b"x", marker)[:-1]),
+    | st.sampled_from(
+        [
+            NAME.marker,
+            NAME.marker * 5,
+            NAME.marker + b"\xff" * 8,
+            framed(b"x")[:-1],
+            JournalName(NAME.writer_id, 1).marker,
+        ]
+    ),
     st.data(),
-    MARKERS,
 )
 def test_garbage_between_frames_costs_nothing_and_is_one_damaged_place(
-    items: list[bytes], garbage: bytes, data: st.DataObject, marker: bytes
+    items: list[bytes], garbage: bytes, data: st.DataObject
 ) -> None:
-    journal, ends = journal_of(items, marker)
+    journal, ends = journal_of(items)
     before = data.draw(st.integers(0, len(items) - 1))
     place = ends[before - 1] if before else 0
-    frames = read_frames(journal[:place] + garbage + journal[place:], marker)
+    frames = read_frames(journal[:place] + garbage + journal[place:])
     assert frames.payloads == items
     assert frames.damaged == [(place, place + len(garbage))]
     assert frames.tail_start is None
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.binary(min_size=1, max_size=30), max_size=6), st.data(), MARKERS)
+@given(st.lists(st.binary(min_size=1, max_size=30), max_size=6), st.data())
 def test_any_damage_leaves_only_frames_that_were_written_in_their_order(
-    items: list[bytes], data: st.DataObject, marker: bytes
+    items: list[bytes], data: st.DataObject
 ) -> None:
-    journal = bytearray(journal_of(items, marker)[0])
+    journal = bytearray(journal_of(items)[0])
     for _ in range(data.draw(st.integers(0, 4))):
         start = data.draw(st.integers(0, len(journal)))
         end = data.draw(st.integers(start, min(len(journal), start + 30)))
         journal[start:end] = data.draw(st.binary(max_size=30))
-    frames = read_frames(bytes(journal), marker)
+    frames = read_frames(bytes(journal))
     left = iter(items)
     assert all(payload in left for payload in frames.payloads)
     ranges = [*frames.damaged]
     if frames.tail_start is not None:
         ranges.append((frames.tail_start, len(journal)))
     covered = sum(end - start for start, end in ranges)
-    assert covered + sum(len(marker) + 8 + len(p) for p in frames.payloads) == len(journal)
+    assert covered + sum(FRAME_BYTES + len(p) for p in frames.payloads) == len(journal)
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=300), MARKERS)
-def test_any_bytes_can_be_read_as_a_journal(data: bytes, marker: bytes) -> None:
-    read_frames(data, marker)
+@given(st.binary(max_size=300))
+def test_any_bytes_can_be_read_as_a_journal(data: bytes) -> None:
+    read_frames(data)
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_a_real_limit_on_file_sizes_leaves_whole_frames(tmp_path: Path) -> None:
     fits = 10_000 // (700 + FRAME_BYTES)
     assert done.stdout.split() == [str(fits - 1), str(errno.EFBIG)]
     (path,) = tmp_path.glob("*.journal")
-    frames = read_frames(path.read_bytes(), JournalName("0" * 16, 0).marker)
+    frames = splitting.read_frames(path.read_bytes(), JournalName("0" * 16, 0).marker)
     assert (len(frames.payloads), frames.damaged, frames.tail_start) == (fits, [], None)
 
 

@@ -623,14 +623,17 @@ def _foreign_columns(root: Path) -> None:
 
 def _other_name(root: Path) -> None:
     (path,) = root.glob("data/tables/runs/*")
-    path.rename(path.with_name(f"v1-{'0' * 32}.parquet"))
+    path.rename(path.with_name(f"v{FORMAT_VERSION}-{'0' * 32}.parquet"))
     _true_id(root)
 
 
-def _newer_table(root: Path) -> None:
-    (path,) = root.glob("data/tables/runs/*")
-    path.rename(path.with_name(path.name.replace(f"v{FORMAT_VERSION}-", f"v{FORMAT_VERSION + 1}-")))
-    _true_id(root)
+def _table_of_version(version: int) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (path,) = root.glob("data/tables/runs/*")
+        path.rename(path.with_name(path.name.replace(f"v{FORMAT_VERSION}-", f"v{version}-")))
+        _true_id(root)
+
+    return change
 
 
 def _lost_tokenizer(root: Path) -> None:
@@ -662,8 +665,11 @@ FOUND_BY_VERIFY: dict[str, tuple[Callable[[Path], None], str]] = {
     "a table of other columns": (_foreign_columns, r"runs/v\d+-.* columns"),
     "a table that is no Parquet": (
         lambda root: _put_table(root, b"PAR1 no PAR1"), r"runs/v\d+-.*cannot be read"),
-    "a table of another name": (_other_name, r"v1-0+\.parquet: its name"),
-    "a table of a newer format": (_newer_table, r"runs/v\d+-.*upgrade localtrace"),
+    "a table of another name": (_other_name, r"v6-0+\.parquet: its name"),
+    "a table of a newer format": (
+        _table_of_version(FORMAT_VERSION + 1), r"runs/v7-.*newer localtrace.*upgrade localtrace"),
+    "a table of an older format": (
+        _table_of_version(FORMAT_VERSION - 1), r"runs/v5-.*before the first release.*record again"),
     "a tokenizer from elsewhere": (_lost_tokenizer, r"tokenizers/runs/.*is not in the bundle"),
     "a tokenizer of other content": (_swapped_tokenizer, r"tokenizer\.json: its folder"),
 }  # fmt: skip

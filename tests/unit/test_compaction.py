@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,17 +18,16 @@ from localtrace.cli import main
 from localtrace.errors import StoreError
 from localtrace.maintain.verify import verify
 from localtrace.read.store import open_store
-from localtrace.schema import FORMAT_VERSION, METRICS, SPANS, TABLES, TableSchema
+from localtrace.schema import METRICS, SPANS, TableSchema
 from localtrace.store.compacting.compact import compact, plan
 from localtrace.store.compacting.rewrite import rewrite
-from localtrace.store.layout import StoreLayout, create_layout, open_layout
+from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables import delta, log_upkeep
 from localtrace.store.tables.delta import CommittedFile, commit, committed_files, open_table
 from localtrace.store.tables.log_files import ENTRY, log_names
 from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import write_files
 
-OLD_STORE = Path(__file__).parents[1] / "data" / "format-1" / "store"
 _VIEWS = {"spans": "stored.spans", "runs": "stored.runs", "outcomes": "all_outcomes"}
 
 
@@ -89,19 +86,6 @@ def test_compacting_twice_changes_nothing(layout: StoreLayout) -> None:
     before = files(layout)
     assert compact(layout).merged["spans"] == 0
     assert files(layout) == before
-
-
-def test_a_store_of_an_older_version_is_compacted_and_says_the_newer(tmp_path: Path) -> None:
-    store = Path(shutil.copytree(OLD_STORE, tmp_path / "store"))
-    before = {name: rows(open_layout(store), name) for name in TABLES}
-    add(open_layout(store), 1)
-    add(open_layout(store), 1, METRICS)
-    for name in ("spans", "metrics"):
-        before[name] = rows(open_layout(store), name)
-    compact(open_layout(store))
-    assert {name: rows(open_layout(store), name) for name in TABLES} == before
-    assert json.loads((store / "localtrace.json").read_text())["format_version"] == FORMAT_VERSION
-    assert verify(open_layout(store)).problems == []
 
 
 def test_other_readers_see_the_same_rows(layout: StoreLayout) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from localtrace.errors import StoreError, StoreFormatError, StoreNotFound, StoreUnwritable
+from localtrace.maintain.verify import verify
 from localtrace.schema import FORMAT_VERSION
 from localtrace.store.journal.folders import choose_journal_folder, journal_folders
 from localtrace.store.layout import (
@@ -22,6 +23,8 @@ from localtrace.store.layout import (
     file_system_of,
     open_layout,
 )
+from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.snapshot import take_snapshot
 from tests.recording import recording
 
 # -- make and open -------------------------------------------------------------------------
@@ -104,12 +107,33 @@ def test_a_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, meta: str)
             find(tmp_path)
 
 
-def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    newer = {"format_version": FORMAT_VERSION + 1, "store_id": "0" * 32, "created_by": "later"}
-    (tmp_path / META_NAME).write_text(json.dumps(newer))
+NEWER = r"made by a newer localtrace \(format 7\): upgrade localtrace"
+OLDER = r"made by a localtrace before the first release \(format [35]\): record again, or read it"
+
+
+@pytest.mark.parametrize(("version", "reason"), [(7, NEWER), (5, OLDER)])
+def test_a_store_of_another_format_is_refused_by_name(
+    tmp_path: Path, version: int, reason: str
+) -> None:
+    assert FORMAT_VERSION == 6
+    meta = {"format_version": version, "store_id": "0" * 32, "created_by": "another"}
+    (tmp_path / META_NAME).write_text(json.dumps(meta))
     for find in (open_layout, create_layout):
-        with pytest.raises(StoreFormatError, match=f"format {FORMAT_VERSION + 1}.*upgrade"):
+        with pytest.raises(StoreFormatError, match=f"^{tmp_path} was {reason}"):
             find(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "reason"), [(".v7", NEWER), (".v5", OLDER), ("", OLDER)])
+def test_a_journal_of_another_format_is_refused_by_name(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    layout = create_layout(tmp_path / "store")
+    journal = layout.journals / f"{'0' * 16}-0{name}.journal.done"
+    journal.write_bytes(b"LTF1")
+    for use in (seal, take_snapshot, verify):
+        with pytest.raises(StoreFormatError, match=f"^{journal} was {reason}"):
+            use(layout)
+    assert journal.read_bytes() == b"LTF1"
 
 
 def test_a_mark_with_fields_of_the_future_is_read(tmp_path: Path) -> None:

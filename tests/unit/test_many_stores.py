@@ -119,15 +119,11 @@ def test_an_outcome_reaches_its_trajectory_in_another_store(tmp_path: Path) -> N
         assert {one.name for one in store.trajectory(t.trace_id).outcomes} == {"reward", "fate"}
 
 
-def test_a_store_of_an_older_format_and_a_bundle_are_read_beside_a_new_store(
-    tmp_path: Path,
-) -> None:
-    old = Path(__file__).parents[1] / "data" / "format-1"
+def test_a_bundle_is_read_beside_a_store(tmp_path: Path) -> None:
     new = sealed(node(tmp_path / "new", 7))
     carried = bundle(node(tmp_path / "other", 8, run_id="other"), tmp_path / "bundle").path
-    with open_store(old / "store", new, carried) as store:
-        steps = [row["step"] for row in store.trajectories().to_dicts()]
-        assert steps == [1, 1, 1, 2, 2, 7, 8]
+    with open_store(new, carried) as store:
+        assert [row["step"] for row in store.trajectories().to_dicts()] == [7, 8]
         assert {row["project"] for row in store.spans(step="7..8").to_dicts()} == {"maths"}
         assert store.bundles == (carried,)
 

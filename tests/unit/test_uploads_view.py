@@ -148,15 +148,6 @@ def test_what_the_tracker_was_not_asked_about_stays_the_receipts_claim(store: Pa
     assert (found["größer"]["reason"], found["größer"]["checked_at"]) == ("not in the store", None)
 
 
-def test_receipts_that_older_versions_brought_are_read_with_newer_ones(store: Path) -> None:
-    bring(receipt(store), store)
-    old = store / "receipts" / f"{UPLOAD}.parquet"
-    pq.write_table(pq.read_table(old).drop_columns(["checked_at"]), old)
-    for upload_id in ("20261120T100000Z-1", "20261122T100000Z-1"):
-        bring(receipt(store, upload_id=upload_id), store)
-    assert [row["checked_at"] for row in rows(store)] == [None] * 12
-
-
 def test_the_rows_are_plain_parquet_of_the_schema(store: Path) -> None:
     bring(receipt(store), store)
     found = pq.read_schema(store / "receipts" / f"{UPLOAD}.parquet")

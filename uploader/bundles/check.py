@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from localtrace.errors import BundleError, StoreFormatError
-from localtrace.schema import FORMAT_VERSION, TABLES
+from localtrace.schema import TABLES, refuse_other_version
 from localtrace.store.bundle import (
     INFO_FILE,
     MANIFEST_FILE,
@@ -177,8 +177,9 @@ def _content_problems(bag: Bag) -> list[str]:
         problems.append(f"{bag.data / INFO_FILE}: its id is not that of {MANIFEST_FILE}")
     try:
         meta = read_json(bag.data / META_NAME, StoreMeta)
-        if meta.store_id != bag.info.store_id or meta.format_version > FORMAT_VERSION:
-            problems.append(f"{bag.data / META_NAME}: is of another store, or a newer localtrace")
+        refuse_other_version(bag.root, meta.format_version)
+        if meta.store_id != bag.info.store_id:
+            problems.append(f"{bag.data / META_NAME}: is of another store")
     except StoreFormatError as error:
         problems.append(str(error))
     for name in sorted(bag.files):
@@ -201,12 +202,15 @@ def _table_rows(bag: Bag) -> tuple[dict[str, int], list[str]]:
     files = []
     for name in sorted(bag.files):
         if match := _TABLE_FILE.fullmatch(name):
-            if int(match[2]) > FORMAT_VERSION:
-                problems.append(f"{bag.root / name}: has format {match[2]}: upgrade localtrace")
-            elif not bag.files[name].startswith(match[3]):
-                problems.append(f"{bag.root / name}: its name does not match its content")
+            try:
+                refuse_other_version(bag.root / name, int(match[2]))
+            except StoreFormatError as error:
+                problems.append(str(error))
             else:
-                files.append(TableFile(str(bag.root / name), match[1], int(match[2])))
+                if bag.files[name].startswith(match[3]):
+                    files.append(TableFile(str(bag.root / name), match[1]))
+                else:
+                    problems.append(f"{bag.root / name}: its name does not match its content")
     for file, pages in zip(files, read_pages(files), strict=True):
         rows[file.table] += pages.rows
         if pages.problem:

@@ -37,8 +37,6 @@ class TableFile:
 
     path: str
     table: str
-    version: int
-    """Format version of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def _rows_of(file: TableFile) -> int:
     path = Path(file.path)
     most_bytes = DECODED_MIN_BYTES + DECODED_MAX_TIMES * path.stat().st_size
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
-        if not parquet.schema_arrow.equals(TABLES[file.table].arrow(file.version)):
+        if not parquet.schema_arrow.equals(TABLES[file.table].arrow()):
             raise _Refused(f"has other columns than the table {file.table}")
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)

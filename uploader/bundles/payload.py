@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -143,9 +142,7 @@ class _TableFiles:
 
 def copy_origin(layout: StoreLayout, run_ids: Iterable[str], folder: Path) -> None:
     """Copy the store's identity, and the tokenizers of these runs."""
-    # The store may have an older format; the bundle is written in the newest.
-    meta = msgspec.structs.replace(read_meta(layout), format_version=FORMAT_VERSION)
-    (folder / META_NAME).write_bytes(meta_text(meta))
+    (folder / META_NAME).write_bytes(meta_text(read_meta(layout)))
     for run_id in run_ids:
         source = tokenizer_file(layout, run_id)
         if source is None or not source.is_file():

@@ -6,11 +6,8 @@ on at the next call, and can run beside recorders, sealers, readers and other co
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
@@ -28,9 +25,6 @@ from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 LOCK_NAME = ".compact"
 _BUSY = "another compaction is at work on {}: it is already doing this"
 _AGAIN = "nothing is lost; free space and run localtrace compact again"
-_OF_OLD_INDEX = re.compile(
-    r"\.lock|\.?[0-9a-f]{32}(\.json|-trajectories\.parquet|-outcomes\.parquet)?"
-)
 _GROUPS_MAX = 64
 """Groups that one commit replaces, at most."""
 _ROUNDS_MAX = 20
@@ -163,19 +157,7 @@ def compact(
                 report.vacuumed += count
                 report.vacuumed_bytes += size_bytes
                 remove_drafts(layout, schema)
-            _remove_old_index(layout.root / "index")
     return report
-
-
-def _remove_old_index(folder: Path) -> None:
-    """Delete what versions before 5 gathered in a folder `index`, and nothing else there."""
-    if folder.is_symlink():
-        return
-    with contextlib.suppress(OSError):
-        for path in list(folder.iterdir()):
-            if _OF_OLD_INDEX.fullmatch(path.name):
-                path.unlink()
-        folder.rmdir()
 
 
 def _fold(layout: StoreLayout, everything: bool, report: CompactReport) -> None:

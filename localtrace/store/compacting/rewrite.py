@@ -21,7 +21,7 @@ from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.compacting.merge import SortedFile, merged
 from localtrace.store.files import make_folder, sync
-from localtrace.store.layout import REWRITING, StoreLayout, raise_version
+from localtrace.store.layout import REWRITING, StoreLayout
 from localtrace.store.tables.delta import CommittedFile
 from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
@@ -81,7 +81,6 @@ def rewrite(
         OSError: a file is gone, or a new one cannot be written.
         ArrowInvalid: a file is damaged.
     """
-    raise_version(layout)
     old: list[CommittedFile] = []
     drafts: list[_Draft] = []
     try:

@@ -18,7 +18,6 @@ import msgspec
 
 from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
 from localtrace.store.files import probe_write, put_file, read_small
-from localtrace.store.journal.journal_files import list_journals
 from localtrace.store.layout import StoreLayout, network_of, read_meta
 
 OWNER_NAME = "store.json"
@@ -59,7 +58,7 @@ def find_journal_folders(layout: StoreLayout) -> JournalFolders:
                 problem = _why_foreign(layout, folder)
                 if problem is None:
                     found.own.append(folder)
-                elif list_journals([folder]):
+                elif any(folder.glob("*.journal*")):
                     found.foreign.append(problem)
         except PermissionError:
             continue  # another user's, who seals them
@@ -74,8 +73,6 @@ def _why_foreign(layout: StoreLayout, folder: Path) -> str | None:
     try:
         owner = msgspec.json.decode(read_small(folder / OWNER_NAME), type=Owner)
     except (FileNotFoundError, StoreFormatError, msgspec.MsgspecError, RecursionError):
-        if _is_named_after(folder, layout.root):
-            return None
         return _instead(layout, folder, "does not say whose journals it holds")
     if owner.store_id == read_meta(layout).store_id and _is_at(layout, owner):
         return None
@@ -88,12 +85,6 @@ def _instead(layout: StoreLayout, folder: Path, reason: str) -> str:
         f"moved here from another disk, move its journals too: mv {folder}/*.journal* "
         f"{layout.journals}"
     )
-
-
-def _is_named_after(folder: Path, root: Path) -> bool:
-    """Tell whether a folder is named as it was before `store.json` existed."""
-    roots = {str(root), os.path.realpath(root)}
-    return folder.name.rpartition("-")[2] in {_digest(one) for one in roots}
 
 
 def _is_at(layout: StoreLayout, owner: Owner) -> bool:

@@ -2,8 +2,7 @@
 
 A frame is (integers little-endian):
 
-    marker 8 bytes   BLAKE2b of `<writer_id>-<number>` of the journal; in journals of format 3 and
-                     older the 4 bytes b"LTF1"
+    marker 8 bytes   BLAKE2b of `<writer_id>-<number>` of the journal
     length u32       bytes of payload
     crc32  u32       of the length field and the payload (zlib.crc32)
     payload          one MessagePack `records.Envelope`
@@ -23,8 +22,6 @@ from dataclasses import dataclass, field
 from localtrace.store.journal.checksum import crc32
 from localtrace.values.arrays import Bytes
 
-OLD_MARKER = b"LTF1"
-"""Marker in journals of format 3 and older, which recorded content may hold too."""
 _SIZES = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _MARKER_BYTES = 8
@@ -74,7 +71,6 @@ class _Splitter:
         self._data = data
         self._view = memoryview(data)
         self._marker = marker
-        self._head_bytes = len(marker) + _SIZES.size
         # Without a limit, planted markers with long lengths would make reading quadratic.
         self._search_bytes = max(_SEARCH_MIN_BYTES, _SEARCHES_MAX * len(data))
         """Bytes whose checksum may still be computed in vain."""
@@ -85,7 +81,7 @@ class _Splitter:
             payload = self._payload_at(position)
             if payload is not None:
                 frames.payloads.append(payload)
-                position += self._head_bytes + len(payload)
+                position += FRAME_BYTES + len(payload)
                 continue
             following = self._next_frame(position + 1)
             if following is None and self._search_bytes > 0 and self._is_unfinished(position):
@@ -97,10 +93,10 @@ class _Splitter:
         return frames
 
     def _payload_at(self, position: int) -> bytes | None:
-        start = position + self._head_bytes
+        start = position + FRAME_BYTES
         if start > len(self._data) or not self._data.startswith(self._marker, position):
             return None
-        length, crc = _SIZES.unpack_from(self._data, position + len(self._marker))
+        length, crc = _SIZES.unpack_from(self._data, position + _MARKER_BYTES)
         if start + length > len(self._data):
             return None
         payload = self._view[start : start + length]
@@ -121,9 +117,9 @@ class _Splitter:
 
     def _is_unfinished(self, position: int) -> bool:
         """Tell whether the data ends within a frame, as when a process dies while it writes."""
-        left = self._data[position : position + self._head_bytes]
-        if len(left) < self._head_bytes:
-            return self._marker.startswith(left[: len(self._marker)])
-        length, _ = _SIZES.unpack_from(left, len(self._marker))
-        end = position + self._head_bytes + length
+        left = self._data[position : position + FRAME_BYTES]
+        if len(left) < FRAME_BYTES:
+            return self._marker.startswith(left[:_MARKER_BYTES])
+        length, _ = _SIZES.unpack_from(left, _MARKER_BYTES)
+        end = position + FRAME_BYTES + length
         return left.startswith(self._marker) and end > len(self._data)

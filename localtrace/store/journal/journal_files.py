@@ -1,7 +1,7 @@
 """Journals: append-only files of checksummed frames, each owned by one process.
 
 A file is named `<writer_id>-<number>.v<format version>.journal` while it is written and gets the
-suffix `.done` when it is closed; journals of format 3 and older have no version in their names.
+suffix `.done` when it is closed.
 Whether a writer lives is told by a lock (flock) on its own file `<writer_id>.lock`, never by a
 process id.
 """
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from localtrace.schema import FORMAT_VERSION
+from localtrace.schema import FORMAT_VERSION, refuse_other_version
 from localtrace.store.files import is_locked, open_file, read_file, take_lock
-from localtrace.store.journal.frames import OLD_MARKER, marker_of
+from localtrace.store.journal.frames import marker_of
 from localtrace.values.arrays import Bytes
 
 _WRITEV_MAX = 1024
 _LOCK_WAIT_S = 1.0
-_NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,9})(\.v[0-9]{1,9})?\.journal(\.done)?")
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,9})(?:\.v([0-9]{1,9}))?\.journal(\.done)?")
 _LOCK_NAME = re.compile(r"([0-9a-f]{16})\.lock")
-_DRAFT_NAME = re.compile(r"\.([0-9a-f]{16})-[0-9]{1,9}(\.v[0-9]{1,9})?\.journal")
+_DRAFT_NAME = re.compile(r"\.([0-9a-f]{16})-[0-9]{1,9}\.v[0-9]{1,9}\.journal")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +43,7 @@ class JournalName:
 
     @property
     def marker(self) -> bytes:
-        """Marker of the frames that its writer makes."""
+        """First bytes of each of its frames."""
         return marker_of(f"{self.writer_id}-{self.number}")
 
 
@@ -55,8 +55,6 @@ class JournalFile:
     path: Path
     done: bool
     """True when its writer closed it."""
-    marker: bytes
-    """First bytes of each of its frames."""
 
     @property
     def done_path(self) -> Path:
@@ -91,7 +89,11 @@ class JournalStatus(Enum):
 
 
 def list_journals(folders: Sequence[Path]) -> list[tuple[JournalFile, JournalStatus]]:
-    """List all journals in these folders with their statuses, by writer and number."""
+    """List all journals in these folders with their statuses, by writer and number.
+
+    Raises:
+        StoreFormatError: one is of another format version.
+    """
     # Locks are looked at before names are listed: a writer gone by then adds no later journal.
     lives: dict[str, bool] = {}
     for folder in folders:
@@ -100,9 +102,9 @@ def list_journals(folders: Sequence[Path]) -> list[tuple[JournalFile, JournalSta
     found: dict[JournalName, JournalFile] = {}
     for folder in folders:
         for match, path in _files(folder, _NAME):
+            refuse_other_version(path, int(match[3] or 3))
             name = JournalName(match[1], int(match[2]))
-            marker = name.marker if match[3] else OLD_MARKER
-            found[name] = JournalFile(name, path, bool(match[4]), marker)
+            found[name] = JournalFile(name, path, bool(match[4]))
     last = {name.writer_id: name for name in sorted(found)}
     statuses = []
     for name in sorted(found):

@@ -135,8 +135,8 @@ class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One of KINDS, where the recording code says it."""
     has_turns: bool = False
     """True where turns were made inside it, in the same process."""
-    turns: int | None = None
-    """Number of generations that it made; None where an older version wrote the record."""
+    turns: int = 0
+    """Number of generations that it made."""
     is_async: bool | None = None
     """Whether a coroutine function was called, where the recording code says it."""
     is_stream: bool = False

@@ -15,7 +15,6 @@ from localtrace.field_names import (
     LOGPROB_NAMES,
     MASK_NAMES,
     OUTPUT_NAMES,
-    OUTPUT_TEXT_NAMES,
     PROMPT_NAMES,
 )
 from localtrace.store.journal.prompts import batched_prompts, has_prompt, prompt_hash
@@ -26,7 +25,6 @@ from localtrace.store.journal.results import (
     finish_reason,
     has_ids,
     message_of,
-    named_text,
     of_map,
     results,
     token_lists,
@@ -67,11 +65,9 @@ def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Gene
         inputs: its arguments; those that became deltas may be missing.
         outputs: the fields of its result; None where it has none.
     """
-    if not isinstance(call, TurnCall) or not _may_be_turn(call):
+    if not isinstance(call, TurnCall) or not call.turns:
         return []
-    if call.turns is None:
-        return _counted_by_version_2(call, inputs, outputs)
-    return _turns_of(call, inputs, outputs) if call.turns else []
+    return _turns_of(call, inputs, outputs)
 
 
 def _may_be_turn(call: TurnCall) -> bool:
@@ -168,17 +164,6 @@ def _own_prompt(
     if prompts is None:
         return None
     return {} if rest else prompts[index // per_prompt]
-
-
-def _counted_by_version_2(
-    call: TurnCall, inputs: Fields, fields: Fields | None
-) -> list[Generation]:
-    """Judge a record that does not say its number of turns as format 2 did, which counted it."""
-    if fields is None:
-        return []
-    is_text = _has_prompt(call, inputs) and named_text(fields, OUTPUT_TEXT_NAMES) is not None
-    is_turn = is_text or _says_so(fields)
-    return [Generation(fields)] if is_turn else []
 
 
 def _has_prompt(call: Call, inputs: Fields) -> bool:

@@ -120,7 +120,7 @@ class Rollouts:
     def read(self, file: JournalFile, status: JournalStatus) -> None:
         """Read one journal."""
         journal = _Journal(self.mentions[file.name])
-        frames = read_frames(read_journal(file), file.marker)
+        frames = read_frames(read_journal(file), file.name.marker)
         for envelope in read_envelopes(frames.payloads):
             if envelope is None:
                 continue

@@ -84,10 +84,10 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
 
 
 def _refuse_another_stores(layout: StoreLayout, schema: TableSchema, table: DeltaTable) -> None:
-    """Refuse a table that was put here from another store; those made before 0.1.0 say no store."""
+    """Refuse a table that was put here from another store."""
     theirs = table.metadata().configuration.get(STORE_ID)
     ours = read_meta(layout).store_id
-    if theirs not in (None, ours):
+    if theirs != ours:
         raise StoreError(
             f"{layout.table(schema.name)}: table {schema.name} belongs to another store, of the id "
             f"{theirs}, and this one is {ours}: move the folder back there, or, if it is this "

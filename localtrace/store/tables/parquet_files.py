@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from localtrace.schema import FORMAT_VERSION, TableSchema
 from localtrace.store.files import make_folder, sync
-from localtrace.store.layout import StoreLayout, raise_version
+from localtrace.store.layout import StoreLayout
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq  # slow to import, and readers do without
@@ -56,7 +56,6 @@ def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> lis
 
     Where one cannot be written, none is left to take space on a full disk.
     """
-    raise_version(layout)
     root = layout.table(schema.name)
     with contextlib.ExitStack() as refused:
         written = []

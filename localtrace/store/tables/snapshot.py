@@ -89,7 +89,7 @@ class OpenJournal:
 
     def frames(self) -> Frames:
         """Split the bytes into frames."""
-        return read_frames(self.data, self.file.marker)
+        return read_frames(self.data, self.file.name.marker)
 
     def knowledge(self) -> tuple[bool, int]:
         """Return a sort key: of two copies, the one with the larger key knows more.
