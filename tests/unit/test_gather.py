@@ -31,7 +31,6 @@ from tests.crash.found import contents
 from tests.gathered import merge, node, record, together
 from tests.unit.test_damaged_files import zero_column
 
-DATA = Path(__file__).parents[1] / "data"
 GATHER = """
 import sys
 from pathlib import Path
@@ -214,16 +213,6 @@ def test_a_store_that_gathered_can_be_gathered_from(nodes: list[Path], tmp_path:
     gathered(tmp_path / "rack", nodes[0])
     gathered(tmp_path / "all", tmp_path / "rack", *nodes)
     assert contents(tmp_path / "all") == together(*nodes)
-
-
-@pytest.mark.parametrize("old", sorted(DATA.glob("format-*/store")), ids=lambda p: p.parent.name)
-def test_stores_of_older_versions_are_gathered(old: Path, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(old, tmp_path / "old"))
-    into = tmp_path / "all"
-    gathered(into, store)
-    seal(open_layout(store))
-    gathered(into, store)
-    assert contents(into) == contents(store)
 
 
 def test_a_store_that_does_not_answer_costs_only_itself(nodes: list[Path], tmp_path: Path) -> None:
