@@ -56,38 +56,38 @@ class Message:
         return content if isinstance(content, list) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """One timed call inside a trajectory."""
 
     trace_id: str
     span_id: str
     """16 hex digits."""
-    parent_id: str | None
+    parent_id: str | None = None
     """The enclosing span, or None directly under the trajectory."""
-    seq: int
+    seq: int = 0
     """Position in the order in which the calls of the trajectory began."""
     op: str
     """Qualified name of the decorated function."""
-    status: str
+    status: str = "ok"
     """ok, error or cancelled."""
-    error: str | None
+    error: str | None = None
     start_ns: int
     duration_ns: int
-    inputs: Any
+    inputs: Any = None
     """Arguments by name, decoded; whole prompts and message lists put back in place."""
-    outputs: Any
-    is_turn: bool
+    outputs: Any = None
+    is_turn: bool = False
     """True where the call was one model generation."""
-    prompt_ids: list[int] | None
+    prompt_ids: list[int] | None = None
     """The whole prompt of a turn, rebuilt; None where it could not be."""
-    output_ids: list[int] | None
-    output_logprobs: list[float | None] | None
+    output_ids: list[int] | None = None
+    output_logprobs: list[float | None] | None = None
     """One for each output id; None inside the list where the engine gave none."""
-    messages: list[Any] | None
+    messages: list[Any] | None = None
     """The whole message list of a turn, rebuilt."""
-    output_text: str | None
-    finish_reason: str | None
+    output_text: str | None = None
+    finish_reason: str | None = None
     kind: str = "other"
     """generation, tool, reward, agent or other."""
     kind_derived: bool = True
@@ -118,45 +118,50 @@ class Span:
         return self.start_ns + self.duration_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A value that arrived for a trajectory, often after it ended."""
 
     trace_id: str
     name: str
-    step: int | None
+    step: int | None = None
     time_ns: int
-    number: float | None
-    text: str | None
-    values: list[float] | None
+    number: float | None = None
+    text: str | None = None
+    values: list[float] | None = None
     """One number per token."""
-    source: str | None
+    source: str | None = None
+
+    @property
+    def value(self) -> float | str | list[float] | None:
+        """The number, the text or the list of numbers."""
+        return next((v for v in (self.number, self.text, self.values) if v is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One complete rollout with its calls and outcomes."""
 
     trace_id: str
     """32 hex digits; the only identity of a trajectory."""
     run_id: str
-    attempt: int
-    project: str
-    experiment: str
-    step: int | None
-    sample_index: str | None
-    rollout_n: int | None
-    group_id: str | None
-    validate: bool
-    name: str | None
-    agent: str | None
-    data_source: str | None
-    status: str
+    attempt: int = 0
+    project: str = "default"
+    experiment: str = "default"
+    step: int | None = None
+    sample_index: str | None = None
+    rollout_n: int | None = None
+    group_id: str | None = None
+    validate: bool = False
+    name: str | None = None
+    agent: str | None = None
+    data_source: str | None = None
+    status: str = "ok"
     """running, ok, error, cancelled, interrupted or dropped."""
-    error: str | None
+    error: str | None = None
     start_ns: int
-    end_ns: int | None
-    reward: float | None
+    end_ns: int | None = None
+    reward: float | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
     """Everything else that was set on the trajectory."""
     spans: list[Span] = field(default_factory=list)
@@ -184,7 +189,7 @@ class Trajectory:
     @property
     def labels(self) -> list[Outcome]:
         """The outcomes that people gave: tags, ratings, comments; `source` tells who."""
-        return [one for one in self.outcomes if one.name in LABEL_NAMES]
+        return [outcome for outcome in self.outcomes if outcome.name in LABEL_NAMES]
 
     @property
     def turns(self) -> list[Span]:

@@ -15,7 +15,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from localtrace.read.filters import Filters
-from localtrace.read.flat_rows import outcome_value
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import known
@@ -197,9 +196,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
              "agent", "data_source", "status", "error", "reward", "spans_pruned")  # fmt: skip
     facts = {name: getattr(trajectory, name) for name in names}
     outcomes = {
-        outcome.name: outcome_value(outcome)
-        for outcome in trajectory.outcomes
-        if outcome.values is None
+        outcome.name: outcome.value for outcome in trajectory.outcomes if outcome.values is None
     }
     return known({**outcomes, **facts})
 

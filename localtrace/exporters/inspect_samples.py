@@ -24,7 +24,6 @@ from inspect_ai.scorer import Score
 from localtrace.exporters.inspect_events import UNKNOWN, Events, event_at, iso_time
 from localtrace.exporters.shape import count_no_turn, plain, trajectory_fields
 from localtrace.field_names import DETAIL_NAMES, LABEL_NAMES, WEIGHT_NAMES
-from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import model_of, sendable
 from localtrace.store.tokenizers import Decode
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
@@ -154,10 +153,10 @@ def _metadata(trajectory: Trajectory) -> Fields:
     for name in ("reward", "error", "start_ns", "end_ns"):
         fields.pop(name)
     shown = {
-        one.name: outcome_value(one) for one in trajectory.outcomes
+        one.name: one.value for one in trajectory.outcomes
         if one.values is None and one.name not in (*LABEL_NAMES, "reward")
     }  # fmt: skip
-    labels = [{"name": one.name, "value": outcome_value(one), "who": one.source}
+    labels = [{"name": one.name, "value": one.value, "who": one.source}
               for one in trajectory.labels]  # fmt: skip
     weights = {one for turn in trajectory.turns if (one := _weights(turn)) is not None}
     fields["start_ns"], fields["end_ns"] = trajectory.start_ns, trajectory.end_ns

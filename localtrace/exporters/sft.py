@@ -45,7 +45,6 @@ from localtrace.exporters.shape import (
 )
 from localtrace.field_names import REASONING_NAMES
 from localtrace.read.conversation import named_text
-from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import Message
 from localtrace.read.turns import prompt_text
 from localtrace.store.tokenizers import Decode
@@ -273,10 +272,7 @@ def _tools(turn: Span) -> list[Any] | None:
 
 
 def _labels(trajectory: Trajectory) -> list[Fields]:
-    return [
-        {"name": one.name, "value": outcome_value(one), "who": one.source}
-        for one in trajectory.labels
-    ]
+    return [{"name": one.name, "value": one.value, "who": one.source} for one in trajectory.labels]
 
 
 def _decoded(turn: Span, run_id: str, decode: Decode) -> str | None:

@@ -16,7 +16,6 @@ from localtrace.field_names import (
     PROMPT_TEXT_NAMES,
 )
 from localtrace.read.conversation import named_text
-from localtrace.read.flat_rows import outcome_value
 from localtrace.read.messages import Message, said_of
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import Decode, tokenizer_of
@@ -46,7 +45,7 @@ _HEAD = (
 def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
     """Return the fields of a trajectory, its attributes and outcomes, without its calls."""
     outcomes = [
-        {"name": one.name, "value": outcome_value(one), "step": one.step, "time_ns": one.time_ns,
+        {"name": one.name, "value": one.value, "step": one.step, "time_ns": one.time_ns,
          "source": one.source}
         for one in trajectory.outcomes
     ]  # fmt: skip

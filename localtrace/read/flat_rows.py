@@ -20,7 +20,7 @@ from localtrace.field_names import (
     PROMPT_NAMES,
 )
 from localtrace.read.turns import prompt_text
-from localtrace.types import Outcome, Span, Trajectory
+from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 
 KINDS = ("trajectories", "turns", "spans", "outcomes")
@@ -85,7 +85,7 @@ def _trajectory(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         "turn_count": None if is_pruned else len(turns),
         "output_tokens": sum(generated) if generated else None,
         "attributes": to_json(trajectory.attributes),
-        "outcomes": to_json({one.name: outcome_value(one) for one in trajectory.outcomes}),
+        "outcomes": to_json({one.name: one.value for one in trajectory.outcomes}),
     }
 
 
@@ -115,12 +115,6 @@ def _call(span: Span, trajectory: Trajectory) -> dict[str, Any]:
 def _outcomes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     for outcome in trajectory.outcomes:
         yield {name: getattr(outcome, name) for name in _OWN["outcomes"]}
-
-
-def outcome_value(outcome: Outcome) -> float | str | list[float] | None:
-    """Return the value of an outcome: a number, a text or a list of numbers."""
-    values = (outcome.number, outcome.text, outcome.values)
-    return next((value for value in values if value is not None), None)
 
 
 def named_lists(span: Span) -> tuple[Any, Any]:

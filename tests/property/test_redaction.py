@@ -144,7 +144,7 @@ def holding(data: st.DataObject, key: str, place: str) -> Trajectory:
         output_text=text if place == "output_text" else None,
         finish_reason=text if place == "finish_reason" else None,
     )  # fmt: skip
-    outcome = Outcome("a" * 32, "note", None, 1, None, text, None, None)
+    outcome = Outcome(trace_id="a" * 32, name="note", time_ns=1, text=text)
     return trajectory(
         [span],
         attributes={"a": value} if place == "attributes" else {},

@@ -184,7 +184,7 @@ def test_a_reward_that_is_no_number_is_a_tag_but_no_assessment() -> None:
 
 
 def test_a_record_changes_its_digest_with_its_content_and_keeps_its_id() -> None:
-    late = Outcome("a" * 32, "advantage", 1, START_NS, 0.5, None, None, None)
+    late = Outcome(trace_id="a" * 32, name="advantage", step=1, time_ns=START_NS, number=0.5)
     before = encode(trajectory(), PLACE, assessments=False).entry
     after = encode(trajectory(outcomes=[late]), PLACE, assessments=False).entry
     assert before.remote_id == after.remote_id

@@ -132,8 +132,12 @@ def test_a_reward_that_is_no_number_is_no_evaluation() -> None:
 
 def test_outcomes_cannot_pass_for_facts() -> None:
     named = {"advantage": 0.5, "step": 9.0}
-    outcomes = [Outcome("a", n, 1, START_NS, v, None, None, None) for n, v in named.items()]
-    outcomes.append(Outcome("a", "reward", 1, START_NS, None, None, [0.5, 1.0], None))
+    outcomes = [
+        Outcome(trace_id="a", name=n, step=1, time_ns=START_NS, number=v) for n, v in named.items()
+    ]
+    outcomes.append(
+        Outcome(trace_id="a", name="reward", step=1, time_ns=START_NS, values=[0.5, 1.0])
+    )
     shown = of_root(step=3, reward=1.0, outcomes=outcomes)
     assert shown["localtrace.advantage"] == 0.5
     assert shown["localtrace.step"] == 3
@@ -354,9 +358,11 @@ def test_names_are_those_of_the_conventions_or_ones_own() -> None:
     )  # fmt: skip
     tool = call(2, kind="tool", op="add", inputs={"a": 2}, outputs=5)
     labels = [
-        Outcome("a", "rating", 1, START_NS, 4.0, None, None, "ann"),
-        Outcome("a", "tag", 1, START_NS, None, "odd", None, "ann"),
-        Outcome("a", "comment", 1, START_NS, None, "<b>good", None, "ann"),
+        Outcome(trace_id="a", name="rating", step=1, time_ns=START_NS, number=4.0, source="ann"),
+        Outcome(trace_id="a", name="tag", step=1, time_ns=START_NS, text="odd", source="ann"),
+        Outcome(
+            trace_id="a", name="comment", step=1, time_ns=START_NS, text="<b>good", source="ann"
+        ),
     ]
     one = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
     body = encode(one, PLACE, transcript_of(one, lambda run_id, ids: None)).parts[0]

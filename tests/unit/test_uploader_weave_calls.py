@@ -43,7 +43,7 @@ def calls(one: Trajectory, place: Place = HERE) -> list[dict[str, Any]]:
 
 def outcome(name: str, value: Any) -> Outcome:
     number, text, many = (value if isinstance(value, t) else None for t in (float, str, list))
-    return Outcome("a" * 32, name, None, 1, number, text, many, None)
+    return Outcome(trace_id="a" * 32, name=name, time_ns=1, number=number, text=text, values=many)
 
 
 def is_uuid(text: str) -> bool:
