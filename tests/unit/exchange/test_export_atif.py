@@ -169,7 +169,9 @@ def test_whatever_was_recorded_becomes_a_document_of_the_format() -> None:
          "inputs": {"tools": [{}]}},
         attributes={"note": float("nan"), "$type": 1}, reward=0.5, group_id="g", step=3,
         agent="solver",
-        outcomes=[Outcome(trace_id="a" * 32, name="advantage", step=3, time_ns=START_NS, number=-0.5)],
+        outcomes=[
+            Outcome(trace_id="a" * 32, name="advantage", step=3, time_ns=START_NS, number=-0.5)
+        ],
     )  # fmt: skip
     sources = [step["source"] for step in document["steps"]]
     assert sources == ["user", "system", "user", "system", "user", "user", "agent", "agent",
