@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from tests.golden.outputs.comparing import EXPECTED, OUTPUTS, difference, expected_path
+from tests.golden.outputs.comparing import EXPECTED, NEEDED, OUTPUTS, difference, expected_path
 from tests.golden.outputs.golden import make_golden
 
 
@@ -18,6 +19,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="make the outputs the expected ones")
     arguments = parser.parse_args()
     names = [one for one in OUTPUTS if one.startswith(tuple(arguments.names or [""]))]
+    for name in [one for one in names if one in NEEDED and find_spec(NEEDED[one]) is None]:
+        print(f"{name} needs {NEEDED[name]}: run it with .venv-formats/bin/python")
+        names.remove(name)
     differing = 0
     with tempfile.TemporaryDirectory() as folder:
         golden = make_golden(Path(folder))

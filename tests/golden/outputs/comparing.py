@@ -19,6 +19,8 @@ OUTPUTS: dict[str, Output] = {
     }.items()
     for name, output in outputs.items()
 }
+NEEDED = {"exports/inspect": "inspect_ai"}
+"""Packages that an output needs and only the environment of tests/formats has."""
 
 
 def expected_path(name: str) -> Path:

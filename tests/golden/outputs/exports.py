@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.golden.outputs.golden import Golden, Output, pretty_lines, without_digests
+from tests.golden.outputs.golden import Golden, Output, pretty, pretty_lines, without_digests
 from tests.golden.outputs.otlp import plain_attributes
+from tests.golden.outputs.pages import reduced
+from tests.unit.exchange.test_export_metrics import records
 
 SOME = "where=sample_index in ('17', 'capital') and coalesce(rollout_n, 0) < 2 and step = 1"
 """A filter for four rollouts, where a format repeats what another one has of all."""
@@ -20,7 +24,7 @@ VARIED = (
     "and (coalesce(rollout_n, 0) = 0 or status <> 'ok' or group_id = 'g-17' and rollout_n = 1)"
 )
 """A filter that leaves out rollouts which differ from others in no field of a call or span."""
-COUNTED = "where=sample_index in ('17', 'capital', 'texts', 'odd\x1b[2J')"
+MAPPED = "where=sample_index in ('17', 'capital', 'texts', 'odd\x1b[2J')"
 """A filter for the rollouts whose messages, masks and values a format of training data maps."""
 WITH_KEYS = "where=sample_index = 'keys' or group_id = 'g-17-2' and rollout_n = 1"
 
@@ -69,6 +73,7 @@ def _table(path: Path) -> str:
 
 def _hub(golden: Golden) -> str:
     out = golden.folder / "hub"
+    shutil.rmtree(out, ignore_errors=True)
     printed = golden.run("export", "hub", SOME, "-o", out)
     parts = []
     for path in sorted(out.rglob("*")):
@@ -83,10 +88,46 @@ def _hub(golden: Golden) -> str:
     return golden.plain("\n".join(parts)) + printed
 
 
+def _inspect(golden: Golden) -> str:
+    out = golden.folder / "inspect"
+    shutil.rmtree(out, ignore_errors=True)
+    chosen = "where=name in ('tools', 'team') or sample_index = '17' and rollout_n = 1"
+    printed = golden.run("export", "inspect", chosen, "-o", out)
+    parts = []
+    for path in sorted(out.rglob("*.eval")):
+        with zipfile.ZipFile(path) as log:
+            names = [name for name in log.namelist() if name.startswith(("header", "samples/"))]
+            parts += [f"{path.name}/{one}:\n{pretty(json.loads(log.read(one)))}" for one in names]
+    return golden.plain("\n".join(parts) + "\n") + printed
+
+
+def _html(golden: Golden) -> str:
+    path = golden.folder / "page.html"
+    printed = golden.run("export", "html", "sample_index=capital", "-o", path, "--force")
+    return reduced(golden, path.read_text()) + printed
+
+
+def _wandb(golden: Golden) -> str:
+    out = golden.folder / "wandb"
+    shutil.rmtree(out, ignore_errors=True)
+    printed = golden.run("export", "wandb", "--all", "-o", out)
+    (path,) = out.glob("wandb/offline-run-*/*.wandb")
+    shown: list[Any] = []
+    for record in records(path):  # of which W&B adds many of its own
+        if record.HasField("run"):
+            shown.append({one.key: one.value_json for one in record.run.config.update})
+            shown.append([record.run.run_id, record.run.project, record.run.display_name])
+        if record.HasField("history"):
+            items = {"/".join(one.nested_key): one.value_json for one in record.history.item}
+            shown.append({name: one for name, one in items.items() if name != "_runtime"})
+    return golden.plain(pretty_lines(shown)) + printed
+
+
 def _tensorboard(golden: Golden) -> str:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     out = golden.folder / "tensorboard"
+    shutil.rmtree(out, ignore_errors=True)
     printed = golden.run("export", "tensorboard", "--all", "-o", out)
     values = [
         [path.parent.name, event.step, value.tag, str(value.tensor)]
@@ -101,8 +142,8 @@ OUTPUTS: dict[str, Output] = {
     "jsonl": lambda golden: _lines("jsonl", golden=golden),
     "jsonl-redacted": lambda golden: _lines("jsonl", WITH_KEYS, rules="rules", golden=golden),
     "jsonl-unredacted": lambda golden: _lines("jsonl", WITH_KEYS, rules="no_rules", golden=golden),
-    "atif": partial(lambda form, golden: _lines(form, COUNTED, golden=golden), "atif"),
-    "verifiers": lambda golden: _lines("verifiers", COUNTED, golden=golden),
+    "atif": partial(lambda form, golden: _lines(form, MAPPED, golden=golden), "atif"),
+    "verifiers": lambda golden: _lines("verifiers", MAPPED, golden=golden),
     **{
         f"sft-{kind}": partial(
             lambda kind, golden: _lines("sft", "--all", "--rows", kind, "--meta", golden=golden),
@@ -120,5 +161,8 @@ OUTPUTS: dict[str, Output] = {
     "parquet-spans": lambda golden: _parquet("spans", SOME, golden=golden),
     "parquet-outcomes": lambda golden: _parquet("outcomes", SOME, golden=golden),
     "hub": _hub,
+    "html": _html,
+    "inspect": _inspect,
     "tensorboard": _tensorboard,
+    "wandb": _wandb,
 }
