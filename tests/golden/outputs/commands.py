@@ -50,6 +50,7 @@ _SPANS = """
 select trace_id[:8] as trajectory, seq, op, kind, kind_derived, is_turn, parent_id, status, error
 from spans order by start_ns, seq
 """
+_COLUMNS = "place,status,reward,fate,labels,prompt,answer"
 OUTPUTS: dict[str, Output] = {
     "show-tools": _of("show", "{tools}"),
     "show-tree": _of("show", "{sub_agents}", "--tree"),
@@ -63,7 +64,8 @@ OUTPUTS: dict[str, Output] = {
     "group-messages": _of("group", "g-capital"),
     "diff": _of("diff", "{turns_of_tokens}", "{odd_logprobs}", "--ids", "--logprobs"),
     "diff-messages": _of("diff", "{tools}", "{pictures}", "{texts}"),
-    "ls": _of("ls", "--limit", "0", "--columns", "place,status,reward,fate,labels,prompt,answer"),
+    # As CSV, of which a longer value changes one line.
+    "ls": _of("ls", "--limit", "0", "--columns", _COLUMNS, "--format", "csv"),
     "ls-json": _rows("ls", "--limit", "0", "--sort", "started_at"),
     "runs": _rows("runs"),
     "stats": _stats,
