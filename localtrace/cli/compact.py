@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,22 +14,19 @@ from localtrace.printing import say
 if TYPE_CHECKING:
     from localtrace.store.layout import StoreLayout
 
+_WAIT_S = 60.0
+"""Time to wait while another compaction works."""
+
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Say what would be merged, and change nothing.")
 @click.option("--grace-hours", type=click.IntRange(0, 24), default=24, show_default=True,
               help="Hours for which replaced files stay, for readers that opened the store before.",
               )  # fmt: skip
-@click.option("--wait-s", type=click.FloatRange(0), default=60.0, show_default=True,
-              help="Seconds to wait while another compaction works.")  # fmt: skip
 @all_stores_option
 @click.pass_context
 def command(
-    context: click.Context,
-    dry_run: bool,
-    grace_hours: int,
-    wait_s: float,
-    store_paths: tuple[Path, ...],
+    context: click.Context, dry_run: bool, grace_hours: int, store_paths: tuple[Path, ...]
 ) -> None:
     """Merge small files, trim logs, and delete files that were replaced.
 
@@ -47,7 +44,7 @@ def command(
         if dry_run:
             _say_plan(layout)
         else:
-            problems += _compact(layout, grace_hours, wait_s)
+            problems += _compact(layout, grace_hours)
     print_problems(context, problems)
 
 
@@ -56,35 +53,31 @@ def _say_plan(layout: StoreLayout) -> None:
     from localtrace.store.compacting.compact import plan
 
     layout.refuse_bundle()
-    files, made, sizes = Counter[str](), Counter[str](), Counter[str]()
-    for one in plan(layout):
-        name = one.schema.name
-        files[name] += len(one.files)
-        made[name] += 1
-        sizes[name] += sum(file.size_bytes for file in one.files)
-    for name, count in files.items():
-        say(f"{name}: would merge {count} files of {show_size(sizes[name])} into {made[name]}")
-    if not files:
+    groups = defaultdict(list)
+    for schema, group in plan(layout):
+        groups[schema.name].append(group)
+    for name, merges in groups.items():
+        files = [file for group in merges for file in group]
+        size = show_size(sum(file.size_bytes for file in files))
+        say(f"{name}: would merge {len(files)} files of {size} into {len(merges)}")
+    if not groups:
         say("nothing to merge")
 
 
-def _compact(layout: StoreLayout, grace_hours: int, wait_s: float) -> list[str]:
+def _compact(layout: StoreLayout, grace_hours: int) -> list[str]:
     from localtrace.cli.progress import progress_bar
     from localtrace.cli.sizes import show_size
     from localtrace.maintain.upkeep import COMPACTION, note
-    from localtrace.store.compacting.compact import compact, count_files
+    from localtrace.store.compacting.compact import compact
 
-    before = count_files(layout)
     with progress_bar("merging", " files") as progress:
-        report = compact(layout, grace_hours=grace_hours, wait_s=wait_s, progress=progress)
-    after = count_files(layout)
+        report = compact(layout, grace_hours=grace_hours, wait_s=_WAIT_S, progress=progress)
     for name, merged in report.merged.items():
         if merged:
             say(f"{name}: merged {merged} files into {report.made[name]}")
     say(
-        f"table files {before.files} to {after.files}, {show_size(before.size_bytes)} to "
-        f"{show_size(after.size_bytes)}; log files {before.log_files} to {after.log_files}; "
-        f"deleted {report.vacuumed} replaced files, {show_size(report.vacuumed_bytes)}"
+        f"folded {report.folded} outcomes, deleted {report.vacuumed} replaced files of "
+        f"{show_size(report.vacuumed_bytes)}"
     )
     if not report.problems:
         note(layout.root, COMPACTION, None)

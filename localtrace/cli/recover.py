@@ -26,7 +26,7 @@ def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
         report = recover(open_layout(one_store(store_paths)), progress=progress)
     say(
         f"healed {report.healed} tables, sealed {report.sealed.journals} journals, "
-        f"moved {report.orphans} unfinished files aside"
+        f"moved {report.strays} unfinished files aside"
     )
     print_notes(report.sealed.foreign)
     print_problems(context, report.problems)

@@ -9,13 +9,14 @@ import click
 from localtrace.cli.options import one_store, one_store_option
 from localtrace.printing import say
 
+_WAIT_S = 60.0
+"""Time to wait while another sealer works."""
+
 
 @click.command()
-@click.option("--wait-s", type=click.FloatRange(0), default=60.0, show_default=True,
-              help="Seconds to wait while another sealer works.")  # fmt: skip
 @one_store_option
 @click.pass_context
-def command(context: click.Context, wait_s: float, store_paths: tuple[Path, ...]) -> None:
+def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
     """Turn journals into table files, exactly once."""
     from localtrace.cli.progress import print_notes, print_problems, progress_bar
     from localtrace.store.layout import open_layout
@@ -23,7 +24,7 @@ def command(context: click.Context, wait_s: float, store_paths: tuple[Path, ...]
 
     layout = open_layout(one_store(store_paths))
     with progress_bar("sealing", " journals") as progress:
-        report = seal(layout, wait_s=wait_s, progress=progress)
+        report = seal(layout, wait_s=_WAIT_S, progress=progress)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     say(f"sealed {report.journals} journals{rows and f': {rows}'}")
     if report.waiting:

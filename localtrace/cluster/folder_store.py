@@ -23,7 +23,7 @@ from localtrace.store.layout import open_layout, read_meta
 from localtrace.store.receipts import receipt_files
 from localtrace.store.tables.delta import committed_files, committed_number, open_table
 from localtrace.store.tables.gathered_rows import RowRanges, row_ranges
-from localtrace.store.tables.log_repair import torn_log_entry
+from localtrace.store.tables.log import torn_log_entry
 from localtrace.store.tokenizers import tokenizer_files
 
 PIECE_BYTES = 8 * 2**20

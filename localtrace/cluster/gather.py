@@ -24,7 +24,7 @@ from localtrace.store.gathered import Gathered
 from localtrace.store.layout import META_NAME, StoreLayout, read_meta
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.gathered_rows import Held, commit_gathered, held_rows
-from localtrace.store.tables.log_repair import heal_log
+from localtrace.store.tables.log import heal_log
 from localtrace.store.tables.parquet_files import WrittenFile
 
 _TRIES_MAX = 20

@@ -23,6 +23,7 @@ from localtrace.errors import StoreError, StoreUnwritable
 from localtrace.schema import TableSchema, refuse_other_version
 from localtrace.store.files import exclusive, is_file, make_folder, put_file, read_json
 from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.delta import is_any_committed
 from localtrace.store.tables.gathered_rows import row_ranges, rows_after
 from localtrace.store.tables.parquet_files import (
     WrittenFile,
@@ -33,7 +34,6 @@ from localtrace.store.tables.parquet_files import (
     write_rows,
     written_file,
 )
-from localtrace.store.tables.refused_files import is_none_committed
 
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _FOLDER_MAX_BYTES = 255
@@ -206,7 +206,7 @@ class Staging:
         self, schema: TableSchema, files: Sequence[tuple[SurveyedFile, WrittenFile]]
     ) -> None:
         """Undo `place` for files whose commit was refused, unless it was done in spite of that."""
-        if not is_none_committed(self._into, schema, [written for _, written in files]):
+        if is_any_committed(self._into, schema, [written for _, written in files]):
             return
         for file, written in files:
             path = self._into.table(schema.name) / written.path

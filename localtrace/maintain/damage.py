@@ -9,8 +9,8 @@ from typing import Any
 from localtrace.read.query_limits import Limits
 from localtrace.read.store import Store
 from localtrace.schema import OUTCOMES, SPANS, TRAJECTORIES
-from localtrace.store.compacting.damaged import damaged_files
 from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.damaged_files import damaged_files
 from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.store.tables.parquet_files import partition_values
 from localtrace.store.tables.snapshot import Snapshot, take_snapshot
@@ -28,10 +28,10 @@ _KEYS = ("project", "experiment", "step")
 class Damage:
     """Files that the choice cannot read."""
 
-    paths: set[str] = field(default_factory=set)
+    paths: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    """The partition of each file, by its path."""
     problems: list[str] = field(default_factory=list)
     """Each file, and what to do about it."""
-    _partitions: list[dict[str, str | None]] = field(default_factory=list)
 
     @classmethod
     def find(cls, layout: StoreLayout) -> Damage:
@@ -40,14 +40,14 @@ class Damage:
         Raises:
             StoreError: a table cannot be opened.
         """
-        found = cls()
+        damage = cls()
         for schema, columns in _READ.items():
             files = committed_files(open_table(layout, schema))
             for file, problem in damaged_files(layout, schema, files, columns).items():
-                found.paths.add(str(file.place(layout, schema)))
-                found.problems.append(problem)
-                found._partitions.append(partition_values(file.folder))
-        return found
+                path = str(file.place(layout, schema))
+                damage.paths[path] = partition_values(file.folder)
+                damage.problems.append(problem)
+        return damage
 
     def store_without(self, layout: StoreLayout, limits: Limits) -> Store:
         """Open the store without these files; it must be closed."""
@@ -67,5 +67,5 @@ class Damage:
         of = {name: None if trajectory[name] is None else str(trajectory[name]) for name in _KEYS}
         return any(
             all(of[name] == partition[name] for name in _KEYS if name in partition)
-            for partition in self._partitions
+            for partition in self.paths.values()
         )

@@ -35,13 +35,12 @@ import pyarrow.compute as pc
 from localtrace.errors import StoreError
 from localtrace.maintain.prunable import Choice
 from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
-from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
-from localtrace.store.compacting.merge import open_parquet
 from localtrace.store.compacting.rewrite import Change, rewrite
 from localtrace.store.files import exclusive, explained, put_file, read_json
 from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.damaged_files import UNREADABLE, blamed_files, open_parquet
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
-from localtrace.store.tables.log_repair import heal_log
+from localtrace.store.tables.log import heal_log
 from localtrace.store.tables.replacing import replace_files, vacuum
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -224,9 +223,7 @@ class _Work:
         self, schema: TableSchema, files: Sequence[CommittedFile], error: Exception
     ) -> None:
         """Note which files cannot be read; raise the error where it has another cause."""
-        damaged = damaged_files(self._layout, schema, files)
-        if not damaged and not isinstance(error, FileNotFoundError):  # replaced and deleted
-            raise error
+        damaged = blamed_files(self._layout, error, (schema, files))
         self._bad.update(damaged)
         self._report.problems += damaged.values()
 

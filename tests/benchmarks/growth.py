@@ -23,12 +23,11 @@ import pyarrow as pa
 
 import localtrace
 from localtrace.schema import TABLES
-from localtrace.store.compacting.compact import compact, count_files, is_due
+from localtrace.store.compacting.compact import compact, is_due
 from localtrace.store.layout import StoreLayout, create_layout
-from localtrace.store.tables.delta import commit
+from localtrace.store.tables.delta import commit, open_table, table_files
 from localtrace.store.tables.held_tables import HeldTables
-from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import trim_log
+from localtrace.store.tables.log import heal_log, log_names, trim_log
 from localtrace.store.tables.parquet_files import write_files
 from tests.benchmarks.figures import Figure, Promise, Table
 
@@ -89,7 +88,7 @@ def _seal(tables: HeldTables, layout: StoreLayout, rows: Rows, writer: str, numb
         tables.newest(schema)
     _commit(tables, layout, rows, writer, number)
     for schema in TABLES.values():
-        trim_log(layout, schema, tables=tables)
+        trim_log(layout, schema)
 
 
 def _commit(tables: HeldTables, layout: StoreLayout, rows: Rows, writer: str, number: int) -> None:
@@ -190,8 +189,12 @@ def _lines(seals: int, writers: int, folder: Path) -> Iterator[list[str]]:
         milliseconds = Figure(tuple(1000 * one for one in times)).text("ms")
         yield [at, store, task, milliseconds, ratio.text("x"), verdict]
     for store, one in stores.items():
-        counts = count_files(one.layout)
-        yield [at, store, "table files, log files", f"{counts.files}, {counts.log_files}", "", ""]
+        files = sum(
+            len(table_files(one.layout, open_table(one.layout, schema), schema))
+            for schema in TABLES.values()
+        )
+        logs = sum(len(log_names(one.layout, schema)) for schema in TABLES.values())
+        yield [at, store, "table files, log files", f"{files}, {logs}", "", ""]
         if one.seal_cpu_s:
             first, last = one.seal_cpu_s[:_ENDS], one.seal_cpu_s[-_ENDS:]
             ratio = Figure((sum(last) / sum(first),))

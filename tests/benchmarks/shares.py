@@ -17,7 +17,6 @@ from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables import delta
-from localtrace.store.tables.log_upkeep import trim_log
 from localtrace.store.tables.parquet_files import WrittenFile, file_name
 from localtrace.store.tables.replacing import replace_files
 from localtrace.store.tables.snapshot import take_snapshot
@@ -126,10 +125,10 @@ def _table_ms(folder: Path, files: int, replaced: int) -> float:
     values: dict[str, str | None] = {"project": "p", "experiment": "e", "step": "1"}
     place = "project=p/experiment=e/step=1/"
     named = [WrittenFile(place + file_name(), values, 9_000, 48) for _ in range(files + replaced)]
-    table = delta.with_all_columns(layout, SPANS, None)
+    table = delta.made_table(layout, SPANS)
     delta.write(table, SPANS, [delta.adding(file, is_new=True) for file in named], [])
     gone = delta.committed_files(delta.open_table(layout, SPANS))[:replaced]
     if gone:
         assert replace_files(layout, SPANS, gone, [])
-    trim_log(layout, SPANS, entries_max=0)
+    delta.made_table(layout, SPANS).create_checkpoint()
     return _opening_ms(lambda: delta.open_table(layout, SPANS))

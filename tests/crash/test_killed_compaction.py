@@ -18,7 +18,7 @@ from localtrace.schema import FOLDED_COLUMNS, TABLES
 from localtrace.store.compacting import compact as compaction
 from localtrace.store.compacting.compact import compact
 from localtrace.store.layout import create_layout, open_layout
-from localtrace.store.tables import log_upkeep
+from localtrace.store.tables import log
 from localtrace.store.tables.delta import commit
 from localtrace.store.tables.parquet_files import write_files
 from tests.crash.moments import different, killed_before, named
@@ -44,15 +44,14 @@ REWRITING = (
 """Every function by which files of a table are written anew."""
 TOUCHES = (
     *REWRITING,
-    "localtrace.store.tables.log_upkeep.sync",
-    "deltalake.DeltaTable.create_checkpoint",
+    "localtrace.store.tables.log.sync",
 )
 """Every function by which a compaction touches the disk."""
 
 
 def _trimming_soon() -> None:
-    log_upkeep.ENTRIES_KEPT = 1
-    log_upkeep.trim_log.__defaults__ = (3, None)
+    log.ENTRIES_KEPT = 1
+    log.ENTRIES_MAX = 3
 
 
 def compact_all(store: Path) -> None:
@@ -110,8 +109,8 @@ def test_a_compaction_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(
 ) -> None:
     wanted, wanted_rewards = counted(prepared), rewards(prepared)
     with (
-        patch.object(log_upkeep, "ENTRIES_KEPT", 1),
-        patch.object(log_upkeep.trim_log, "__defaults__", (3, None)),
+        patch.object(log, "ENTRIES_KEPT", 1),
+        patch.object(log, "ENTRIES_MAX", 3),
     ):
         killed = killed_before({name: name for name in TOUCHES}, prepared, tmp_path, compact_all)
         for copy in different(killed):

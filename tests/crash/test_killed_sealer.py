@@ -87,15 +87,15 @@ def test_files_of_an_unfinished_commit_are_put_aside_by_recover(
 ) -> None:
     left = killed["before adding files to a table"][2]
     layout = open_layout(simulate_crash(left, tmp_path / "store"))
-    orphans = _files(layout.root) - _committed_files(layout.root)
-    assert orphans
+    strays = _files(layout.root) - _committed_files(layout.root)
+    assert strays
     wanted = sealed_contents(layout.root)
     assert verify(layout).problems == []  # it may belong to a commit that is under way
-    for orphan in orphans:
-        os.utime(orphan, (0, 0))
-    assert len(verify(layout).problems) == len(orphans)
-    assert recover(layout).orphans == len(orphans)
-    assert {path.name for path in layout.quarantine.iterdir()} == {path.name for path in orphans}
+    for stray in strays:
+        os.utime(stray, (0, 0))
+    assert len(verify(layout).problems) == len(strays)
+    assert recover(layout).strays == len(strays)
+    assert {path.name for path in layout.quarantine.iterdir()} == {path.name for path in strays}
     assert verify(layout).problems == []
     assert contents(layout.root) == wanted
 
@@ -166,6 +166,6 @@ def test_a_torn_checkpoint_of_a_log_is_put_aside_and_nothing_is_lost(
         (copy.root / checkpoint.relative_to(store)).write_bytes(torn)
         with pytest.raises(StoreError, match="localtrace recover"):
             take_snapshot(copy)
-        assert recover(copy).healed == 2  # the checkpoint and the note that names it
+        assert recover(copy).healed == 1
         assert contents(copy.root) == wanted
         assert committed_number(open_table(copy, METRICS), "0" * 16) == number - 1

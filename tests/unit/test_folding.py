@@ -180,23 +180,6 @@ def test_a_folding_that_ends_between_its_two_commits_changes_no_answer(
     assert rewards(layout) == REWARDS
 
 
-def test_few_outcomes_do_not_make_a_large_file_be_written_again(
-    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compact(layout)
-    with open_store(layout.root) as store:
-        trace_id = store.trajectories().to_dicts()[0]["trace_id"]
-    add_outcome(layout.root, trace_id, reward=6.0)
-    monkeypatch.setattr(folding, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(folding, "_PAYING_SHARE", 2)
-    fold(layout, everything=False)
-    assert folded(layout) == {"True": 9, "None": 1}
-    assert rewards(layout) == [1.0, 2.0, 6.0]
-    fold(layout)
-    assert folded(layout) == {"True": 10}
-    assert rewards(layout) == [1.0, 2.0, 6.0]
-
-
 def test_the_sealer_folds_when_there_is_enough(
     layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,25 +220,3 @@ def test_a_damaged_file_of_outcomes_is_said_and_the_rest_is_compacted(layout: St
     os.truncate(path, path.stat().st_size - 20)
     (problem,) = compact(layout).problems
     assert re.match(f"{re.escape(str(path))}: .*; restore it", problem)
-
-
-def test_the_index_of_an_older_version_is_ignored_and_removed(
-    layout: StoreLayout, tmp_path: Path
-) -> None:
-    name, index = "0" * 32, layout.root / "index"
-    index.mkdir()
-    for ending in (".json", "-trajectories.parquet", "-outcomes.parquet"):
-        (index / f"{name}{ending}").write_text("{}")
-    (index / "notes.txt").write_text("precious")
-    assert rewards(layout) == REWARDS
-    compact(layout)
-    assert [path.name for path in index.iterdir()] == ["notes.txt"]
-    (index / "notes.txt").unlink()
-    compact(layout)
-    assert not index.exists()
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / f"{name}.json").write_text("precious")
-    index.symlink_to(theirs)
-    compact(layout)
-    assert (theirs / f"{name}.json").exists()

@@ -11,12 +11,10 @@ import pytest
 from localtrace.errors import StoreError
 from localtrace.schema import RUNS
 from localtrace.store.layout import StoreLayout, create_layout
-from localtrace.store.tables import delta, held_tables, log_upkeep
+from localtrace.store.tables import delta, held_tables, log
 from localtrace.store.tables.delta import commit, committed_files, committed_number, open_table
 from localtrace.store.tables.held_tables import HeldTables
-from localtrace.store.tables.log_files import log_folder
-from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import trim_log
+from localtrace.store.tables.log import heal_log, log_folder, trim_log
 from localtrace.store.tables.parquet_files import write_files
 from localtrace.store.tables.rows import Columns
 
@@ -53,7 +51,7 @@ def append(layout: StoreLayout) -> None:
 def trim(layout: StoreLayout) -> None:
     for number in range(3, 12):
         add(layout, number)
-    trim_log(layout, RUNS, entries_max=1)
+    assert trim_log(layout, RUNS)
 
 
 def tear(layout: StoreLayout) -> None:
@@ -64,11 +62,13 @@ def tear(layout: StoreLayout) -> None:
 
 def restore(layout: StoreLayout) -> None:
     """Put a copy of the log in its place, as it was one commit ago, and commit something else."""
-    log = log_folder(layout, RUNS)
-    copy = shutil.copytree(log, log.with_name("copy"))
-    max(copy.glob("*.json")).unlink()
-    shutil.rmtree(log)
-    copy.rename(log)
+    folder = log_folder(layout, RUNS)
+    copy = shutil.copytree(folder, folder.with_name("copy"))
+    newest = max(copy.glob("*.json"))
+    for path in (newest, newest.with_suffix(".checkpoint.parquet"), copy / "_last_checkpoint"):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder)
+    copy.rename(folder)
     add(layout, 7)
 
 
@@ -80,7 +80,8 @@ def leave(layout: StoreLayout) -> None:
 def test_a_held_table_is_what_opening_it_anew_gives(
     layout: StoreLayout, change: Callable[[StoreLayout], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_upkeep, "ENTRIES_KEPT", 1)
+    monkeypatch.setattr(log, "ENTRIES_KEPT", 1)
+    monkeypatch.setattr(log, "ENTRIES_MAX", 1)
     tables = HeldTables(layout)
     before = state(tables.newest(RUNS))
     change(layout)

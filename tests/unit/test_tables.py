@@ -23,7 +23,7 @@ from localtrace.store.tables.delta import (
     open_table,
     table_files,
 )
-from localtrace.store.tables.log_repair import torn_log_entry
+from localtrace.store.tables.log import torn_log_entry
 from localtrace.store.tables.parquet_files import write_files
 from localtrace.store.tables.rows import Columns
 

@@ -9,6 +9,7 @@ rewritten O(n log n) times, and a partition keeps O(log n) files.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
@@ -40,71 +41,59 @@ def choose(schema: TableSchema, files: Iterable[CommittedFile], everything: bool
     partitions = by_folder(files)
     complete = _complete(schema, partitions)
     groups: list[Group] = []
-    for folder, inside in partitions.items():
-        small = [file for file in inside if file.size_bytes < FILE_MAX_BYTES // 2]
+    for folder, members in partitions.items():
+        small = [file for file in members if file.size_bytes < FILE_MAX_BYTES // 2]
         small.sort(key=lambda file: (file.size_bytes, file.path))
-        if everything:
-            groups += pack(small)
-        elif folder in complete or len(small) >= _FAN_IN:
-            paying = small[: _paying(small)]
-            groups += pack(paying if folder in complete or len(paying) >= _FAN_IN else [])
+        if not everything:
+            small = small[: _paying(small)]
+            if folder not in complete and len(small) < _FAN_IN:
+                continue
+        groups += [group for group in pack(small) if len(group) > 1]
     return groups
 
 
 def by_folder(files: Iterable[CommittedFile]) -> dict[str, list[CommittedFile]]:
     """Return files by partition."""
-    partitions: dict[str, list[CommittedFile]] = {}
+    partitions: dict[str, list[CommittedFile]] = defaultdict(list)
     for file in files:
-        partitions.setdefault(file.folder, []).append(file)
+        partitions[file.folder].append(file)
     return partitions
 
 
 def _paying(small: Group) -> int:
     """Return how many of the smallest files to merge, so that each at least doubles."""
     sums = accumulate(file.size_bytes for file in small)
-    ends = (
-        place + 2
-        for place, (total, file) in enumerate(zip(sums, small[1:], strict=False))
-        if file.size_bytes <= total
-    )
-    return max(ends, default=0)
+    pairs = enumerate(zip(sums, small[1:], strict=False), start=2)
+    return max((count for count, (total, file) in pairs if file.size_bytes <= total), default=0)
 
 
-def pack(files: Group, files_min: int = 2) -> Iterator[Group]:
-    """Split files of a partition into groups that make one file each.
-
-    Args:
-        files: files, the smallest first.
-        files_min: smaller groups are left out.
-    """
+def pack(files: Group) -> Iterator[Group]:
+    """Split files of a partition, the smallest first, into groups that make one file each."""
     group: list[CommittedFile] = []
     size_bytes = 0
     for file in files:
         if group and (size_bytes + file.size_bytes > FILE_MAX_BYTES or len(group) == FILES_MAX):
-            if len(group) >= files_min:
-                yield group
+            yield group
             group, size_bytes = [], 0
         group.append(file)
         size_bytes += file.size_bytes
-    if group and len(group) >= files_min:
+    if group:
         yield group
 
 
 def _complete(schema: TableSchema, partitions: dict[str, list[CommittedFile]]) -> set[str]:
     """Return the partitions to which, it seems, nothing more will be added."""
-    now_ms = time.time_ns() // 1_000_000
+    quiet_ms = time.time_ns() // 1_000_000 - QUIET_MS
     complete = {
         folder
         for folder, files in partitions.items()
-        if now_ms - max(file.added_ms for file in files) >= QUIET_MS
+        if max(file.added_ms for file in files) <= quiet_ms
     }
-    if "step" not in schema.partitions:
-        return complete
-    steps: dict[str, list[tuple[int, str]]] = {}
-    for folder in partitions:
-        step = partition_values(folder)["step"]
-        if step is not None:
-            steps.setdefault(folder.rpartition("/")[0], []).append((int(step), folder))
-    for found in steps.values():
-        complete |= {folder for _, folder in sorted(found)[:-_LATER_STEPS]}
+    if "step" in schema.partitions:
+        steps: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for folder in partitions:
+            if (step := partition_values(folder)["step"]) is not None:
+                steps[folder.rpartition("/")[0]].append((int(step), folder))
+        for members in steps.values():
+            complete.update(folder for _, folder in sorted(members)[:-_LATER_STEPS])
     return complete

@@ -6,20 +6,18 @@ on at the next call, and can run beside recorders, sealers, readers and other co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
-from localtrace.store.compacting.damaged import UNREADABLE, damaged_files
 from localtrace.store.compacting.fold import fold, is_fold_due
-from localtrace.store.compacting.rewrite import Rewrite, remove_drafts, rewrite
+from localtrace.store.compacting.rewrite import remove_drafts, rewrite
 from localtrace.store.files import exclusive, explained
 from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.damaged_files import UNREADABLE, blamed_files
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
-from localtrace.store.tables.log_files import ENTRY, log_names
-from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import ENTRIES_MAX, trim_log
+from localtrace.store.tables.log import ENTRIES_MAX, ENTRY, heal_log, log_names, trim_log
 from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 
 LOCK_NAME = ".compact"
@@ -33,14 +31,6 @@ _ROUNDS_MAX = 20
 OnProgress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Small files that would be merged into one."""
-
-    schema: TableSchema
-    files: Group
-
-
 @dataclass(slots=True)
 class CompactReport:
     """The result of one call of `compact`."""
@@ -51,58 +41,26 @@ class CompactReport:
     """Files that took their place, by table."""
     folded: int = 0
     """Outcomes that were folded into trajectories, or belong to none yet."""
-    old_bytes: int = 0
-    new_bytes: int = 0
     vacuumed: int = 0
     vacuumed_bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def add(self, schema: TableSchema, done: Rewrite) -> None:
-        """Count one rewriting."""
-        self.merged[schema.name] += len(done.old)
-        self.made[schema.name] += len(done.new)
-        self.old_bytes += sum(file.size_bytes for file in done.old)
-        self.new_bytes += sum(file.size_bytes for file in done.new)
 
-
-def plan(layout: StoreLayout, everything: bool = True) -> list[Plan]:
-    """Return the merges that are due now.
+def plan(layout: StoreLayout, everything: bool = True) -> list[tuple[TableSchema, Group]]:
+    """Return the groups of files that would be merged now.
 
     Args:
         layout: the store.
-        everything: those of all small files, and not only those that pay.
+        everything: all small files, and not only those where merging pays.
 
     Raises:
         StoreError: a table cannot be opened.
     """
     return [
-        Plan(schema, group)
+        (schema, group)
         for schema in TABLES.values()
         for group in choose(schema, committed_files(open_table(layout, schema)), everything)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class FileCounts:
-    """Numbers of a store's files."""
-
-    files: int
-    size_bytes: int
-    """The bytes of the table files."""
-    log_files: int
-
-
-def count_files(layout: StoreLayout) -> FileCounts:
-    """Count the files of all tables' states and logs.
-
-    Raises:
-        StoreError: a table cannot be opened.
-    """
-    found = [
-        file for schema in TABLES.values() for file in committed_files(open_table(layout, schema))
-    ]
-    log_files = sum(len(log_names(layout, schema)) for schema in TABLES.values())
-    return FileCounts(len(found), sum(file.size_bytes for file in found), log_files)
 
 
 def is_due(layout: StoreLayout) -> bool:
@@ -111,9 +69,8 @@ def is_due(layout: StoreLayout) -> bool:
     Raises:
         StoreError: a table cannot be opened.
     """
-    logs = [log_names(layout, schema, ENTRY) for schema in TABLES.values()]
     return (
-        max(map(len, logs)) > ENTRIES_MAX
+        any(len(log_names(layout, schema, ENTRY)) > ENTRIES_MAX for schema in TABLES.values())
         or is_fold_due(layout)
         or bool(plan(layout, everything=False))
     )
@@ -142,102 +99,85 @@ def compact(
         OSError: a file cannot be written.
     """
     layout.refuse_bundle()
-    report = CompactReport()
+    work = _Compaction(layout, everything, progress)
     with explained(f"compaction of {layout.root} stopped", _AGAIN):
         layout.tables.mkdir(exist_ok=True)
         # A courtesy: where two run all the same, on two nodes, one of two commits is refused.
         with exclusive(layout.tables / LOCK_NAME, wait_s, _BUSY.format(layout.root)):
             for schema in TABLES.values():
-                report.problems += heal_log(layout, schema)
-            _fold(layout, everything, report)
+                work.report.problems += heal_log(layout, schema)
+            work.fold()
             for schema in TABLES.values():
-                _merge(layout, schema, everything, report, progress)
+                work.merge(schema)
                 trim_log(layout, schema)
                 count, size_bytes = vacuum(layout, schema, grace_hours)
-                report.vacuumed += count
-                report.vacuumed_bytes += size_bytes
+                work.report.vacuumed += count
+                work.report.vacuumed_bytes += size_bytes
                 remove_drafts(layout, schema)
-    return report
+    return work.report
 
 
-def _fold(layout: StoreLayout, everything: bool, report: CompactReport) -> None:
-    bad: set[str] = set()
-    while everything or is_fold_due(layout):
+class _Compaction:
+    """One compaction, which passes over files that turn out to be damaged."""
+
+    def __init__(self, layout: StoreLayout, everything: bool, progress: OnProgress | None) -> None:
+        self.report = CompactReport()
+        self._layout = layout
+        self._everything = everything
+        self._progress = progress
+        self._bad: set[str] = set()
+
+    def fold(self) -> None:
+        """Fold outcomes until none is left."""
+        while self._everything or is_fold_due(self._layout):
+            try:
+                count = fold(self._layout, self._bad)
+            except UNREADABLE as error:
+                tables = (OUTCOMES, TRAJECTORIES)
+                if self._pass_over(error, *((one, self._readable(one)) for one in tables)):
+                    continue
+                return  # another compaction replaced a file
+            self.report.folded += count
+            if not count:
+                return
+
+    def merge(self, schema: TableSchema) -> None:
+        """Merge the small files of a table until no more is to be merged."""
+        for _ in range(_ROUNDS_MAX):
+            groups = choose(schema, self._readable(schema), self._everything)
+            left = sum(map(len, groups))
+            for batch in _batches(groups):
+                self._rewrite(schema, batch)
+                left -= sum(map(len, batch))
+                if self._progress is not None:
+                    count = sum(self.report.merged.values())
+                    self._progress(count, count + left)
+            if not groups:
+                return
+
+    def _rewrite(self, schema: TableSchema, batch: list[Group]) -> None:
         try:
-            folded = fold(layout, everything, bad)
+            made = rewrite(self._layout, schema, batch)
         except UNREADABLE as error:
-            damaged = [
-                one
-                for schema in (OUTCOMES, TRAJECTORIES)
-                for one in damaged_files(layout, schema, _readable(layout, schema, bad)).items()
-            ]
-            if damaged:
-                bad.update(file.path for file, _ in damaged)
-                report.problems += [said for _, said in damaged]
-                continue
-            if not isinstance(error, FileNotFoundError):  # else another compaction replaced it
-                report.problems.append(
-                    f"outcomes are not folded, so that reading joins them: {error}"
-                )
+            self._pass_over(error, (schema, [file for group in batch for file in group]))
             return
-        report.folded += folded
-        if not folded:
-            return
+        if made is not None:
+            self.report.merged[schema.name] += len(made.old)
+            self.report.made[schema.name] += len(made.new)
+        trim_log(self._layout, schema)
 
+    def _readable(self, schema: TableSchema) -> list[CommittedFile]:
+        files = committed_files(open_table(self._layout, schema))
+        return [file for file in files if file.path not in self._bad]
 
-def _readable(
-    layout: StoreLayout, schema: TableSchema, bad: Container[str]
-) -> Iterator[CommittedFile]:
-    """Yield the files of a table but those that are known to be damaged."""
-    for file in committed_files(open_table(layout, schema)):
-        if file.path not in bad:
-            yield file
-
-
-def _merge(
-    layout: StoreLayout,
-    schema: TableSchema,
-    everything: bool,
-    report: CompactReport,
-    progress: OnProgress | None,
-) -> None:
-    bad: set[str] = set()
-    for _ in range(_ROUNDS_MAX):
-        groups = choose(schema, _readable(layout, schema, bad), everything)
-        waiting = sum(map(len, groups))
-        for batch in _batches(groups):
-            done = _rewrite(layout, schema, batch, bad, report)
-            if done is not None:
-                report.add(schema, done)
-            waiting -= sum(map(len, batch))
-            if progress is not None:
-                count = sum(report.merged.values())
-                progress(count, count + waiting)
-            trim_log(layout, schema)
-        if not groups:
-            return
-
-
-def _rewrite(
-    layout: StoreLayout,
-    schema: TableSchema,
-    batch: Sequence[Group],
-    bad: set[str],
-    report: CompactReport,
-) -> Rewrite | None:
-    try:
-        return rewrite(layout, schema, batch)
-    except UNREADABLE as error:
-        files = [file for group in batch for file in group]
-        damaged = damaged_files(layout, schema, files)
-        if not damaged and isinstance(error, FileNotFoundError):
-            return None  # another compaction replaced and deleted it
-        if not damaged and isinstance(error, OSError):
-            raise
-        bad.update(file.path for file in damaged or files)
-        stays = f"table {schema.name}: its small files stay ({error}): run localtrace verify"
-        report.problems += damaged.values() or [stays]
-        return None
+    def _pass_over(
+        self, error: Exception, *suspects: tuple[TableSchema, list[CommittedFile]]
+    ) -> bool:
+        """Name the damaged files that an error came from; return whether there are any."""
+        damaged = blamed_files(self._layout, error, *suspects)
+        self._bad.update(file.path for file in damaged)
+        self.report.problems += damaged.values()
+        return bool(damaged)
 
 
 def _batches(groups: Iterable[Group]) -> Iterator[list[Group]]:

@@ -36,12 +36,10 @@ from localtrace.store.journal.journal_files import (
 from localtrace.store.layout import StoreLayout
 from localtrace.store.sealing.sampling import decide, save_decisions
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.delta import commit
+from localtrace.store.tables.delta import commit, removed_if_refused
 from localtrace.store.tables.held_tables import HeldTables
-from localtrace.store.tables.log_repair import heal_log
-from localtrace.store.tables.log_upkeep import trim_log
+from localtrace.store.tables.log import heal_log, trim_log
 from localtrace.store.tables.parquet_files import write_files
-from localtrace.store.tables.refused_files import removed_if_refused
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
 from localtrace.store.tokenizers import RunTokenizers
 
@@ -116,14 +114,14 @@ def seal(
             for path in list(leftovers(folder)):
                 path.unlink(missing_ok=True)
             if ready:
-                _keep_logs_short(layout, tables, report)
+                _keep_logs_short(layout, report)
     return report
 
 
-def _keep_logs_short(layout: StoreLayout, tables: HeldTables, report: SealReport) -> None:
+def _keep_logs_short(layout: StoreLayout, report: SealReport) -> None:
     for schema in TABLES.values():
         try:
-            trim_log(layout, schema, tables=tables)
+            trim_log(layout, schema)
         except (StoreError, OSError) as error:  # all is sealed, and a log is as good without
             report.problems.append(f"the log of table {schema.name} stays long: {error}")
 

@@ -7,11 +7,11 @@ transaction per writer whose journals it covers, so that a journal is never adde
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,33 +26,23 @@ from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.files import refuse_other_than_file
 from localtrace.store.layout import StoreLayout, read_meta
-from localtrace.store.tables.log_files import (
-    CHECKPOINT_NOTE,
-    log_folder,
-    log_names,
-    sync_log,
-)
+from localtrace.store.tables.log import ACTIONS_NAME, CHECKPOINT_EVERY, refuse_strangers, sync_log
 from localtrace.store.tables.parquet_files import WrittenFile
 
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f*?\[]")
 """Characters that partition folders quote: DuckDB would take a path with some for a pattern."""
 _NAMED_MAX_CHARS = 300
-_LOG_NAME = re.compile(rf"\d{{20}}\.|{CHECKPOINT_NOTE}$")
-"""Names in a table's log that readers of Delta Lake open."""
 COMMIT_TRIES_MAX = 100
 """Tries of a commit, each at the next free version, as sealers of many nodes may use a table."""
-_OPEN_TRIES_MAX = 5
+_OPEN_TRIES_MAX = 3
 _NO_CLEANING = PostCommitHookProperties(cleanup_expired_logs=False)
 """Hooks after a commit. delta-rs would delete log entries before it syncs their checkpoint."""
-_REMOVED_KEPT = "delta.deletedFileRetentionDuration"
 REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
 STORE_ID = "localtrace.store_id"
 """Key in a table's configuration: the store that the table belongs to."""
-ACTIONS_NAME = "localtrace.actions"
-"""Key in a commit's information: the number of its actions, that one included."""
 
 
 def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
@@ -62,12 +52,7 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
         StoreError: the table's log is damaged, or the table is another store's.
     """
     refuse_strangers(layout, schema)
-    oldest: str | None = None
-    problem: Exception | None = None
-    for _ in range(_OPEN_TRIES_MAX):
-        before, oldest = oldest, _oldest_entry(layout, schema)
-        if problem is not None and before == oldest:
-            break  # else a compaction trimmed the log meanwhile
+    for _ in range(_OPEN_TRIES_MAX):  # a compaction may trim the log meanwhile
         try:
             table = DeltaTable(layout.table(schema.name))
         except TableNotFoundError:
@@ -92,29 +77,6 @@ def _refuse_another_stores(layout: StoreLayout, schema: TableSchema, table: Delt
             f"{layout.table(schema.name)}: table {schema.name} belongs to another store, of the id "
             f"{theirs}, and this one is {ours}: move the folder back there, or, if it is this "
             f"store's own and {layout.meta.name} was lost, write that id into it"
-        )
-
-
-def _oldest_entry(layout: StoreLayout, schema: TableSchema) -> str | None:
-    return next(filter(_LOG_NAME.match, log_names(layout, schema)), None)
-
-
-def refuse_strangers(layout: StoreLayout, schema: TableSchema) -> None:
-    """Refuse links, FIFOs and the like in a table's log: delta-rs would wait at a FIFO for ever.
-
-    Raises:
-        StoreError: there is one.
-    """
-    try:
-        with os.scandir(log_folder(layout, schema)) as entries:
-            found = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
-    except FileNotFoundError:
-        return
-    strangers = sorted(entry.path for entry in found if _LOG_NAME.match(entry.name))
-    if strangers:
-        raise StoreError(
-            f"table {schema.name} cannot be opened ({strangers[0]} is a link, a FIFO or the like): "
-            "put the file itself in its place, or move it away if there never was one"
         )
 
 
@@ -143,11 +105,9 @@ def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSche
         StoreError: the log names a file elsewhere.
         NotAFile: a link, a FIFO or the like is in place of one; DuckDB would follow or wait for it.
     """
-    root, depth = layout.table(schema.name), len(schema.partitions) + 1
-    # delta-rs quotes the folder of the table, but not what is below it.
-    places = (uri.split("/")[-depth:] for uri in (table.file_uris() if table else ()))
+    root = layout.table(schema.name)
     # A forged log names a file twice where it gives it a deletion vector, which no table has.
-    files = sorted({"/".join((str(root), *inside(place))) for place in places})
+    files = sorted({f"{root}/{file.path}" for file in committed_files(table)})
     for file in files:
         refuse_other_than_file(file)
     return files
@@ -219,7 +179,7 @@ def commit(
         numbers: by writer, the number of the last journal that the files cover.
         table: the table's newest state; it is read where none is given.
     """
-    table = with_all_columns(layout, schema, table or open_table(layout, schema))
+    table = made_table(layout, schema, table)
     transactions = [Transaction(writer_id, number) for writer_id, number in numbers.items()]
     try:
         write(table, schema, [adding(file, is_new=True) for file in files], transactions)
@@ -265,43 +225,44 @@ def write(
     )
 
 
-def with_all_columns(
-    layout: StoreLayout, schema: TableSchema, table: DeltaTable | None
+def made_table(
+    layout: StoreLayout, schema: TableSchema, table: DeltaTable | None = None
 ) -> DeltaTable:
-    """Make the table, or give one of an older format version the columns that it lacks."""
-    columns = deltalake.Schema.from_arrow(schema.arrow())
+    """Return the newest state of a table, which is made where there is none.
+
+    Args:
+        table: its newest state, where the caller has read it.
+    """
+    table = table or open_table(layout, schema)
+    if table is not None:
+        return table
     problem: DeltaError | None = None
-    for _ in range(COMMIT_TRIES_MAX):
-        known = () if table is None else {field.name for field in table.schema().fields}
-        missing = [field for field in columns.fields if field.name not in known]
-        if table is not None and not missing:
-            return table
-        # The sealer of another node may do the same at once. delta-rs must not try again: a second
-        # creation would give the table a new identity under the commits of others.
-        try:
-            if table is None:
-                DeltaTable.create(
-                    layout.table(schema.name),
-                    schema=columns,
-                    partition_by=list(schema.partitions),
-                    configuration={
-                        _REMOVED_KEPT: f"interval {REMOVED_KEPT_MINUTES} minutes",
-                        STORE_ID: read_meta(layout).store_id,
-                    },
-                    raise_if_key_not_exists=False,
-                    commit_properties=_counted(2, tries=0),
-                )
-            else:
-                table.alter.add_columns(missing, commit_properties=_counted(1, tries=0))
-        except DeltaError as error:
-            problem = error
-        # Healing looks at the newest entry only, so every older one must be on the disk.
-        sync_log(layout, schema)
-        table = open_table(layout, schema)
-    raise StoreError(
-        f"cannot give table {schema.name} its columns ({problem}): journals stay and nothing is "
-        "lost; run localtrace seal again"
-    )
+    try:
+        # delta-rs must not try again: where another sealer makes it at once, a second creation
+        # would give the table a new identity under the commits of others.
+        DeltaTable.create(
+            layout.table(schema.name),
+            schema=deltalake.Schema.from_arrow(schema.arrow()),
+            partition_by=list(schema.partitions),
+            configuration={
+                "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+                "delta.deletedFileRetentionDuration": f"interval {REMOVED_KEPT_MINUTES} minutes",
+                STORE_ID: read_meta(layout).store_id,
+            },
+            raise_if_key_not_exists=False,
+            commit_properties=_counted(2, tries=0),
+        )
+    except DeltaError as error:
+        problem = error
+    # Healing looks at the newest entry only, so every older one must be on the disk.
+    sync_log(layout, schema)
+    table = open_table(layout, schema)
+    if table is None:
+        raise StoreError(
+            f"cannot make table {schema.name} ({problem}): journals stay and nothing is lost; run "
+            "localtrace seal again"
+        )
+    return table
 
 
 def _counted(
@@ -312,3 +273,31 @@ def _counted(
         max_commit_retries=tries,
         app_transactions=transactions,
     )
+
+
+def is_any_committed(
+    layout: StoreLayout, schema: TableSchema, files: Iterable[WrittenFile]
+) -> bool:
+    """Tell whether a table's state has any of some files, or may have, as it cannot be read."""
+    try:
+        state = {file.path for file in committed_files(open_table(layout, schema))}
+    except StoreError:
+        return True
+    return any(file.path in state for file in files)
+
+
+@contextlib.contextmanager
+def removed_if_refused(
+    layout: StoreLayout, schema: TableSchema, files: Sequence[WrittenFile]
+) -> Iterator[None]:
+    """Remove files whose commit failed, unless it was done in spite of the error.
+
+    They would take space until somebody puts them aside.
+    """
+    try:
+        yield
+    except Exception:
+        if not is_any_committed(layout, schema, files):
+            for file in files:
+                (layout.table(schema.name) / file.path).unlink(missing_ok=True)
+        raise

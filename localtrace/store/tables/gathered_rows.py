@@ -29,11 +29,11 @@ from localtrace.store.tables.delta import (
     adding,
     committed_files,
     committed_number,
+    made_table,
     open_table,
-    with_all_columns,
     write,
 )
-from localtrace.store.tables.log_files import sync_log
+from localtrace.store.tables.log import sync_log
 from localtrace.store.tables.parquet_files import WrittenFile
 
 _WRITER_COLUMNS = ["writer_id", "writer_seq"]
@@ -150,7 +150,7 @@ def commit_gathered(
     Raises:
         StoreError: the table cannot be written.
     """
-    table = with_all_columns(layout, schema, open_table(layout, schema))
+    table = made_table(layout, schema)
     for writer_id, held in before.items():
         now = (writer_id, f"{writer_id}.rows")
         if committed_number(table, now[0]) != held.journal or (

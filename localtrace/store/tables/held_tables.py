@@ -13,10 +13,8 @@ from deltalake.exceptions import DeltaError
 
 from localtrace.schema import TableSchema
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.delta import open_table, refuse_strangers
-from localtrace.store.tables.log_files import log_folder
-
-_Identity = tuple[int, int, int]
+from localtrace.store.tables.delta import open_table
+from localtrace.store.tables.log import log_folder, refuse_strangers
 
 
 class HeldTables:
@@ -24,7 +22,7 @@ class HeldTables:
 
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
-        self._held: dict[str, tuple[DeltaTable, _Identity]] = {}
+        self._held: dict[str, tuple[DeltaTable, os.stat_result]] = {}
 
     def newest(self, schema: TableSchema) -> DeltaTable | None:
         """Read the newest committed state of a table; None where nothing was committed.
@@ -34,8 +32,8 @@ class HeldTables:
         """
         table = self._renewed(schema) or open_table(self._layout, schema)
         self._held.pop(schema.name, None)
-        if table is not None and (identity := self._identity(schema, table)):
-            self._held[schema.name] = table, identity
+        if table is not None and (entry := self._entry(schema, table)):
+            self._held[schema.name] = table, entry
         return table
 
     def forget(self) -> None:
@@ -43,22 +41,20 @@ class HeldTables:
         self._held.clear()
 
     def _renewed(self, schema: TableSchema) -> DeltaTable | None:
-        if schema.name not in self._held:
-            return None
-        table, identity = self._held[schema.name]
-        # The log may be another one by now, such as a copy of an older store.
-        if self._identity(schema, table) != identity:
+        table, before = self._held.get(schema.name, (None, None))
+        if table is None or before is None:
             return None
         refuse_strangers(self._layout, schema)
-        with contextlib.suppress(DeltaError, OSError):
-            table.update_incremental()
-            return table
+        entry = self._entry(schema, table)
+        # The log may be another one by now, as of a new store in the place of a deleted one.
+        if entry and os.path.samestat(entry, before) and entry.st_mtime_ns == before.st_mtime_ns:
+            with contextlib.suppress(DeltaError, OSError):
+                table.update_incremental()
+                return table
         return None
 
-    def _identity(self, schema: TableSchema, table: DeltaTable) -> _Identity | None:
+    def _entry(self, schema: TableSchema, table: DeltaTable) -> os.stat_result | None:
         """Return what tells the newest log entry of a state from another of its name."""
-        entry = log_folder(self._layout, schema) / f"{table.version():020}.json"
         with contextlib.suppress(OSError):
-            found = os.lstat(entry)
-            return found.st_dev, found.st_ino, found.st_mtime_ns
+            return os.lstat(log_folder(self._layout, schema) / f"{table.version():020}.json")
         return None

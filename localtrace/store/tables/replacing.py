@@ -12,39 +12,35 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from deltalake import Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from localtrace.errors import StoreError, StoreFormatError
+from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.files import is_file, put_file, read_json
 from localtrace.store.layout import REPLACED, StoreLayout
 from localtrace.store.tables.delta import (
-    COMMIT_TRIES_MAX,
     CommittedFile,
     adding,
     committed_files,
     committed_number,
     inside,
+    made_table,
     open_table,
-    with_all_columns,
     write,
 )
-from localtrace.store.tables.log_files import sync_log
+from localtrace.store.tables.log import sync_log
 from localtrace.store.tables.parquet_files import WrittenFile, partition_values
 
 GRACE_HOURS = 24
 """Time for which replaced files stay, for readers of an earlier state."""
 _REWRITES = "localtrace.rewrites"
 """Application id that all rewriting commits share: of two at once, delta-rs refuses one."""
-_REFUSED = (
-    "cannot commit to table {} ({}): its files stay as they are; run localtrace compact again"
-)
+_TRIES_MAX = 20
 _NOTE_NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.json")
 _TABLE_FILE = re.compile(r"v\d+-[0-9a-f]{32}\.parquet")
 
@@ -73,34 +69,33 @@ def replace_files(
         StoreError: the commit is refused again and again.
         OSError: the note of what is replaced cannot be written; then nothing was changed.
     """
-    note = _note(layout, schema, [file.path for file in old])
-    problem: DeltaError | None = None
-    for _ in range(COMMIT_TRIES_MAX):
-        table = with_all_columns(layout, schema, open_table(layout, schema))
+    note = layout.table(schema.name) / REPLACED / f"{_now_ms():020}-{uuid.uuid4().hex}.json"
+    put_file(note, msgspec.json.encode([file.path for file in old]))
+    actions: list[AddAction | RemoveAction] = [_removing(file) for file in old]
+    actions += [adding(file, is_new=False) for file in new]
+    problem: Exception | None = None
+    for _ in range(_TRIES_MAX):
+        table = made_table(layout, schema)
         state = {file.path for file in committed_files(table)}
-        if new and {file.path for file in new} <= state:
-            break  # the commit was done in spite of the error
-        if not {file.path for file in old} <= state:
-            note.unlink(missing_ok=True)
+        is_done = bool(new) and state.issuperset(file.path for file in new)
+        if not is_done and not state.issuperset(file.path for file in old):
             return False
-        actions: list[AddAction | RemoveAction] = [_removed(file) for file in old]
-        actions += [adding(file, is_new=False) for file in new]
-        rewrite = Transaction(_REWRITES, committed_number(table, _REWRITES) + 1)
         try:
-            write(table, schema, actions, [rewrite])
-        except CommitFailedError as error:
+            if not is_done:  # else in spite of the error before
+                rewrite = Transaction(_REWRITES, committed_number(table, _REWRITES) + 1)
+                write(table, schema, actions, [rewrite])
+        except (DeltaError, StoreError) as error:  # another commit, or the log was trimmed
             problem = error
-            continue
-        except DeltaError as error:
-            raise StoreError(_REFUSED.format(schema.name, error)) from error
-        break
-    else:
-        raise StoreError(_REFUSED.format(schema.name, problem)) from problem
-    sync_log(layout, schema)
-    return True
+        else:
+            sync_log(layout, schema)
+            return True
+    raise StoreError(
+        f"cannot commit to table {schema.name} ({problem}): its files stay as they are; run "
+        "localtrace compact again"
+    ) from problem
 
 
-def _removed(file: CommittedFile) -> RemoveAction:
+def _removing(file: CommittedFile) -> RemoveAction:
     return RemoveAction(
         path=file.path,
         data_change=False,
@@ -110,37 +105,26 @@ def _removed(file: CommittedFile) -> RemoveAction:
     )
 
 
-def _note(layout: StoreLayout, schema: TableSchema, paths: Sequence[str]) -> Path:
-    name = f"{_now_ms():020}-{uuid.uuid4().hex}.json"
-    path = layout.table(schema.name) / REPLACED / name
-    put_file(path, msgspec.json.encode(paths))
-    return path
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """Files that a commit was to replace; one that was killed may have left them in place."""
-
-    place: Path
-    time_ms: int
-
-    def paths(self) -> set[str]:
-        """Return the files, relative to the table; none where the note cannot be read."""
-        with contextlib.suppress(StoreFormatError, OSError):
-            return set(read_json(self.place, list[str]))
-        return set()
-
-
-def _notes(layout: StoreLayout, schema: TableSchema) -> list[_Note]:
+def _notes(layout: StoreLayout, schema: TableSchema) -> dict[Path, int]:
+    """Return the notes of a table, and the time of each."""
     folder = layout.table(schema.name) / REPLACED
     with contextlib.suppress(FileNotFoundError):
-        found = map(_NOTE_NAME.fullmatch, os.listdir(folder))
-        return [_Note(folder / name[0], int(name[1])) for name in found if name]
-    return []
+        matches = map(_NOTE_NAME.fullmatch, os.listdir(folder))
+        return {folder / match[0]: int(match[1]) for match in matches if match}
+    return {}
+
+
+def _paths(notes: Iterable[Path]) -> set[str]:
+    """Return the files that notes name, relative to the table, as far as they can be read."""
+    paths: set[str] = set()
+    for note in notes:
+        with contextlib.suppress(OSError):
+            paths.update(read_json(note, list[str]))
+    return paths
 
 
 def replaced_files(layout: StoreLayout, schema: TableSchema) -> set[Path]:
@@ -149,12 +133,8 @@ def replaced_files(layout: StoreLayout, schema: TableSchema) -> set[Path]:
     Raises:
         StoreError: the table cannot be opened.
     """
-    noted = _all_paths(_notes(layout, schema))
-    return {layout.table(schema.name) / path for path in noted - _state(layout, schema)}
-
-
-def _all_paths(notes: Iterable[_Note]) -> set[str]:
-    return set[str]().union(*(note.paths() for note in notes))
+    noted = _paths(_notes(layout, schema)) - _state(layout, schema)
+    return {layout.table(schema.name) / path for path in noted}
 
 
 def _state(layout: StoreLayout, schema: TableSchema) -> set[str]:
@@ -168,28 +148,24 @@ def vacuum(layout: StoreLayout, schema: TableSchema, grace_hours: int) -> tuple[
 
     Raises:
         StoreError: the table cannot be opened.
+        OSError: a file cannot be deleted.
     """
     count = size_bytes = 0
     notes, before_ms = _notes(layout, schema), _now_ms() - grace_hours * 3_600_000
-    due = [note for note in notes if note.time_ms <= before_ms]
+    due = [note for note, time_ms in notes.items() if time_ms <= before_ms]
     if not due:
         return count, size_bytes
-    state = _state(layout, schema)
     # A commit that was killed before it replaced them is noted too: the newest note tells the time.
-    kept = state | _all_paths(note for note in notes if note.time_ms > before_ms)
+    state = _state(layout, schema)
+    kept = state | _paths(notes.keys() - due)
     for note in due:
-        paths = note.paths()
-        is_done = not paths & state
-        for path in sorted(paths - kept):
-            try:
+        paths = _paths([note])
+        for path in paths - kept:
+            with contextlib.suppress(StoreError):  # it is gone, or a hostile note named it
                 size_bytes += _delete(layout.table(schema.name), path)
                 count += 1
-            except StoreError:
-                pass  # it is gone, or a hostile note named it
-            except OSError:
-                is_done = False  # another user's, perhaps
-        if is_done:
-            note.place.unlink(missing_ok=True)
+        if paths.isdisjoint(state):
+            note.unlink(missing_ok=True)
     return count, size_bytes
 
 
@@ -201,9 +177,8 @@ def _delete(root: Path, path: str) -> int:
         OSError: it cannot be deleted.
     """
     place = root.joinpath(*inside(path.split("/")))
-    is_table_file = _TABLE_FILE.fullmatch(place.name) and os.path.lexists(place) and is_file(place)
-    folder = root.resolve() / place.parent.relative_to(root)
-    if not is_table_file or place.parent.resolve() != folder:
+    is_behind_a_link = place.parent.resolve() != root.resolve() / place.parent.relative_to(root)
+    if not _TABLE_FILE.fullmatch(place.name) or not is_file(place) or is_behind_a_link:
         raise StoreError(f"{place} is not a file of table {root.name}")
     size_bytes = place.stat().st_size
     place.unlink()

@@ -1,0 +1,166 @@
+"""The files of a table's log: synced, repaired after a crash of the machine, and trimmed.
+
+delta-rs writes the entries, and a checkpoint of the whole state every few entries. It syncs
+neither, and a crash may leave the newest ones empty or torn. What a log entry covers is deleted
+elsewhere (journals, replaced files) only after the entry is on the disk, so a torn entry can go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from localtrace.errors import StoreError
+from localtrace.schema import TableSchema
+from localtrace.store.files import is_file, read_file, sync
+from localtrace.store.layout import LOG, StoreLayout
+
+CHECKPOINT_EVERY = 4
+"""Entries after which delta-rs writes a checkpoint: whoever opens a table reads the later ones."""
+ENTRIES_MAX = 100
+"""Log entries of a table above which a log is trimmed."""
+ENTRIES_KEPT = 50
+"""Entries before the checkpoint that stay, for readers that opened the table before."""
+ACTIONS_NAME = "localtrace.actions"
+"""Key in a commit's information: the number of its actions, that one included."""
+ENTRY = re.compile(r"\d{20}\.json")
+CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
+_CHECKPOINT_NOTE = "_last_checkpoint"
+_ANY = re.compile(rf"\d{{20}}\..*|{_CHECKPOINT_NOTE}")
+"""Names of files that readers of Delta Lake open."""
+_NEWEST = 8
+_CHECKPOINTS_KEPT = 2
+
+
+class _CommitInfo(msgspec.Struct):
+    actions: int | None = msgspec.field(default=None, name=ACTIONS_NAME)
+
+
+class _Action(msgspec.Struct):
+    info: _CommitInfo | None = msgspec.field(default=None, name="commitInfo")
+
+
+_ACTIONS = msgspec.json.Decoder(_Action, strict=False)
+
+
+def log_folder(layout: StoreLayout, schema: TableSchema) -> Path:
+    return layout.table(schema.name) / LOG
+
+
+def log_names(layout: StoreLayout, schema: TableSchema, kind: re.Pattern[str] = _ANY) -> list[str]:
+    """Return the names of a log's files of one kind, the oldest first."""
+    # Every seal lists logs several times: texts are sorted ten times as fast as paths.
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(filter(kind.fullmatch, os.listdir(log_folder(layout, schema))))
+    return []
+
+
+def refuse_strangers(layout: StoreLayout, schema: TableSchema) -> None:
+    """Refuse links, FIFOs and the like in a table's log: delta-rs would wait at a FIFO for ever.
+
+    Raises:
+        StoreError: there is one.
+    """
+    with contextlib.suppress(FileNotFoundError), os.scandir(log_folder(layout, schema)) as entries:
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False) and _ANY.fullmatch(entry.name):
+                raise StoreError(
+                    f"table {schema.name} cannot be opened ({entry.path} is a link, a FIFO or the "
+                    "like): put the file itself in its place, or move it away if there never was "
+                    "one"
+                )
+
+
+def sync_log(layout: StoreLayout, schema: TableSchema) -> None:
+    """Sync a table's newest log entries and checkpoints, which delta-rs does not do."""
+    log = log_folder(layout, schema)
+    for name in log_names(layout, schema)[-_NEWEST:]:
+        with contextlib.suppress(FileNotFoundError):  # another process replaced the note
+            sync(log / name)
+    for folder in (log, log.parent, log.parent.parent):
+        sync(folder)
+
+
+def heal_log(layout: StoreLayout, schema: TableSchema) -> list[str]:
+    """Move torn newest log entries and checkpoints to quarantine; return what was moved, in words.
+
+    A table is read without its checkpoints too, and the journals of a torn entry are still there.
+    """
+    moved = []
+    while torn := torn_log_entry(layout, schema):
+        # Without its entry, delta-rs reads a checkpoint of the same version, but commits no more.
+        moved += _put_aside(layout, schema, torn.with_suffix(".checkpoint.parquet"))
+        moved += _put_aside(layout, schema, torn)
+    for name in reversed(log_names(layout, schema, CHECKPOINT)):
+        checkpoint = log_folder(layout, schema) / name
+        if not is_file(checkpoint) or not _is_torn(checkpoint):
+            break
+        moved += _put_aside(layout, schema, checkpoint)
+    return moved
+
+
+def _put_aside(layout: StoreLayout, schema: TableSchema, path: Path) -> list[str]:
+    if not is_file(path):  # a link or the like stays, for a person to look at
+        return []
+    if path.suffix == ".parquet":
+        path.with_name(_CHECKPOINT_NOTE).unlink(missing_ok=True)
+    layout.quarantine.mkdir(exist_ok=True)
+    target = layout.quarantine / f"{schema.name}-{path.name}-{uuid.uuid4().hex[:8]}"
+    os.replace(path, target)
+    return [f"{schema.name}: torn log entry {path.name} moved to {target}"]
+
+
+def torn_log_entry(layout: StoreLayout, schema: TableSchema) -> Path | None:
+    """Return the newest log entry of a table if it is empty or torn, else None."""
+    for name in log_names(layout, schema, ENTRY)[-1:]:
+        newest = log_folder(layout, schema) / name
+        return newest if is_file(newest) and not _is_whole(newest) else None
+    return None
+
+
+def _is_whole(entry: Path) -> bool:
+    try:
+        actions = _ACTIONS.decode_lines(read_file(entry))
+    except (StoreError, ValueError, RecursionError):
+        return False
+    # An entry torn between two lines can be told by their number alone.
+    info = actions[0].info if actions else None
+    return bool(actions) and (info is None or info.actions in (None, len(actions)))
+
+
+def _is_torn(checkpoint: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    try:
+        pq.ParquetFile(checkpoint).close()
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def trim_log(layout: StoreLayout, schema: TableSchema) -> int:
+    """Delete entries of a long log well before its newest checkpoint; return how many files.
+
+    The checkpoint is on the disk before, so a crash of the machine loses nothing. Whoever opens the
+    table meanwhile opens it again (`delta.open_table`).
+
+    Raises:
+        OSError: a file cannot be synced or deleted.
+    """
+    log = log_folder(layout, schema)
+    entries, checkpoints = (log_names(layout, schema, kind) for kind in (ENTRY, CHECKPOINT))
+    if len(entries) <= ENTRIES_MAX or not checkpoints or _is_torn(log / checkpoints[-1]):
+        return 0
+    for path in (log / checkpoints[-1], log):
+        sync(path)
+    oldest = f"{max(int(checkpoints[-1].partition('.')[0]) - ENTRIES_KEPT, 0):020}"
+    gone = [name for name in entries + checkpoints[:-_CHECKPOINTS_KEPT] if name < oldest]
+    for name in sorted(gone):  # oldest first: what a crash leaves is a log without a gap
+        (log / name).unlink(missing_ok=True)
+    return len(gone)
