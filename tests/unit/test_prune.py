@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -34,6 +35,7 @@ from localtrace.store.sealing.retention_rules import (
 )
 from localtrace.store.sealing.sampling_rules import Rules
 from localtrace.store.sealing.seal import seal
+from localtrace.store.tables import delta
 from localtrace.testing import recording
 from tests.commands import run
 from tests.sampled import roll_out
@@ -72,7 +74,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         for step in (3, 4):
             for n in (0, 1):
                 ids[f"again {step}a{n}"] = roll_out(step, "a", rollout_n=n, reward=float(n))
-    seal(open_layout(store))
+    with patch.object(delta, "CHECKPOINT_EVERY", 100):  # one is larger than these tables
+        seal(open_layout(store))
     uploaded = {"upload_id": "20261121T100000Z-0000beef", "kind": "mlflow", "target": "here"}
     states = {"2a1": "sent", "3b1": "rejected"}
     rows = [{**uploaded, "trace_id": ids[name], "state": state} for name, state in states.items()]
