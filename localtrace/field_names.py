@@ -43,7 +43,5 @@ TOKEN_OUTCOMES = frozenset(
     {"response_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages"}
 )
 """Outcomes whose lists the view `tokens` lays beside the tokens of a trajectory."""
-SAMPLED_OUT = "localtrace_sampled_out"
-"""Attribute of a trajectory whose spans the rules of its run left out."""
 LABEL_NAMES = ("tag", "rating", "comment")
 """Outcomes by which a person labels a trajectory."""

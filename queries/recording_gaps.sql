@@ -53,7 +53,7 @@ left join (
     select t.experiment, t.run_id, t.step, count(*) as unplaced
     from trajectories as t
     join stored.placed_values as v on v.trace_id = t.trace_id
-    where not v.all_placed and not lacks_calls(t.attributes, t.spans_pruned)
+    where not v.all_placed and t.spans_pruned is null
     group by t.experiment, t.run_id, t.step
 ) as p on p.experiment = t.experiment and p.run_id = t.run_id
     and p.step is not distinct from t.step

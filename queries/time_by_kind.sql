@@ -54,6 +54,6 @@ select
     avg(greatest((t.end_ns - t.start_ns) / 1e9 - coalesce(all_s, 0), 0)) as waiting_s
 from trajectories as t
 left join rollouts as r on r.trace_id = t.trace_id and r.step is not distinct from t.step
-where t.end_ns > t.start_ns and not lacks_calls(t.attributes, t.spans_pruned)
+where t.end_ns > t.start_ns and t.spans_pruned is null
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

@@ -26,6 +26,6 @@ left join (
     from spans
     group by trace_id, step
 ) as tools on tools.trace_id = t.trace_id and tools.step is not distinct from t.step
-where is_dumped is distinct from true and not lacks_calls(t.attributes, t.spans_pruned)
+where is_dumped is distinct from true and t.spans_pruned is null
 group by t.experiment, t.run_id, t.step
 order by t.experiment, t.run_id, t.step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,10 +23,10 @@ from localtrace.printing import say
 
 if TYPE_CHECKING:
     from localtrace.maintain.prunable import Choice
-    from localtrace.maintain.prune import PruneReport
+    from localtrace.maintain.prune import Progress, PruneReport
     from localtrace.read.filters import Filters
     from localtrace.store.layout import StoreLayout
-    from localtrace.store.sealing.retention_rules import Retention
+    from localtrace.store.retention_rules import Retention
 
 _SHOWN_MAX = 40
 """Steps that a terminal shows; other output has them all."""
@@ -66,7 +67,7 @@ def command(
     now: bool,
     store_paths: tuple[Path, ...],
     form: str,
-    **rules: str | bool | None,
+    **rules: Any,
 ) -> None:
     """Delete the calls of trajectories, whole groups at a time; their rows stay.
 
@@ -77,10 +78,12 @@ def command(
     the groups in their partitions; they are named, and all others are pruned.
     """
     from localtrace.cli.progress import print_notes, print_problems
-    from localtrace.maintain.prune import alone
+    from localtrace.maintain.prune import alone, begun, finish, give_back, prune
+    from localtrace.maintain.upkeep import PRUNING, note
     from localtrace.store.layout import open_layout
+    from localtrace.store.tables.replacing import GRACE_HOURS
 
-    retention = _retention(rules)
+    retention = _retention(**rules)
     if retention.is_empty and not filters.terms:
         raise click.UsageError(
             "say what to prune: --older-than 14d, --to-size 200GB, --keep-every 10, "
@@ -89,84 +92,74 @@ def command(
     layout = open_layout(one_store(store_paths))
     layout.refuse_bundle()
     if dry_run:
-        _tell_begun(layout)
-        choice = _choice(layout, retention, filters)
-        _preview(choice, form)
-        print_problems(context, choice.problems)
+        if intent := begun(layout):
+            say(
+                f"an earlier pruning of {len(intent.trace_ids)} trajectories ended early: the next "
+                "one completes it first",
+                err=True,
+            )
+        print_problems(context, _choose(layout, retention, filters, form).problems)
         return
     with alone(layout) as healed:
         print_notes(healed)
-        problems = _finish_begun(layout)
-        choice = _choice(layout, retention, filters)
-        _preview(choice, form)
+        problems: list[str] = []
+        if intent := begun(layout):
+            say("an earlier pruning ended early: completing it", err=True)
+            problems += _run(partial(finish, layout, intent))
+        choice = _choose(layout, retention, filters, form)
+        problems += choice.problems
         if not choice.groups or _confirmed(yes):
-            problems += _prune(layout, choice, now=now)
-    print_problems(context, list(dict.fromkeys([*choice.problems, *problems])))
+            if choice.groups:
+                problems += _run(partial(prune, layout, choice))
+            if now:
+                count, size_bytes = give_back(layout, grace_hours=0)
+                say(f"gave back {show_size(size_bytes)}: {count} old files deleted", err=True)
+            elif choice.groups:
+                say(
+                    f"the old files stay {GRACE_HOURS} hours for readers of the earlier state; "
+                    "then localtrace compact or the sealer deletes them; --now does it at once",
+                    err=True,
+                )
+            if not problems:
+                note(layout.root, PRUNING, None)  # what the sealer tried in vain, went well by hand
+    print_problems(context, list(dict.fromkeys(problems)))
     if choice.excess_bytes:
         context.exit(1)
 
 
-def _retention(given: Mapping[str, str | bool | None]) -> Retention:
+def _retention(gathered: bool, **values: str | None) -> Retention:
     """Return the rules that options named, by the names of their parameters."""
-    from localtrace.store.sealing.retention_rules import parse_retention
+    from localtrace.store.retention_rules import parse_retention
 
-    rules = ["gathered"] if given["gathered"] else []
+    rules = ["gathered"] if gathered else []
     for name in ("to_size", "older_than", "keep_every", "keep"):
-        if given[name] is not None:  # empty text is refused: a variable of the shell was not set
-            rules.append(f"{name.replace('_', '-')}={given[name]}")
+        if values[name] is not None:  # empty text is refused: a variable of the shell was not set
+            rules.append(f"{name.replace('_', '-')}={values[name]}")
     try:
         return parse_retention(",".join(rules))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _tell_begun(layout: StoreLayout) -> None:
-    from localtrace.maintain.prune import begun
-
-    if intent := begun(layout):
-        say(
-            f"an earlier pruning of {len(intent.trace_ids)} trajectories ended early: the next one "
-            "completes it first",
-            err=True,
-        )
-
-
-def _finish_begun(layout: StoreLayout) -> list[str]:
-    from localtrace.maintain.prune import begun, finish
-
-    if intent := begun(layout):
-        say("an earlier pruning ended early: completing it", err=True)
-        report = _with_bar(lambda progress: finish(layout, intent, progress))
-        _say_done(report)
-        return report.problems
-    return []
-
-
-def _choice(layout: StoreLayout, retention: Retention, filters: Filters) -> Choice:
+def _choose(layout: StoreLayout, retention: Retention, filters: Filters, form: str) -> Choice:
+    """Choose what to prune, and print it."""
     from localtrace.cli.open_with_progress import open_with_bar
-    from localtrace.maintain.prunable import CHOOSING_MAX_S, choose
-
-    with open_with_bar([layout.root], CHOOSING_MAX_S) as store:
-        store.warn_of_namesakes(filters)
-        return choose(store, layout, retention, filters)
-
-
-def _preview(choice: Choice, form: str) -> None:
-    import pyarrow as pa
-
     from localtrace.cli.output import is_for_terminal, print_table
-    from localtrace.maintain.prunable import Part
+    from localtrace.maintain.prunable import CHOOSING_LIMITS, choose
 
-    parts = choice.parts()
-    shown = parts[:_SHOWN_MAX] if is_for_terminal(form) else parts
-    if parts or form != "table":
-        columns = zip(*shown, strict=True) if shown else ([] for _ in Part._fields)
-        print_table(pa.table(dict(zip(Part._fields, map(list, columns), strict=True))), form)
-    if len(shown) < len(parts):
-        say(f"and {len(parts) - len(shown)} more steps; see them all with --format json", err=True)
-    rows = sum(part.rows for part in parts)
+    with open_with_bar([layout.root], CHOOSING_LIMITS.timeout_s) as store:
+        store.warn_of_namesakes(filters)
+        choice = choose(store, layout, retention, filters)
+    steps = choice.by_step()
+    shown = steps[:_SHOWN_MAX] if is_for_terminal(form) else steps
+    if len(steps) or form != "table":
+        print_table(shown, form)
+    if len(shown) < len(steps):
+        say(f"and {len(steps) - len(shown)} more steps; see them all with --format json", err=True)
+    rows = sum(group.rows for group in choice.groups)
+    size_bytes = sum(group.size_bytes for group in choice.groups)
     what = f"{len(choice.trace_ids)} trajectories in {len(choice.groups)} groups, {rows} calls"
-    say(f"to prune: {what}, about {show_size(choice.size_bytes)}", err=True)
+    say(f"to prune: {what}, about {show_size(size_bytes)}", err=True)
     for reason, count in sorted(choice.left_alone.items()):
         say(f"left alone: {count} trajectories, {reason}", err=True)
     if choice.excess_bytes:
@@ -175,6 +168,7 @@ def _preview(choice: Choice, form: str) -> None:
             "fewer rules or filters",
             err=True,
         )
+    return choice
 
 
 def _confirmed(yes: bool) -> bool:
@@ -185,52 +179,15 @@ def _confirmed(yes: bool) -> bool:
     return click.confirm("Delete these calls for good?", err=True)
 
 
-def _prune(layout: StoreLayout, choice: Choice, *, now: bool) -> list[str]:
-    """Prune what was chosen, if anything; return the files that are damaged."""
-    from localtrace.maintain.prune import prune
-    from localtrace.maintain.upkeep import PRUNING, note
+def _run(work: Callable[[Progress], PruneReport]) -> list[str]:
+    """Do the work of a pruning with a progress bar; return the files that are damaged."""
+    from localtrace.cli.progress import progress_bar
 
-    problems: list[str] = []
-    if choice.groups:
-        report = _with_bar(lambda progress: prune(layout, choice, progress))
-        problems = report.problems
-        _say_done(report)
-        if not now:
-            _say_when_space_is_free()
-    if now:
-        _give_back(layout)
-    if not (problems or choice.problems):
-        note(layout.root, PRUNING, None)  # what the sealer tried in vain, went well by hand
-    return problems
-
-
-def _say_done(report: PruneReport) -> None:
+    with progress_bar("pruning", " files") as progress:
+        report = work(progress)
     say(
         f"pruned {report.trajectories} trajectories: {report.rows} calls, "
         f"{show_size(report.freed_bytes)}",
         err=True,
     )
-
-
-def _say_when_space_is_free() -> None:
-    from localtrace.store.tables.replacing import GRACE_HOURS
-
-    say(
-        f"the old files stay {GRACE_HOURS} hours for readers of the earlier state; then localtrace "
-        "compact or the sealer deletes them; --now does it at once",
-        err=True,
-    )
-
-
-def _with_bar(work: Callable[[Callable[[int, int], None]], PruneReport]) -> PruneReport:
-    from localtrace.cli.progress import progress_bar
-
-    with progress_bar("pruning", " files") as progress:
-        return work(progress)
-
-
-def _give_back(layout: StoreLayout) -> None:
-    from localtrace.maintain.prune import give_back
-
-    count, size_bytes = give_back(layout, grace_hours=0)
-    say(f"gave back {show_size(size_bytes)}: {count} old files deleted", err=True)
+    return report.problems

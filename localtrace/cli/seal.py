@@ -29,7 +29,5 @@ def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
     say(f"sealed {report.journals} journals{rows and f': {rows}'}")
     if report.waiting:
         say(f"{report.waiting} journals are still being written", err=True)
-    if report.held:
-        say(f"{report.held} journals wait until their steps are complete (sampling)", err=True)
     print_notes(report.foreign)
     print_problems(context, report.problems)

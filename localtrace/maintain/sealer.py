@@ -88,24 +88,21 @@ def seal_until_done(
     failures = 0
     upkeep = Upkeep(root, quota)
     tables: HeldTables | None = None
-    sealed_at, held_bytes = float("-inf"), 0
+    sealed_at = float("-inf")
     grown_at, seen_bytes = clock(), 0
     while failures < _FAILURES_MAX:
         try:
             size_bytes, writers_live = ready_journals(folder)
             if size_bytes != seen_bytes:
                 grown_at, seen_bytes = clock(), size_bytes
-            is_due = policy.is_due(size_bytes - held_bytes, clock() - sealed_at)
+            is_due = policy.is_due(size_bytes, clock() - sealed_at)
             has_rested = clock() - grown_at >= policy.rest_s
             if size_bytes and (is_due if writers_live else has_rested):
                 layout = open_layout(root)
                 tables = tables or HeldTables(layout)
                 report = seal(layout, wait_s=_RETRY_INTERVAL_S, tables=tables)
-                logger.info(
-                    "sealed %d journals, %d held, %s", report.journals, report.held, report.rows
-                )
+                logger.info("sealed %d journals, %s", report.journals, report.rows)
                 sealed_at = clock()
-                held_bytes = ready_journals(folder)[0] if report.held else 0
                 for problem in report.problems:
                     logger.warning("%s", problem)
             at_end = not size_bytes and (not writers_live or policy.rest_s > 0)

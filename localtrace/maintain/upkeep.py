@@ -29,7 +29,7 @@ from localtrace.errors import StoreBusy, StoreError
 from localtrace.store.files import put_file, read_json
 from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import open_layout
-from localtrace.store.sealing.retention_rules import parse_quota
+from localtrace.store.retention_rules import parse_quota, rules_of_runs
 
 logger = logging.getLogger("localtrace.sealer")
 
@@ -119,12 +119,11 @@ class Upkeep:
     def __init__(self, root: Path, quota: str | None = None) -> None:
         self._root = root
         self._running: _Running | None = None
-        self._tasks = [_Task(COMPACTION, [str(root)], partial(_compaction_pays, root))]
-        limit_bytes, retention = parse_quota(quota) if quota else (0, None)
-        if quota and retention is not None:  # without rules, recording pauses instead
-            pays = partial(_is_above, root, limit_bytes)
-            arguments = [str(root), quota]
-            self._tasks.insert(0, _Task(PRUNING, arguments, pays, _PRUNING_REST_S))
+        pays = partial(_pruning_pays, root, quota)
+        self._tasks = [
+            _Task(PRUNING, [str(root), quota or ""], pays, _PRUNING_REST_S),
+            _Task(COMPACTION, [str(root)], partial(_compaction_pays, root)),
+        ]
 
     def keep(self, *, at_end: bool = False) -> bool:
         """Start what is due where nothing runs; return whether something runs.
@@ -194,8 +193,11 @@ def _compaction_pays(root: Path) -> bool:
     return is_due(open_layout(root))
 
 
-def _is_above(root: Path, limit_bytes: int) -> bool:
-    return size_of(root) > limit_bytes
+def _pruning_pays(root: Path, quota: str | None) -> bool:
+    """Tell whether a run has rules, or the store is above a limit that has rules."""
+    limit_bytes, retention = parse_quota(quota) if quota else (0, None)
+    is_above = retention is not None and size_of(root) > limit_bytes
+    return is_above or any(rules_of_runs(open_layout(root)))
 
 
 def compact_once(root: Path) -> int:
@@ -214,14 +216,14 @@ def main(name: str, root: Path, quota: str = "") -> int:
     """Do one task of upkeep, and print what was done; return the exit code."""
     import pyarrow as pa
 
-    from localtrace.maintain.quota import PartlyPruned, keep_quota
+    from localtrace.maintain.retention import PartlyPruned, prune_by_rules
 
     os.nice(_LOWEST_PRIORITY)
     pa.set_cpu_count(1)
     try:
         if name == COMPACTION:
             return compact_once(root)
-        print(keep_quota(root, quota))
+        print(prune_by_rules(root, quota))
     except (PartlyPruned, StoreBusy) as error:
         print(" ".join(str(error).split()))  # the last line is what is noted
         return _BUSY if isinstance(error, StoreBusy) else _PARTLY

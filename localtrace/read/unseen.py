@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded
-from localtrace.field_names import SAMPLED_OUT
 from localtrace.read.counted import over_counted
 
 if TYPE_CHECKING:
@@ -47,11 +46,9 @@ class Pruned:
 
 
 def why_no_calls(trajectory: Trajectory) -> str | None:
-    """Return when and by what rule its calls were left out or deleted; None if they were not."""
+    """Return when and by what rule its calls were deleted; None if they were not."""
     if trajectory.spans_pruned is not None:
         return f"{PRUNED}: {trajectory.spans_pruned}"
-    if SAMPLED_OUT in trajectory.attributes:
-        return "its calls were not kept: the run's sampling rules did not choose its group"
     return None
 
 

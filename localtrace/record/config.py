@@ -17,8 +17,7 @@ from msgspec.structs import FieldInfo, fields
 from localtrace.errors import ConfigError
 from localtrace.quantities import parse_size
 from localtrace.record.settings import Settings
-from localtrace.store.sealing.retention_rules import parse_quota
-from localtrace.store.sealing.sampling_rules import parse_rules
+from localtrace.store.retention_rules import parse_quota, parse_rules
 
 PREFIX = "LOCALTRACE_"
 _FOREVER_S = 1e9

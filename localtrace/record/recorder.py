@@ -34,8 +34,8 @@ from localtrace.store.journal.folders import choose_journal_folder
 from localtrace.store.journal.records import STATUSES, Context, Kind
 from localtrace.store.journal.writer import Item, JournalSeries
 from localtrace.store.layout import StoreLayout, create_layout
+from localtrace.store.retention_rules import pause_above
 from localtrace.store.sealing.policy import SealPolicy
-from localtrace.store.sealing.retention_rules import pause_above
 
 _ITEM_OVERHEAD_BYTES = 200
 """Memory that a queued record takes beside its bytes."""

@@ -29,7 +29,7 @@ from localtrace.store.journal.folders import choose_journal_folder
 from localtrace.store.journal.records import Context, Kind
 from localtrace.store.journal.writer import Item
 from localtrace.store.layout import StoreLayout, create_layout
-from localtrace.store.sealing.sampling import keep_rules
+from localtrace.store.retention_rules import keep_rules
 from localtrace.store.tokenizers import keep_tokenizer
 from localtrace.values.objects import mapped
 from localtrace.values.placeholder import type_name

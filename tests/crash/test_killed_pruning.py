@@ -18,7 +18,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.store import open_store
 from localtrace.store.compacting.compact import compact
 from localtrace.store.layout import open_layout
-from localtrace.store.sealing.retention_rules import parse_retention
+from localtrace.store.retention_rules import parse_retention
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from tests.crash.moments import different, killed_before

@@ -12,7 +12,6 @@ from localtrace.errors import StoreError
 from localtrace.read.store import open_store
 from localtrace.schema import TABLES
 from localtrace.store.layout import create_layout, open_layout
-from localtrace.store.sealing.sampling import DECISIONS_NAME
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import commit
 from localtrace.store.tables.parquet_files import write_files
@@ -26,14 +25,14 @@ DEEP = "[" * 10_000 + "]" * 10_000
 BAD = {
     "deep list": DEEP,
     "deep map": '{"a":' * 10_000 + "1" + "}" * 10_000,
-    "deep and unknown": f'{{"x": {DEEP}, "format_version": 4, "store_id": "0", "created_by": "x"}}',
+    "deep and unknown": f'{{"x": {DEEP}, "format_version": 6, "store_id": "0", "created_by": "x"}}',
     "nothing": "",
     "null": "null",
-    "half": '{"format_version": 4',
+    "half": '{"format_version": 6',
     "text": "no JSON",
     "a long number": '{"format_version": ' + "9" * 5000 + "}",
     "a negative version": '{"format_version": -5, "store_id": "0", "created_by": "x"}',
-    "a surrogate": '{"format_version": 4, "store_id": "\\ud800", "created_by": "x"}',
+    "a surrogate": '{"format_version": 6, "store_id": "\\ud800", "created_by": "x"}',
 }
 
 
@@ -56,11 +55,10 @@ def test_a_bad_localtrace_json_is_told_in_one_line(name: str, store: Path) -> No
         localtrace.init(store)
 
 
-@pytest.mark.parametrize("place", ["index/{}.json", "journals/{}", "sampling/run.0"])
+@pytest.mark.parametrize("place", ["gathered/{}.json", "sampling/run.0"])
 @pytest.mark.parametrize("name", BAD)
 def test_other_bad_files_stop_nothing(name: str, place: str, store: Path) -> None:
-    file = DECISIONS_NAME if place.startswith("journals") else "0" * 32
-    path = store / place.format(file)
+    path = store / place.format("0" * 32)
     path.parent.mkdir(exist_ok=True)
     path.write_text(BAD[name])
     (store / "sampling").mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import pytest
 
 import localtrace
 from localtrace.store.layout import open_layout
-from localtrace.store.sealing.sampling import keep_rules
+from localtrace.store.retention_rules import keep_rules
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tokenizers import store_tokenizer
 from localtrace.testing import recording
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(180)
 KINDS = ("fifo", "link to a file", "link to a device")
 WRITER = "0123456789abcdef"
 PASSED_OVER = (
-    f"journals/{WRITER}-0.journal", f"journals/{WRITER}-1.v4.journal",
-    f"journals/{WRITER}-2.v4.journal.done", f"journals/.{WRITER}-3.v4.journal",
-    f"journals/{WRITER}.lock", "journals/aaaa-host.path", "journals/sampling.json",
+    f"journals/{WRITER}-0.v6.journal", f"journals/{WRITER}-1.v6.journal",
+    f"journals/{WRITER}-2.v6.journal.done", f"journals/.{WRITER}-3.v6.journal",
+    f"journals/{WRITER}.lock", "journals/aaaa-host.path",
     "journals/.sealer-daemon", "sampling/other.0", "tokenizers/runs/run",
     "tokenizers/*/tokenizer.json", f"index/{'0' * 32}.json", "sealer.log",
     "receipts/20260101T000000Z-1.parquet", "receipts/20260101T000000Z-1.json",

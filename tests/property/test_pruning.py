@@ -23,7 +23,7 @@ from localtrace.maintain.verify import verify
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
-from localtrace.store.sealing.retention_rules import parse_retention
+from localtrace.store.retention_rules import parse_retention
 from tests.environment import examples
 from tests.synthetic import BEGAN_NS, Size, write_store
 

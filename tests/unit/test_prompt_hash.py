@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import localtrace
 from localtrace import testing
 from localtrace.cli import main
+from localtrace.maintain.retention import prune_by_rules
 from localtrace.read.store import open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -216,11 +217,12 @@ def test_a_first_turn_in_an_earlier_journal_is_known(tmp_path: Path) -> None:
     assert interrupted["prompt_hash"] == row["prompt_hash"] is not None
 
 
-def test_the_hash_outlives_sealing_and_sampling(tmp_path: Path) -> None:
-    with recording(tmp_path / "store", sample="errors") as store:
+def test_the_hash_outlives_sealing_and_pruning(tmp_path: Path) -> None:
+    with recording(tmp_path / "store") as store:
         rollout([1, 2], step=1)
         before = hashes(store)
     seal(open_layout(store.path))
+    prune_by_rules(store.path, "1,keep=errors")
     with open_store(store.path) as found:
         assert found.sql("select count(*) as n from spans").to_dicts() == [{"n": 0}]
         assert [row["prompt_hash"] for row in found.trajectories().to_dicts()] == before

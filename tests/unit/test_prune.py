@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 import localtrace
 from localtrace.cluster.gather import gather
-from localtrace.maintain.prunable import NOT_GATHERED, NOT_SEALED, choose, live_bytes
+from localtrace.maintain.prunable import choose, live_bytes
 from localtrace.maintain.prune import alone, prune
-from localtrace.maintain.quota import keep_quota
+from localtrace.maintain.retention import prune_by_rules
 from localtrace.maintain.sealer import seal_until_done
 from localtrace.maintain.upkeep import Upkeep
 from localtrace.read.filters import Filters
@@ -27,13 +27,13 @@ from localtrace.schema import UPLOADS
 from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.receipts import put_receipt
-from localtrace.store.sealing.retention_rules import (
+from localtrace.store.retention_rules import (
     Retention,
+    Rules,
     parse_quota,
     parse_retention,
     pause_above,
 )
-from localtrace.store.sealing.sampling_rules import Rules
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables import delta
 from localtrace.testing import recording
@@ -128,7 +128,8 @@ def test_rules_are_read_in_any_order_and_what_follows_keep_is_kept() -> None:
      ("older-than=-1d", "'-1d' .*14d"), ("older-than=1", "'1' .*14d"),
      ("older-than=nand", "'nand' .*14d"), ("12 parsecs", "'12 parsecs' .*500MB"),
      ("keep-every=0", "keep-every=10"), ("keep-every=x", "keep-every=10"),
-     ("1GB,2GB", "rule to-size .*one"), ("keep=errors,errors", "rule errors .*one")],
+     ("1GB,2GB", "to-size=2GB' repeats"), ("keep=errors,errors", "'errors' repeats"),
+     ("text=x", "'text=x' is not a rule")],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_used_says_what_to_write(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -213,7 +214,7 @@ def test_what_is_not_sealed_yet_stays_with_its_whole_group(copy: Recorded) -> No
     gone = chosen(copy, "", "step=1")
     assert gone == {"1b0", "1b1"}
     said = run("prune", "-s", copy.store, "step=1", "--yes").stderr
-    assert f"3 trajectories, {NOT_SEALED}" in said
+    assert "3 trajectories, their journals are not sealed yet" in said
     with open_store(copy.store) as store:
         assert len(store.trajectory(late).spans) == 2
 
@@ -230,7 +231,7 @@ def test_what_another_store_has_gathered_can_go_and_nothing_else(
     gone = chosen(copy, "gathered")
     assert gone == set(copy.ids) - {"new", "2a0", "2a1"}
     done = run("prune", "-s", copy.store, "--gathered", "--yes")
-    assert f"4 trajectories, {NOT_GATHERED}" in done.stderr
+    assert "4 trajectories, no other store is known to have gathered them" in done.stderr
     assert gather([copy.store], create_layout(tmp_path / "all")).problems == []
     assert spans(tmp_path / "all") == {*copy.ids.values(), late}
     assert spans(copy.store) == {copy.ids[name] for name in ("new", "2a0", "2a1")} | {late}
@@ -303,12 +304,12 @@ def test_the_space_is_given_back_at_once_when_asked(copy: Recorded) -> None:
 
 def test_a_store_above_its_limit_is_thinned_below_it(copy: Recorded) -> None:
     limit = live_bytes(open_layout(copy.store)) - 1000
-    said = keep_quota(copy.store, f"{limit},keep=errors", grace_hours=0)
+    said = prune_by_rules(copy.store, f"{limit},keep=errors", grace_hours=0)
     assert "pruned" in said
     assert "limit" not in said
     assert live_bytes(open_layout(copy.store)) <= limit
     assert {"2b0", "2b1"} <= copy.named(spans(copy.store)) < set(copy.ids)
-    assert "limit of 1," in keep_quota(copy.store, "1,keep=errors")
+    assert "limit of 1," in prune_by_rules(copy.store, "1,keep=errors")
     assert copy.named(spans(copy.store)) == {"2b0", "2b1"}
 
 

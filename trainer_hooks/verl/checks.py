@@ -18,7 +18,7 @@ from localtrace.record.settings import Settings
 from localtrace.record.variables import look_over
 from localtrace.store.journal.disk import DiskWatch
 from localtrace.store.layout import on_network, open_layout
-from localtrace.store.sealing.retention_rules import pause_above
+from localtrace.store.retention_rules import pause_above
 from localtrace.trainer_hooks.findings import Finding, State
 from localtrace.trainer_hooks.verl import installed, job, seams
 from localtrace.trainer_hooks.verl.callers import callers_past_the_hook

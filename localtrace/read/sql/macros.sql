@@ -6,10 +6,6 @@ create macro finite(x) as if(isfinite(x), x, null);
 -- A whole number as an integer; null for 7.9 and beyond 64 bits.
 create macro whole(x) as if(x = trunc(x), try_cast(x as bigint), null);
 
--- Whether the calls of a trajectory were dropped by the run's sampling rules, or were pruned.
-create macro lacks_calls(attributes, spans_pruned) as
-    spans_pruned is not null or coalesce(attributes ->> '$.localtrace_sampled_out' = 'true', false);
-
 -- The kind of a finish reason, in lower case. Engines give a text, or a JSON object with a type.
 create macro finish_type(reason) as
     lower(coalesce(nullif(regexp_extract(reason, '"type"\s*:\s*"([^"]*)"', 1), ''), reason));

@@ -3,13 +3,12 @@
 Order of events, so that a crash at any point loses and doubles nothing:
 
 1. torn newest log entries of tables go to quarantine;
-2. what rules for sampling leave out is decided, and the decisions are synced;
-3. Parquet files are written, and synced with their folders;
-4. each table gets one commit that names, as application transactions, the journals it covers;
-5. the log entries are synced;
-6. the journals are deleted, or moved to quarantine when a part of them was damaged.
+2. Parquet files are written, and synced with their folders;
+3. each table gets one commit that names, as application transactions, the journals it covers;
+4. the log entries are synced;
+5. the journals are deleted, or moved to quarantine when a part of them was damaged.
 
-A crash before 6 leaves the journals; tables that have their commit skip them the next time.
+A crash before 5 leaves the journals; tables that have their commit skip them the next time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from localtrace.store.journal.journal_files import (
     strangers,
 )
 from localtrace.store.layout import StoreLayout
-from localtrace.store.sealing.sampling import decide, save_decisions
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import commit, removed_if_refused
 from localtrace.store.tables.held_tables import HeldTables
@@ -60,8 +58,6 @@ class SealReport:
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
     waiting: int = 0
     """Journals that are still being written."""
-    held: int = 0
-    """Journals whose steps are not closed, so that rules for sampling cannot be applied yet."""
     damage: Damage = field(default_factory=Damage)
     problems: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -99,18 +95,13 @@ def seal(
                 tables.forget()
             report.problems += [passed_over(path) for path in strangers(folder)]
             found = list_journals([folder])
-            with explained(*refused):
-                sample = decide(layout, folder, found)
-            ready = [one for one in found if one[1].is_ready and one[0].name not in sample.held]
-            report.held += len(sample.held)
-            report.waiting += sum(not status.is_ready for _, status in found)
+            ready = [journal for journal in found if journal[1].is_ready]
+            report.waiting += len(found) - len(ready)
             for batch in _batches(ready):
                 with explained(*refused):
-                    _seal_batch(layout, tables, batch, sample.left_out, report)
+                    _seal_batch(layout, tables, batch, report)
                 if progress is not None:
                     progress(report.journals, len(ready))
-            if sample.needed_later is not None:
-                save_decisions(folder, sample.needed_later)
             for path in list(leftovers(folder)):
                 path.unlink(missing_ok=True)
             if ready:
@@ -158,11 +149,10 @@ def _seal_batch(
     layout: StoreLayout,
     tables: HeldTables,
     batch: list[OpenJournal],
-    left_out: Container[bytes],
     report: SealReport,
 ) -> None:
     states = {name: tables.newest(schema) for name, schema in TABLES.items()}
-    rows = uncommitted_rows(batch, states, RunTokenizers(layout).decode, left_out)
+    rows = uncommitted_rows(batch, states, RunTokenizers(layout).decode)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
     unreadable |= _unreadable(batch, {name for one in rows.values() for name in one.journals})
@@ -183,7 +173,7 @@ def _seal_batch(
 
 
 def _unreadable(batch: list[OpenJournal], read: Container[JournalName]) -> frozenset[JournalName]:
-    """Return journals with unreadable parts that a sealer committed, and was killed before 6."""
+    """Return journals with unreadable parts that a sealer committed, and was killed before 5."""
     covered = [journal for journal in batch if journal.file.name not in read]
     found = uncommitted_rows(covered, {SPANS.name: None}, lambda run_id, ids: None)
     return found[SPANS.name].unreadable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Container
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
-from localtrace.field_names import SAMPLED_OUT
 from localtrace.schema import TABLES
 from localtrace.store.journal.frames import Frames
 from localtrace.store.journal.journal_files import JournalName, JournalStatus
@@ -42,22 +40,17 @@ from localtrace.values.plain_json import valid_text
 
 _FOLDER_NAME_MAX_BYTES = 240
 """Longest value of a partition: file systems allow 255 bytes, of which `experiment=` takes 11."""
-_TRUE = msgspec.Raw(b"\xc3")
 
 
 class JournalRows:
     """The rows of any number of journals, by table."""
 
-    def __init__(
-        self, decode: Decode | None = None, left_out: Container[bytes] = frozenset()
-    ) -> None:
+    def __init__(self, decode: Decode | None = None) -> None:
         """Begin without rows.
 
         Args:
             decode: turns token ids into text.
-            left_out: trace ids of trajectories whose spans are not wanted.
         """
-        self.left_out = left_out
         self.columns = {name: Columns(schema) for name, schema in TABLES.items()}
         self.damage = Damage()
         self.unreadable: set[JournalName] = set()
@@ -138,14 +131,13 @@ class _JournalReader:
         columns = self._rows.columns
         if isinstance(record, SpanCall | TurnCall):
             self._note_prompt(record)
-            if record.head.trace_id not in self._rows.left_out:
-                for row in self._spans.rows(record, envelope.context.run_id):
-                    columns["spans"].add(common | row)
+            for row in self._spans.rows(record, envelope.context.run_id):
+                columns["spans"].add(common | row)
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):
             self._open.pop(record.begin.head.trace_id, None)
-            columns["trajectories"].add(common | _trajectory(record, self._rows.left_out))
+            columns["trajectories"].add(common | _trajectory(record))
         elif isinstance(record, OutcomeRecord):
             for row in _outcomes(record):
                 columns["outcomes"].add(common | row)
@@ -169,7 +161,7 @@ class _JournalReader:
         """Give a row to every trajectory that has begun and not ended."""
         for common, begin in self._open.values():
             end = End(begin, 0, STATUSES.index(status), None, msgspec.Raw(b"\x80"), 0)
-            row = _trajectory(end, self._rows.left_out)
+            row = _trajectory(end)
             row |= dict.fromkeys(("end_ns", "span_count", "turn_count", "output_tokens"))
             self._rows.columns["trajectories"].add(common | row)
 
@@ -180,14 +172,12 @@ def _is_folder_name(text: str) -> bool:
     return len(quote(text, safe="")) <= _FOLDER_NAME_MAX_BYTES
 
 
-def _trajectory(end: End, left_out: Container[bytes]) -> dict[str, Any]:
+def _trajectory(end: End) -> dict[str, Any]:
     begin = end.begin
     values = raw_map(end.values) or {}
     reward = as_number(codec.decode(values["reward"])) if "reward" in values else None
     if reward is not None:
         del values["reward"]
-    if begin.head.trace_id in left_out:
-        values[SAMPLED_OUT] = _TRUE
     return {
         **head_columns(begin.head),
         "group_id": begin.group_id,

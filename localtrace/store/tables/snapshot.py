@@ -12,7 +12,7 @@ sealed apart, or bundled, still comes several times; the SQL views leave out the
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -199,7 +199,6 @@ def uncommitted_rows(
     journals: Sequence[OpenJournal],
     tables: Mapping[str, DeltaTable | None],
     decode: Decode,
-    left_out: Container[bytes] = frozenset(),
 ) -> dict[str, Uncommitted]:
     """Make the rows of each table from the journals that it does not cover yet.
 
@@ -207,7 +206,6 @@ def uncommitted_rows(
     commits.
 
     Args:
-        left_out: trace ids of trajectories whose spans are not wanted.
     """
     read: dict[frozenset[JournalName], _Read] = {}
     result = {}
@@ -219,7 +217,7 @@ def uncommitted_rows(
         ]
         names = frozenset(journal.file.name for journal in left)
         if names not in read:
-            read[names] = _rows(left, decode, left_out)
+            read[names] = _rows(left, decode)
         rows, unreadable, damage = read[names]
         result[name] = Uncommitted(rows[name], names, unreadable, damage)
     return result
@@ -229,13 +227,13 @@ _Read: TypeAlias = tuple[dict[str, pa.Table], frozenset[JournalName], Damage]
 """The rows of journals by table, those of which a part cannot be read, and the counts of it."""
 
 
-def _rows(journals: Sequence[OpenJournal], decode: Decode, left_out: Container[bytes]) -> _Read:
+def _rows(journals: Sequence[OpenJournal], decode: Decode) -> _Read:
     if not journals:
         return {name: schema.no_rows() for name, schema in TABLES.items()}, frozenset(), Damage()
     # Slow to import, and a reader of a store where all is sealed does without.
     from localtrace.store.tables.rows import JournalRows
 
-    rows = JournalRows(decode, left_out)
+    rows = JournalRows(decode)
     for journal in journals:
         rows.add_journal(journal.file.name, journal.frames(), journal.status)
     return rows.tables(), frozenset(rows.unreadable), rows.damage

@@ -1,4 +1,4 @@
-"""Calls that sampling left out are unknown: no query counts them as none."""
+"""Calls that were pruned are unknown: no query counts them as none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ RUN: Row = {"experiment": "e", "run_id": "r", "step": 1}
 KNOWN: Row = {
     **RUN, "trace_id": "t", "status": "ok", "validate": False, "start_ns": 0, "end_ns": 10**9,
 }  # fmt: skip
-LEFT_OUT: Row = {**KNOWN, "trace_id": "u", "attributes": '{"localtrace_sampled_out":true}'}
+LEFT_OUT: Row = {**KNOWN, "trace_id": "u", "spans_pruned": "2026-11-21T10:00:00Z keep=errors"}
 TOOL: Row = {
     **RUN, "trace_id": "t", "span_id": "1", "seq": 0, "is_turn": False, "op": "look_up",
     "kind": "tool", "status": "ok", "start_ns": 0, "end_ns": 10**9 // 2,
 }  # fmt: skip
 
 
-def test_rollouts_whose_calls_were_left_out_enter_no_mean() -> None:
+def test_rollouts_whose_calls_were_pruned_enter_no_mean() -> None:
     with store_of(trajectories=[KNOWN, LEFT_OUT], spans=[TOOL]) as store:
         (calls,) = store.query("tool_calls_by_step").to_dicts()
         assert (calls["trajectories"], calls["mean_tool_calls"]) == (1, 1.0)

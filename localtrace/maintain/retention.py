@@ -1,0 +1,88 @@
+"""Pruning in the background: by the rules of runs, and of a limit of the store's size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from localtrace.errors import StoreError
+from localtrace.maintain.prunable import CHOOSING_LIMITS, choose, live_bytes
+from localtrace.maintain.prune import PruneReport, alone, begun, finish, give_back, prune
+from localtrace.read.filters import Filters
+from localtrace.read.store import Store
+from localtrace.store.journal.folders import journal_folders
+from localtrace.store.journal.journal_files import list_journals
+from localtrace.store.layout import StoreLayout, open_layout
+from localtrace.store.retention_rules import Retention, parse_quota, rules_of_runs
+from localtrace.store.tables.snapshot import take_snapshots
+
+GRACE_HOURS = 1
+"""Time for which replaced files stay, for readers of an earlier state: they take space."""
+_TARGET_SHARE = 0.9
+"""The share of the limit that a pruning aims at, so that the next one is not due at once."""
+_SETTLED_S = 600.0
+"""Time after which no late reward or rollout is expected for a group of a run that goes on."""
+_RUN_OVER_S = 24 * 3600.0
+"""Time after which the rules of a run that recorded nothing more are removed."""
+
+
+class PartlyPruned(StoreError):
+    """A pruning that left damaged files alone, and did everything else."""
+
+
+def prune_by_rules(root: Path, quota: str | None = None, grace_hours: int = GRACE_HOURS) -> str:
+    """Prune by the rules of runs, then to the limit of the store; return what was done in words.
+
+    Args:
+        root: the store.
+        quota: the limit, with rules.
+        grace_hours: how long replaced files stay.
+
+    Raises:
+        PartlyPruned: files are damaged; all others were pruned.
+        StoreError: a table cannot be read or rewritten.
+        OSError: a file cannot be written.
+    """
+    layout = open_layout(root)
+    limit_bytes, retention = parse_quota(quota) if quota else (0, None)
+    with alone(layout):
+        given_back = give_back(layout, grace_hours)[1]
+        reports = [finish(layout, intent) if (intent := begun(layout)) else PruneReport()]
+        reports += _prune_runs(layout)
+        if retention is not None and live_bytes(layout) > limit_bytes:
+            target = replace(retention, to_size=int(limit_bytes * _TARGET_SHARE))
+            reports.append(_prune(layout, target)[0])
+        left_bytes = live_bytes(layout)
+    rows = sum(report.rows for report in reports)
+    done = f"pruned {rows} calls, gave back {given_back} bytes, {left_bytes} bytes are in use"
+    if retention is not None and left_bytes > limit_bytes:
+        done += f": above the limit of {limit_bytes}, as rules and unsealed steps keep the rest"
+    problems = dict.fromkeys(problem for report in reports for problem in report.problems)
+    if problems:
+        raise PartlyPruned("; ".join([done, *problems]))
+    return done
+
+
+def _prune_runs(layout: StoreLayout) -> Iterator[PruneReport]:
+    journals = list_journals(journal_folders(layout))
+    is_live = any(not status.is_ready for _, status in journals)
+    for path, run_id, attempt, rules in rules_of_runs(layout):
+        rules = replace(rules, older_than=_SETTLED_S if is_live else None)
+        report, newest_ns = _prune(layout, rules, Filters(run=run_id, attempt=attempt))
+        yield report
+        if newest_ns and time.time_ns() - newest_ns > _RUN_OVER_S * 1e9:
+            path.unlink(missing_ok=True)
+
+
+def _prune(
+    layout: StoreLayout, retention: Retention, filters: Filters | None = None
+) -> tuple[PruneReport, int]:
+    """Prune, and return the end of the newest trajectory that was considered."""
+    with Store([layout], lambda: [take_snapshots([layout])], CHOOSING_LIMITS) as store:
+        choice = choose(store, layout, retention, filters)
+    report = prune(layout, choice)
+    report.problems += choice.problems
+    return report, choice.newest_ns
