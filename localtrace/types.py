@@ -6,9 +6,8 @@ None where nothing was recorded; None never means zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from localtrace.field_names import LABEL_NAMES
 from localtrace.notebooks import drawn
@@ -17,7 +16,14 @@ FAILED_STATUSES = frozenset({"error", "cancelled", "interrupted", "dropped"})
 """Statuses of spans and trajectories that did not end well."""
 
 
-def no_text(ids: list[int]) -> str | None:
+class Decode(Protocol):
+    """Turns token ids of a run into text; None where there is no usable tokenizer."""
+
+    def __call__(self, ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
+        """Return ids as one text."""
+
+
+def no_text(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
     """Return no text: the decoder of trajectories whose tokenizer is not known."""
     return None
 
@@ -172,8 +178,10 @@ class Trajectory:
     """The generations of calls that made several, such as batches: one span each."""
     spans_pruned: str | None = None
     """Time and rules of the pruning of its calls; None: they were not pruned."""
-    decode: Callable[[list[int]], str | None] = field(default=no_text, repr=False, compare=False)
-    """Turns token ids of its run into text, special tokens included; None: no tokenizer."""
+    model: str | None = None
+    """Name of the model by the run's configuration; None: not known."""
+    decode: Decode = field(default=no_text, repr=False, compare=False)
+    """Turns token ids of its run into text."""
 
     def _repr_html_(self) -> str:
         """Return the rollout as the viewer shows it, for notebooks; `Store.show` knows more."""

@@ -206,10 +206,8 @@ def sft(source: Source, file: BinaryIO, rows: str, dedupe: bool, meta: bool) -> 
     rewards that are not finite, and validation unless --validate is given. --best 1 keeps the best.
     """
     from localtrace.exporters.sft import Rows
-    from localtrace.exporters.shape import plain_decoder
 
-    decode, plain = source.store.decode, plain_decoder(source.store)
-    written = Rows(decode, plain, rows, is_deduped=dedupe, has_meta=meta)
+    written = Rows(rows, is_deduped=dedupe, has_meta=meta)
     source.each_line(file, written.lines)
     return written.left_out
 
@@ -254,7 +252,7 @@ def atif(source: Source, file: BinaryIO) -> Counter[str]:
     """
     from localtrace.exporters.atif import Documents
 
-    documents = Documents(source.store.decode, source.models)
+    documents = Documents()
     source.each_line(file, documents.line)
     return documents.left_out
 
@@ -273,7 +271,7 @@ def hub(source: Source, folder: Path) -> Counter[str]:
     from localtrace.exporters.atif import Documents
     from localtrace.exporters.hub import Folder
 
-    written = Folder(folder, Documents(source.store.decode, source.models))
+    written = Folder(folder, Documents())
     source.each(source.choice.trace_ids, written.add)
     written.close()
     return written.left_out
@@ -306,7 +304,7 @@ def verifiers(source: Source, file: BinaryIO) -> Counter[str]:
     """
     from localtrace.exporters.verifiers_traces import Episodes
 
-    episodes = Episodes(source.store.decode)
+    episodes = Episodes()
     source.each_line(file, episodes.line)
     return episodes.left_out
 

@@ -23,32 +23,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
-from typing import Any
 
 from localtrace.exporters.answers import (
     AGAIN,
     UNKNOWN_MASK,
     continues,
-    discarded,
+    discarded_turns,
     generated_runs,
+    has_unknown_mask,
     is_continued,
-    masks_of,
 )
-from localtrace.exporters.shape import (
-    count_no_turn,
-    generations,
-    given_text,
-    given_tool_calls,
-    teaches,
-)
-from localtrace.field_names import REASONING_NAMES
-from localtrace.read.conversation import named_text
-from localtrace.read.messages import Message
-from localtrace.read.turns import prompt_text
-from localtrace.store.tokenizers import Decode
-from localtrace.types import Span, Trajectory
+from localtrace.exporters.shape import count_no_turn, teaches
+from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
+from localtrace.read.turns import Turn, prompt_text, text_field, turns_of
+from localtrace.types import Message, Span, Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields
 from localtrace.values.plain_json import plain_json
@@ -74,29 +63,19 @@ class Rows:
     """The rows of trajectories, one trajectory at a time.
 
     Args:
-        decode: token ids to text, special tokens included.
-        plain: token ids to text, without special tokens.
         kind: what a row is, one of KINDS.
         is_deduped: leave out rows that equal an earlier one.
         has_meta: add trace id, reward, step and labels to each row.
     """
 
     def __init__(
-        self,
-        decode: Decode,
-        plain: Decode,
-        kind: str = "completions",
-        *,
-        is_deduped: bool = False,
-        has_meta: bool = False,
+        self, kind: str = "completions", *, is_deduped: bool = False, has_meta: bool = False
     ) -> None:
         self.left_out: Counter[str] = Counter()
         """Counts of what gave no row, by reason."""
-        self._decode = decode
-        self._plain = plain
         self._has_meta = has_meta
         self._written: set[bytes] | None = set() if is_deduped else None
-        kinds: dict[str, Callable[[list[Span], str], Iterator[Fields]]] = {
+        kinds: dict[str, Callable[[list[Turn], Trajectory], Iterator[Fields]]] = {
             "completions": self._completions,
             "messages": self._conversations,
             "tokens": self._sequences,
@@ -107,23 +86,20 @@ class Rows:
         """Yield the JSON lines of a trajectory."""
         if not teaches(trajectory, self.left_out):
             return
-        turns, run_id = generations(trajectory), trajectory.run_id
+        turns = turns_of(trajectory) or turns_of(_with_text_calls(trajectory))
         if not turns:
             count_no_turn(trajectory, self.left_out)
-        done = [turn for turn in turns if turn.status == "ok"]
-        self.left_out[FAILED] += len(turns) - len(done)
-        gone = discarded(done, partial(self._said, run_id))
-        self.left_out[AGAIN] += len(gone)
-        meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
-                "step": trajectory.step, "labels": _labels(trajectory)}  # fmt: skip
-        kept = [turn for turn in done if turn.span_id not in gone]
-        masks = masks_of(trajectory, kept)
-        known = [
-            replace(turn, response_mask=masks.get(turn.span_id)) for turn in kept
-            if masks.get(turn.span_id, []) is not None
-        ]  # fmt: skip
+        again = discarded_turns(turns)
+        self.left_out[AGAIN] += len(again)
+        self.left_out[FAILED] += sum(turn.span.status != "ok" for turn in turns)
+        kept = [t for t in turns if t.span.status == "ok" and t.span.span_id not in again]
+        known = [turn for turn in kept if not has_unknown_mask(turn, trajectory)]
         self.left_out[UNKNOWN_MASK] += len(kept) - len(known)
-        for row in self._rows(known, run_id):
+        labels = [{"name": label.name, "value": label.value, "who": label.source}
+                  for label in trajectory.labels]  # fmt: skip
+        meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
+                "step": trajectory.step, "labels": labels}  # fmt: skip
+        for row in self._rows(known, trajectory):
             if self._is_new(row):
                 whole = plain_json(row | meta if self._has_meta else row)
                 yield to_json(whole).encode() + b"\n"
@@ -137,143 +113,136 @@ class Rows:
         self.left_out[REPEATED] += not is_new
         return is_new
 
-    def _completions(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
+    def _completions(self, turns: list[Turn], trajectory: Trajectory) -> Iterator[Fields]:
         for turn in turns:
-            if turn.messages is None:
-                yield from self._texts(turn, run_id)
-            elif (answer := self._trained(turn, run_id)) is not None:
-                tools = _tools(turn)
-                offered = {} if tools is None else {"tools": to_json(tools)}
-                yield {"prompt": turn.messages, "completion": [answer], **offered}
+            if turn.span.messages is None:
+                yield from self._texts(turn, trajectory)
+            elif (answer := self._trained(turn, trajectory)) is not None:
+                tools = {"tools": to_json(turn.tools)} if turn.tools else {}
+                yield {"prompt": turn.span.messages, "completion": [answer], **tools}
 
-    def _conversations(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
-        said = partial(self._said, run_id)
+    def _conversations(self, turns: list[Turn], trajectory: Trajectory) -> Iterator[Fields]:
         told: set[str] = set()
         for place, turn in enumerate(turns):
-            if turn.messages is None:
-                yield from self._texts(turn, run_id)
-            elif not is_continued(turn, turns[place + 1 :], said):
+            if turn.span.messages is None:
+                yield from self._texts(turn, trajectory)
+            elif not is_continued(turn, turns[place + 1 :]):
                 earlier = {
-                    len(one.messages or ()): one for one in turns[:place]
-                    if one.span_id not in told and continues(turn, one, said)
+                    len(other.span.messages or ()): other for other in turns[:place]
+                    if other.span.span_id not in told and continues(turn, other)
                 }  # fmt: skip
-                told.update(one.span_id for one in earlier.values())
-                own = {at for at, one in earlier.items() if _is_whole(one)}
+                told.update(other.span.span_id for other in earlier.values())
+                own = {at for at, other in earlier.items() if _is_whole(other.span)}
                 self.left_out[MASKED] += len(earlier) - len(own)
-                answer = self._trained(turn, run_id)
+                answer = self._trained(turn, trajectory)
                 if answer is not None or own:
                     yield _conversation(turn, own, answer)
 
-    def _sequences(self, turns: list[Span], run_id: str) -> Iterator[Fields]:
-        found: list[tuple[list[int], list[int]]] = []
+    def _sequences(self, turns: list[Turn], trajectory: Trajectory) -> Iterator[Fields]:
+        sequences: list[tuple[list[int], list[int]]] = []
         for turn in turns:
-            prompt, output = turn.prompt_ids, turn.output_ids
+            prompt, output = turn.span.prompt_ids, turn.span.output_ids
             if prompt is None or output is None:
                 self.left_out[NO_IDS] += 1
                 continue
-            mask = turn.response_mask or [True] * len(output)
+            mask = turn.span.response_mask or [True] * len(output)
             self.left_out[NOTHING_GENERATED] += True not in mask
-            before = next((one for one in found if prompt[: len(one[0])] == one[0]), ([], []))
-            found = [one for one in found if one is not before]
+            before = next((s for s in sequences if prompt[: len(s[0])] == s[0]), ([], []))
+            sequences = [sequence for sequence in sequences if sequence is not before]
             ids, labels = before
             labels = labels + [NOT_TRAINED] * (len(prompt) - len(ids))
-            own = (one if counts else NOT_TRAINED for one, counts in zip(output, mask, strict=True))
-            found.append((prompt + output, [*labels, *own]))
-        for ids, labels in found:
+            own = (i if counts else NOT_TRAINED for i, counts in zip(output, mask, strict=True))
+            sequences.append((prompt + output, [*labels, *own]))
+        for ids, labels in sequences:
             if set(labels) != {NOT_TRAINED}:
                 yield {"input_ids": ids, "labels": labels}
 
-    def _texts(self, turn: Span, run_id: str) -> Iterator[Fields]:
-        mask = turn.response_mask or [True] * len(turn.output_ids or ())
-        rows = [self._text_of(turn, run_id, *run) for run in generated_runs(mask)]
+    def _texts(self, turn: Turn, trajectory: Trajectory) -> Iterator[Fields]:
+        mask = turn.span.response_mask or [True] * len(turn.span.output_ids or ())
+        rows = [_decoded_row(turn.span, trajectory, *run) for run in generated_runs(mask)]
         if rows and None not in rows:
             yield from filter(None, rows)
-        elif not _is_whole(turn):
+        elif not _is_whole(turn.span):
             self.left_out[NO_TOKENIZER if rows else NOTHING_GENERATED] += 1
         else:
-            yield from self._given(turn, run_id)
+            prompt, answer = prompt_text(turn.span, trajectory.decode), turn.answer
+            if prompt is None or answer is None:
+                self._count_no_text(turn.span)
+                return
+            self.left_out[NOT_TEXT] += bool(answer.tool_calls or answer.reasoning)
+            yield {"prompt": prompt, "completion": turn.span.output_text or answer.text}
 
-    def _text_of(self, turn: Span, run_id: str, start: int, end: int) -> Fields | None:
-        """Return the row of a run of generated tokens, decoded; its texts join as they were."""
-        if turn.prompt_ids is None or turn.output_ids is None:
-            return None
-        prompt = self._decode(run_id, turn.prompt_ids + turn.output_ids[:start])
-        whole = self._decode(run_id, turn.prompt_ids + turn.output_ids[:end])
-        if prompt is None or whole is None:
-            return None
-        if whole.startswith(prompt):
-            return {"prompt": prompt, "completion": whole[len(prompt) :]}
-        return {"prompt": prompt, "completion": self._decode(run_id, turn.output_ids[start:end])}
-
-    def _given(self, turn: Span, run_id: str) -> Iterator[Fields]:
-        prompt = prompt_text(turn, partial(self._decode, run_id))
-        completion = given_text(turn) if turn.output_text is None else turn.output_text
-        if prompt is None or completion is None:
-            self._count_no_text(turn)
-            return
-        if _decoded(turn, run_id, self._decode) is None:
-            more = self._said(run_id, turn) or {}
-            self.left_out[NOT_TEXT] += "tool_calls" in more or "reasoning_content" in more
-        yield {"prompt": prompt, "completion": completion}
-
-    def _trained(self, turn: Span, run_id: str) -> Message | None:
+    def _trained(self, turn: Turn, trajectory: Trajectory) -> Fields | None:
         """Return an answer as far as it counts: up to the first token that a mask rules out."""
-        if _is_whole(turn):
-            answer = self._said(run_id, turn)
-            if answer is None:
-                self._count_no_text(turn)
-            return answer
-        start, end = next(generated_runs(turn.response_mask or []), (0, 0))
-        self.left_out[MASKED if end else NOTHING_GENERATED] += 1
-        text = self._plain(run_id, (turn.output_ids or [])[:end]) if end and not start else None
-        return None if text is None else {"role": "assistant", "content": text}
+        span = turn.span
+        if not _is_whole(span):
+            start, end = next(generated_runs(span.response_mask or []), (0, 0))
+            self.left_out[MASKED if end else NOTHING_GENERATED] += 1
+            ids = (span.output_ids or [])[:end]
+            text = trajectory.decode(ids, skip_special_tokens=True) if end and not start else None
+            return None if text is None else {"role": "assistant", "content": text}
+        if turn.answer is None:
+            self._count_no_text(span)
+            return None
+        return _answer_row(turn.answer, span, trajectory)
 
-    def _said(self, run_id: str, turn: Span) -> Message | None:
-        """Return the answer of a turn as a message; None where no text of it is known."""
-        text, calls = given_text(turn), given_tool_calls(turn)
-        thought = named_text(turn.output_message, REASONING_NAMES)
-        thought = named_text(turn.outputs, REASONING_NAMES) if thought is None else thought
-        if text is None and calls is None and thought is None:
-            # Without special tokens: a chat template adds them again. The decoded ids would repeat
-            # calls and reasoning as text.
-            text = _decoded(turn, run_id, self._plain)
-            text = turn.output_text if text is None else text
-            if text is None:
-                return None
-        # Content is never null: chat templates would write it as "None".
-        answer: Message = {"role": "assistant", "content": text or ""}
-        answer |= {"reasoning_content": thought} if thought else {}
-        return answer | ({"tool_calls": calls} if calls else {})
-
-    def _count_no_text(self, turn: Span) -> None:
-        self.left_out[NO_TEXT if turn.output_ids is None else NO_TOKENIZER] += 1
+    def _count_no_text(self, span: Span) -> None:
+        self.left_out[NO_TEXT if span.output_ids is None else NO_TOKENIZER] += 1
 
 
-def _conversation(turn: Span, own: Collection[int], answer: Message | None) -> Fields:
+def _answer_row(answer: Message, span: Span, trajectory: Trajectory) -> Fields:
+    """Return an answer for a chat template, which adds special tokens again."""
+    text = answer.text
+    if span.output_message is None and text_field(span.outputs, OUTPUT_TEXT_NAMES) is None:
+        text = trajectory.decode(span.output_ids or [], skip_special_tokens=True) or text
+    # Content is never null: chat templates would write it as "None".
+    row: Fields = {"role": "assistant", "content": text}
+    row |= (
+        {"reasoning_content": answer.reasoning} if span.output_message and answer.reasoning else {}
+    )
+    return row | ({"tool_calls": answer.recorded["tool_calls"]} if answer.tool_calls else {})
+
+
+def _decoded_row(span: Span, trajectory: Trajectory, start: int, end: int) -> Fields | None:
+    """Return the row of a run of generated tokens, decoded; its texts join as they were."""
+    if span.prompt_ids is None or span.output_ids is None:
+        return None
+    prompt = trajectory.decode(span.prompt_ids + span.output_ids[:start])
+    whole = trajectory.decode(span.prompt_ids + span.output_ids[:end])
+    if prompt is None or whole is None:
+        return None
+    if whole.startswith(prompt):
+        return {"prompt": prompt, "completion": whole[len(prompt) :]}
+    return {"prompt": prompt, "completion": trajectory.decode(span.output_ids[start:end])}
+
+
+def _conversation(turn: Turn, own: Collection[int], answer: Fields | None) -> Fields:
     """Return the messages of a conversation; those at the places `own` and the answer count."""
     messages = [
-        {**one, "weight": int(at in own)}
-        if isinstance(one, Mapping) and one.get("role") == "assistant" else one
-        for at, one in enumerate(turn.messages or ())
+        {**message, "weight": int(place in own)}
+        if isinstance(message, Mapping) and message.get("role") == "assistant" else message
+        for place, message in enumerate(turn.span.messages or ())
     ]  # fmt: skip
     messages += [] if answer is None else [{**answer, "weight": 1}]
-    tools = _tools(turn)
-    return {"messages": messages} | ({} if tools is None else {"tools": tools})
+    return {"messages": messages} | ({"tools": turn.tools} if turn.tools else {})
 
 
-def _is_whole(turn: Span) -> bool:
+def _is_whole(span: Span) -> bool:
     """Return whether no mask rules out tokens of an answer."""
-    return turn.response_mask is None or all(turn.response_mask)
+    return span.response_mask is None or all(span.response_mask)
 
 
-def _tools(turn: Span) -> list[Any] | None:
-    tools = turn.inputs.get("tools") if isinstance(turn.inputs, Mapping) else None
-    return tools if isinstance(tools, list) and tools else None
+def _with_text_calls(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory whose outermost calls from a prompt to text are turns.
 
+    A function that returns generated text alone is such a call: it is not recorded as a turn.
+    """
 
-def _labels(trajectory: Trajectory) -> list[Fields]:
-    return [{"name": one.name, "value": one.value, "who": one.source} for one in trajectory.labels]
+    def is_generation(span: Span) -> bool:
+        text = span.outputs if isinstance(span.outputs, str) else None
+        text = text_field(span.outputs, OUTPUT_TEXT_NAMES) if text is None else text
+        prompt = span.messages or text_field(span.inputs, PROMPT_TEXT_NAMES)
+        return span.parent_id is None and text is not None and prompt is not None
 
-
-def _decoded(turn: Span, run_id: str, decode: Decode) -> str | None:
-    return None if turn.output_ids is None else decode(run_id, turn.output_ids)
+    spans = [replace(span, is_turn=True) for span in trajectory.spans if is_generation(span)]
+    return replace(trajectory, spans=spans)

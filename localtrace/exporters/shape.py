@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from localtrace.field_names import (
-    OUTPUT_TEXT_NAMES,
-    PROMPT_TEXT_NAMES,
-)
-from localtrace.read.conversation import named_text
 from localtrace.read.messages import Message, said_of
-from localtrace.store.layout import open_layout
-from localtrace.store.tokenizers import Decode, tokenizer_of
+from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 
 if TYPE_CHECKING:
-    from localtrace.read.store import Store
+    pass
 
 
 NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads their ids"
@@ -142,62 +135,3 @@ def arguments_of(function: Mapping[str, str]) -> Any:
 def plain(value: Any) -> Any:
     """Return a value as JSON holds it; what JSON cannot express becomes an object with $type."""
     return _decode(to_json(value))
-
-
-def given_text(span: Span) -> str | None:
-    """Return the text that a call's result holds, usually without special tokens; None: none."""
-    if isinstance(span.outputs, str):
-        return span.outputs
-    if span.output_message is not None:
-        content = span.output_message.get("content")
-        return content if isinstance(content, str) else None
-    return named_text(span.outputs, OUTPUT_TEXT_NAMES)
-
-
-def given_tool_calls(span: Span) -> list[Any] | None:
-    """Return the tool calls in a call's result, in the form of the engine; None: none."""
-    if span.output_message is not None:
-        said = span.output_message.get("tool_calls")
-        return said if isinstance(said, list) and said else None
-    outputs = span.outputs if isinstance(span.outputs, dict) else {}
-    choices = outputs.get("choices")
-    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    for holder in (outputs, choice):
-        message = holder.get("message", holder) if isinstance(holder, dict) else None
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        if isinstance(calls, list) and calls:
-            return calls
-    return None
-
-
-def plain_decoder(store: Store) -> Decode:
-    """Return a function from run id and token ids to text without special tokens."""
-    layouts = [open_layout(path) for path in store.paths]
-
-    @cache
-    def of_run(run_id: str) -> Any | None:
-        found = (tokenizer_of(layout, run_id) for layout in layouts)
-        return next((tokenizer for tokenizer in found if tokenizer is not None), None)
-
-    def decode(run_id: str, ids: list[int]) -> str | None:
-        tokenizer = of_run(run_id)
-        try:
-            return None if tokenizer is None else str(tokenizer.decode(ids))
-        except (OverflowError, TypeError, ValueError):
-            return None  # ids that no vocabulary has
-
-    return decode
-
-
-def generations(trajectory: Trajectory) -> list[Span]:
-    """Return the turns; without any, the outermost calls from a prompt to text or tool calls.
-
-    A function that returns generated text alone is such a call: it is not recorded as a turn.
-    """
-    outermost = (span for span in trajectory.spans if span.parent_id is None)
-    return trajectory.turns or [
-        span
-        for span in outermost
-        if (given_text(span) is not None or given_tool_calls(span) is not None)
-        and (span.messages is not None or named_text(span.inputs, PROMPT_TEXT_NAMES) is not None)
-    ]

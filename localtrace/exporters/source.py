@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -63,7 +65,7 @@ class Source:
         """The runs of the selection, each with its chosen trajectories."""
         return self.choice.runs
 
-    @property
+    @cached_property
     def models(self) -> dict[tuple[str, int], str | None]:
         """Names of the models of the runs, by run id and attempt."""
         return {(one.run.run_id, one.run.attempt): model_name(one.run.config) for one in self.runs}
@@ -72,6 +74,8 @@ class Source:
         """Pass the trajectories to `write` in this order; failures are kept in `failures`."""
         for trajectory in self._read(trace_ids):
             try:
+                model = self.models[trajectory.run_id, trajectory.attempt]
+                trajectory = replace(trajectory, model=model)
                 redacted = self.redaction.trajectory(trajectory, self.store.decode)
                 if redacted is not trajectory:
                     self.redacted.add(trajectory.trace_id)

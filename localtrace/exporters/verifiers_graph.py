@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
-from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded, masks_of
+from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, has_unknown_mask
 from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
-from localtrace.read.conversation import Conversation
-from localtrace.read.messages import messages_of, said_of
-from localtrace.read.turns import prompt_text
-from localtrace.store.tokenizers import Decode
+from localtrace.read.turns import Turn, chat_form, content_text, messages_of, sendable, turns_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields
 
@@ -34,34 +30,26 @@ class MessageGraph:
     """The nodes of one trajectory.
 
     Args:
-        decode: token ids to text, special tokens included.
         left_out: counts of what the nodes do not hold, by field.
         is_own: whether verifiers itself made the trace, so that every branch is a sample.
     """
 
-    def __init__(
-        self, trajectory: Trajectory, decode: Decode, left_out: Counter[str], *, is_own: bool
-    ) -> None:
+    def __init__(self, trajectory: Trajectory, left_out: Counter[str], *, is_own: bool) -> None:
         self.nodes: list[Fields] = []
-        self._run_id = trajectory.run_id
-        self._decode = decode
         self._left_out = left_out
         self._known: dict[int, _Converted] = {}
         """Messages by the identity of what was recorded, which the trajectory keeps alive."""
         self._children: dict[int | None, list[int]] = {None: []}
-        turns = [turn for turn in trajectory.turns if turn.status == "ok"]
-        gone = set() if is_own else discarded(turns, lambda one: said_of(one, self._run_id, decode))
-        self._masks = masks_of(trajectory, [turn for turn in turns if turn.span_id not in gone])
-        left_out[UNKNOWN_MASK] += list(self._masks.values()).count(None)
+        turns = turns_of(trajectory)
+        gone = set() if is_own else discarded_turns(turns)
+        unknown = {turn.span.span_id for turn in turns if has_unknown_mask(turn, trajectory)} - gone
+        left_out[UNKNOWN_MASK] += len(unknown)
         left_out[AGAIN] += len(gone)
-        self._masks |= dict.fromkeys(gone)
+        self._untrained = gone | unknown
+        """Turns none of whose tokens a model may be trained on."""
         first = next(iter(trajectory.turns), None)
         self._response_start = 0 if first is None else len(first.prompt_ids or ())
-        conversation = Conversation(trajectory, decode).turns
-        self.of_turns = {
-            turn.span_id: self._add(turn, conversation[turn.span_id].new)
-            for turn in trajectory.turns
-        }
+        self.of_turns = {turn.span.span_id: self._add(turn) for turn in turns}
         """The node of each turn's answer, by span id."""
 
     def spread(self, values: list[float]) -> list[list[float]] | None:
@@ -81,9 +69,10 @@ class MessageGraph:
         remaining = iter(values)
         return [[next(remaining) for own in node["mask"] if own] for node in self.nodes]
 
-    def _add(self, turn: Span, new: tuple[Any, ...]) -> int:
+    def _add(self, read: Turn) -> int:
         """Add what a turn's prompt and answer add; return the node of the answer."""
-        messages, parent = self._prompt(turn, new)
+        turn = read.span
+        messages, parent = self._prompt(read)
         ids, tools = turn.prompt_ids or [], _tools_of(turn)
         kept, covered = 0, self._token_count(parent)
         if parent is None:
@@ -96,7 +85,7 @@ class MessageGraph:
             node = {"message": message, "token_ids": own, "mask": [False] * count}
             parent = self._append(parent, node, turn, tools)
             covered += count
-        return self._append(parent, self._answer(turn, ids[covered:]), turn, tools)
+        return self._append(parent, self._answer(read, ids[covered:]), turn, tools)
 
     def _append(self, parent: int | None, node: Fields, turn: Span, tools: list[Any]) -> int:
         place = len(self.nodes)
@@ -108,19 +97,18 @@ class MessageGraph:
         self._children[place] = []
         return place
 
-    def _prompt(self, turn: Span, new: tuple[Any, ...]) -> tuple[list[_Converted], int | None]:
+    def _prompt(self, read: Turn) -> tuple[list[_Converted], int | None]:
         """Return the prompt's messages; of one without messages, those after the node it continues.
 
         A prompt of ids or text has no messages of its own. It continues a turn whose ids it begins
         with; else it is read as one text.
         """
+        turn = read.span
         if turn.messages is not None:
             return [self._converted(one) for one in turn.messages], None
         parent = self._continued(turn.prompt_ids or [])
-        if prompt_text(turn, partial(self._decode, self._run_id)) is None:
-            self._left_out[NO_PROMPT] += 1
-            return [], parent
-        return [_message(one) for one in messages_of(new)], parent
+        self._left_out[NO_PROMPT] += read.new is None
+        return [_message(chat_form(one)) for one in read.new or ()], parent
 
     def _converted(self, recorded: Any) -> _Converted:
         """Return a recorded message as verifiers has it; equal ones of a rollout are one object."""
@@ -156,12 +144,14 @@ class MessageGraph:
                 break
         return place, kept, covered
 
-    def _answer(self, turn: Span, scaffold: list[int]) -> Fields:
+    def _answer(self, read: Turn, scaffold: list[int]) -> Fields:
+        turn = read.span
         output = turn.output_ids or []
-        every = [True] * len(output)
-        mask = self._masks.get(turn.span_id, every) or [False] * len(output)
+        mask = turn.response_mask or [True] * len(output)
+        if turn.status == "ok" and turn.span_id in self._untrained:
+            mask = [False] * len(output)
         logprobs = finite_logprobs(turn, self._left_out, mask) or []
-        said = said_of(turn, self._run_id, self._decode)
+        said = None if read.answer is None else chat_form(read.answer)
         given = turn.outputs.get("message") if isinstance(turn.outputs, Mapping) else None
         if isinstance(given, Mapping) and given.get("role") == "assistant":
             # It has fields of verifiers' own; reasoning and calls may stand beside it.
@@ -192,7 +182,7 @@ def _with_role(recorded: Any) -> Mapping[str, Any]:
     """Return a message that has a role; any other in the common form."""
     if isinstance(recorded, Mapping) and isinstance(recorded.get("role"), str):
         return recorded
-    return next(iter(messages_of([recorded])))
+    return chat_form(*messages_of([recorded]))
 
 
 def _message(given: Mapping[str, Any]) -> _Converted:
@@ -208,14 +198,14 @@ def _message(given: Mapping[str, Any]) -> _Converted:
             lacking += [PARTS] * (len(content) - len(parts))
             content = parts
         else:
-            content = next(messages_of([{"role": "user", "content": content}]))["content"]
+            content = sendable(content_text(content))
         message: Fields = {"role": role, "content": content}
         if role == "tool":
             message["tool_call_id"] = str(given.get("tool_call_id") or "")
             if isinstance(given.get("name"), str):
                 message["name"] = given["name"]
         return message, lacking
-    (said,) = messages_of([given])
+    said = chat_form(*messages_of([given]))
     state = given.get("provider_state")
     whole = isinstance(state, list) and all(isinstance(one, dict) for one in state)
     found: Fields = {

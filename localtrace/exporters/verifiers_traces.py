@@ -43,7 +43,6 @@ from localtrace.exporters.verifiers_fields import (
 )
 from localtrace.exporters.verifiers_graph import MessageGraph
 from localtrace.read.messages import model_of
-from localtrace.store.tokenizers import Decode
 from localtrace.trainer_hooks.verifiers.facts import UNKNOWN
 from localtrace.trainer_hooks.verifiers.graph import Times, Usage
 from localtrace.types import Span, Trajectory
@@ -96,16 +95,11 @@ _PLACED = ("trace_id", "run_id", "step", "validate", "group_id", "agent", "rewar
 
 
 class Episodes:
-    """The lines of episodes, one trajectory at a time.
+    """The lines of episodes, one trajectory at a time."""
 
-    Args:
-        decode: token ids to text, special tokens included.
-    """
-
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
         """Counts of what the episodes do not hold, by field."""
-        self._decode = decode
 
     def line(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the line of a trajectory in pieces; none if it has no call of the model."""
@@ -131,7 +125,7 @@ class Episodes:
 
     def _trace(self, trajectory: Trajectory, task: Fields) -> Fields:
         given, own_made = trajectory.attributes, is_own(trajectory)
-        graph = MessageGraph(trajectory, self._decode, self.left_out, is_own=own_made)
+        graph = MessageGraph(trajectory, self.left_out, is_own=own_made)
         rest = self._set_per_token(trajectory, graph)
         own = fitting({name: given[name] for name in _OWN if own_made and name in given}, _OWN)
         placed = {"localtrace", *(_DERIVED - (_OWN.keys() - own.keys()) if own_made else ())}

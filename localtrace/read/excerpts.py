@@ -6,7 +6,7 @@ are not escaped for a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,6 +15,7 @@ from typing import Any
 from localtrace.read.trajectories import RunSql, calls_of, listed_ids, listed_steps
 from localtrace.read.turns import answer_of, as_text, output_summary, people_text, prompt_of
 from localtrace.store.tokenizers import Decode
+from localtrace.types import Decode as DecodeIds
 from localtrace.types import Span
 
 _BATCH = 1_000
@@ -96,7 +97,7 @@ def _excerpts(rows: list[dict[str, Any]], decode: Decode) -> dict[str, Excerpt]:
     return {trace_id: Excerpt(prompt, answers[trace_id]) for trace_id, prompt in prompts.items()}
 
 
-def _prompt(span: Span, decode: Callable[[list[int]], str | None]) -> str | None:
+def _prompt(span: Span, decode: DecodeIds) -> str | None:
     messages = prompt_of(span, decode)
     if not messages:
         return None

@@ -276,12 +276,14 @@ class Store:
             else:
                 yield trajectory
 
-    def decode(self, run_id: str, ids: list[int]) -> str | None:
+    def decode(
+        self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
+    ) -> str | None:
         """Return ids as text, by the tokenizer that the store keeps for a run.
 
         None where the store keeps none, or the package `tokenizers` is not installed.
         """
-        return self.tokenizers.decode(run_id, ids)
+        return self.tokenizers.decode(run_id, ids, skip_special_tokens=skip_special_tokens)
 
     def warn_of_namesakes(self, filters: Filters) -> None:
         """Warn where a filter names a detector and rollouts have an attribute of the same name."""

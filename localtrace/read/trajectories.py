@@ -51,7 +51,9 @@ _LATE_MASKS = (
 """Masks that arrived as outcomes, as the view `tokens` places them."""
 
 
-def read_batch(run_sql: RunSql, decode: Decode, trace_ids: list[str]) -> list[Trajectory]:
+def read_batch(
+    run_sql: RunSql, decode: Callable[..., str | None], trace_ids: list[str]
+) -> list[Trajectory]:
     """Read whole trajectories, in the order of their ids.
 
     Raises:

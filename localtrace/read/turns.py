@@ -8,7 +8,7 @@ mappings from what is made here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from localtrace.field_names import (
     WEIGHT_NAMES,
 )
 from localtrace.store.whole_prompts import SeenLists
-from localtrace.types import Message, Span, ToolCall, Trajectory
+from localtrace.types import Decode, Message, Span, ToolCall, Trajectory
 from localtrace.values.codec import to_json
 
 VALUE_MAX = 300
@@ -41,10 +41,6 @@ _TEMPLATE_END = re.compile(
 )
 """The mark by which chat templates end one."""
 _THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
-
-
-Decode = Callable[[list[int]], str | None]
-"""Turns token ids of a run into text; None where there is no usable tokenizer."""
 
 
 class Usage(NamedTuple):
@@ -112,8 +108,9 @@ class Turn:
 
     @property
     def model(self) -> str | None:
-        """The name of the model among results or arguments."""
-        return text_field(self.span.outputs, ("model",)) or text_field(self.span.inputs, ("model",))
+        """The name of the model by its results or arguments, else that of the run."""
+        own = text_field(self.span.outputs, ("model",)) or text_field(self.span.inputs, ("model",))
+        return own or self._reader.trajectory.model
 
     @property
     def usage(self) -> Usage:
@@ -185,9 +182,27 @@ def answer_of(span: Span, decode: Decode) -> Message | None:
         return _message({"role": "assistant", **span.output_message})
     text = span.output_text
     text = text_field(span.outputs, OUTPUT_TEXT_NAMES) if text is None else text
+    text = span.outputs if text is None and isinstance(span.outputs, str) else text
     if text is None and span.output_ids:
         text = decode(span.output_ids)
     return None if text is None else _of_text("assistant", text)
+
+
+def repeats_answer(message: Message, answer: Message) -> bool:
+    """Return whether a message of a prompt is an answer, without its reasoning too."""
+    if message.role != "assistant":
+        return False
+    if message.tool_calls and answer.tool_calls:
+        calls, again = (
+            [(call.name, argument_object(call) or call.arguments) for call in one.tool_calls]
+            for one in (answer, message)
+        )
+        if calls != again:
+            return False
+    text, whole = (_of_text("assistant", one.text).text.strip() for one in (message, answer))
+    if not text:
+        return bool(message.tool_calls) or not whole
+    return whole.endswith(text) and not whole[: -len(text)][-1:].isalnum()
 
 
 def chat_form(message: Message) -> dict[str, Any]:
@@ -272,7 +287,7 @@ class _Reader:
     """Makes the turns of one trajectory. A message that many prompts repeat is made once."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory = trajectory
+        self.trajectory = trajectory
         self._made: dict[int, Message] = {}
         """Messages by `id` of what was recorded, which the trajectory keeps alive."""
         self._lists, self._ids = SeenLists(), SeenLists()
@@ -282,11 +297,11 @@ class _Reader:
     def prompt(self, span: Span) -> list[Message] | None:
         if span.messages is not None:
             return self._messages(span.messages)
-        return prompt_of(span, self._trajectory.decode)
+        return prompt_of(span, self.trajectory.decode)
 
     def _turn(self, number: int, span: Span) -> Turn:
         new = self._new(span)
-        self._answer = answer_of(span, self._trajectory.decode)
+        self._answer = answer_of(span, self.trajectory.decode)
         return Turn(span, number, None if new is None else tuple(new), self._answer, self)
 
     def _new(self, span: Span) -> list[Message] | None:
@@ -294,12 +309,13 @@ class _Reader:
             known = self._lists.known(span.messages)
             self._lists.add(span.messages)
             new = self._messages(span.messages[known:])
-            return [message for message in new if not self._repeats_answer(message)]
+            answer = self._answer
+            return [m for m in new if answer is None or not repeats_answer(m, answer)]
         if span.prompt_ids is None:
             return self.prompt(span)
         known = self._ids.known(span.prompt_ids)
         self._ids.add(span.prompt_ids + (span.output_ids or []))
-        text = self._trajectory.decode(span.prompt_ids[known:])
+        text = self.trajectory.decode(span.prompt_ids[known:])
         text = span.prompt_text if text is None else text
         if text is None:
             return None if known else self.prompt(span)
@@ -310,15 +326,6 @@ class _Reader:
             self._made.get(id(message)) or self._made.setdefault(id(message), _message(message))
             for message in recorded
         ]
-
-    def _repeats_answer(self, message: Message) -> bool:
-        """Return whether a message is the newest answer, perhaps in another form."""
-        answer = self._answer
-        if answer is None or message.role != "assistant":
-            return False
-        if fields_of(message.recorded).get("content") is None:
-            return bool(answer.tool_calls) and bool(message.tool_calls)
-        return _of_text("assistant", message.text).text.strip() in answer.text
 
 
 def _message(recorded: Any) -> Message:

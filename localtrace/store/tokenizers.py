@@ -27,6 +27,8 @@ _PIECES_MAX = 2**19
 _ANCHOR = "x"
 """A token that every decoder takes for one plain letter."""
 T = TypeVar("T")
+
+
 Decode = Callable[[str, list[int]], str | None]
 """Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
@@ -118,10 +120,12 @@ class RunTokenizers:
         self._of_run = cache(self._find)
         self._of_file = cache(_vocabulary)
 
-    def decode(self, run_id: str, ids: list[int]) -> str | None:
-        """Return ids as one text, special tokens included; None without a usable tokenizer."""
+    def decode(
+        self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
+    ) -> str | None:
+        """Return ids as one text; None without a usable tokenizer."""
         vocabulary = self._of_run(run_id)
-        return None if vocabulary is None else vocabulary.decode(ids)
+        return None if vocabulary is None else vocabulary.decode(ids, skip_special_tokens)
 
     def piece(self, run_id: str | None, token_id: int | None) -> str | None:
         """Return the text that one token adds after others, its leading space included.
@@ -163,8 +167,9 @@ class _Vocabulary:
         self._only_decodes = only_decodes
         self.piece = lru_cache(_PIECES_MAX)(self._piece)
 
-    def decode(self, ids: list[int]) -> str | None:
-        return _attempt(lambda: str(self._tokenizer.decode(ids, skip_special_tokens=False)))
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str | None:
+        decode = self._tokenizer.decode
+        return _attempt(lambda: str(decode(ids, skip_special_tokens=skip_special_tokens)))
 
     def encoded_again(self, ids: list[int]) -> list[int] | None:
         text = None if self._only_decodes else self.decode(ids)
