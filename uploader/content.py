@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from localtrace.field_names import PROMPT_TEXT_NAMES
-from localtrace.read.conversation import named_text
+from localtrace.read.turns import text_field
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.placeholder import Placeholder
@@ -124,7 +124,7 @@ def prompts_bytes(trajectory: Trajectory) -> int:
         if span.is_turn:
             total += sum(map(of_message, span.messages or ()))
             total += 2 * len(span.prompt_ids or ())
-            total += len(named_text(span.inputs, PROMPT_TEXT_NAMES) or "")
+            total += len(text_field(span.inputs, PROMPT_TEXT_NAMES) or "")
     return total
 
 

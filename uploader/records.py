@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from localtrace.read.messages import transcript_of
 from localtrace.redaction.redaction import Redaction
-from localtrace.types import Trajectory
+from localtrace.types import Decode, Trajectory
 from localtrace.uploader.content import (
     left_out,
     model_name,
@@ -24,6 +23,7 @@ from localtrace.uploader.content import (
 )
 from localtrace.uploader.selection import ChosenRun
 from localtrace.uploader.targets import Place, Record, Target
+from localtrace.uploader.transcripts import transcript_of
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -97,8 +97,9 @@ class Records:
                 # A record of this size would take gigabytes of memory, only to be refused below.
                 reject(f"too large: prompts of {least_bytes} bytes alone, at most {limit} are sent")
                 return None
-            # After redaction: texts are decoded from ids that may leave.
-            transcript = transcript_of(trajectory, self._decode, model)
+            # Decoded texts are redacted again: a key may show only where the text is cut.
+            readable = replace(trajectory, model=model, decode=self._decode(trajectory.run_id))
+            transcript = transcript_of(readable)
             record = self.target.encode(trajectory, place, transcript)
         except Exception as error:
             # Recorded values are hostile input: whatever fails here may cost this trajectory only.
@@ -109,7 +110,9 @@ class Records:
             return None
         return record
 
-    def _decode(self, run_id: str, ids: list[int]) -> str | None:
-        """Decode ids, and redact again: a key may show only where the text is cut."""
-        text = self.store.decode(run_id, ids)
-        return None if text is None else self.redaction.text(text)
+    def _decode(self, run_id: str) -> Decode:
+        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
+            text = self.store.decode(run_id, ids, skip_special_tokens=skip_special_tokens)
+            return None if text is None else self.redaction.text(text)
+
+        return decode

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from localtrace.errors import MissingDependency
-from localtrace.read.messages import transcript_of
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.content import model_name, wants_text, with_text
 from localtrace.uploader.targets import Place
+from localtrace.uploader.transcripts import transcript_of
 
 _DESTINATION = "otlp file"
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -52,7 +53,7 @@ def lines_of(
         if as_text:
             trajectory = with_text(trajectory, decode)
         resource = resource_of(trajectory, place)
-        spans = each_span(trajectory, place, transcript_of(trajectory, decode, model))
+        spans = each_span(trajectory, place, transcript_of(replace(trajectory, model=model)))
         for batch in _batches(spans):
             block = otlp_values.block(batch, resource)
             found = json_format.MessageToDict(block, use_integers_for_enums=True)

@@ -169,7 +169,7 @@ class Rows:
             if prompt is None or answer is None:
                 self._count_no_text(turn.span)
                 return
-            self.left_out[NOT_TEXT] += bool(answer.tool_calls or answer.reasoning)
+            self.left_out[NOT_TEXT] += turn.span.output_message is not None
             yield {"prompt": prompt, "completion": turn.span.output_text or answer.text}
 
     def _trained(self, turn: Turn, trajectory: Trajectory) -> Fields | None:

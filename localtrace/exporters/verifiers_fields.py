@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from localtrace.exporters.verifiers_graph import MessageGraph
-from localtrace.read.messages import model_of
+from localtrace.read.turns import model_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
 

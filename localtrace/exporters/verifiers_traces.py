@@ -42,7 +42,7 @@ from localtrace.exporters.verifiers_fields import (
     usage_of,
 )
 from localtrace.exporters.verifiers_graph import MessageGraph
-from localtrace.read.messages import model_of
+from localtrace.read.turns import model_of
 from localtrace.trainer_hooks.verifiers.facts import UNKNOWN
 from localtrace.trainer_hooks.verifiers.graph import Times, Usage
 from localtrace.types import Span, Trajectory

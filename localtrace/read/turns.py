@@ -109,8 +109,7 @@ class Turn:
     @property
     def model(self) -> str | None:
         """The name of the model by its results or arguments, else that of the run."""
-        own = text_field(self.span.outputs, ("model",)) or text_field(self.span.inputs, ("model",))
-        return own or self._reader.trajectory.model
+        return model_of(self.span) or self._reader.trajectory.model
 
     @property
     def usage(self) -> Usage:
@@ -150,6 +149,11 @@ def output_summary(span: Span) -> str:
 def turns_of(trajectory: Trajectory) -> list[Turn]:
     """Return the turns of a trajectory in the order of the view `turns`."""
     return _Reader(trajectory).turns
+
+
+def model_of(span: Span) -> str | None:
+    """Return the name of the model among a call's results or arguments."""
+    return text_field(span.outputs, ("model",)) or text_field(span.inputs, ("model",))
 
 
 def messages_of(recorded: Iterable[Any]) -> list[Message]:
@@ -319,7 +323,7 @@ class _Reader:
         text = span.prompt_text if text is None else text
         if text is None:
             return None if known else self.prompt(span)
-        return _of_template(text)
+        return [message for message in _of_template(text) if message.text or not known]
 
     def _messages(self, recorded: Iterable[Any]) -> list[Message]:
         return [

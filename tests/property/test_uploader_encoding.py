@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from localtrace.read.messages import transcript_of
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.uploader.lone import lone_call
 from localtrace.uploader.targets import Place
 from localtrace.uploader.targets.mlflow_spans import encode
+from localtrace.uploader.transcripts import transcript_of
 
 HERE = Place("mlflow:1:1700000000000", "1", "run")
 THERE = Place("mlflow:1:1700000000001", "1", "run")

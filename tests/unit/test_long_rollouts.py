@@ -17,7 +17,6 @@ from localtrace.exporters import atif_messages
 from localtrace.exporters.atif import Documents
 from localtrace.read import messages
 from localtrace.read.conversation import Conversation
-from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store, open_store
 from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.rules import Rules
@@ -29,6 +28,7 @@ from localtrace.uploader.content import prompts_bytes
 from localtrace.uploader.records import Records
 from localtrace.uploader.targets import Place
 from localtrace.uploader.targets.mlflow import MlflowTarget
+from localtrace.uploader.transcripts import transcript_of
 
 TURNS = (100, 200)
 LINEAR = 2.6

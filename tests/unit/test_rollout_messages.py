@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from localtrace.read.messages import CONTENT_MAX_CHARS, PROMPT_MAX_CHARS, Transcript, transcript_of
+from localtrace.uploader.transcripts import (
+    CONTENT_MAX_CHARS,
+    PROMPT_MAX_CHARS,
+    Transcript,
+    transcript_of,
+)
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
 WORDS = {

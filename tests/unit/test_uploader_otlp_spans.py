@@ -15,10 +15,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from localtrace.read.messages import transcript_of
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.uploader.targets import Place
 from localtrace.uploader.targets.otlp_spans import encode
+from localtrace.uploader.transcripts import transcript_of
 from localtrace.values.placeholder import Placeholder
 
 PLACE = Place("otlp:http://127.0.0.1:4318/v1/traces:maths", "maths", "run")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from localtrace.errors import ConfigError, MissingDependency
-from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
+from localtrace.uploader.transcripts import Transcript
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from pathlib import Path
 import httpx
 
 from localtrace.errors import TargetUnavailable, UploadError
-from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.targets import (
     Entry,
@@ -48,6 +47,7 @@ from localtrace.uploader.targets.mlflow_answers import (
 )
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
 from localtrace.uploader.targets.mlflow_spans import encode
+from localtrace.uploader.transcripts import Transcript
 
 OLDEST_VERSION = (3, 14)
 """First version that takes the tags and the run together with the spans."""

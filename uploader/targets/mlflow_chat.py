@@ -12,9 +12,9 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from localtrace.read.messages import Chat, Message, Transcript
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.targets import otlp_values
+from localtrace.uploader.transcripts import Chat, Message, Transcript
 
 _INPUTS, _OUTPUTS, _TYPE = "mlflow.spanInputs", "mlflow.spanOutputs", "mlflow.spanType"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from localtrace.read.messages import Transcript
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.lone import lone_call
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets import mlflow_assessments as feedback
 from localtrace.uploader.targets.mlflow_chat import read_call, read_root
+from localtrace.uploader.transcripts import Transcript
 from localtrace.values.codec import to_json
 
 DIGEST_TAG = "localtrace.digest"

@@ -19,7 +19,6 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
-from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, Target, otlp_values
@@ -33,6 +32,7 @@ from localtrace.uploader.targets.http import (
     without_login,
 )
 from localtrace.uploader.targets.otlp_spans import encode
+from localtrace.uploader.transcripts import Transcript
 
 ROUTE = "/v1/traces"
 _LANGFUSE = "/api/public/otel"

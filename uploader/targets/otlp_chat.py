@@ -12,10 +12,10 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.field_names import LABEL_NAMES
-from localtrace.read.messages import Chat, Transcript
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.uploader.targets import otlp_values
 from localtrace.uploader.targets.otlp_messages import in_parts
+from localtrace.uploader.transcripts import Chat, Transcript
 from localtrace.values.codec import to_json
 
 EVALUATION = "gen_ai.evaluation.result"

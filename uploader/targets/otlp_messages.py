@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from localtrace.read.messages import Message
 from localtrace.types import Span
+from localtrace.uploader.transcripts import Message
 from localtrace.values.codec import to_json
 
 

@@ -38,12 +38,12 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.field_names import DETAIL_NAMES, WEIGHT_NAMES
-from localtrace.read.messages import Transcript
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets.otlp_chat import EVALUATION, read_call, read_root, show_chat
 from localtrace.uploader.targets.otlp_messages import input_messages, output_messages
+from localtrace.uploader.transcripts import Transcript
 from localtrace.values.codec import to_json
 
 ROOT_NAME = "agent_loop"

@@ -16,7 +16,6 @@ from threading import Lock
 from urllib.parse import quote
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
-from localtrace.read.messages import Transcript
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain, printable
@@ -46,6 +45,7 @@ from localtrace.uploader.targets.weave_requests import (
     Held,
     requests,
 )
+from localtrace.uploader.transcripts import Transcript
 
 JSON = {"content-type": "application/json"}
 

@@ -20,7 +20,6 @@ from uuid import UUID
 import msgspec
 
 from localtrace.field_names import DETAIL_NAMES, WEIGHT_NAMES
-from localtrace.read.messages import Transcript
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.lone import lone_call
@@ -29,6 +28,7 @@ from localtrace.uploader.targets.weave_call import Call
 from localtrace.uploader.targets.weave_chat import read_call, read_root
 from localtrace.uploader.targets.weave_summary import summaries
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
+from localtrace.uploader.transcripts import Transcript
 
 ROOT_NAME = "agent_loop"
 CALL_MAX_BYTES = 3_500_000

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from localtrace.read.messages import Transcript
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.targets.weave_call import Call
 from localtrace.uploader.targets.weave_values import plain, text
+from localtrace.uploader.transcripts import Transcript
 
 NAME_MAX_CHARS = 1024
 """Longest display name that Weave takes."""

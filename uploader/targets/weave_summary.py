@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from localtrace.read.messages import Chat
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.targets.weave_values import text
+from localtrace.uploader.transcripts import Chat
 
 _Sums: TypeAlias = Counter[tuple[str, ...]]
 """Counts by path in the summary."""

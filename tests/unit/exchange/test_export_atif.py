@@ -14,8 +14,8 @@ from click.testing import Result
 import localtrace
 from localtrace import testing
 from localtrace.exporters.atif import Documents
-from localtrace.read.messages import CONTENT_MAX_CHARS
 from localtrace.types import Outcome
+from localtrace.uploader.transcripts import CONTENT_MAX_CHARS
 from localtrace.values.placeholder import Placeholder
 from tests.atif_rules import check
 from tests.unit.test_rollout_messages import decode

@@ -125,7 +125,7 @@ def test_a_long_trajectory_is_never_whole_in_memory() -> None:
         return "x" * len(ids)
 
     for pieces in (
-        jsonl.line(long, decode), Documents(decode).line(long), Rows(decode, decode).lines(long),
+        jsonl.line(long, decode), Documents().line(long), Rows().lines(long),
     ):  # fmt: skip
         sizes = [len(one) for one in pieces]
         assert sum(sizes) > 10 * max(sizes)

@@ -121,7 +121,7 @@ def test_calls_and_answers_meet_by_ids_of_their_own(tmp_path: Path) -> None:
     spans = [call(seq, is_turn=True, messages=given, output_message=said, outputs={"model": "m"})
              for seq, (given, said) in enumerate(prompts, 1)]  # fmt: skip
     (tmp_path / "out").mkdir()
-    written = Folder(tmp_path / "out", Documents(lambda *_: None))
+    written = Folder(tmp_path / "out", Documents())
     written.add(trajectory(spans=spans, step=3, reward=-0.5))
     written.close()
     header, messages = session(tmp_path / "out", spans[0].trace_id)

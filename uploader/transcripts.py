@@ -1,0 +1,130 @@
+"""A trajectory in a form to read at trackers: chat messages of limited size.
+
+Messages have the form of OpenAI's, which every tracker shows; see `read.turns.chat_form`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from localtrace.read.turns import Turn, as_text, chat_form, turns_of
+from localtrace.types import Message as RecordedMessage
+from localtrace.types import Trajectory
+
+Message: TypeAlias = dict[str, Any]
+
+CONTENT_MAX_CHARS = 50_000
+"""Longest text of one message; a note says what is missing."""
+PROMPT_MAX_CHARS = 200_000
+"""Longest prompt of one turn; the oldest messages are left out of a longer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One turn as messages."""
+
+    given: list[Message]
+    """The whole prompt; empty where no text of it is known."""
+    said: Message | None
+    """The answer; None where no text of it is known."""
+    tools: list[Any] = field(default_factory=list)
+    """The tools that the model was offered."""
+    model: str | None = None
+    """Name of the model, as the call or the run's configuration gives it."""
+    usage: tuple[int, int] | None = None
+    """Tokens of the prompt and tokens generated, without those that a mask rules out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A trajectory in a form to read, beside what was recorded."""
+
+    chats: Mapping[str, Chat]
+    """Turns, by span id."""
+    conversation: list[Message]
+    """The messages of all turns in order, each once."""
+    prompt: list[Message] | str | None
+    """The first prompt, or why its text is not known; None without a turn."""
+    answer: str | None
+    """The last answer's text, or why it is not known; None without a turn."""
+
+
+def transcript_of(trajectory: Trajectory) -> Transcript:
+    """Return the trajectory's turns as messages."""
+    turns = turns_of(trajectory)
+    if not turns:
+        return Transcript({}, [], None, None)
+    forms = _Forms()
+    chats = {turn.span.span_id: _chat(turn, forms) for turn in turns}
+    conversation = [
+        forms.of(message)
+        for turn in turns
+        for message in (*(turn.new or ()), *(() if turn.answer is None else (turn.answer,)))
+    ]
+    first, last = turns[0], turns[-1]
+    return Transcript(
+        chats,
+        forms.fitting(conversation),
+        chats[first.span.span_id].given or first.prompt_missing,
+        last.answer_missing if last.answer is None else last.answer.text or _calls(last.answer),
+    )
+
+
+def _chat(turn: Turn, forms: _Forms) -> Chat:
+    prompt_tokens, output_tokens = turn.usage
+    is_counted = prompt_tokens is not None and output_tokens is not None
+    return Chat(
+        forms.fitting([forms.of(message) for message in turn.prompt or ()]),
+        None if turn.answer is None else forms.of(turn.answer),
+        turn.tools,
+        turn.model,
+        (prompt_tokens or 0, output_tokens or 0) if is_counted else None,
+    )
+
+
+class _Forms:
+    """Messages in their form for trackers; one that many prompts repeat is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[RecordedMessage, Message]] = {}
+        """The message, which keeps its `id` from being given to another, and its form."""
+        self._sizes: dict[int, int] = {}
+
+    def of(self, message: RecordedMessage) -> Message:
+        made = self._made.get(id(message))
+        if made is None:
+            form = _cut(chat_form(message))
+            made = self._made[id(message)] = (message, form)
+            self._sizes[id(form)] = sum(len(as_text(value)) for value in form.values())
+        return made[1]
+
+    def fitting(self, messages: list[Message]) -> list[Message]:
+        """Leave out messages after the first one, until the others are short enough together."""
+        sizes = [self._sizes[id(message)] for message in messages]
+        excess, left_out = sum(sizes) - PROMPT_MAX_CHARS, 0
+        while excess > 0 and left_out < len(messages) - 2:
+            left_out += 1
+            excess -= sizes[left_out]
+        if not left_out:
+            return messages
+        note = f"[{left_out} of {len(messages)} messages left out]"
+        return [messages[0], {"role": "system", "content": note}, *messages[1 + left_out :]]
+
+
+def _calls(answer: RecordedMessage) -> str:
+    """Return the calls of tools in an answer without text."""
+    return "\n".join(f"{call.name}({as_text(call.arguments)})" for call in answer.tool_calls)
+
+
+def _cut(part: Any) -> Any:
+    """Return a message, or a part of one, with every long text cut."""
+    if isinstance(part, dict):
+        return {name: _cut(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_cut(element) for element in part]
+    left_out = len(part) - CONTENT_MAX_CHARS
+    if left_out <= 0:
+        return part
+    return f"{part[:CONTENT_MAX_CHARS]}… [{left_out} of {len(part)} characters left out]"
