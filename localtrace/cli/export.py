@@ -160,7 +160,7 @@ def jsonl(source: Source, file: BinaryIO) -> None:
     """
     from localtrace.exporters.jsonl import line
 
-    source.each_line(file, lambda one: line(one, source.store.decode))
+    source.each_line(file, line)
 
 
 @_export

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.turns import Turn, messages_of, repeats_answer, text_field
 from localtrace.store.whole_prompts import shared_prefix
-from localtrace.types import Trajectory
+from localtrace.types import Span, Trajectory
 
 UNKNOWN_MASK = "answers whose mask is not known: that of the trajectory fits no layout of tokens"
 AGAIN = "answers that were discarded: their prompt was generated again"
@@ -36,10 +36,35 @@ def discarded_turns(turns: Sequence[Turn]) -> set[str]:
     return discarded
 
 
-def has_unknown_mask(turn: Turn, trajectory: Trajectory) -> bool:
-    """Return whether a mask came for the whole trajectory, but a turn's part of it is not known."""
-    is_masked = any(outcome.name == "response_mask" for outcome in trajectory.outcomes)
-    return is_masked and bool(turn.span.output_ids) and turn.span.response_mask is None
+def masks_of(trajectory: Trajectory, turns: Sequence[Turn]) -> dict[str, list[bool] | None]:
+    """Return which output ids of turns a model may be trained on, by span id.
+
+    None: a mask came for the whole trajectory, but which of its values are the turn's is not known.
+    A turn without ids, or that no mask is about, is not among them.
+
+    Args:
+        turns: those that are not discarded; the trainer's mask does not count the others.
+    """
+    spans = [turn.span for turn in turns if turn.span.output_ids]
+    masks: dict[str, list[bool] | None] = {
+        span.span_id: span.response_mask for span in spans if span.response_mask
+    }
+    late = next((o.values for o in trajectory.outcomes if o.name == "response_mask"), None)
+    if late is None or len(masks) == len(spans):
+        return masks
+    lengths = [len(span.output_ids or ()) for span in spans]
+    starts = [len(span.prompt_ids or ()) - len(spans[0].prompt_ids or ()) for span in spans]
+    if len(late) == sum(lengths):
+        starts = [*accumulate(lengths[:-1], initial=0)]
+    elif len(late) != starts[-1] + lengths[-1] or not all(
+        _continues_ids(after, before) for before, after in pairwise(spans)
+    ):
+        return dict.fromkeys((span.span_id for span in spans), None) | masks
+    placed = {
+        span.span_id: [value != 0 for value in late[start : start + length]]
+        for span, start, length in zip(spans, starts, lengths, strict=True)
+    }
+    return placed | masks
 
 
 def is_continued(turn: Turn, others: Sequence[Turn]) -> bool:
@@ -57,15 +82,21 @@ def continues(later: Turn, turn: Turn) -> bool:
         (again,) = messages_of([after.messages[count]])
         return turn.answer is not None and repeats_answer(again, turn.answer)
     if before.prompt_ids is not None and after.prompt_ids is not None:
-        start, output = len(before.prompt_ids), before.output_ids or []
-        is_next = after.prompt_ids[start : start + len(output)] == output  # first: it is short
-        return bool(output) and is_next and after.prompt_ids[:start] == before.prompt_ids
+        return _continues_ids(after, before)
     prompt, longer = (text_field(span.inputs, PROMPT_TEXT_NAMES) for span in (before, after))
     if prompt is None or longer is None or turn.answer is None or not turn.answer.text:
         return False
     return longer.startswith(prompt) and longer[len(prompt) :].lstrip().startswith(
         turn.answer.text.strip()
     )
+
+
+def _continues_ids(after: Span, before: Span) -> bool:
+    if after.prompt_ids is None or before.prompt_ids is None or not before.output_ids:
+        return False
+    start, end = len(before.prompt_ids), len(before.prompt_ids) + len(before.output_ids)
+    is_next = after.prompt_ids[start:end] == before.output_ids  # first, because it is short
+    return is_next and after.prompt_ids[:start] == before.prompt_ids
 
 
 def generated_runs(mask: list[bool]) -> Iterator[tuple[int, int]]:

@@ -21,13 +21,11 @@ left out) becomes an object with `$type`; see `localtrace.values.tagged_json`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from localtrace.exporters.shape import json_line, trajectory_fields
 from localtrace.read.flat_rows import named_lists
 from localtrace.read.turns import prompt_text
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.plain_json import plain_json
 
@@ -39,10 +37,10 @@ _CALL = (
 )  # fmt: skip
 
 
-def line(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
+def line(trajectory: Trajectory) -> Iterator[bytes]:
     """Yield the JSON line of a trajectory in pieces."""
     calls = {
-        name: (_call(span, trajectory.run_id, decode) for span in spans)
+        name: (_call(span, trajectory) for span in spans)
         for name, spans in (("spans", trajectory.spans), ("generations", trajectory.generations))
     }
     fields = trajectory_fields(trajectory)
@@ -50,9 +48,9 @@ def line(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
     return json_line(fields | calls)
 
 
-def _call(span: Span, run_id: str, decode: Decode) -> dict[str, Any]:
+def _call(span: Span, trajectory: Trajectory) -> dict[str, Any]:
     inputs, outputs = named_lists(span)
     fields = {name: getattr(span, name) for name in _CALL}
-    text = prompt_text(span, partial(decode, run_id))
+    text = prompt_text(span, trajectory.decode)
     fields["output_logprobs"] = plain_json(span.output_logprobs)
     return {**fields, "prompt_text": text, "inputs": inputs, "outputs": outputs}

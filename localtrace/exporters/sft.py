@@ -31,8 +31,8 @@ from localtrace.exporters.answers import (
     continues,
     discarded_turns,
     generated_runs,
-    has_unknown_mask,
     is_continued,
+    masks_of,
 )
 from localtrace.exporters.shape import count_no_turn, teaches
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
@@ -93,8 +93,13 @@ class Rows:
         self.left_out[AGAIN] += len(again)
         self.left_out[FAILED] += sum(turn.span.status != "ok" for turn in turns)
         kept = [t for t in turns if t.span.status == "ok" and t.span.span_id not in again]
-        known = [turn for turn in kept if not has_unknown_mask(turn, trajectory)]
-        self.left_out[UNKNOWN_MASK] += len(kept) - len(known)
+        masks = masks_of(trajectory, kept)
+        self.left_out[UNKNOWN_MASK] += list(masks.values()).count(None)
+        known = [
+            replace(turn, span=replace(turn.span, response_mask=masks.get(turn.span.span_id)))
+            for turn in kept
+            if masks.get(turn.span.span_id, []) is not None
+        ]
         labels = [{"name": label.name, "value": label.value, "who": label.source}
                   for label in trajectory.labels]  # fmt: skip
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, has_unknown_mask
+from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, masks_of
 from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
 from localtrace.read.turns import Turn, chat_form, content_text, messages_of, sendable, turns_of
 from localtrace.types import Span, Trajectory
@@ -42,11 +42,11 @@ class MessageGraph:
         self._children: dict[int | None, list[int]] = {None: []}
         turns = turns_of(trajectory)
         gone = set() if is_own else discarded_turns(turns)
-        unknown = {turn.span.span_id for turn in turns if has_unknown_mask(turn, trajectory)} - gone
-        left_out[UNKNOWN_MASK] += len(unknown)
+        done = [turn for turn in turns if turn.span.status == "ok"]
+        self._masks = masks_of(trajectory, [t for t in done if t.span.span_id not in gone])
+        left_out[UNKNOWN_MASK] += list(self._masks.values()).count(None)
         left_out[AGAIN] += len(gone)
-        self._untrained = gone | unknown
-        """Turns none of whose tokens a model may be trained on."""
+        self._masks |= dict.fromkeys(gone)
         first = next(iter(trajectory.turns), None)
         self._response_start = 0 if first is None else len(first.prompt_ids or ())
         self.of_turns = {turn.span.span_id: self._add(turn) for turn in turns}
@@ -147,9 +147,8 @@ class MessageGraph:
     def _answer(self, read: Turn, scaffold: list[int]) -> Fields:
         turn = read.span
         output = turn.output_ids or []
-        mask = turn.response_mask or [True] * len(output)
-        if turn.status == "ok" and turn.span_id in self._untrained:
-            mask = [False] * len(output)
+        every = [True] * len(output)
+        mask = self._masks.get(turn.span_id, every) or [False] * len(output)
         logprobs = finite_logprobs(turn, self._left_out, mask) or []
         said = None if read.answer is None else chat_form(read.answer)
         given = turn.outputs.get("message") if isinstance(turn.outputs, Mapping) else None

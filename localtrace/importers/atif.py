@@ -12,8 +12,8 @@ atif` writes them. A subagent's document inside another is a trajectory of its o
 
 In a job of Harbor's, place, reward and error come from the trial's result (see `harbor_trials`).
 
-A document that localtrace wrote gives its trajectory back: trace id, calls, outcomes and times.
-What is left out is counted.
+A document that localtrace wrote keeps its trace id, so that a store which has it adds nothing. A
+bundle carries trajectories exactly. What is left out is counted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ from typing import Any
 
 from localtrace.importers.atif_calls import Calls
 from localtrace.importers.atif_document import Document, read_document, unknown_fields
-from localtrace.importers.exported import count_places, outcomes_of, take_fields
+from localtrace.importers.exported import take_fields
 from localtrace.importers.harbor_trials import trial_of
 from localtrace.importers.imported_rollouts import Rollout, digest_id, folder_run_id
-from localtrace.importers.lines import BadLine, Line, find_files, read_documents
+from localtrace.importers.lines import BadLine, Line, read_documents
 from localtrace.importers.source import Source
-from localtrace.importers.times import is_time
-from localtrace.record.config import check_folder_name
-from localtrace.values.tagged_json import from_tagged
 
 PATTERN = "**/trajectory*.json*"
 _DEPTH_MAX = 20
@@ -41,29 +38,20 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _ELSEWHERE = ("trace_id", "run_id", "attempt", "project", "experiment", "start_ns", "end_ns",
               "spans_pruned")  # fmt: skip
 """Fields of an exported trajectory that are no attributes of the imported one."""
+_OUTCOMES = "outcomes: the format has no field for them, and bundles carry them"
 _NOTED = ("session_id", "trajectory_id", "notes", "final_metrics", "continued_trajectory_ref")
 
 
 def default_run_id(paths: Iterable[Path]) -> str:
-    """Return the run id of the first document, if localtrace wrote it, else one for its folder."""
-    first = next(read_documents(find_files(paths, PATTERN)[0]), None)
-    try:
-        document = None if first is None else read_document(first.fields())
-    except (BadLine, RecursionError):
-        document = None
-    run_id = (document.extra or {}).get("run_id") if document and _is_own(document) else None
-    try:
-        check_folder_name(run_id or "")
-    except (TypeError, ValueError, AttributeError):
-        run_id = None
-    return run_id or folder_run_id("atif", paths)
+    """Return the run id for the folder of the first file."""
+    return folder_run_id("atif", paths)
 
 
 def read_rollouts(source: Source) -> Iterator[Rollout]:
     """Yield the trajectory of each document; what is none is counted in the report.
 
-    A trace id is the document's own where localtrace wrote it, else derived from the run and the
-    document, and from its place where it names no session.
+    A trace id is the document's own where localtrace wrote it, otherwise derived from the run and
+    the document, and from its place where it names no session.
     """
     for path in source.files:
         for line in read_documents(path, source.on_bytes):
@@ -75,13 +63,6 @@ def read_rollouts(source: Source) -> Iterator[Rollout]:
                 source.report.refuse(line.place, "nested too deeply")
             else:
                 yield from found
-
-
-def _is_own(document: Document) -> bool:
-    """Return whether `localtrace export atif` wrote a document."""
-    own_id = (document.extra or {}).get("trace_id")
-    is_id = isinstance(own_id, str) and _TRACE_ID.fullmatch(own_id) is not None
-    return is_id and own_id == document.trajectory_id and "outcomes" in (document.extra or {})
 
 
 class _Reader:
@@ -103,23 +84,15 @@ class _Reader:
         self._left_out.update(
             f"fields of {part} that ATIF 1.8 does not have" for part in unknown_fields(fields)
         )
-        is_own = _is_own(document)
-        extra = from_tagged(document.extra or {}) if is_own else dict(document.extra or {})
-        trace_id = str(extra["trace_id"]) if is_own else self._trace_id(document, within)
-        calls = Calls(document, trace_id, self._line.modified_ns, self._left_out, is_own=is_own)
-        start_ns, end_ns = extra.get("start_ns"), extra.get("end_ns")
-        if not (is_own and is_time(start_ns)):
-            start_ns = min((one.start_ns for one in calls.made), default=self._line.modified_ns)
-        if not (is_own and is_time(end_ns)):
-            end_ns = max((one.start_ns + one.duration_ns for one in calls.made), default=start_ns)
-        if is_own:
-            count_places(extra, self._run_id, self._left_out)
-        place, verdict = ({}, {}) if is_own or within else self._trial()
+        extra = dict(document.extra or {})
+        trace_id = self._trace_id(document, within)
+        calls = Calls(document, trace_id, self._line.modified_ns, self._left_out)
+        start_ns = min((one.start_ns for one in calls.made), default=self._line.modified_ns)
+        end_ns = max((one.start_ns + one.duration_ns for one in calls.made), default=start_ns)
+        place, verdict = ({}, {}) if within else self._trial()
         fields_of_row = place | take_fields(extra, but="agent")
-        outcomes = tuple(outcomes_of(extra.pop("outcomes", None))) if is_own else ()
-        if any(one.name == "reward" for one in outcomes):
-            extra.pop("reward", None)
-        values = {} if is_own else _noted(document)
+        self._left_out[_OUTCOMES] += bool(extra.pop("outcomes", None))
+        values = _noted(document)
         values |= {"parent_trace_id": within[-2]} if within else {}
         values |= verdict | _attributes(extra)
         yield Rollout(
@@ -127,10 +100,9 @@ class _Reader:
             calls=tuple(calls.made),
             start_ns=start_ns,
             duration_ns=max(0, end_ns - start_ns),
-            agent=None if is_own and document.agent.name == "unknown" else document.agent.name,
+            agent=None if document.agent.name == "unknown" else document.agent.name,
             size_bytes=0 if within else len(self._line.data),
             values=values,
-            outcomes=outcomes,
             **fields_of_row,
         )
         if len(within) >= 2 * _DEPTH_MAX:
@@ -146,6 +118,10 @@ class _Reader:
             return {}, {}
 
     def _trace_id(self, document: Document, within: tuple[str, ...]) -> str:
+        own_id = (document.extra or {}).get("trace_id")
+        is_id = isinstance(own_id, str) and _TRACE_ID.fullmatch(own_id) is not None
+        if is_id and own_id == document.trajectory_id:
+            return str(own_id)
         place = within
         if not within and document.session_id is None and document.trajectory_id is None:
             # Two rollouts may be equal, so a document that is named by nothing is told by its file.

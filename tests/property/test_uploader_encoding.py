@@ -113,7 +113,7 @@ def test_a_trajectory_is_the_same_bytes_every_time(
     first = encode(trajectory, HERE, assessments=assessments)
     assert encode(copy.deepcopy(trajectory), HERE, assessments=assessments) == first
     # What makes it readable only adds to it, whatever was recorded.
-    transcript = transcript_of(trajectory, lambda run_id, ids: None)
+    transcript = transcript_of(trajectory)
     more = encode(trajectory, HERE, assessments=assessments, transcript=transcript)
     assert more.entry.digest == first.entry.digest
     for plain, shown in zip(_parsed(first.parts[0]), _parsed(more.parts[0]), strict=True):

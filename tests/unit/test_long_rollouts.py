@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, takewhile
 from operator import eq
 from typing import Any
@@ -13,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localtrace
-from localtrace.exporters import atif_messages
 from localtrace.exporters.atif import Documents
-from localtrace.read import messages
-from localtrace.read.conversation import Conversation
+from localtrace.read import turns as turns_module
 from localtrace.read.store import Store, open_store
+from localtrace.read.turns import turns_of
 from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.rules import Rules
 from localtrace.store import whole_prompts
@@ -87,8 +87,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(messages, "_message", lambda message: 1)
-    count(atif_messages, "recorded_arguments", lambda message: 1)
+    count(turns_module, "_message", lambda message: 1)
     count(Rules, "search", lambda rules, text, *before: len(text))
     count(whole_prompts, "encode", lambda message: 1)
     count(whole_prompts, "_ids_crc32", lambda ids, crc: len(ids))
@@ -111,10 +110,11 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
         (one,) = store.trajectories(step=turns, sample_index=int(is_chat))
         trajectory = store.trajectory(one["trace_id"])
         assert Redaction.load(None).trajectory(trajectory, decode) is trajectory
+        trajectory = replace(trajectory, decode=lambda ids, **_: decode("long", ids))
         if is_chat:
-            Documents(decode).document(trajectory)
-            transcript_of(trajectory, decode)
-        given = [turn.given for turn in Conversation(trajectory, decode).turns.values()]
+            Documents().document(trajectory)
+            transcript_of(trajectory)
+        given = [turn.new or () for turn in turns_of(trajectory)]
         assert sum(map(len, given)) == (2 * turns - 1 - (turns - 1) if is_chat else turns)
         costs.append(Counter(work))
     few, many = costs
@@ -132,10 +132,7 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     target = MlflowTarget("http://127.0.0.1:9", assessments=False)
     least = prompts_bytes(trajectory)
     place = Place("d", "e", "r")
-    assert (
-        least
-        <= target.encode(trajectory, place, transcript_of(trajectory, lambda *_: None)).size_bytes
-    )
+    assert least <= target.encode(trajectory, place, transcript_of(trajectory)).size_bytes
     monkeypatch.setattr(MlflowTarget, "record_max_bytes", least - 1)
     monkeypatch.setattr(MlflowTarget, "encode", None)
     rejected: dict[str, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from localtrace.types import no_text
 from localtrace.uploader.transcripts import (
     CONTENT_MAX_CHARS,
     PROMPT_MAX_CHARS,
@@ -19,13 +20,13 @@ WORDS = {
 """A tokenizer whose texts are known without one."""
 
 
-def decode(run_id: str, ids: list[int]) -> str:
+def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
     return "".join(WORDS[one] for one in ids)
 
 
 def read(*turns: dict[str, Any], decode: Any = decode, **fields: Any) -> Transcript:
     calls = [call(seq, **{"is_turn": True, **turn}) for seq, turn in enumerate(turns, 1)]
-    return transcript_of(trajectory(spans=calls, **fields), decode)
+    return transcript_of(trajectory(spans=calls, decode=decode, **fields))
 
 
 def test_token_ids_are_decoded_and_cut_into_messages() -> None:
@@ -46,7 +47,7 @@ def test_token_ids_are_decoded_and_cut_into_messages() -> None:
 
 
 def test_without_a_tokenizer_the_messages_say_what_is_missing() -> None:
-    found = read({"prompt_ids": [1, 2], "output_ids": [6]}, decode=lambda *_: None)
+    found = read({"prompt_ids": [1, 2], "output_ids": [6]}, decode=no_text)
     assert found.conversation == []
     assert "2 token ids" in str(found.prompt)
     assert "tokenizer" in str(found.answer)
@@ -83,7 +84,7 @@ def test_an_aborted_rollout_says_why_there_is_no_answer() -> None:
     found = read({"messages": [{"role": "user", "content": "q"}], "error": "CancelledError: stop"})
     assert found.prompt == found.conversation == [{"role": "user", "content": "q"}]
     assert found.answer == "CancelledError: stop"
-    nothing = transcript_of(trajectory(), decode)
+    nothing = transcript_of(trajectory())
     assert (nothing.prompt, nothing.answer, nothing.conversation) == (None, None, [])
 
 
@@ -98,7 +99,7 @@ def test_long_messages_and_long_prompts_are_cut_with_a_note() -> None:
 
 def test_the_model_is_the_calls_own_else_the_runs() -> None:
     turns = [call(1, is_turn=True, outputs={"model": "tiny"}), call(2, is_turn=True)]
-    found = transcript_of(trajectory(spans=turns), decode, "Qwen/Qwen3-8B")
+    found = transcript_of(trajectory(spans=turns, model="Qwen/Qwen3-8B"))
     assert [chat.model for chat in found.chats.values()] == ["tiny", "Qwen/Qwen3-8B"]
 
 

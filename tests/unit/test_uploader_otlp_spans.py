@@ -365,7 +365,7 @@ def test_names_are_those_of_the_conventions_or_ones_own() -> None:
         ),
     ]
     one = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
-    body = encode(one, PLACE, transcript_of(one, lambda run_id, ids: None)).parts[0]
+    body = encode(one, PLACE, transcript_of(one)).parts[0]
     request = ExportTraceServiceRequest.FromString(body)
     root, said, did = request.resource_spans[0].scope_spans[0].spans
     holders = [root, said, did, *root.events]

@@ -15,7 +15,6 @@ from localtrace.exporters.atif import Documents
 from localtrace.exporters.sft import Rows
 from localtrace.read.flat_rows import flat_rows
 from localtrace.read.store import open_store
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Trajectory
 from localtrace.values.codec import from_json
 from tests.unit.exchange.rollouts import KEY
@@ -119,13 +118,14 @@ def test_a_long_trajectory_is_several_requests_that_come_back_as_one(
 def test_a_long_trajectory_is_never_whole_in_memory() -> None:
     ids = [list(range(1000 * turn)) for turn in range(1, 40)]
     turns = [call(seq, is_turn=True, prompt_ids=one, output_ids=[7]) for seq, one in enumerate(ids)]
-    long = trajectory(spans=turns)
 
-    def decode(run_id: str, ids: list[int]) -> str:
+    def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return "x" * len(ids)
 
+    long = trajectory(spans=turns, decode=decode)
+
     for pieces in (
-        jsonl.line(long, decode), Documents().line(long), Rows().lines(long),
+        jsonl.line(long), Documents().line(long), Rows().lines(long),
     ):  # fmt: skip
         sizes = [len(one) for one in pieces]
         assert sum(sizes) > 10 * max(sizes)
@@ -198,8 +198,8 @@ def test_a_trajectory_that_cannot_be_written_is_named_and_all_others_are_there(
     store, ids = recorded
     line = jsonl.line
 
-    def refusing(trajectory: Trajectory, decode: Decode) -> Iterator[bytes]:
-        pieces = line(trajectory, decode)
+    def refusing(trajectory: Trajectory) -> Iterator[bytes]:
+        pieces = line(trajectory)
         yield next(pieces)
         if trajectory.trace_id == ids["1.0"]:
             raise ValueError("hostile")

@@ -128,7 +128,7 @@ def test_calls_and_answers_meet_by_ids_of_their_own(tmp_path: Path) -> None:
     assert header["name"].startswith("step 3 · reward -0.5 · see")
     calls = [call for message in messages for call in message.get("toolCalls", ())]
     assert [call["id"] for call in calls] == ["call_0", "call_0-2"]
-    assert [call["function"]["arguments"] for call in calls] == ['{"a": 2}', "no object"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"a":2}', "no object"]
     answers = {one.get("toolCallId"): one["content"] for one in messages if one["role"] == "tool"}
     assert answers == {"call_0": "a", "call_0-2": "b"}
     assert messages[2]["reasoningContent"] == "hm"
