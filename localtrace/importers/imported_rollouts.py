@@ -254,10 +254,7 @@ def _text(recorder: Recorder, text: str) -> str:
 
 
 def _outputs(recorder: Recorder, outputs: Any) -> bytes:
-    values = recorder.values
-    if isinstance(outputs, dict) and not values.dropped.isdisjoint(outputs):
-        outputs = values.without_dropped(outputs)
-    data = values.encode(outputs)
+    data = recorder.values.encode(outputs)
     if len(data) > recorder.settings.record_max_bytes:
         data = recorder.values.too_large(outputs, len(data))
     return data

@@ -273,10 +273,7 @@ class OpenCall(Scope):
         tail = signature.tail
         if detail or (signature.record_kind is Kind.TURN and is_beside_the_policy(outer)):
             tail = record_tail(signature, is_detail=True)
-        plain = result
-        if not values.is_small(result):
-            result = values.without_dropped(result)
-            plain = values.plain(result, signature.per_token)
+        plain = values.plain(result, signature.per_token)
         call = (
             signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
             self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs), plain,
@@ -322,8 +319,6 @@ def begin_call(
                 return None
         call = OpenCall(recorder, signature, state, outer, own)
         if state.dropped is None:
-            if kwargs and not recorder.values.watched.isdisjoint(kwargs):
-                kwargs = recorder.values.without_dropped(kwargs)  # also those that `**kwargs` takes
             call.inputs = recorder.values.inputs(signature.bind(args, kwargs), signature.per_token)
         current.set(call)
         call.start_ns = time.time_ns()

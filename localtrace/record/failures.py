@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from localtrace.values.exceptions import message_of
 from localtrace.values.kinds import bases_of, names_of, own_fields
+from localtrace.values.objects import message_of
 
 MAX_CHARS = 10_000
 WHERE_MARK = "\n\nIn Ray:\n"

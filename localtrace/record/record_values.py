@@ -10,10 +10,10 @@ import msgspec
 
 from localtrace.record.losses import Losses, logger
 from localtrace.record.settings import Settings
-from localtrace.values.arrays import read_array
+from localtrace.values.arrays import EXT_CODES, read_array
 from localtrace.values.codec import decode
 from localtrace.values.encoder import ValueEncoder
-from localtrace.values.placeholder import Placeholder, left_out, type_name
+from localtrace.values.placeholder import left_out, type_name
 from localtrace.values.plain import Budget, is_leaf, is_plain
 from localtrace.values.tensors import FreedTensor, in_memory, is_readable, is_tensor
 
@@ -66,19 +66,11 @@ class RecordValues(ValueEncoder):
 
     def inputs(self, inputs: dict[str, Any], per_token: frozenset[str]) -> bytes:
         """Encode arguments by name; a placeholder stands for arguments that are too large."""
-        plain: Any = inputs
-        if not self.is_small(inputs):
-            inputs = self.without_dropped(inputs)
-            plain = self.plain(inputs, per_token)
-            if type(plain) is Placeholder:
-                plain = {"$inputs": plain}
-        try:
-            data = self.try_encode(plain)
-        except Exception:
-            data = self.encode(inputs)
+        data = self.encode(inputs, per_token)
         if len(data) > self._record_max_bytes:
-            data = _encode({"$inputs": left_out("too_large", inputs, len(data))})
-            self._losses.value("too_large")
+            data = self.too_large(inputs, len(data))
+        if data[:1] in EXT_CODES:
+            data = self.try_encode({"$inputs": msgspec.Raw(data)})
         return data
 
     def too_large(self, value: Any, size_bytes: int) -> bytes:

@@ -25,10 +25,8 @@ from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
 from localtrace.values.arrays import Array, memory_array
 from localtrace.values.kinds import is_kind, is_loaded_kind
-from localtrace.values.numpy_values import plain_numbers
-from localtrace.values.objects import listed, rows_of, shape_of
+from localtrace.values.objects import listed, plain_numbers, rows_of, shape_of
 from localtrace.values.placeholder import type_name
-from localtrace.values.plain import is_number
 from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -143,9 +141,10 @@ def _row(row: Any) -> Array:
         found = memory_array(row, "float32")
     elif is_kind(type(row), list, tuple):
         plain = listed(row)
-        if not all(map(is_number, plain)):
-            plain = plain_numbers(plain) or [float(scalar_of(_in_memory(item))) for item in plain]
-        found = Array("<f4", [len(plain)], array.array("f", plain).tobytes())
+        numbers = plain_numbers(plain)
+        if numbers is None:
+            numbers = [float(scalar_of(_in_memory(item))) for item in plain]
+        found = Array("<f4", [len(plain)], array.array("f", numbers).tobytes())
     else:
         found = _numpy_array(row, "float32")
     *rows, count = found.shape

@@ -99,22 +99,23 @@ def read_array(data: bytes | memoryview | msgspec.Raw) -> Array | None:
     if memoryview(data)[:1] not in EXT_CODES:
         return None
     try:
-        array: Array | None = _DECODER.decode(data)
+        value = DECODER.decode(data)
     except msgspec.MsgspecError:
         return None
-    return array
+    return value if isinstance(value, Array) else None
 
 
-def array_hook(code: int, data: memoryview) -> Array | None:
-    """Read the content of a MessagePack extension without copying it; None where it is no array."""
+def _array_hook(code: int, data: memoryview) -> Array | msgspec.msgpack.Ext:
     # The hook gets a view of the data; without a hook, msgspec would copy it.
-    if code != EXT:
-        return None
-    kind, dtype, shape, content = _PARTS_DECODER.decode(data)
-    return Array(dtype, shape, content) if kind == "ndarray" else None
+    if code == EXT:
+        kind, dtype, shape, content = _PARTS_DECODER.decode(data)
+        if kind == "ndarray":
+            return Array(dtype, shape, content)
+    return msgspec.msgpack.Ext(code, b"")
 
 
-_DECODER = msgspec.msgpack.Decoder(ext_hook=array_hook)
+DECODER = msgspec.msgpack.Decoder(ext_hook=_array_hook)
+"""Decodes arrays as `Array`, without copying their data, and other extensions without content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ in; its payload is a MessagePack list `[kind, …]`. In the tables the same valu
 
 Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists
 (as tuples where they are keys), dataclasses, attrs classes, pydantic models, namespaces and
-configurations of OmegaConf as dicts, HTTP responses as dicts of status and body (see `responses`),
+configurations of OmegaConf as dicts, HTTP responses as dicts of status and body,
 enums as their values, half floats as float32, arrays without dimensions as their one value, naive
 datetimes and dates as text.
 
@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
+from localtrace.field_names import DROPPED_NAMES
 from localtrace.values.arrays import EXT
 from localtrace.values.encoder import ValueEncoder
 from localtrace.values.placeholder import Placeholder
 from localtrace.values.tagged_json import Tag, from_tagged, omitted, to_tagged
 
-_DEFAULT = ValueEncoder()
-encode = _DEFAULT.encode
-"""Turn any value into MessagePack; never raises."""
+encode = ValueEncoder(keep=DROPPED_NAMES).encode
+"""Turn any value into MessagePack, and drop nothing; never raises."""
 
 
 def decode(data: bytes | msgspec.Raw) -> Any:

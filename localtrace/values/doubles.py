@@ -13,8 +13,6 @@ _REST_MAX = 2**31
 
 def floats(values: Sequence[Any]) -> pa.Array:
     """Return doubles as floats, null where they are; those beyond floats become infinite."""
-    if isinstance(values, memoryview) and values.format == "f":
-        values = array("f", values.tobytes())
     if isinstance(values, array) and values.typecode == "f":
         return pa.Array.from_buffers(pa.float32(), len(values), [None, pa.py_buffer(values)])
     if isinstance(values, list | tuple) and None in values:
@@ -35,8 +33,8 @@ def rests(values: Sequence[float]) -> list[int] | None:
     kept = floats(values).cast(pa.float64()).buffers()[1].to_pybytes()
     if exact == kept:
         return [0] * len(values)
-    found = [one - other for one, other in zip(*map(_bits, (exact, kept)), strict=True)]
-    return found if all(-_REST_MAX <= rest < _REST_MAX for rest in found) else None
+    rests = [a - b for a, b in zip(_bits(exact), _bits(kept), strict=True)]
+    return rests if all(-_REST_MAX <= rest < _REST_MAX for rest in rests) else None
 
 
 def exact(floats: Sequence[float], rests: Sequence[int]) -> list[float]:

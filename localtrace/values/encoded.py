@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from localtrace.values import codec
 from localtrace.values.arrays import EXT_CODES, Array, array_head, read_array
 
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
@@ -31,11 +30,20 @@ def list_elements(data: bytes) -> tuple[int, bytes] | None:
 
 def list_bytes(count: int, elements: bytes) -> bytes:
     """Encode a list from the bytes of its elements."""
+    return _head(0x90, 0xDC, count) + elements
+
+
+def map_bytes(count: int, items: bytes) -> bytes:
+    """Encode a map from the bytes of its keys and values, in turn."""
+    return _head(0x80, 0xDE, count) + items
+
+
+def _head(small: int, wide: int, count: int) -> bytes:
     if count < 16:
-        return bytes([0x90 | count]) + elements
+        return bytes([small | count])
     if count < 2**16:
-        return b"\xdc" + count.to_bytes(2, "big") + elements
-    return b"\xdd" + count.to_bytes(4, "big") + elements
+        return bytes([wide]) + count.to_bytes(2, "big")
+    return bytes([wide + 1]) + count.to_bytes(4, "big")
 
 
 def is_list(data: bytes | msgspec.Raw) -> bool:
@@ -48,10 +56,8 @@ def listed_elements(data: bytes | msgspec.Raw) -> tuple[int, bytes] | None:
     """Return count and bytes of the elements of a list, or of an array taken as a list."""
     listed = list_elements(bytes(data))
     array = read_array(data) if listed is None else None
-    if array is not None and len(array.shape) == 1:
-        values = codec.decode(data)
-        if hasattr(values, "tolist"):
-            listed = list_elements(codec.encode(values.tolist()))
+    if array is not None and len(array.shape) == 1 and array.dtype[1] in "biuf":
+        listed = list_elements(msgspec.msgpack.encode(array.values().tolist()))
     return listed
 
 

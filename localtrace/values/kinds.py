@@ -7,7 +7,6 @@ and in its slots. Nothing here calls a property, `__getattr__`, `__class__` or a
 from __future__ import annotations
 
 import sys
-import weakref
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -16,8 +15,6 @@ _namespace: Any = type.__dict__["__dict__"].__get__
 _module: Any = type.__dict__["__module__"].__get__
 _qualname: Any = type.__dict__["__qualname__"].__get__
 _is_subclass: Any = type.__subclasscheck__
-_PACKAGES_MAX = 4096
-_packages: dict[int, tuple[weakref.ref[type], frozenset[str]]] = {}
 _MISSING: Any = object()
 
 
@@ -35,7 +32,7 @@ def names_of(kind: type) -> tuple[str, str]:
         module, name = _module(kind), _qualname(kind)
     except AttributeError:  # a type without a module
         return "", ""
-    return (module, name) if type(module) is str else ("", "")
+    return (module, name) if type(module) is str and type(name) is str else ("", "")
 
 
 def package_of(kind: type) -> str:
@@ -43,31 +40,14 @@ def package_of(kind: type) -> str:
     return names_of(kind)[0].partition(".")[0]
 
 
-def packages_of(kind: type) -> frozenset[str]:
-    """Return the top-level packages of a type and of all that it inherits from.
-
-    A type can name another package than its own, but not hide one that it inherits from.
-    """
-    known = _packages.get(id(kind))
-    if known is not None and known[0]() is kind:
-        return known[1]
-    packages = frozenset(map(package_of, _mro(kind)))
-    if len(_packages) >= _PACKAGES_MAX:
-        _packages.clear()
-    _packages[id(kind)] = weakref.ref(kind), packages
-    return packages
-
-
 def bases_of(kind: type) -> tuple[type, ...]:
     """Return the type and all that it inherits from, in the order of lookups."""
-    bases: tuple[type, ...] = _mro(kind)
-    return bases
+    return _mro(kind)  # type: ignore[no-any-return]
 
 
 def loaded(module: str, name: str) -> type | None:
     """Return a class of a module that is loaded; None where either is missing."""
-    found = sys.modules.get(module)
-    kind = None if found is None else getattr(found, "__dict__", {}).get(name)
+    kind = getattr(sys.modules.get(module), "__dict__", {}).get(name)
     return kind if isinstance(kind, type) else None
 
 

@@ -1,87 +1,78 @@
-"""Objects as plain containers: models, dataclasses, namespaces, lists and maps of known types.
+"""Objects as plain values, by one table of the types that are known.
 
-Only what an object stores is read; none of its own methods or properties runs.
+Only what an object stores is read. None of its own code runs, except the `__str__` of exceptions
+and resolvers of OmegaConf. No library is imported: that an object of a class exists proves that its
+module is loaded.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import sys
-import types
+from argparse import Namespace
 from array import array
 from collections import UserDict, UserList, deque
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
+from datetime import datetime, time, timezone, tzinfo
+from functools import partial
+from pathlib import PurePath
+from types import SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
 import msgspec
 
+from localtrace.values.arrays import extension
 from localtrace.values.kinds import (
     bases_of,
     declared,
     is_kind,
     is_loaded_kind,
+    loaded,
+    names_of,
     own_fields,
     package_of,
     slot,
     stored_fields,
 )
-from localtrace.values.responses import RESPONSE_PACKAGES, response_fields
-from localtrace.values.tensors import is_tensor
+from localtrace.values.placeholder import left_out, type_name
+from localtrace.values.plain import ITEMS_PER_STEP, Budget, TooLarge, is_number, is_plain
+from localtrace.values.plain_json import decode_json
+from localtrace.values.tensors import is_stand_in, is_tensor
 
-_DATACLASS_FIELD: Any = dataclasses._FIELD  # type: ignore[attr-defined]
+_INT_MAX_BITS = 14_000
+"""Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""
 _ROWS_MAX = 2**17
-_LISTS: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+_BODY_MAX_BYTES = 16 * 2**20
+"""Largest HTTP body that is parsed, on the rollout path; of a larger one only the size is kept."""
+_PIXELS_MAX_BYTES = 64 * 2**20
+_MESSAGE_MAX_BYTES = 2**20
 
 
-def fields_of(value: Any, packages: AbstractSet[str]) -> dict[str, Any] | None:
-    """Return the fields of a model, dataclass, namespace or HTTP response; else None.
+def plain_form(value: Any, budget: Budget) -> Any:
+    """Return what to encode in place of an object.
 
-    Args:
-        packages: the `packages_of` its type.
+    It is a dict, a list that no other thread changes, a placeholder, or a value that may have a
+    plain form in turn.
+
+    Raises:
+        TooLarge: the budget is too small.
     """
     kind = type(value)
-    if "pydantic" in packages and is_loaded_kind(kind, "pydantic.main", "BaseModel"):
-        try:
-            extra = slot(value, "__pydantic_extra__")
-        except AttributeError:
-            extra = None
-        return {**own_fields(value), **(extra if type(extra) is dict else {})}
-    is_arguments = "argparse" in packages and is_loaded_kind(kind, "argparse", "Namespace")
-    if is_arguments or is_kind(kind, types.SimpleNamespace):
-        return {**own_fields(value)}
-    if is_kind(kind, dict):
-        return None
-    if "msgspec" in packages and is_kind(kind, msgspec.Struct):
-        return _struct_fields(value)
+    for base in bases_of(kind):
+        names = names_of(base)
+        reader = _READERS.get(names)
+        if reader is not None and loaded(*names) is base:
+            return reader(value, budget)
     fields = declared(kind, "__dataclass_fields__")
     if type(fields) is dict:
-        names = [
-            name
-            for name, field in fields.items()
-            if type(field) is dataclasses.Field and field._field_type is _DATACLASS_FIELD  # type: ignore[attr-defined]
-        ]
-        return stored_fields(value, names)
-    if declared(kind, "__attrs_attrs__") is not None:
-        return _attrs_fields(value)
-    return None if packages.isdisjoint(RESPONSE_PACKAGES) else response_fields(value)
+        return stored_fields(value, [name for name in fields if type(name) is str])
+    attributes = declared(kind, "__attrs_attrs__")
+    if attributes is not None:
+        return stored_fields(value, [slot(attribute, "name") for attribute in attributes])
+    return left_out("unsupported", value)
 
 
-def _struct_fields(value: Any) -> dict[str, Any]:
-    names: Any = type(msgspec.Struct).__dict__["__struct_fields__"].__get__(type(value))
-    given: Any = type(msgspec.Struct).__dict__["__struct_encode_fields__"].__get__(type(value))
-    stored = stored_fields(value, list(names))
-    return {shown: stored[name] for name, shown in zip(names, given, strict=True) if name in stored}
-
-
-def _attrs_fields(value: Any) -> dict[str, Any]:
-    names = [
-        name
-        for base in reversed(bases_of(type(value)))
-        for name, where in type.__dict__["__dict__"].__get__(base).items()
-        if type(where) is types.MemberDescriptorType
-    ]
-    fields = {**stored_fields(value, names), **own_fields(value)}
-    return {name: item for name, item in fields.items() if not name.startswith("_")}
+# -- Python's own types -------------------------------------------------------------------------
 
 
 def mapped(value: Any) -> dict[Any, Any] | None:
@@ -98,32 +89,275 @@ def mapped(value: Any) -> dict[Any, Any] | None:
     return inner if is_kind(type(inner), dict) else None
 
 
-def length_of(value: Any) -> int | None:
-    """Return the length of a list, or of another sequence or set of a known type; else None."""
-    for base in _LISTS:
-        if is_kind(type(value), base):
-            return int(base.__len__(value))
-    if is_kind(type(value), array):
-        return array.__len__(value)
-    if is_kind(type(value), UserList):
-        return length_of(own_fields(value).get("data"))
-    return len(value) if type(value) is type({}.values()) else None
+def _map(value: Any, budget: Budget) -> Any:
+    pairs = mapped(value)
+    if pairs is None:
+        return left_out("unsupported", value)
+    budget.take(dict.__len__(pairs) / ITEMS_PER_STEP, dict.__len__(pairs))
+    return pairs
+
+
+def _items(base: Any, value: Any, budget: Budget) -> list[Any]:
+    count = base.__len__(value)
+    budget.take(count / ITEMS_PER_STEP, count)
+    return [*base.__iter__(value)]
+
+
+def _text(value: str, budget: Budget) -> Any:
+    budget.take(0, str.__len__(value))
+    try:
+        str.encode(value)
+        return str.__str__(value)
+    except UnicodeEncodeError:  # lone surrogates
+        return extension("str", str.encode(value, "utf-8", "surrogatepass"))
+
+
+def _integer(value: int, budget: Budget) -> Any:
+    number = int.__int__(value)
+    if -(2**63) <= number < 2**64:
+        return number
+    if number.bit_length() > _INT_MAX_BITS:
+        return left_out("too_large", value, number.bit_length() // 8)
+    return extension("int", hex(number))
+
+
+def _complex(value: complex, budget: Budget) -> Any:
+    parts = (complex.__dict__[name].__get__(value) for name in ("real", "imag"))
+    return extension("complex", *parts)
+
+
+def _moment(value: datetime | time, budget: Budget) -> Any:
+    if (type(value) is datetime or type(value) is time) and _is_known_zone(value.tzinfo):
+        try:
+            return msgspec.Raw(msgspec.msgpack.encode(value))
+        except Exception:  # UTC has no such moment
+            pass
+    return left_out("unsupported", value)
+
+
+def _is_known_zone(zone: tzinfo | None) -> bool:
+    """Tell whether a time zone may be asked."""
+    kind = type(zone)
+    known = (type(None), timezone, loaded("zoneinfo", "ZoneInfo"))
+    return any(kind is one for one in known) or package_of(kind) in ("dateutil", "pytz")
+
+
+def _path(value: PurePath, budget: Budget) -> Any:
+    return str(value) if package_of(type(value)) == "pathlib" else left_out("unsupported", value)
+
+
+def _bytes(value: memoryview, budget: Budget) -> Any:
+    budget.take(1, value.nbytes)
+    return value.tobytes()
+
+
+def _error(value: BaseException, budget: Budget) -> Any:
+    return f"{names_of(type(value))[1]}: {message_of(value)}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception.
+
+    A class of exceptions that writes its own text is asked for it, as every traceback does. Other
+    objects among its arguments are named by their types.
+
+    Raises:
+        ValueError: it has no text.
+    """
+    arguments = BaseException.__dict__["args"].__get__(error)
+    if type(declared(type(error), "__str__")) is WrapperDescriptorType and not _is_short(arguments):
+        return ", ".join(str(one) if _is_short(one) else f"<{type_name(one)}>" for one in arguments)
+    try:
+        return str.__str__(str(error))
+    except BaseException:  # whatever it raises, KeyboardInterrupt too, is not the caller's
+        raise ValueError("no text") from None
+
+
+def _is_short(value: Any) -> bool:
+    try:
+        return is_plain(value, Budget(_MESSAGE_MAX_BYTES, steps=500))
+    except TooLarge:
+        return False
+
+
+# -- objects of libraries -----------------------------------------------------------------------
+
+
+def _model(value: Any, budget: Budget) -> dict[str, Any]:
+    try:
+        extra = slot(value, "__pydantic_extra__")
+    except AttributeError:
+        extra = None
+    return {**own_fields(value), **(extra if type(extra) is dict else {})}
+
+
+def _struct(value: Any, budget: Budget) -> dict[str, Any]:
+    names = type(msgspec.Struct).__dict__["__struct_fields__"].__get__(type(value))
+    return stored_fields(value, [*names])
+
+
+def _config(value: Any, budget: Budget) -> Any:
+    """Return a configuration of OmegaConf, its references resolved if all of them can be."""
+    to_container = sys.modules["omegaconf"].OmegaConf.to_container
+    try:
+        return to_container(value, resolve=True)
+    except BaseException:  # a resolver of the caller's own may raise anything
+        return to_container(value, resolve=False)
+
+
+def _response(status: str, body: str, value: Any, budget: Budget) -> dict[str, Any]:
+    """Return the status of an HTTP response, and its body as far as the caller has read it.
+
+    Headers and the URL are left out, as they may hold keys.
+    """
+    fields = own_fields(value)
+    data, plain = fields.get(body), {"status_code": fields.get(status)}
+    if type(data) is bytes:
+        plain["body"] = _body(data)
+    return plain
+
+
+def _body(data: bytes) -> Any:
+    if len(data) > _BODY_MAX_BYTES:
+        return left_out("too_large", data)
+    try:
+        return decode_json(data)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return left_out("unsupported", data)
+
+
+def _image(value: Any, budget: Budget) -> Any:
+    """Return mode, size and pixels, from which `PIL.Image.frombytes` makes the image again.
+
+    Only of an image in memory: reading its file would disturb another thread that reads it. One
+    with a palette is converted to RGBA.
+    """
+    kind: Any = loaded("PIL.Image", "Image")
+    fields = own_fields(value)
+    placeholder = left_out("unsupported", value)
+    if fields.get("_im", fields.get("im")) is None:
+        return placeholder
+    if placeholder.size_bytes is None or placeholder.size_bytes > _PIXELS_MAX_BYTES:
+        return placeholder
+    if fields["_mode"] in ("P", "PA"):
+        value = kind.convert(value, "RGBA")
+        fields = own_fields(value)
+    return {"mode": fields["_mode"], "size": [*fields["_size"]], "pixels": kind.tobytes(value)}
+
+
+def _array(value: Any, budget: Budget) -> Any:
+    numpy: Any = sys.modules["numpy"]
+    masked = loaded("numpy.ma", "MaskedArray")
+    is_masked = masked is not None and is_kind(type(value), masked)
+    if is_masked and type(value) is not masked:
+        return left_out("unsupported", value)
+    plain = numpy.ndarray.view(value, numpy.ndarray)  # without the methods of a subclass
+    dtype, size_bytes = plain.dtype, int(plain.nbytes)
+    if size_bytes > budget.max_bytes:
+        return left_out("too_large", value, size_bytes)
+    if is_masked or dtype.hasobject or dtype.names:
+        budget.take(plain.size * len(dtype.names or ("",)) / 4, plain.size)
+        return value.tolist() if is_masked else plain.tolist()
+    if plain.ndim == 0:
+        return _scalar(plain[()], budget)
+    budget.take(1, size_bytes)
+    if dtype.str[1:] == "f2":
+        plain = plain.astype("<f4")
+    little = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
+    return extension("ndarray", little.dtype.str, list(little.shape), little.tobytes())
+
+
+def _scalar(value: Any, budget: Budget) -> Any:
+    generic: Any = loaded("numpy", "generic")
+    kind = type(value)
+    # NumPy looks up the type of a scalar by its hash, for which a metaclass may have code.
+    if type(kind) is type:
+        dtype = generic.dtype.__get__(value)
+        budget.take(1, dtype.itemsize)
+        if dtype.kind not in "mM":
+            plain = generic.item(value)
+            return left_out("unsupported", value) if is_kind(type(plain), generic) else plain
+        if package_of(kind) == "numpy":
+            return str(value)
+    return left_out("unsupported", value)
+
+
+def memory_tensor(value: Any, budget: Budget) -> Any:
+    """Return what to encode in place of a tensor in memory.
+
+    Raises:
+        TypeError: it has no memory of its own.
+    """
+    if is_stand_in(value):
+        raise TypeError("a tensor without memory")
+    value = value.detach()
+    if str(value.dtype) in ("torch.bfloat16", "torch.float16"):
+        value = value.float()
+    return _array(value.numpy(), budget)
+
+
+_READERS: dict[tuple[str, str], Callable[[Any, Budget], Any]] = {
+    **dict.fromkeys(map(names_of, (dict, UserDict)), _map),
+    **{
+        names_of(kind): partial(_items, kind)
+        for kind in (list, tuple, deque, set, frozenset, array)
+    },
+    names_of(UserList): lambda value, budget: plain_form(own_fields(value)["data"], budget),
+    **dict.fromkeys(map(names_of, (SimpleNamespace, Namespace)), lambda v, _: {**own_fields(v)}),
+    names_of(str): _text,
+    names_of(int): _integer,
+    names_of(float): lambda value, budget: float.__float__(value),
+    names_of(complex): _complex,
+    names_of(enum.Enum): lambda value, budget: own_fields(value)["_value_"],
+    names_of(BaseException): _error,
+    **dict.fromkeys(map(names_of, (datetime, time)), _moment),
+    names_of(memoryview): _bytes,
+    names_of(PurePath): _path,
+    names_of(msgspec.Struct): _struct,
+    ("pydantic.main", "BaseModel"): _model,
+    ("numpy", "ndarray"): _array,
+    ("numpy", "generic"): _scalar,
+    ("tensordict._td", "TensorDict"): _map,
+    ("omegaconf.basecontainer", "BaseContainer"): _config,
+    ("PIL.Image", "Image"): _image,
+    ("httpx", "Response"): partial(_response, "status_code", "_content"),
+    ("requests.models", "Response"): partial(_response, "status_code", "_content"),
+    ("aiohttp.client_reqrep", "ClientResponse"): partial(_response, "status", "_body"),
+    # what stands for an argument that was not given
+    **dict.fromkeys([("openai", "NotGiven"), ("openai", "Omit")], lambda value, budget: None),
+}
+"""How to read objects of a type, by its module and name; `loaded` checks that it is that type."""
+
+
+# -- lists and arrays of rows -------------------------------------------------------------------
+
+
+def plain_numbers(items: list[Any]) -> list[Any] | None:
+    """Return a list of Python's numbers, or of NumPy's of one type as Python's; None for others."""
+    kind = type(items[0]) if items else None
+    if type(kind) is type and is_loaded_kind(kind, "numpy", "generic"):
+        generic: Any = loaded("numpy", "generic")
+        if generic.dtype.__get__(items[0]).kind not in "biuf":
+            return None
+        items = [generic.item(item) if type(item) is kind else item for item in items]
+    others = [item for item in items if type(item) is not int and type(item) is not float]
+    return items if all(map(is_number, others)) else None
 
 
 def listed(value: Any) -> list[Any]:
-    """Return the items of what has a `length_of`, in a list of their own."""
-    for base in _LISTS:
-        if is_kind(type(value), base):
-            return [*base.__iter__(value)]
-    if is_kind(type(value), array):
-        return array.tolist(value)
-    return [*value] if type(value) is type({}.values()) else listed(own_fields(value)["data"])
+    """Return a copy of a list or a tuple."""
+    return _items(list if is_kind(type(value), list) else tuple, value, Budget(None))
 
 
 def row_count(value: Any) -> int | None:
     """Return the length of a list, a tuple, or an array or tensor with dimensions; else None."""
-    if is_kind(type(value), list, tuple):
-        return length_of(value)
+    for base in (list, tuple):
+        if is_kind(type(value), base):
+            return base.__len__(value)
     shape = shape_of(value)
     return int(shape[0]) if shape else None
 

@@ -16,15 +16,15 @@ from uuid import UUID
 
 import msgspec
 
-from localtrace.values.placeholder import Placeholder
-from localtrace.values.tagged_json import DEPTH_MAX
-
+DEPTH_MAX = 100
+"""Deepest nesting; a deeper value could overflow the stack of its reader."""
 STEPS_MAX = 20_000
 """Most steps for one value, some 10 ms. A container is a step, and so are 64 numbers in it, or 16
 other items; an object that is turned into a plain value is several."""
 ITEMS_PER_STEP = 64
+_NO_NAMES: frozenset[str] = frozenset()
 _SIZED = (bytes, bytearray, msgspec.Raw)
-_OTHERS = (date, timedelta, Decimal, UUID, Placeholder)
+_OTHERS = (date, timedelta, Decimal, UUID)
 
 
 class TooLarge(Exception):
@@ -36,14 +36,15 @@ class Budget:
 
     Args:
         max_bytes: limit on the encoded bytes; None where neither bytes nor steps are limited.
+        steps: limit on the steps.
     """
 
     __slots__ = ("bytes", "max_bytes", "steps")
 
-    def __init__(self, max_bytes: int | None) -> None:
+    def __init__(self, max_bytes: int | None, steps: float = STEPS_MAX) -> None:
         self.max_bytes: float = math.inf if max_bytes is None else max_bytes
         self.bytes = self.max_bytes
-        self.steps: float = math.inf if max_bytes is None else STEPS_MAX
+        self.steps = math.inf if max_bytes is None else steps
 
     def take(self, steps: float, size_bytes: int = 0) -> None:
         """Use up a part of it.
@@ -57,7 +58,12 @@ class Budget:
             raise TooLarge
 
 
-def is_plain(value: Any, budget: Budget, per_token: AbstractSet[str] = frozenset()) -> bool:
+def is_plain(
+    value: Any,
+    budget: Budget,
+    dropped: AbstractSet[str] = _NO_NAMES,
+    per_token: AbstractSet[str] = _NO_NAMES,
+) -> bool:
     """Tell whether a value can be encoded as it is, in one call and within the budget.
 
     No code of the value runs: types are compared by identity, never hashed or asked.
@@ -65,31 +71,78 @@ def is_plain(value: Any, budget: Budget, per_token: AbstractSet[str] = frozenset
     Args:
         value: any value.
         budget: what is left for it.
-        per_token: names of the value's fields whose lists are known to hold a number per token. A
-            look at each of them would cost more than the encoding, so one that begins and ends with
-            a number counts as plain.
+        dropped: names of fields that are left out, so that a value with one of them is not plain.
+        per_token: names of the value's own fields whose lists are known to hold a number per token.
+            A look at each of them would cost more than the encoding, so one that begins and ends
+            with a number counts as plain.
 
     Raises:
         TooLarge: the budget is too small.
     """
-    if is_leaf(value):
+    level = [value]
+    if not _is_container(value):
         budget.take(0, leaf_size(value))
-        return True
-    level: list[Any] = [value]
-    if type(value) is dict and per_token:
-        level = [_without_per_token(value, budget, per_token)]
-    elif not (type(value) is dict or type(value) is list or type(value) is tuple):
-        return False
+        return is_leaf(value)
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
         for container in level:
-            budget.take(1 + len(container) / ITEMS_PER_STEP, len(container))
-            if not _looked_through(container, budget, below):
+            items = container
+            if type(container) is dict:
+                items = _values(container, budget, dropped, per_token)
+            if items is None or not _are_plain(items, budget, below):
                 return False
         if not below:
             return True
-        level = below
+        level, per_token = below, _NO_NAMES
     return False
+
+
+def _values(
+    fields: dict[Any, Any], budget: Budget, dropped: AbstractSet[str], per_token: AbstractSet[str]
+) -> list[Any] | None:
+    """Return the values to look at; None where the fields are not plain."""
+    items, size_bytes = [], 0
+    for name, item in fields.items():
+        if type(name) is str:
+            size_bytes += len(name)
+            if name in dropped and item is not None:
+                return None
+            if name in per_token and _is_numbers_at_its_ends(item):
+                size_bytes += len(item)
+                continue
+        elif not is_leaf(name):
+            return None
+        items.append(item)
+    budget.take(0, size_bytes)
+    return items
+
+
+def _is_numbers_at_its_ends(items: Any) -> bool:
+    return type(items) is list and bool(items) and is_number(items[0]) and is_number(items[-1])
+
+
+def _are_plain(items: Any, budget: Budget, below: list[Any]) -> bool:
+    """Tell whether all items are plain; add to `below` those that are containers."""
+    # Quicker for lists of numbers than any function written in C that does not ask the items.
+    others = [item for item in items if type(item) is not int and type(item) is not float]
+    size_bytes = len(items)
+    budget.take(1 + (size_bytes + 4 * len(others)) / ITEMS_PER_STEP, size_bytes)
+    for item in others:
+        if type(item) is str:
+            size_bytes += len(item)
+        elif _is_container(item):
+            below.append(item)
+        elif is_leaf(item):
+            size_bytes += leaf_size(item)
+        else:
+            return False
+    budget.take(0, size_bytes)
+    return True
+
+
+def _is_container(value: Any) -> bool:
+    kind = type(value)
+    return kind is dict or kind is list or kind is tuple
 
 
 def is_leaf(value: Any) -> bool:
@@ -108,46 +161,3 @@ def leaf_size(leaf: Any) -> int:
     """Return the least size of such a value in bytes."""
     kind = type(leaf)
     return len(leaf) if kind is str or any(kind is sized for sized in _SIZED) else 1
-
-
-def _without_per_token(
-    value: dict[Any, Any], budget: Budget, names: AbstractSet[str]
-) -> dict[Any, Any]:
-    """Return the fields that have to be looked at."""
-    rest = {}
-    for name, items in value.items():
-        if type(name) is not str:
-            return value
-        is_listed = type(items) is list and len(items) > 0 and name in names
-        if is_listed and is_number(items[0]) and is_number(items[-1]):
-            budget.take(0, len(items))
-        else:
-            rest[name] = items
-    return rest
-
-
-def _looked_through(container: Any, budget: Budget, below: list[Any]) -> bool:
-    """Tell whether all items are plain; add to `below` those that are containers themselves."""
-    size_bytes, items = 0, container
-    if type(container) is dict:
-        items = container.values()
-        for key in container:
-            if type(key) is str:
-                size_bytes += len(key)
-            elif not is_leaf(key):
-                return False
-    # Quicker for lists of numbers than any function written in C that does not ask the items.
-    others = [item for item in items if type(item) is not int and type(item) is not float]
-    budget.take(4 * len(others) / ITEMS_PER_STEP)
-    for item in others:
-        kind = type(item)
-        if kind is str:
-            size_bytes += len(item)
-        elif kind is dict or kind is list or kind is tuple:
-            below.append(item)
-        elif item is not None and kind is not bool:
-            if not is_leaf(item):
-                return False
-            size_bytes += leaf_size(item)
-    budget.take(0, size_bytes)
-    return True

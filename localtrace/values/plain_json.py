@@ -6,8 +6,11 @@ Halves of characters (lone surrogates), which no UTF-8 can hold, become question
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
+
+import msgspec
 
 _AS_THEY_ARE = frozenset({int, bool, type(None)})
 
@@ -38,3 +41,15 @@ def json_number(value: float) -> float | str:
 def valid_text(text: str) -> str:
     """Return a text with a question mark for each lone surrogate."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def decode_json(data: bytes) -> Any:
+    """Read JSON, including NaN and lone surrogates, which Python's `json` writes.
+
+    Raises:
+        ValueError, RecursionError: the data is not JSON, or nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)

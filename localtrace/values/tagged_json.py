@@ -21,12 +21,8 @@ from typing import Any
 
 import msgspec
 
-from localtrace.values.placeholder import Placeholder, left_out
+from localtrace.values.placeholder import Placeholder
 
-DEPTH_MAX = 100
-"""Deepest nesting; a deeper value could overflow the stack of its reader."""
-_CONTAINERS = {list, dict, tuple}
-"""Types of decoded containers; a list that is a key is decoded as a tuple."""
 _PLAIN_TYPES = {str, int, bool, type(None)}
 
 
@@ -37,22 +33,30 @@ class Tag(msgspec.Struct, frozen=True):
     parts: tuple[Any, ...]
 
 
-def to_tagged(value: Any, depth: int = 0) -> Any:
-    """Convert decoded values, with extensions as `Tag`, to values that JSON can hold.
-
-    Args:
-        depth: how many containers are around the value; beyond DEPTH_MAX it is left out.
-    """
+def to_tagged(value: Any) -> Any:
+    """Convert decoded values, with extensions as `Tag`, to values that JSON can hold."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value
-    if kind in _CONTAINERS:
-        if depth >= DEPTH_MAX:
-            return omitted(left_out("too_deep", value))
-        return _container(value, depth + 1)
     if kind is float:
         return value if math.isfinite(value) else {"$type": "float", "value": _odd_float(value)}
-    return _leaf(value)
+    if kind is dict:
+        return _map(value)
+    if kind is list or kind is tuple:  # a list that is a key is decoded as a tuple
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
+            return value
+        return [to_tagged(item) for item in value]
+    if kind is bytes:
+        return {"$type": "bytes", "base64": _base64(value)}
+    if kind is datetime:
+        return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
+    if kind is Placeholder:
+        return omitted(value)
+    writer = _TAG_WRITERS.get(value.kind)
+    if writer is None:
+        return omitted(Placeholder("unsupported", str(value.kind)))
+    return {"$type": value.kind, **writer(*value.parts)}
 
 
 def _odd_float(value: float) -> str:
@@ -60,38 +64,11 @@ def _odd_float(value: float) -> str:
     return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else str(value)
 
 
-def _container(value: Any, depth: int) -> Any:
-    kinds = set(map(type, value))
-    if type(value) is not dict:
-        if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
-            return value
-        return [to_tagged(item, depth) for item in value]
-    if kinds <= {str} and "$type" not in value:
-        return {key: to_tagged(item, depth) for key, item in value.items()}
-    items = [[to_tagged(key, depth), to_tagged(item, depth)] for key, item in value.items()]
+def _map(value: dict[Any, Any]) -> dict[str, Any]:
+    if set(map(type, value)) <= {str} and "$type" not in value:
+        return {key: to_tagged(item) for key, item in value.items()}
+    items = [[to_tagged(key), to_tagged(item)] for key, item in value.items()]
     return {"$type": "dict", "items": items}
-
-
-def _leaf(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"$type": "bytes", "base64": _base64(value)}
-    if isinstance(value, datetime):
-        return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
-    if isinstance(value, Placeholder):
-        return omitted(value)
-    kind, parts = value.kind, value.parts
-    if kind == "int":
-        return {"$type": "int", "value": str(int(parts[0], 16))}
-    if kind == "complex":
-        return {"$type": "complex", "value": [to_tagged(part, 0) for part in parts]}
-    if kind == "ndarray":
-        dtype, shape, data = parts
-        return {"$type": "ndarray", "dtype": dtype, "shape": shape, "base64": _base64(data)}
-    if kind == "str":
-        return {"$type": "str", "base64": _base64(parts[0])}
-    if kind == "omitted":
-        return omitted(Placeholder(*parts))
-    return omitted(Placeholder("unsupported", str(kind)))
 
 
 def omitted(placeholder: Placeholder) -> dict[str, Any]:
@@ -101,6 +78,19 @@ def omitted(placeholder: Placeholder) -> dict[str, Any]:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+_TAG_WRITERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "int": lambda digits: {"value": str(int(digits, 16))},
+    "str": lambda data: {"base64": _base64(data)},
+    "complex": lambda *parts: {"value": [*map(to_tagged, parts)]},
+    "ndarray": lambda dtype, shape, data: {
+        "dtype": dtype,
+        "shape": shape,
+        "base64": _base64(data),
+    },
+    "omitted": lambda *parts: Placeholder(*parts).parts(),
+}
 
 
 def from_tagged(value: Any) -> Any:

@@ -48,7 +48,7 @@ messages = st.lists(st.dictionaries(st.text(max_size=9), values, max_size=4), mi
 
 
 def hash_of(**inputs: Any) -> bytes | None:
-    fields = raw_map(encode(inputs))
+    fields = raw_map(ValueEncoder().encode(inputs))
     assert fields is not None
     return prompt_hash(fields)
 

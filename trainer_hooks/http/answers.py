@@ -7,7 +7,7 @@ from typing import Any
 from localtrace.store.journal.choices import Generation, of_openai, of_sglang
 from localtrace.store.journal.pieces import merge, merge_sglang
 from localtrace.trainer_hooks.http.prompts import GENERATIONS_MAX
-from localtrace.values.responses import decode_json
+from localtrace.values.plain_json import decode_json
 
 
 class Answer:

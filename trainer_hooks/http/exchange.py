@@ -22,7 +22,7 @@ from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.http.bodies import AnswerBody, ServerError
 from localtrace.trainer_hooks.http.prompts import Prompts
 from localtrace.values.placeholder import left_out
-from localtrace.values.responses import decode_json
+from localtrace.values.plain_json import decode_json
 
 _Recorded = tuple[dict[str, Any], dict[str, Any] | None, BaseException | None]
 _NOTHING = Generation({}, None)
