@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from localtrace.store.layout import StoreLayout
     from localtrace.store.retention_rules import Retention
 
-_SHOWN_MAX = 40
-"""Steps that a terminal shows; other output has them all."""
 _KEEP_HELP = (
     "Keep groups by rules: errors, truncated, extremes=2 (the highest and lowest rewards of each "
     "step), panel=17;42 (values of sample_index), share=0.05, labelled, uploaded."
@@ -144,18 +142,14 @@ def _retention(gathered: bool, **values: str | None) -> Retention:
 def _choose(layout: StoreLayout, retention: Retention, filters: Filters, form: str) -> Choice:
     """Choose what to prune, and print it."""
     from localtrace.cli.open_with_progress import open_with_bar
-    from localtrace.cli.output import is_for_terminal, print_table
+    from localtrace.cli.output import print_table
     from localtrace.maintain.prunable import CHOOSING_LIMITS, choose
 
     with open_with_bar([layout.root], CHOOSING_LIMITS.timeout_s) as store:
         store.warn_of_namesakes(filters)
         choice = choose(store, layout, retention, filters)
-    steps = choice.by_step()
-    shown = steps[:_SHOWN_MAX] if is_for_terminal(form) else steps
-    if len(steps) or form != "table":
-        print_table(shown, form)
-    if len(shown) < len(steps):
-        say(f"and {len(steps) - len(shown)} more steps; see them all with --format json", err=True)
+    if choice.groups or form != "table":
+        print_table(choice.by_step(), form)
     rows = sum(group.rows for group in choice.groups)
     size_bytes = sum(group.size_bytes for group in choice.groups)
     what = f"{len(choice.trace_ids)} trajectories in {len(choice.groups)} groups, {rows} calls"

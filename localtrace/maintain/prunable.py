@@ -103,7 +103,9 @@ group by project, experiment, run_id, attempt, validate, step, group_of
 having bool_or(considered)
 order by max(ended_ns), trace_ids
 """
-_OF_STEP = ("run_id", "attempt", "step", "validate")
+_OF_STEP = ["run_id", "attempt", "step", "validate"]
+_SUMS = ["trajectories", "rows", "size_bytes"]
+_STEP_TYPES = (pa.string(), pa.int64(), pa.int64(), pa.bool_(), pa.int64(), pa.int64(), pa.int64())
 
 
 class Group(NamedTuple):
@@ -113,10 +115,11 @@ class Group(NamedTuple):
     attempt: int
     step: int | None
     validate: bool
-    trace_ids: list[str]
+    trajectories: int
     rows: int
     size_bytes: int
     """The bytes of files that the rows take, about."""
+    trace_ids: list[str]
 
 
 @dataclass(slots=True)
@@ -143,16 +146,12 @@ class Choice:
 
     def by_step(self) -> pa.Table:
         """Return the trajectories, calls and bytes to prune of each step, in order."""
-        sums: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
-        for group in self.groups:
-            of = sums[group[:4]]
-            for place, size in enumerate((len(group.trace_ids), group.rows, group.size_bytes)):
-                of[place] += size
-        names = (*_OF_STEP, "trajectories", "rows", "size_bytes")
-        rows = [dict(zip(names, (*step, *sizes), strict=True)) for step, sizes in sums.items()]
-        kinds = (pa.string(), pa.int64(), pa.int64(), pa.bool_(), *[pa.int64()] * 3)
-        table = pa.Table.from_pylist(rows, pa.schema(zip(names, kinds, strict=True)))
-        return table.sort_by([(name, "ascending") for name in _OF_STEP])
+        schema = pa.schema(zip(_OF_STEP + _SUMS, _STEP_TYPES, strict=True))
+        groups = pa.Table.from_pylist([group._asdict() for group in self.groups], schema)
+        steps = groups.group_by(_OF_STEP).aggregate([(name, "sum") for name in _SUMS])
+        return steps.rename_columns(schema.names).sort_by(
+            [(name, "ascending") for name in _OF_STEP]
+        )
 
 
 def choose(
@@ -192,8 +191,9 @@ def choose(
             choice.left_alone[NOT_NEEDED] += len(row["trace_ids"])
         elif row["trace_ids"]:
             size_bytes = round(row["rows"] * bytes_per_row.get(_partition_of(row), 0.0))
-            of_group = {name: row[name] for name in (*_OF_STEP, "trace_ids", "rows")}
-            choice.groups.append(Group(**of_group, size_bytes=size_bytes))
+            trace_ids = row["trace_ids"]
+            sums = len(trace_ids), row["rows"], size_bytes
+            choice.groups.append(Group(*(row[name] for name in _OF_STEP), *sums, trace_ids))
             choice.excess_bytes = max(0, choice.excess_bytes - size_bytes)
     choice.left_alone += Counter()  # drops what no trajectory stays for
     return choice

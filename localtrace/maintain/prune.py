@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -54,10 +52,6 @@ _GO_ON = "free space and run localtrace prune again, which goes on where this en
 _INTENT_MAX_BYTES = 2**30
 _TRIES_MAX = 20
 """Looks at a table whose files other processes rewrite meanwhile."""
-_EMPTIED_MAX = 1000
-"""Files that leave a table by one commit."""
-_BATCH_BYTES = 256 * 2**20
-"""The size of files that one commit replaces, about: a crash costs the rewriting of so much."""
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -134,18 +128,32 @@ def finish(layout: StoreLayout, intent: Intent, progress: Progress | None = None
 
 
 def _finish(layout: StoreLayout, intent: Intent, progress: Progress | None) -> PruneReport:
-    report = PruneReport(len(intent.trace_ids))
     ids = pa.array(intent.trace_ids, pa.string())
-    work = _Work(layout, report, progress)
+    work = _Work(layout, PruneReport(len(ids)), progress)
+
+    def is_unmarked(rows: pa.Table) -> pa.ChunkedArray:
+        return pc.and_(_is_in(rows, ids), pc.is_null(rows["spans_pruned"]))
+
+    def mark(rows: pa.Table) -> pa.Table:
+        place = rows.column_names.index("spans_pruned")
+        marks = pc.if_else(is_unmarked(rows), intent.mark, rows["spans_pruned"])
+        return rows.set_column(place, "spans_pruned", marks)
+
+    work.rewrite(TRAJECTORIES, ["trace_id", "spans_pruned"], is_unmarked, mark)
+    marked = work.marked(ids)
     work.rewrite(
-        TRAJECTORIES, partial(_unmarked, ids=ids), partial(_marked, ids=ids, intent=intent)
+        SPANS,
+        ["trace_id"],
+        lambda rows: _is_in(rows, marked),
+        lambda rows: rows.filter(pc.invert(_is_in(rows, marked))),
     )
-    if report.problems:
-        ids = work.marked_ids(ids)
-    work.rewrite(SPANS, partial(_chosen, ids=ids), partial(_without, ids=ids))
-    if not report.problems:
+    if not work.report.problems:
         (layout.root / INTENT_NAME).unlink(missing_ok=True)
-    return report
+    return work.report
+
+
+def _is_in(rows: pa.Table, ids: pa.Array) -> pa.ChunkedArray:
+    return pc.is_in(rows["trace_id"], value_set=ids)
 
 
 def give_back(layout: StoreLayout, grace_hours: int) -> tuple[int, int]:
@@ -154,143 +162,96 @@ def give_back(layout: StoreLayout, grace_hours: int) -> tuple[int, int]:
     Raises:
         StoreError: a table cannot be opened.
     """
-    found = [vacuum(layout, schema, grace_hours) for schema in (TRAJECTORIES, SPANS)]
-    return sum(count for count, _ in found), sum(size_bytes for _, size_bytes in found)
+    deleted = [vacuum(layout, schema, grace_hours) for schema in (TRAJECTORIES, SPANS)]
+    return sum(count for count, _ in deleted), sum(size_bytes for _, size_bytes in deleted)
 
 
+@dataclass(slots=True)
 class _Work:
     """The files that one pruning rewrites."""
 
-    def __init__(self, layout: StoreLayout, report: PruneReport, progress: Progress | None) -> None:
-        self._layout = layout
-        self._report = report
-        self._progress = progress
-        self._done = 0
-        self._bad: set[CommittedFile] = set()
+    layout: StoreLayout
+    report: PruneReport
+    progress: Progress | None
+    done: int = 0
+    bad: set[CommittedFile] = field(default_factory=set)
+    """Files that are damaged."""
 
-    def marked_ids(self, ids: pa.Array) -> pa.Array:
-        """Return those of some trajectories whose mark is on the disk."""
-        found = [ids[:0]]
-        for file in committed_files(open_table(self._layout, TRAJECTORIES)):
-            if file not in self._bad:
-                rows = _read(file.place(self._layout, TRAJECTORIES))
-                if "spans_pruned" in rows.column_names:
-                    rows = rows.filter(pc.is_valid(rows["spans_pruned"]))
-                    found += rows.filter(_chosen(rows, ids))["trace_id"].chunks
-        return pa.concat_arrays(found)
-
-    def rewrite(self, schema: TableSchema, affected: Affected, change: Change) -> None:
+    def rewrite(
+        self, schema: TableSchema, columns: list[str], affected: Affected, change: Change
+    ) -> None:
         """Rewrite the files of a table that have affected rows, until none has any."""
         counts: dict[str, tuple[int, int]] = {}
+        """Affected rows and all rows of each file, by path."""
         for _ in range(_TRIES_MAX):
-            files = self._affected(schema, affected, counts)
-            if not files:
+            emptied: list[CommittedFile] = []
+            folders: dict[str, list[CommittedFile]] = defaultdict(list)
+            for file in self._undamaged(schema):
+                if file.path not in counts:
+                    rows = self._read(schema, file, columns)
+                    counts[file.path] = pc.sum(affected(rows)).as_py() or 0, len(rows)
+                count, total = counts[file.path]
+                if count and count == total and schema is SPANS:
+                    emptied.append(file)
+                elif count:
+                    folders[file.folder].append(file)
+            if not emptied and not folders:
                 return
-            known = self._done + len(files)
-            for batch in _batches(files, counts, is_drop=schema is SPANS):
-                old, new_bytes = self._replace(schema, batch, change)
-                self._report.freed_bytes += sum(file.size_bytes for file in old) - new_bytes
+            known = self.done + len(emptied) + sum(map(len, folders.values()))
+            for files in filter(None, (emptied, *folders.values())):
+                new_bytes = self._replace(schema, files, None if files is emptied else change)
+                if new_bytes is None:
+                    continue
+                self.report.freed_bytes += sum(file.size_bytes for file in files) - new_bytes
                 if schema is SPANS:
-                    self._report.rows += sum(counts[file.path][0] for file in old)
-                self._done += len(old)
-                if self._progress is not None:
-                    self._progress(self._done, known)
+                    self.report.rows += sum(counts[file.path][0] for file in files)
+                self.done += len(files)
+                if self.progress is not None:
+                    self.progress(self.done, known)
         raise StoreError(f"the files of table {schema.name} change all the time: {_GO_ON}")
 
-    def _affected(
-        self, schema: TableSchema, affected: Affected, counts: dict[str, tuple[int, int]]
-    ) -> list[CommittedFile]:
-        """Return the files with affected rows.
+    def marked(self, ids: pa.Array) -> pa.Array:
+        """Return those of some trajectories whose mark is on the disk."""
+        marked = [ids[:0]]
+        for file in self._undamaged(TRAJECTORIES):
+            rows = self._read(TRAJECTORIES, file, ["trace_id", "spans_pruned"])
+            rows = rows.filter(pc.and_(_is_in(rows, ids), pc.is_valid(rows["spans_pruned"])))
+            marked += rows["trace_id"].chunks
+        return pa.concat_arrays(marked)
 
-        Args:
-            counts: by path, the affected rows and all rows; files that are new are added.
+    def _undamaged(self, schema: TableSchema) -> Iterator[CommittedFile]:
+        files = committed_files(open_table(self.layout, schema))
+        return (file for file in files if file not in self.bad)
+
+    def _read(self, schema: TableSchema, file: CommittedFile, columns: list[str]) -> pa.Table:
+        """Read columns of a file; no row, where it is damaged."""
+        try:
+            with open_parquet(file.place(self.layout, schema)) as opened:
+                return opened.read(columns)
+        except UNREADABLE as error:
+            self._leave_alone(schema, [file], error)
+        return schema.no_rows().select(columns)
+
+    def _replace(
+        self, schema: TableSchema, files: Sequence[CommittedFile], change: Change | None
+    ) -> int | None:
+        """Replace files by what they become, if anything; return its bytes.
+
+        None where they are damaged, or another process replaced one meanwhile.
         """
-        found = []
-        for file in committed_files(open_table(self._layout, schema)):
-            if file in self._bad:
-                continue
-            if file.path not in counts:
-                try:
-                    rows = _read(file.place(self._layout, schema))
-                    counts[file.path] = pc.sum(affected(rows)).as_py() or 0, len(rows)
-                except UNREADABLE as error:
-                    self._leave_alone(schema, [file], error)
-            if counts.get(file.path, (0, 0))[0]:
-                found.append(file)
-        return found
+        if change is None:
+            return 0 if replace_files(self.layout, schema, files, []) else None
+        try:
+            made = rewrite(self.layout, schema, [files], change)
+        except UNREADABLE as error:
+            self._leave_alone(schema, files, error)
+            return None
+        return None if made is None else sum(file.size_bytes for file in made.new)
 
     def _leave_alone(
         self, schema: TableSchema, files: Sequence[CommittedFile], error: Exception
     ) -> None:
-        """Note which files cannot be read; raise the error where it has another cause."""
-        damaged = blamed_files(self._layout, error, (schema, files))
-        self._bad.update(damaged)
-        self._report.problems += damaged.values()
-
-    def _replace(
-        self, schema: TableSchema, batch: _Batch, change: Change
-    ) -> tuple[Sequence[CommittedFile], int]:
-        """Return the files that left the table, and the bytes of those in their place."""
-        if batch.is_emptied:
-            files = [file for group in batch.groups for file in group]
-            return (files if replace_files(self._layout, schema, files, []) else []), 0
-        try:
-            made = rewrite(self._layout, schema, batch.groups, change)
-        except UNREADABLE as error:
-            self._leave_alone(schema, [file for group in batch.groups for file in group], error)
-            return [], 0  # the caller looks again
-        if made is None:
-            return [], 0
-        return made.old, sum(file.size_bytes for file in made.new)
-
-
-def _read(path: Path) -> pa.Table:
-    with open_parquet(path) as file:
-        names = {"trace_id", "spans_pruned"} & set(file.schema_arrow.names)
-        return file.read(sorted(names))
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Files that one commit replaces, by partition."""
-
-    groups: list[list[CommittedFile]]
-    is_emptied: bool = False
-    """True where no row of them is left, so that they need not be read."""
-
-
-def _batches(
-    files: Sequence[CommittedFile], counts: Mapping[str, tuple[int, int]], *, is_drop: bool
-) -> Iterator[_Batch]:
-    emptied = [file for file in files if is_drop and len(set(counts[file.path])) == 1]
-    for start in range(0, len(emptied), _EMPTIED_MAX):
-        yield _Batch([emptied[start : start + _EMPTIED_MAX]], is_emptied=True)
-    folders: dict[str, list[CommittedFile]] = defaultdict(list)
-    for file in files:
-        if not is_drop or len(set(counts[file.path])) > 1:
-            folders[file.folder].append(file)
-    groups: list[list[CommittedFile]] = []
-    for group in folders.values():
-        groups.append(group)
-        if sum(file.size_bytes for one in groups for file in one) >= _BATCH_BYTES:
-            yield _Batch(groups)
-            groups = []
-    if groups:
-        yield _Batch(groups)
-
-
-def _chosen(rows: pa.Table, ids: pa.Array) -> pa.ChunkedArray:
-    return pc.is_in(rows["trace_id"], value_set=ids)
-
-
-def _without(rows: pa.Table, ids: pa.Array) -> pa.Table:
-    return rows.filter(pc.invert(_chosen(rows, ids)))
-
-
-def _unmarked(rows: pa.Table, ids: pa.Array) -> pa.ChunkedArray:
-    return pc.and_(_chosen(rows, ids), pc.is_null(rows["spans_pruned"]))
-
-
-def _marked(rows: pa.Table, ids: pa.Array, intent: Intent) -> pa.Table:
-    marks = pc.if_else(_unmarked(rows, ids), intent.mark, rows["spans_pruned"])
-    return rows.set_column(rows.column_names.index("spans_pruned"), "spans_pruned", marks)
+        """Note which files are damaged; raise the error where it has another cause."""
+        damaged = blamed_files(self.layout, error, (schema, files))
+        self.bad.update(damaged)
+        self.report.problems += damaged.values()
