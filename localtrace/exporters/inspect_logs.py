@@ -36,8 +36,7 @@ from inspect_ai.log import (
 from inspect_ai.model import ModelUsage
 from pydantic import BaseModel
 
-from localtrace.exporters.inspect_events import iso_time
-from localtrace.exporters.inspect_samples import Samples
+from localtrace.exporters.inspect_samples import Samples, iso_time
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.types import Trajectory
@@ -78,7 +77,7 @@ def write(source: Source, folder: Path) -> Counter[str]:
     Returns:
         counts of what the logs do not hold, by field.
     """
-    samples = Samples(source.store.decode, source.models)
+    samples = Samples()
     for key, trace_ids in _logs(source):
         log = _Log(folder, key, samples)
         source.each(trace_ids, log.add)

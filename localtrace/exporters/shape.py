@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from localtrace.read.messages import Message, said_of
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 
@@ -74,13 +72,6 @@ def teaches(trajectory: Trajectory, left_out: Counter[str]) -> bool:
     return not is_odd
 
 
-def answer_of(turn: Span, run_id: str, decode: Decode, left_out: Counter[str]) -> Message | None:
-    """Return what a turn said; an answer whose text is not known is counted."""
-    said = said_of(turn, run_id, decode)
-    left_out[NO_ANSWER] += said is None and bool(turn.output_ids or turn.status == "ok")
-    return said
-
-
 def is_finite(value: float | None) -> bool:
     """Tell whether a value of a list is known and finite."""
     return value is not None and math.isfinite(value)
@@ -104,32 +95,6 @@ def finite_logprobs(
         return values
     left_out[NO_LOGPROBS] += 1
     return None
-
-
-def prompt_tokens(turn: Span) -> int | None:
-    """Return the number of the prompt's ids, else what the engine says."""
-    return _said_count(turn, "prompt_tokens") if turn.prompt_ids is None else len(turn.prompt_ids)
-
-
-def completion_tokens(turn: Span) -> int | None:
-    """Return the number of generated ids, as masks say, else what the engine says."""
-    counted = turn.generated_count
-    return _said_count(turn, "completion_tokens") if counted is None else counted
-
-
-def _said_count(turn: Span, name: str) -> int | None:
-    usage = turn.outputs.get("usage") if isinstance(turn.outputs, Mapping) else None
-    count = usage.get(name) if isinstance(usage, Mapping) else None
-    return count if type(count) is int and 0 <= count < 2**53 else None
-
-
-def arguments_of(function: Mapping[str, str]) -> Any:
-    """Return the arguments of a call as an object, or as text where they are none."""
-    try:
-        arguments = _decode(function["arguments"])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return function["arguments"]
-    return arguments if isinstance(arguments, dict) else function["arguments"]
 
 
 def plain(value: Any) -> Any:

@@ -9,35 +9,32 @@
 
 Letters of a score are numbers, as Inspect counts them: C 1, P 0.5, I and N 0. The reward is the one
 score, or the sum of those that `--reward` names. What localtrace exported keeps its trace ids,
-places, calls and rewards.
+places and rewards.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import ConfigError, MissingDependency
-from localtrace.importers.exported import count_places, outcomes_of, take_fields
+from localtrace.importers.exported import take_fields
 from localtrace.importers.imported_rollouts import OutcomeIn, Rollout, digest_id, folder_run_id
-from localtrace.importers.inspect_files import read_log, weigh
-from localtrace.importers.inspect_scores import (
-    names_of_scores,
-    own_reward,
-    reward_of,
-    scores_of,
-)
+from localtrace.importers.inspect_files import check_references, read_log
+from localtrace.importers.inspect_scores import names_of_scores, reward_of, scores_of
 from localtrace.importers.lines import BadLine
 from localtrace.importers.source import Source
-from localtrace.record.config import check_folder_name
-from localtrace.values.fields import Fields
-from localtrace.values.tagged_json import from_tagged
+from localtrace.values.fields import Fields, known
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
 
 PATTERN = "**/*.eval"
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_SAMPLE_BYTES = 2**20
+"""Size of a sample in memory, about."""
 _NO_REWARD = "rewards: several scores may be it, so name those that add up to it by --reward"
 _HEAD = "heads of logs, of which only task, model, data set and solver are kept"
 _LEFT = {
@@ -51,17 +48,8 @@ _MARKS = frozenset({"sample_init", "score", "error", "sample_limit", "step"})
 
 
 def default_run_id(paths: Iterable[Path]) -> str:
-    """Return the run id that localtrace exported, else one for the folder, always the same."""
-    first = next(iter(paths))
-    try:
-        log = first if first.is_file() else min(first.glob(PATTERN))
-        head, _ = read_log(log)
-        spec = head["eval"]
-        run_id = spec["metadata"]["run_id"] if _is_own(spec) else None
-        check_folder_name(run_id or "")
-    except (BadLine, OSError, ValueError, TypeError, KeyError):
-        run_id = None
-    return run_id or folder_run_id("inspect", paths)
+    """Return the run id for the folder of the first log."""
+    return folder_run_id("inspect", paths)
 
 
 def read_rollouts(source: Source, *, rewards: Collection[str]) -> Iterator[Rollout]:
@@ -131,55 +119,40 @@ class _Log:
         from localtrace.importers.inspect_calls import Calls
 
         fields = self._current(fields)
-        size_bytes = weigh(fields)
+        check_references(fields)
         sample = self._sample(fields)
         key = (self._run_id, self._id, str(sample.id), str(sample.epoch), str(sample.uuid))
         trace_id = digest_id(16, "trace", *key).hex()
-        calls = Calls(sample, trace_id, self._modified_ns, is_own=self._is_own)
+        exported = sample.metadata if self._is_own else {}
+        if self._is_own and _TRACE_ID.fullmatch(str(exported.get("trace_id"))):
+            trace_id = str(exported["trace_id"])
+        calls = Calls(sample, trace_id, self._modified_ns)
         self._report.left_out.update(calls.left_out)
-        start_ns, end_ns = calls.start_ns, calls.end_ns
-        found: Fields = {
+        place: Fields = {
             "sample_index": str(sample.id),
             "rollout_n": max(0, sample.epoch - 1),
             "group_id": f"{self._id}/{sample.id}",
             "name": self._task, "agent": self._solver, "data_source": self._data_set,
             "status": "ok" if sample.error is None else "error",
-        }  # fmt: skip
+        } | take_fields(dict(exported), but="error")  # fmt: skip
         numbers, scored = scores_of(sample)
-        reward = reward_of(numbers, self._summed(numbers))
-        if self._is_own and not self._rewards:
-            reward = own_reward(sample)
+        rewards = ["reward"] if self._is_own and not self._rewards else self._summed(numbers)
         values = _values(sample) | scored | {"model": self._model}
-        outcomes = tuple(_fates(sample, end_ns))
-        error = None if sample.error is None else sample.error.message
-        if self._is_own:
-            trace_id = calls.trace_id
-            told = dict(sample.metadata)
-            attributes = from_tagged(told.get("attributes"))
-            values = dict(attributes) if isinstance(attributes, dict) else {}
-            outcomes = tuple(outcomes_of(told.get("outcomes")))
-            count_places(told, self._run_id, self._report.left_out)
-            found = take_fields(told, but="error")
-            error = None if error == found.get("status") else error
-            if any(one.name == "reward" for one in outcomes):
-                reward = None
-        if reward is not None:
-            values["reward"] = reward
         return Rollout(
             trace_id=trace_id,
             calls=tuple(calls.calls),
-            start_ns=start_ns,
-            duration_ns=max(0, end_ns - start_ns),
-            error=error,
-            outcomes=outcomes,
-            values={name: one for name, one in values.items() if one is not None},
-            size_bytes=size_bytes,
-            **found,
+            start_ns=calls.start_ns,
+            duration_ns=max(0, calls.end_ns - calls.start_ns),
+            error=None if sample.error is None else sample.error.message,
+            outcomes=tuple(_fates(sample, calls.end_ns)),
+            values=known(values | {"reward": reward_of(numbers, rewards)}),
+            size_bytes=_SAMPLE_BYTES,
+            **place,
         )
 
     def _summed(self, numbers: Collection[str]) -> Collection[str]:
         """Return the names of the scores that add up to the reward."""
-        if self._rewards or self._is_own:
+        if self._rewards:
             return self._rewards
         self._report.left_out[_NO_REWARD] += len(numbers) > 1
         return numbers if len(numbers) == 1 else ()
@@ -222,7 +195,7 @@ class _Log:
         kept = []
         for event in events or ():
             kind = event.get("event") if isinstance(event, dict) else None
-            if kind in _READ_EVENTS or (kind == "info" and self._is_own):
+            if kind in _READ_EVENTS:
                 kept.append({name: one for name, one in event.items() if name != "call"})
                 if "call" in event:
                     self._report.left_out["requests to models as they were sent"] += 1

@@ -41,13 +41,6 @@ def reward_of(numbers: dict[str, float], names: Collection[str]) -> float | None
     return sum(found) if found else None
 
 
-def own_reward(sample: EvalSample) -> float | None:
-    """Return the reward of an exported trajectory, which may be no finite number."""
-    score = (sample.scores or {}).get("reward")
-    value = None if score is None else score.value
-    return float(value) if isinstance(value, int | float) else None
-
-
 def _number(value: Any) -> float | None:
     """Return a score as Inspect's metrics count it; None: it is no number, or not scored."""
     if isinstance(value, str):

