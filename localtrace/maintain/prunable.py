@@ -191,9 +191,9 @@ def choose(
             choice.left_alone[NOT_NEEDED] += len(row["trace_ids"])
         elif row["trace_ids"]:
             size_bytes = round(row["rows"] * bytes_per_row.get(_partition_of(row), 0.0))
-            trace_ids = row["trace_ids"]
-            sums = len(trace_ids), row["rows"], size_bytes
-            choice.groups.append(Group(*(row[name] for name in _OF_STEP), *sums, trace_ids))
+            of_step = row["run_id"], row["attempt"], row["step"], row["validate"]
+            sums = len(row["trace_ids"]), row["rows"], size_bytes
+            choice.groups.append(Group(*of_step, *sums, row["trace_ids"]))
             choice.excess_bytes = max(0, choice.excess_bytes - size_bytes)
     choice.left_alone += Counter()  # drops what no trajectory stays for
     return choice
