@@ -266,7 +266,7 @@ class Model:
         """All that is asked of a store, or of a bundle of some trajectories of it."""
         rows, calls = self.rows(held), self._calls(held)
         ids = set(rows) if only is None else set(only)
-        runs = {rows[trace_id].place[:2] for trace_id in ids}
+        runs = {rows[trace_id].place.run for trace_id in ids}
         of_all = only is None
         if not of_all:  # rows are superseded only by those that are there
             rows = {trace_id: row for trace_id, row in rows.items() if trace_id in ids}
@@ -298,7 +298,7 @@ class Model:
     def _processes(self, held: Held, runs: Collection[Any] | None) -> dict[Any, list[int]]:
         counts: dict[Any, list[int]] = defaultdict(lambda: [0, 0])
         for event in self.visible(held):
-            if event.kind == "process" and (runs is None or event.value[:2] in runs):
+            if event.kind == "process" and (runs is None or event.value[0] in runs):
                 counts[event.value[:2]][event.value[2] == "end"] += 1
         return dict(counts)
 

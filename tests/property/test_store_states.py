@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +106,8 @@ class Stores(RuleBasedStateMachine):
         self.attempts = {"a": 0, "b": 0}
         self.open: list[Open] = []
         self.trace_ids: list[str] = []
+        self.known: set[str] = set()
+        """Journals that there were before a seal."""
 
     def teardown(self) -> None:
         try:
@@ -279,10 +281,7 @@ class Stores(RuleBasedStateMachine):
     @rule(lost=st.integers(0, 3), cut=PICKS)
     def crash(self, lost: int, cut: int) -> None:
         """Kill the process; the disk may lack the end of its last journal."""
-        old, self.copies = self.store, self.copies + 1
-        self.store = simulate_crash(old, self.folder / f"store-{self.copies}")
-        localtrace.close()
-        shutil.rmtree(old)
+        self.go_on_with(self.copied())
         last = self.leave()
         if gone := self.model.lose(last, lost):
             start, end = gone[0].start, gone[0].end
@@ -292,6 +291,72 @@ class Stores(RuleBasedStateMachine):
                 self.model.torn.add(last)
         self.read(False)
         self.verify()
+
+    @rule(moment=st.integers(0, 16),
+          what=st.sampled_from(["seal", "seal", "seal", "compact", "prune", "gather"]))  # fmt: skip
+    def crash_during(self, moment: int, what: str) -> None:
+        """Kill all processes while one works; the same work, done again, completes it."""
+        self.known |= set(self.sizes(None))
+        work: dict[str, list[object]] = {
+            "gather": [self.store, "--into", self.into],
+            "prune": ["step=1", "--keep", "labelled", "--yes", "-s", self.store],
+        }
+        with self.copied_at(moment) as copies:
+            self.command(what, *work.get(what, ["-s", self.store]))
+        self.go_on_with(copies[0] if copies else self.copied())
+        if self.writer:
+            self.leave()
+        if what == "gather":
+            self.gather()
+            self.read(True)
+        elif what == "prune":
+            considered = [row.trace_id for row in self.model.find(self.model.main, step=1)]
+            self.model.prune(self.model.main, considered, ["labelled"], None)
+            self.command(what, *work[what][:-1], self.store)
+        self.read(False)
+        if what == "seal":
+            self.seal()
+
+    @contextlib.contextmanager
+    def copied_at(self, moment: int) -> Iterator[list[tuple[Path, Path]]]:
+        """Copy the stores at a moment of some work; each change of their files is one."""
+        seen: list[dict[str, int]] = []
+        copies: list[tuple[Path, Path]] = []
+
+        def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*arguments: Any, **options: Any) -> Any:
+                if not copies and (files := self.files()) not in seen[-1:]:
+                    seen.append(files)
+                    if len(seen) > moment:
+                        copies.append(self.copied())
+                return function(*arguments, **options)
+
+            return noted
+
+        with contextlib.ExitStack() as stack:
+            for name in ("fsync", "rename", "replace", "unlink"):
+                stack.enter_context(patch.object(os, name, noting(getattr(os, name))))
+            yield copies
+
+    def files(self) -> dict[str, int]:
+        """The files of both stores, and their sizes."""
+        paths = [path for root in (self.store, self.into) for path in root.rglob("*")]
+        return {str(path): path.stat().st_size for path in paths if path.is_file()}
+
+    def copied(self) -> tuple[Path, Path]:
+        """Copy both stores as they are, without the locks of processes."""
+        self.copies += 1
+        store = simulate_crash(self.store, self.folder / f"store-{self.copies}")
+        into = self.folder / f"into-{self.copies}"
+        if self.into.exists():
+            shutil.copytree(self.into, into)
+        return store, into
+
+    def go_on_with(self, copies: tuple[Path, Path]) -> None:
+        localtrace.close()
+        shutil.rmtree(self.store)
+        shutil.rmtree(self.into, ignore_errors=True)
+        self.store, self.into = copies
 
     def leave(self) -> str:
         """Note that the process is gone; return its last journal."""
@@ -317,7 +382,8 @@ class Stores(RuleBasedStateMachine):
         left = before & set(self.sizes(None))
         assert left <= {living}
         assert f"sealed {len(before - left)} journals" in result.stdout
-        self.model.main.journals |= before - left
+        self.known |= before
+        self.model.main.journals = self.known - left
 
     @rule(gathered=st.booleans())
     def compact(self, gathered: bool) -> None:
