@@ -103,6 +103,7 @@ class _Reader:
             agent=None if document.agent.name == "unknown" else document.agent.name,
             size_bytes=0 if within else len(self._line.data),
             values=values,
+            is_export=trace_id == document.trajectory_id,
             **fields_of_row,
         )
         if len(within) >= 2 * _DEPTH_MAX:

@@ -105,6 +105,8 @@ class Rollout:
     outcomes: tuple[OutcomeIn, ...] = ()
     is_carried: bool = False
     """Whether another process records the trajectory itself."""
+    is_export: bool = False
+    """Whether localtrace exported it, so that a store which has its row has all of it."""
     size_bytes: int = 0
     """Bytes of the source that were read for it."""
 

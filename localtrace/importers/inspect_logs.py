@@ -146,6 +146,7 @@ class _Log:
             error=None if sample.error is None else sample.error.message,
             outcomes=tuple(_fates(sample, calls.end_ns)),
             values=known(values | {"reward": reward_of(numbers, rewards)}),
+            is_export=bool(exported),
             size_bytes=_SAMPLE_BYTES,
             **place,
         )

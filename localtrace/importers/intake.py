@@ -180,6 +180,9 @@ class Intake:
         self._wait()
 
     def _add_one(self, one: Rollout, is_known: bool, known: set[tuple[Any, ...]]) -> None:
+        if is_known and one.is_export:
+            self.report.known += 1
+            return
         has_row = is_known or one.is_carried or (one.trace_id,) in self._recent
         calls = self._new(
             known, {(one.trace_id, f"{call.span_id:016x}"): call for call in one.calls}

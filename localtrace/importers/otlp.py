@@ -6,18 +6,19 @@
     gen_ai.evaluation.result       -> outcomes; the one named reward, or the only one, is the reward
 
 A trace id stays the trajectory's. A trace without a single root is one trajectory all the same. A
-root that is itself a generation, tool or evaluation is also a call. What localtrace exported comes
-back with its own ids, places, token ids, logprobs, rewards and outcomes (`otlp_own`).
+root that is itself a generation, tool or evaluation is also a call. What localtrace exported keeps
+its trace ids, places and rewards, which are attributes `localtrace.*` of its roots.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from localtrace.importers import otlp_own
+from localtrace.importers.exported import take_fields
 from localtrace.importers.imported_rollouts import (
     CallIn,
     OutcomeIn,
@@ -33,8 +34,10 @@ from localtrace.importers.otlp_spans import SpanIn
 from localtrace.importers.otlp_traces import traces
 from localtrace.importers.otlp_tree import Tree, tree_of
 from localtrace.importers.source import Source
+from localtrace.values.fields import known
 
 PATTERN = "*.json*"
+_ID = re.compile(r"[0-9a-f]{32}")
 EVALUATION = "gen_ai.evaluation.result"
 _KIND_NAMES = ("gen_ai.operation.name", "openinference.span.kind", "mlflow.spanType",
                "traceloop.span.kind", "llm.request.type")  # fmt: skip
@@ -82,8 +85,6 @@ def _read(spans: list[SpanIn], names: Names, report: Report) -> Rollout | None:
         if tree is None:
             report.left_out["events of spans that are not in the files"] += len(spans)
             return None
-        if tree.root is not None and otlp_own.is_own(tree.root):
-            return otlp_own.rollout(tree.root, tree, report)
         return _Trace(tree, names, report).rollout()
     except BadLine as error:
         report.refuse(f"trace {spans[0].trace_id}", str(error))
@@ -116,22 +117,29 @@ class _Trace:
         start_ns = min(one.start_ns for one in spans)
         outcomes = [outcome for one in spans for outcome in _outcomes(one)]
         values: dict[str, Any] = {}
-        placed: dict[str, Any] = {"name": None}
+        place = {name: self._place(name) for name in ("step", "sample_index", "rollout_n")}
+        about: dict[str, Any] = {}
+        trace_id = spans[0].trace_id
         if root is not None:
             own = Attributes(dict(root.attributes))
-            placed = {
+            exported = own.take_all("localtrace.")
+            if _ID.fullmatch(str(exported.get("trace_id"))):
+                trace_id = str(exported["trace_id"])
+                values |= known({"reward": exported.get("reward")})
+                place = take_fields(exported, but="status")
+            about = {
                 "name": root.name,
                 "agent": _as_text(own.take("gen_ai.agent.name", "agent.name")),
                 "status": "ok" if root.error is None else "error",
                 "error": root.error or None,
             }
-            values = {} if root in calls else {name: parsed(one) for name, one in own.left.items()}
+            if root not in calls:
+                values |= {name: parsed(value) for name, value in own.left.items()}
             values |= {"links": root.links} if root.links else {}
-        step, rollout_n = (self._placed(name, int) for name in ("step", "rollout_n"))
-        sample_index = self._placed("sample_index", (str, int))
-        outcomes += self._rewarded(outcomes, values)
+        if "reward" not in values:
+            outcomes += self._rewarded(outcomes, values)
         return Rollout(
-            trace_id=spans[0].trace_id,
+            trace_id=trace_id,
             calls=tuple(
                 self._call(one, seqs[one.span_id])
                 for one in self._tree.inner_first()
@@ -139,20 +147,20 @@ class _Trace:
             ),
             start_ns=start_ns,
             duration_ns=max(one.end_ns for one in spans) - start_ns,
-            step=step,
-            sample_index=_as_text(sample_index),
-            rollout_n=rollout_n,
             values=values,
-            outcomes=tuple(replace(one, step=step) for one in outcomes),
-            **placed,
+            is_export=trace_id != spans[0].trace_id,
+            outcomes=tuple(replace(one, step=place.get("step")) for one in outcomes),
+            **about | place,
         )
 
-    def _placed(self, name: str, kind: type[Any] | tuple[type[Any], ...]) -> Any:
+    def _place(self, name: str) -> Any:
         attribute = getattr(self._names, name)
         value = None if attribute is None else self._named(attribute)
-        if kind is int and isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        if name == "sample_index" and type(value) in (int, str):
+            return str(value)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 19:
             value = int(value)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        if value is not None and type(value) is not int:
             raise BadLine(f"{attribute} is not a {name}")
         return value
 

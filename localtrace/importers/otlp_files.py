@@ -1,19 +1,14 @@
 """OpenTelemetry's trace files as spans and events, one after the other.
 
-The file exporter of OpenTelemetry's collector writes one request per line as JSON. As Protocol
-Buffers, or compressed with zstd, each request stands behind its length of four bytes. A file may
-also be a single request, in JSON of any layout or in Protocol Buffers.
+The file exporter of OpenTelemetry's collector writes one request per line as JSON. A file may also
+be a single request, in JSON of any layout or in Protocol Buffers.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from localtrace.errors import MissingDependency
 from localtrace.importers.intake import Report
@@ -22,14 +17,11 @@ from localtrace.importers.lines import (
     BadLine,
     OnBytes,
     read_documents,
-    read_json,
     read_whole,
 )
 from localtrace.importers.otlp_spans import SpanIn, spans_of
 from localtrace.importers.source import Source
 
-_FRAME_BYTES = 4
-_ZSTD = b"\x28\xb5\x2f\xfd"
 _PROTOBUF = b"\x0a"
 """First byte of a request as Protocol Buffers: its first field. Text may begin with it, too."""
 _CONTROL = frozenset(range(32)) - frozenset(b"\t\r\n")
@@ -54,15 +46,15 @@ def _requests(
     with path.open("rb") as file:
         start = file.read(_START_BYTES)
     parts: Iterator[tuple[str, Callable[[], Any]]]
-    if start[:1] <= b"\x04" and start:
-        parts = _framed(path, on_bytes)
-    elif start.startswith(_PROTOBUF) and not _CONTROL.isdisjoint(start):
+    if start.startswith(_PROTOBUF) and not _CONTROL.isdisjoint(start):
         parts = iter([(str(path), lambda: _whole(path, on_bytes))])
     elif start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""):
         parts = ((line.place, line.fields) for line in read_documents(path, on_bytes))
     else:
         report.refuse(
-            str(path), f"neither JSON nor Protocol Buffers of OpenTelemetry{_hint(start)}"
+            str(path),
+            "neither JSON nor one request as Protocol Buffers: unpack it, or let the collector "
+            "write JSON",
         )
         on_bytes(path.stat().st_size)
         return
@@ -73,52 +65,12 @@ def _requests(
             report.refuse(place, str(error))
 
 
-def _hint(start: bytes) -> str:
-    packed = start.startswith((b"\x1f\x8b", _ZSTD, b"PK"))
-    return ": it is compressed, so unpack it first" if packed else ""
-
-
 def _whole(path: Path, on_bytes: OnBytes) -> dict[str, Any]:
     on_bytes(path.stat().st_size)
     line = read_whole(path)
     if line.is_too_long:
         raise BadLine(f"one request longer than {LINE_MAX_BYTES // 2**20} MiB")
     return _of_protobuf(line.data)
-
-
-def _framed(path: Path, on_bytes: OnBytes) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield the requests that stand behind their lengths; a broken length ends the file."""
-    number = 0
-    with path.open("rb") as file:
-        while head := file.read(_FRAME_BYTES):
-            number += 1
-            size_bytes = int.from_bytes(head, "big")
-            data = file.read(min(size_bytes, LINE_MAX_BYTES + 1))
-            on_bytes(len(head) + len(data))
-            place = f"{path}: request {number}"
-            if len(head) < _FRAME_BYTES or size_bytes != len(data):
-                yield place, _cut_off
-                return
-            yield place, partial(_of_frame, data)
-
-
-def _cut_off() -> dict[str, Any]:
-    raise BadLine("it is cut off, or its length is not that of a request")
-
-
-def _of_frame(data: bytes) -> dict[str, Any]:
-    if data.startswith(_ZSTD):
-        try:
-            with pa.input_stream(io.BytesIO(data), compression="zstd") as stream:
-                data = stream.read(LINE_MAX_BYTES + 1)
-        except (pa.ArrowException, OSError) as error:
-            raise BadLine(f"its zstd cannot be unpacked ({error})") from None
-        if len(data) > LINE_MAX_BYTES:
-            raise BadLine(f"unpacked, it is longer than {LINE_MAX_BYTES // 2**20} MiB")
-    if data.startswith(b"{"):
-        found = read_json(data)
-        return found if isinstance(found, dict) else {}
-    return _of_protobuf(data)
 
 
 def _of_protobuf(data: bytes) -> dict[str, Any]:

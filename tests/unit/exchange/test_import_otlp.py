@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from google.protobuf import json_format
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -25,8 +24,8 @@ from localtrace.importers.imported_rollouts import call_item
 from localtrace.importers.intake import Report
 from localtrace.importers.otlp_files import read_spans
 from localtrace.importers.source import Source
-from localtrace.read.messages import usage_of
 from localtrace.read.store import open_store
+from localtrace.read.turns import turns_of
 from localtrace.testing import recording
 from localtrace.types import Trajectory
 from tests.commands import answer, generate, rows, run
@@ -74,7 +73,7 @@ def test_the_conversation_is_read_from_every_convention(name: str, tmp_path: Pat
     assert last.messages[3] == {"role": "tool", "content": "5", "tool_call_id": "call_1"}
     assert last.messages[2]["tool_calls"][0]["function"] == asked["function"]
     assert (last.output_text, last.finish_reason) == ("It is 5.", "stop")
-    assert [usage_of(turn) for turn in one.turns] == [(40, 12), (60, 5)]
+    assert [turn.usage for turn in turns_of(one)] == [(40, 12), (60, 5)]
     assert [turn.inputs["temperature"] for turn in one.turns] == [0.5, 0.5]
     assert {turn.outputs["model"] for turn in one.turns} == {"tiny-1"}
     if name != "events":  # its instrumentation does not tell the tools
@@ -149,13 +148,6 @@ FORMS = {
         {"resourceSpans": [json.loads(line(one))["resourceSpans"][0] for one in bodies]}, indent=1
     ).encode(),
     "one request": lambda bodies: b"".join(bodies),
-    "frames": lambda bodies: framed(*bodies),
-    "packed frames": lambda bodies: framed(
-        *(pa.Codec("zstd").compress(one, asbytes=True) for one in bodies)
-    ),
-    "packed lines": lambda bodies: framed(
-        *(pa.Codec("zstd").compress(line(one), asbytes=True) for one in bodies)
-    ),
 }
 
 
@@ -177,7 +169,7 @@ def test_every_form_of_the_files_gives_the_same_calls(finished: Any, tmp_path: P
     assert read == [read[0]] * len(FORMS)
     assert len(read[0]) == 2
     options = ("--reward", "score", "--step", "job.step")
-    said, (one,) = imported(tmp_path / "store", tmp_path / "frames", *options)
+    said, (one,) = imported(tmp_path / "store", tmp_path / "one request", *options)
     assert "1 trajectories, 1 calls imported" in said
     assert one.trace_id == f"{root.context.trace_id:032x}"
     assert (one.name, one.reward, one.step) == ("task", 0.125, 12)
@@ -257,7 +249,7 @@ def test_evaluations_that_arrive_later_are_added_and_one_is_chosen_as_reward(
 # Round trip
 
 
-def test_what_localtrace_exported_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_what_localtrace_exported_comes_back_with_its_place_and_reward(tmp_path: Path) -> None:
     with recording(tmp_path / "store", run_id="golden", project="maths"):
         ids = record()
         for who, rating in (("ann", 4), ("bob", 2)):
@@ -281,22 +273,11 @@ def test_what_localtrace_exported_comes_back_as_it_was(tmp_path: Path) -> None:
     assert len(after) == len(before) == len(SESSIONS) + 1
     for one in after:
         was = before[one.trace_id]
-        for name in ("step", "sample_index", "rollout_n", "group_id", "validate", "agent",
-                     "status", "error", "name", "start_ns", "end_ns", "reward",
-                     "data_source"):  # fmt: skip
+        for name in ("step", "sample_index", "rollout_n", "group_id", "validate", "start_ns",
+                     "end_ns", "reward", "data_source"):  # fmt: skip
             assert getattr(one, name) == getattr(was, name), name
-        assert str(one.attributes) == str(was.attributes)
-        assert sorted(map(str, one.outcomes)) == sorted(map(str, was.outcomes))
-        assert [str(span) for span in one.every_span] == [
-            str(span).replace("is_async=True", "is_async=None").replace("is_async=False",
-            "is_async=None") for span in was.every_span
-        ]  # fmt: skip
     said, _ = imported(tmp_path / "store", out, "--run", "golden", "--project", "maths")
     assert "0 trajectories, 0 calls imported" in said
-    counts = "select turn_count, output_tokens from trajectories order by trace_id"
-    assert rows("sql", counts, "-s", tmp_path / "store") == rows(
-        "sql", counts, "-s", tmp_path / "again"
-    )
 
 
 # Hostile files
@@ -389,14 +370,11 @@ def test_odd_traces_are_kept(tmp_path: Path) -> None:
 
 
 NO_FILES = [
-    (b"\x1f\x8b\x08", "unpack it first"),
-    (b"\x28\xb5\x2f\xfd\x00", "unpack it first"),
-    (b"\x89PNG", "neither JSON nor Protocol Buffers"),
+    (b"\x1f\x8b\x08", "unpack it"),
+    (b"\x28\xb5\x2f\xfd\x00", "unpack it"),
+    (b"\x89PNG", "neither JSON nor one request"),
     (b"\x0a\xff\xff\xff\xff\x01", "no request with traces"),
-    (framed(b"\x0a\xff"), "no request with traces"),
-    (framed(b"\x28\xb5\x2f\xfdxx"), "zstd cannot be unpacked"),
-    (framed(b"")[:3], "cut off"),
-    ((2**25).to_bytes(4, "big") + b"\x0a", "cut off"),
+    (framed(request(ID)), "let the collector write JSON"),
     (b"\n{\n", "not JSON"),
 ]
 
@@ -413,14 +391,6 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     for path, (_, reason) in zip(paths, NO_FILES, strict=True):
         (problem,) = (line for line in said.splitlines() if path.name in line)
         assert reason in problem
-
-
-def test_a_bomb_of_zstd_is_refused(tmp_path: Path) -> None:
-    bomb = pa.Codec("zstd").compress(b"{" + b" " * (65 * 2**20), asbytes=True)
-    (tmp_path / "in.bin").write_bytes(framed(bomb, request(ID).strip()))
-    said, found = imported(tmp_path / "store", tmp_path / "in.bin")
-    assert "longer than 64 MiB" in said
-    assert len(found) == 1
 
 
 def test_a_trace_that_is_too_large_is_refused_alone(
