@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +18,12 @@ _WAIT_S = 60.0
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would be merged, and change nothing.")
 @click.option("--grace-hours", type=click.IntRange(0, 24), default=24, show_default=True,
               help="Hours for which replaced files stay, for readers that opened the store before.",
               )  # fmt: skip
 @all_stores_option
 @click.pass_context
-def command(
-    context: click.Context, dry_run: bool, grace_hours: int, store_paths: tuple[Path, ...]
-) -> None:
+def command(context: click.Context, grace_hours: int, store_paths: tuple[Path, ...]) -> None:
     """Merge small files, trim logs, and delete files that were replaced.
 
     Safe beside recording, sealing, reading and uploading. It can be stopped at any time and goes on
@@ -41,27 +37,8 @@ def command(
     for layout in layouts:
         if len(layouts) > 1:
             say(f"{layout.root}:")
-        if dry_run:
-            _say_plan(layout)
-        else:
-            problems += _compact(layout, grace_hours)
+        problems += _compact(layout, grace_hours)
     print_problems(context, problems)
-
-
-def _say_plan(layout: StoreLayout) -> None:
-    from localtrace.cli.sizes import show_size
-    from localtrace.store.compacting.compact import plan
-
-    layout.refuse_bundle()
-    groups = defaultdict(list)
-    for schema, group in plan(layout):
-        groups[schema.name].append(group)
-    for name, merges in groups.items():
-        files = [file for group in merges for file in group]
-        size = show_size(sum(file.size_bytes for file in files))
-        say(f"{name}: would merge {len(files)} files of {size} into {len(merges)}")
-    if not groups:
-        say("nothing to merge")
 
 
 def _compact(layout: StoreLayout, grace_hours: int) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.errors import LocalTraceError
+from localtrace.errors import StoreBusy
 from localtrace.printing import say
-
-if TYPE_CHECKING:
-    from localtrace.store.layout import StoreLayout
 
 
 @click.command()
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
               help="Store that gets the rows; made where there is none.")  # fmt: skip
 @click.option("--ray", "ray_path", metavar="PATH",
               help="Gather from every node of the Ray cluster: the store at this path on its disk, "
-              "with ~ and $VARIABLES of the node.")  # fmt: skip
+              "with ~ and $VARIABLES of the node. All nodes must see STORE.")  # fmt: skip
 @click.pass_context
 def command(
     context: click.Context, folders: tuple[Path, ...], into: Path, ray_path: str | None
@@ -36,33 +33,22 @@ def command(
     """
     from localtrace.cli.progress import print_notes, print_problems, progress_bar
     from localtrace.cli.sizes import show_size
-    from localtrace.cluster.gather import GatherReport, gather
+    from localtrace.cluster.gather import gather
     from localtrace.cluster.ray_nodes import gather_nodes
+    from localtrace.store.compacting.compact import compact
     from localtrace.store.layout import create_layout
 
     if not folders and ray_path is None:
         raise click.UsageError("name the stores to gather from: their folders, or --ray PATH")
-    report = GatherReport()
     layout = create_layout(into)
     with progress_bar("gathering", "B") as progress:
-        gather(folders, layout, report=report, on_progress=progress)
-        if ray_path is not None:
-            gather_nodes(ray_path, layout, report, progress)
+        report = gather(folders, layout, progress)
+    if ray_path is not None:
+        gather_nodes(ray_path, layout, report)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     new = f"{rows} in {show_size(report.size_bytes)}" if rows else "nothing new"
     say(f"gathered {report.stores} of {report.stores + report.failed} stores: {new}")
     print_notes(report.notes)
-    _merge_files(layout)
+    with suppress(StoreBusy):  # another gathering merges the small files that came
+        report.problems += compact(layout, everything=False).problems
     print_problems(context, report.problems)
-
-
-def _merge_files(layout: StoreLayout) -> None:
-    """Merge the small files that came, where that pays: nothing may ever be sealed here."""
-    from localtrace.store.compacting.compact import compact, is_due
-
-    try:
-        if is_due(layout):
-            report = compact(layout, everything=False)
-            say(f"merged {sum(report.merged.values())} small files", err=True)
-    except (LocalTraceError, OSError) as error:
-        say(f"small files stay as they are: {error}", err=True)

@@ -64,9 +64,12 @@ def dataset(
     if not len(trace_ids):
         return ray.data.from_arrow(flat_schema(rows).empty_table())
     starts = range(0, len(trace_ids), _TASK_TRAJECTORIES)
-    tasks = [trace_ids[start : start + _TASK_TRAJECTORIES] for start in starts]
-    found: Dataset = ray.data.read_datasource(_source(paths, rows, tasks))
-    return found
+    tasks = [pa.table({"id": trace_ids.slice(start, _TASK_TRAJECTORIES)}) for start in starts]
+    read = partial(_read, paths, uuid.uuid4().hex, rows)
+    made: Dataset = ray.data.from_arrow(tasks).map_batches(
+        read, batch_size=None, batch_format="pyarrow"
+    )
+    return made
 
 
 def _chosen(store: Store, filters: Filters) -> pa.Array:
@@ -95,30 +98,11 @@ def _sealed(store: Store, trace_ids: pa.Array) -> pa.Array:
     return sealed
 
 
-def _source(paths: tuple[str, ...], rows: str, tasks: list[pa.Array]) -> Any:
-    from ray.data import Datasource, ReadTask
-    from ray.data.block import BlockMetadata
-
-    identity = uuid.uuid4().hex
-
-    class _Trajectories(Datasource):
-        def get_name(self) -> str:
-            return "localtrace"
-
-        def estimate_inmemory_data_size(self) -> int | None:
-            return None
-
-        def get_read_tasks(self, parallelism: int, *args: Any, **kwargs: Any) -> list[ReadTask]:
-            unknown = BlockMetadata(None, None, None, None)
-            return [ReadTask(partial(_read, paths, identity, rows, ids), unknown) for ids in tasks]
-
-    return _Trajectories()  # type: ignore[no-untyped-call]
-
-
-def _read(paths: tuple[str, ...], identity: str, rows: str, ids: pa.Array) -> Iterator[pa.Table]:
+def _read(paths: tuple[str, ...], identity: str, rows: str, task: pa.Table) -> Iterator[pa.Table]:
     store = _store(paths, identity)
     batches: list[pa.RecordBatch] = []
-    for trajectory in store.read((one.hex() for one in ids.to_pylist()), batch_size=_BATCH):
+    ids = (trace_id.hex() for trace_id in task["id"].to_pylist())
+    for trajectory in store.read(ids, batch_size=_BATCH):
         batches += flat_rows(rows, trajectory)
         if len(batches) >= _BATCH:
             yield pa.Table.from_batches(batches)

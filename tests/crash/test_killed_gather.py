@@ -20,12 +20,11 @@ from tests.crash.processes import wait_until
 from tests.gathered import merge, newest, record, recorded
 
 STEPS = (
-    "localtrace.cluster.staging.put_file",
-    "localtrace.cluster.staging.file_name",
-    "localtrace.cluster.staging.sync_with_folders",
-    "localtrace.cluster.staging.Staging.clear",
-    "localtrace.cluster.staging.Staging.remember",
+    "localtrace.cluster.gather.put_file",
+    "localtrace.cluster.gather.file_name",
+    "localtrace.cluster.gather.sync_with_folders",
     "localtrace.cluster.gather.commit_gathered",
+    "shutil.rmtree",
     "localtrace.store.tables.gathered_rows.sync_log",
     "localtrace.store.gathered.put_file",
     "deltalake.DeltaTable.create_write_transaction",

@@ -178,7 +178,7 @@ def test_names_of_tokenizers_and_receipts_cannot_lead_anywhere(good: Path, tmp_p
     (bad / "receipts" / "20260101T000000Z-2.json").symlink_to("/etc/passwd")
     into = create_layout(tmp_path / "all")
     report = gather([bad], into)
-    assert len(report.problems) == 3
+    assert len(report.problems) == 4
     assert [path for path in into.root.glob("receipts/*") if path.is_file()] == []
     assert [path for path in into.root.glob("tokenizers/**/*") if path.is_file()] == []
     assert contents(into.root) == contents(good)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import localtrace
 from localtrace.cli import main
-from localtrace.cluster import dataset, staging
+from localtrace.cluster import dataset
 from localtrace.cluster.gather import GatherReport, gather
 from localtrace.cluster.ray_nodes import gather_nodes
-from localtrace.errors import QueryError, StoreError
+from localtrace.errors import QueryError
 from localtrace.read.store import open_store
-from localtrace.store.layout import create_layout, open_layout
+from localtrace.store.files import locked
+from localtrace.store.layout import create_layout, open_layout, read_meta
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from tests.crash.found import contents
@@ -78,7 +80,7 @@ def gathered(into: Path) -> GatherReport:
 
 
 def test_nodes_that_train_are_gathered_once_and_a_dead_one_costs_what_its_disk_holds(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, tmp_path: Path
 ) -> None:
     into = tmp_path / "all"
     trainers = [nodes.trainer(name) for name in nodes.disks]
@@ -89,25 +91,21 @@ def test_nodes_that_train_are_gathered_once_and_a_dead_one_costs_what_its_disk_h
     assert (first.stores, first.problems) == (3, [])
     assert first.rows["trajectories"] >= 3
 
-    fetch, dying = staging.Staging.fetch, "machine-2"
-    killed: list[str] = []
-
-    def killing(self: staging.Staging, schema: Any, file: Any, tell: Any) -> None:
-        if schema.name == "spans" and f"({dying})" in self._source.place and not killed:
-            killed.append(dying)
-            nodes.kill(dying)
-            with contextlib.suppress(StoreError):
-                while True:  # its processes outlive it for a moment
-                    self._source.waiting()
-        fetch(self, schema, file, tell)
-
-    monkeypatch.setattr(staging.Staging, "fetch", killing)
     ray.get([one.trajectories.remote(3) for one in trainers])
-    second = gathered(into)
+    # Its node ends in the middle of a gathering: at the latest, while it waits for this lock.
+    lost_id = read_meta(open_layout(nodes.disks["machine-2"])).store_id
+    (staging,) = [
+        folder
+        for folder in (into / "gathering").iterdir()
+        if folder.name == hashlib.sha256(lost_id.encode()).hexdigest()[:32]
+    ]
+    with locked(staging / ".lock"):
+        end = threading.Timer(2.0, nodes.kill, ["machine-2"])
+        end.start()
+        second = gathered(into)
     assert second.stores == 2
-    assert len(second.problems) == 1
-    assert re.search(r"\(machine-2\).*: gather again", second.problems[0])
-    monkeypatch.undo()
+    (problem,) = second.problems
+    assert re.search(r"\(machine-2\).*: gather again", problem)
 
     alive = trainers[:2]
     ray.get([one.stop.remote() for one in alive])

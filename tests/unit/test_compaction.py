@@ -19,7 +19,7 @@ from localtrace.errors import StoreError
 from localtrace.maintain.verify import verify
 from localtrace.read.store import open_store
 from localtrace.schema import METRICS, SPANS, TableSchema
-from localtrace.store.compacting.compact import compact, plan
+from localtrace.store.compacting.compact import compact
 from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables import delta, log
@@ -225,15 +225,11 @@ def test_a_query_that_meets_a_bad_file_names_the_check(layout: StoreLayout, dama
 # -- the command and the sealer ------------------------------------------------------------
 
 
-def test_the_command_says_what_it_would_do_and_what_it_did(layout: StoreLayout) -> None:
+def test_the_command_says_what_it_did(layout: StoreLayout) -> None:
     for number in range(3):
         add(layout, number)
-    ask = CliRunner().invoke(main, ["compact", "--dry-run", "-s", str(layout.root)])
-    assert re.match("spans: .* 3 files ", ask.output)
-    assert len(files(layout)) == 3
     done = CliRunner().invoke(main, ["compact", "-s", str(layout.root)])
     assert done.exit_code == 0, done.output
     assert re.search("^spans: .* 3 files into 1$", done.output, re.MULTILINE)
-    assert plan(layout) == []
-    again = CliRunner().invoke(main, ["compact", "--dry-run", "-s", str(layout.root)])
-    assert (again.exit_code, "files" in again.output) == (0, False)
+    again = CliRunner().invoke(main, ["compact", "-s", str(layout.root)])
+    assert (again.exit_code, "spans" in again.output) == (0, False)

@@ -46,33 +46,16 @@ class CompactReport:
     problems: list[str] = field(default_factory=list)
 
 
-def plan(layout: StoreLayout, everything: bool = True) -> list[tuple[TableSchema, Group]]:
-    """Return the groups of files that would be merged now.
-
-    Args:
-        layout: the store.
-        everything: all small files, and not only those where merging pays.
-
-    Raises:
-        StoreError: a table cannot be opened.
-    """
-    return [
-        (schema, group)
-        for schema in TABLES.values()
-        for group in choose(schema, committed_files(open_table(layout, schema)), everything)
-    ]
-
-
 def is_due(layout: StoreLayout) -> bool:
     """Tell whether upkeep would pay now.
 
     Raises:
         StoreError: a table cannot be opened.
     """
-    return (
-        any(len(log_names(layout, schema, ENTRY)) > ENTRIES_MAX for schema in TABLES.values())
-        or is_fold_due(layout)
-        or bool(plan(layout, everything=False))
+    return is_fold_due(layout) or any(
+        len(log_names(layout, schema, ENTRY)) > ENTRIES_MAX
+        or choose(schema, committed_files(open_table(layout, schema)), everything=False)
+        for schema in TABLES.values()
     )
 
 

@@ -43,6 +43,10 @@ RowRanges: TypeAlias = dict[str, tuple[int, int]]
 """The lowest and the highest `writer_seq` of each writer's rows, by writer id."""
 
 
+class Overtaken(StoreError):
+    """Another process committed rows of the same writers first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """The rows of one writer that a table holds: those up to some number."""
@@ -136,7 +140,7 @@ def commit_gathered(
     files: Sequence[WrittenFile],
     before: Mapping[str, Held],
     after: Mapping[str, Held],
-) -> bool:
+) -> None:
     """Commit files with rows of other stores, and sync the new log entry.
 
     Args:
@@ -144,10 +148,8 @@ def commit_gathered(
         before: how far the table held the rows of each writer when the new ones were chosen.
         after: how far it holds them with the files.
 
-    Returns:
-        False if it holds other rows of these writers meanwhile; then nothing was changed.
-
     Raises:
+        Overtaken: it holds other rows of these writers meanwhile; then nothing was changed.
         StoreError: the table cannot be written.
     """
     table = made_table(layout, schema)
@@ -156,7 +158,7 @@ def commit_gathered(
         if committed_number(table, now[0]) != held.journal or (
             committed_number(table, now[1]) > held.row
         ):
-            return False
+            raise Overtaken(writer_id)
     transactions = [
         Transaction(application, number)
         for writer_id, held in after.items()
@@ -172,9 +174,8 @@ def commit_gathered(
         there = {file.path for file in committed_files(open_table(layout, schema))}
         if {file.path for file in files}.isdisjoint(there):
             if isinstance(error, CommitFailedError):
-                return False  # another commit of these writers came first
+                raise Overtaken(str(error)) from error
             raise StoreError(
                 f"cannot commit to table {schema.name} ({error}): nothing is lost; gather again"
             ) from error
     sync_log(layout, schema)
-    return True
