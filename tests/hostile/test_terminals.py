@@ -167,7 +167,7 @@ def command_lines(store: Path, folder: Path) -> list[list[str]]:
         ["import", "verifiers", str(folder / odd), "-s", imported], ["seal", *at], ["verify", *at],
         ["import", "otlp", str(dumps), "-s", imported, "--step", odd],
         ["gather", "--into", str(folder / f"all {ODD}"), str(store)],
-        ["compact", *at, "--dry-run"], ["compact", *at], ["prune", *at, "--keep", odd],
+        ["compact", *at], ["prune", *at, "--keep", odd],
         ["prune", *at, "--keep-every", "1000", "--yes"], ["view", "-s", str(folder / odd)],
         ["recover", *at], ["doctor"], ["doctor", "--format", "json"], ["completion", "bash"],
         ["--help"], ["fail", ODD],
