@@ -6,6 +6,17 @@ they can cross process borders in Ray or multiprocessing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the message about a name that is none of those known."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known := list(known), 1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"unknown {what} {name!r}. {hint}Known: {', '.join(known)}"
+
 
 class LocalTraceError(Exception):
     """The base of every error that localtrace raises on purpose."""
@@ -86,7 +97,3 @@ class MissingDependency(LocalTraceError, ImportError):
     def for_extra(cls, package: str, extra: str) -> MissingDependency:
         """Build the error that names the package and the command that installs it."""
         return cls(f'{package} is not installed: run  pip install "localtrace[{extra}]"')
-
-
-class NamesakeWarning(UserWarning):
-    """A filter names a detector, and rollouts set an attribute of the same name."""

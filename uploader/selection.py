@@ -157,7 +157,6 @@ def choose(store: Store, chosen: Chosen) -> Choice:
         QueryError: the filters or the SQL cannot be run, or the SQL has no column `trace_id`.
     """
     selection = Selection.of(chosen)
-    store.warn_of_namesakes(selection.filters)
     ids = _named(store, selection)
     condition, params = selection.filters.where_clause()
     view = selection.filters.relation(with_superseded=True)

@@ -7,13 +7,11 @@ items failed, 2 wrong usage.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import warnings
 from collections.abc import Sequence
 from traceback import format_exception
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, Any
 
 import click
 
@@ -21,7 +19,6 @@ from localtrace import __version__
 from localtrace.errors import (
     ConfigError,
     LocalTraceError,
-    NamesakeWarning,
     QueryCrashed,
     QueryError,
     StoreNotFound,
@@ -29,14 +26,10 @@ from localtrace.errors import (
 from localtrace.printing import make_safe, say, say_text
 from localtrace.terminal import lost_its_reader, write_any_text
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 _SECTIONS = {
     "Get started": {
         "demo": "Train a tiny agent, record it, query it, upload it.",
         "doctor": "Check the settings, and whether a job here would be recorded.",
-        "completion": "Print a script for completion with the TAB key.",
     },
     "Look at rollouts": {
         "view": "Show rollouts in a browser.",
@@ -80,30 +73,11 @@ _GOING_ON = frozenset({"upload", "import", "seal", "compact", "gather", "prune",
 _MODULES = {"import": "import_"}
 """Module names of commands that are named by a keyword of Python."""
 
-COMPLETE_VARIABLE = "_LOCALTRACE_COMPLETE"
-"""The variable that a shell sets when it asks for completions."""
-
 _USAGE_ERRORS = (ConfigError, QueryError, StoreNotFound)
 
 
 is_program = False
 """Whether this process is the command line's own, and not a test or a program that calls one."""
-
-_show_as_python = warnings.showwarning
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    if issubclass(category, NamesakeWarning):
-        say(f"note: {message}", err=True)
-    else:
-        _show_as_python(message, category, filename, lineno, file, line)
 
 
 def _show_failure(
@@ -140,24 +114,10 @@ class _Commands(click.Group):
         if args is None:  # the program itself, not a test
             global is_program
             is_program = True
-        if COMPLETE_VARIABLE in os.environ:
-            importlib.import_module(
-                "localtrace.cli.completion"
-            )  # extends click's completion for bash
         sys.stdout, sys.stderr = make_safe(sys.stdout), make_safe(sys.stderr)
         write_any_text(sys.stdout, sys.stderr)
         sys.excepthook = _show_failure
-        warnings.showwarning = _show_warning
-        warnings.simplefilter("always", NamesakeWarning)
         return super().main(args, *more, **options)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # click itself would import every command to complete their names.
-        from click.shell_completion import CompletionItem
-
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=COMMANDS[name]) for name in names]
-        return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))

@@ -7,13 +7,18 @@ from shutil import get_terminal_size
 
 import click
 
-from localtrace.cli.completing import complete_view
 from localtrace.cli.options import format_option
 from localtrace.printing import say_text
 
 
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from localtrace.read.view_columns import views
+
+    return [name for name in views() if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("view", required=False, shell_complete=complete_view)
+@click.argument("view", required=False, shell_complete=_complete)
 @format_option
 def command(view: str | None, form: str) -> None:
     """Show the SQL views, or the columns of one VIEW with types and meanings.

@@ -47,9 +47,7 @@ def command(context: click.Context, address: str | None, form: str) -> None:
     from localtrace.trainer_hooks import examination
     from localtrace.trainer_hooks.verl.doctor import examine_nodes
 
-    found = (
-        [*examination.examine(), *_sql(), *_upkeep()] if address is None else examine_nodes(address)
-    )
+    found = [*examination.examine(), *_upkeep()] if address is None else examine_nodes(address)
     if form == "json":
         text = msgspec.json.format(msgspec.json.encode([asdict(one) for one in found])).decode()
         say_text(text)
@@ -57,17 +55,6 @@ def command(context: click.Context, address: str | None, form: str) -> None:
         _print(found)
     if any(one.state == "problem" for one in found):
         context.exit(1)
-
-
-def _sql() -> list[Finding]:
-    """Return a note where nothing but DuckDB keeps SQL from changing files."""
-    from localtrace.read.landlock import landlock_version
-    from localtrace.trainer_hooks.findings import Finding
-
-    if landlock_version() > 0:
-        return []
-    text = "this machine has no Landlock: SQL is kept from files by its check and by DuckDB alone"
-    return [Finding("sql", "note", text, "ask stores of others on Linux 5.13 or later")]
 
 
 def _upkeep() -> list[Finding]:

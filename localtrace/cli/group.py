@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localtrace.cli.completing import complete_filter
-from localtrace.cli.options import FILTERS_HELP, format_option, store_option
+from localtrace.cli.options import FILTERS_HELP, complete_filter, format_option, store_option
 from localtrace.errors import QueryError
 from localtrace.printing import say, say_text
 

@@ -109,7 +109,6 @@ def command(
     fits = columns is None and is_for_terminal(form)
     names = columns or (_ON_TERMINAL if fits else _ELSEWHERE)
     with open_store(*store_paths) as store:
-        store.warn_of_namesakes(filters)
         rows, total = _listed(store, filters, limit, sort, names)
         texts = _added(store, rows, names)
         if is_for_terminal(form) and "prompt" in texts:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from localtrace.printing import say
+from localtrace.read.filter_registry import FILTERS
 
 if TYPE_CHECKING:
     from localtrace.read.filters import Filters
     from localtrace.read.store import Store
 
 _SHOWN_MAX = 6
-_UNCOUNTED = frozenset({"contains", "where"})
-"""Filters whose possible values cannot be listed."""
 
 
 def say_nothing_matches(store: Store, filters: Filters) -> None:
@@ -29,29 +28,24 @@ def why_nothing(store: Store, filters: Filters) -> str:
         return f"{', '.join(map(str, store.paths))} {hold} no trajectory yet"
     for key, alone in filters.by_key().items():
         condition, params = alone.where_clause()
-        found = store.own_sql(
-            f"select 1 from trajectories where {condition} limit 1", params, alone
-        )
-        if not found.to_dicts():
+        sql = f"select 1 from trajectories where {condition} limit 1"
+        if not len(store.own_sql(sql, params, alone)):
             wanted = next(map(str, alone.terms[0].values), "")
-            values = "" if key in _UNCOUNTED else _values(store, key, wanted)
+            values = "" if FILTERS[key].is_literal else _values(store, key, wanted)
             filter_text = " ".join(str(alone).split())
             is_name = filter_text == f"run={wanted}"
             lacks = f"no run matches {wanted}" if is_name else f"nothing has {filter_text}"
             return f"{lacks}{values}{_pruned(store, key)}"
-    together = (
-        ""
-        if len(filters.by_key()) < 2
-        else "each filter matches something alone; no trajectory matches all; "
-    )
+    together = "each filter matches something alone; no trajectory matches all; "
+    together *= len(filters.by_key()) > 1
     return f"{together}there are {', '.join(runs[:_SHOWN_MAX])}{_more(runs)}"
 
 
 def _pruned(store: Store, key: str) -> str:
     """Return a remark where a filter looks into calls and some were pruned."""
-    from localtrace.read.filters import OTHER_VIEWS, Filters
+    from localtrace.read.filters import Filters
 
-    if OTHER_VIEWS.get(key) not in ("spans", "detectors"):
+    if FILTERS[key].view not in ("spans", "stored.spans", "detectors"):
         return ""
     every = Filters().relation(with_superseded=True)
     counted = f"select count(spans_pruned) as n from {every}"
@@ -75,10 +69,8 @@ def _steps(row: dict[str, Any]) -> str:
 
 
 def _values(store: Store, key: str, wanted: str) -> str:
-    from localtrace.read.filters import COLUMNS, NUMERIC, OTHER_VIEWS
-
-    column, view = COLUMNS[key], OTHER_VIEWS.get(key, "trajectories")
-    if key in NUMERIC:
+    column, view = FILTERS[key].column, FILTERS[key].view
+    if FILTERS[key].is_number:
         extremes = (
             f"select min(finite({column})) as low, max(finite({column})) as high, "
             f"count(*) filter (not isfinite({column})) as odd from {view}"
@@ -92,7 +84,7 @@ def _values(store: Store, key: str, wanted: str) -> str:
         "group by all order by n desc, value"
     ).to_dicts()
     known = [row["value"] for row in rows]
-    close = difflib.get_close_matches(wanted, known, 1)
+    close = get_close_matches(wanted, known, 1)
     hint = f"Did you mean {close[0]}? " if close else ""
     listed = ", ".join(known[:_SHOWN_MAX]) + _more(known)
     noun = "Runs" if key == "run" else "Values"

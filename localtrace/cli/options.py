@@ -5,19 +5,32 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localtrace.cli.completing import complete_filter
-from localtrace.errors import BundleError, ConfigError, QueryError
+from localtrace.errors import BundleError, ConfigError
+from localtrace.read.filter_registry import FILTERS
 
 if TYPE_CHECKING:
     from localtrace.read.filters import Filters
 
-_PARAM = re.compile(r"(\w+)\s*(<=|>=|=|<|>)(.*)", re.DOTALL)
+FILTERS_HELP = "\n".join(
+    [
+        "\b",
+        "Filters, all of which must hold, are written key=value or key!=value:",
+        *(f"  {key:13}{entry.form:11}{entry.about}" for key, entry in FILTERS.items()),
+        "Numbers: step=3, a range step=3..10, a comparison 'step<5', any of several",
+        "step=3,5; reward=not_finite finds NaN and infinity, which match no number.",
+        "Commas separate several texts too where it says so: status=ok,error",
+    ]
+)
+_PLAIN = re.compile(r"[\w.:@%+/-]+")
+"""Runs that are offered to a shell: an id is recorded text, and a shell splits and expands it."""
+_RUN_FILES_MAX = 32
+"""The newest files of the table `runs` that completion reads."""
 
 
 class _StorePath(click.Path):
@@ -37,9 +50,9 @@ def _read_apart(
     from localtrace import cli
 
     if cli.is_program:
-        from localtrace.read.children import use_children
+        from localtrace.read.sandbox import use_sandbox
 
-        use_children()
+        use_sandbox()
     return paths
 
 
@@ -132,13 +145,43 @@ format_option = click.option(
 
 
 def _parsed(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Filters:
-    from localtrace.read.children import children
     from localtrace.read.filters import Filters
 
-    filters = Filters.parse(texts)
-    if filters.has_sql and (apart := children()):
-        apart.start()  # while this process opens the store
-    return filters
+    return Filters.parse(texts)
+
+
+def complete_filter(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Complete a filter: its key, or its value where the values are few."""
+    key, equals, _ = incomplete.partition("=")
+    offers = [f"{name}=" for name in FILTERS]
+    if equals and key == "run":
+        offers = [f"run={run_id}" for run_id in _run_ids(context)]
+    elif equals and key in FILTERS:
+        entry = FILTERS[key]
+        values = ("true", "false") if entry.kind == "flag" else entry.values
+        offers = [f"{key}={value}" for value in values]
+    return [offer for offer in offers if offer.startswith(incomplete)]
+
+
+def _run_ids(context: click.Context) -> list[str]:
+    """Return ids of sealed runs, those in the newest files first."""
+    import pyarrow.parquet as pq
+
+    from localtrace.errors import LocalTraceError
+    from localtrace.schema import RUNS
+    from localtrace.store.sources import find_stores
+
+    try:
+        layouts = find_stores(context.params.get("store_paths") or ["localtrace"])
+    except LocalTraceError:
+        return []  # no place for a message
+    paths = [path for layout in layouts for path in layout.table(RUNS.name).glob("*.parquet")]
+    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    columns = [pq.read_table(path, columns=["run_id"])["run_id"] for path in paths[:_RUN_FILES_MAX]]
+    run_ids = dict.fromkeys(run_id for column in columns for run_id in column.to_pylist())
+    return list(filter(_PLAIN.fullmatch, run_ids))
 
 
 filters_argument = click.argument(
@@ -149,42 +192,3 @@ filters_argument = click.argument(
     shell_complete=complete_filter,
 )
 """The argument `filters`, passed as `Filters`; its commands have FILTERS_HELP as epilog."""
-
-
-def parse_params(texts: Iterable[str]) -> dict[str, str]:
-    """Read a named query's parameters from texts such as `run=RUN_ID`, `step=3..10` or `step<5`.
-
-    Raises:
-        QueryError: a text is not a parameter, or is a comparison of one that is no filter.
-    """
-    from localtrace.read.counted import FILTERS
-    from localtrace.read.terms import refuse_second_sign
-
-    params = {}
-    for text in texts:
-        match = _PARAM.fullmatch(text)
-        if match is None or (match[2] != "=" and match[1] not in FILTERS):
-            raise QueryError(f"{text!r} is not a parameter: write key=value, such as run=RUN_ID")
-        if match[2] == "=" and match[1] in FILTERS:
-            refuse_second_sign(match[1], match[3])
-        params[match[1]] = match[3] if match[2] == "=" else match[2] + match[3]
-    return params
-
-
-FILTERS_HELP = """
-\b
-Filters are written key=value or key!=value. All of them must hold:
-  run project experiment group agent data_source fate status op
-  sample_index prompt_hash tag labelled_by
-              an exact value: status=error; run= also takes a run's name,
-              a beginning of its id, and latest for the newest run
-  attempt step rollout_n reward tool_errors repetition rating
-              a number, a range or a comparison: step=3..10 'reward<0.1';
-              reward=not_finite is NaN or infinite, and matches no number
-  validate truncated empty duplicate labelled
-              true or false
-  contains    text inside prompts, outputs, messages, arguments or results
-  where       any SQL condition, such as 'where=turn_count > 2'
-A comma means "any of" for numbers, status, fate, prompt_hash, tag and
-sample_index: step=3,5 sample_index=1,2
-"""

@@ -146,7 +146,6 @@ def _choose(layout: StoreLayout, retention: Retention, filters: Filters, form: s
     from localtrace.maintain.prunable import CHOOSING_LIMITS, choose
 
     with open_with_bar([layout.root], CHOOSING_LIMITS.timeout_s) as store:
-        store.warn_of_namesakes(filters)
         choice = choose(store, layout, retention, filters)
     if choice.groups or form != "table":
         print_table(choice.by_step(), form)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localtrace.cli.options import FILTERS_HELP, parse_params
+from localtrace.cli.options import FILTERS_HELP, complete_filter
 
 if TYPE_CHECKING:
     from localtrace.uploader.selection import Selection
@@ -39,7 +39,9 @@ class _GivenFile(click.File):
 
 
 _OPTIONS = (
-    click.argument("filters", nargs=-1, metavar="[FILTER]..."),
+    click.argument(
+        "filters", nargs=-1, metavar="[FILTER]...", shell_complete=complete_filter
+    ),
     click.option("--run", help="Trajectories of this run."),
     click.option("--query", help="Trajectories of a named query that has a column trace_id."),
     click.option(
@@ -114,7 +116,8 @@ def _selection(
 
     bound: dict[str, Any] = {}
     if query:
-        sql, bound = find_query(query, ()).select(parse_params(params))
+        found = find_query(query, ())
+        sql, bound = found.select(*found.parse(params))
     return Selection(
         filters=Filters.parse([*filters, *([f"run={run}"] if run else [])]),
         sql=sql,

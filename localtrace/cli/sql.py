@@ -23,11 +23,7 @@ def command(sql: str, store_paths: tuple[Path, ...], form: str, timeout_s: float
     FROM whole_messages('TRACE_ID') give the whole prompts and messages of one trajectory.
     """
     from localtrace.cli.output import print_table
-    from localtrace.read.children import children
 
-    if apart := children():
-        apart.run_all = True
-        apart.start()
     with open_with_bar(store_paths, timeout_s) as store:
         rows = store.sql(sql).to_arrow()
     print_table(rows, form)

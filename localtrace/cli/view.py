@@ -48,7 +48,7 @@ def command(
             f"--host {host} would show every rollout to other machines: keep 127.0.0.1 and forward "
             f"the port (ssh -L {_PORT}:127.0.0.1:{_PORT} {socket.gethostname()}), or add --expose"
         )
-    from localtrace.read.children import children, use_children
+    from localtrace.read import sandbox
     from localtrace.read.store import open_store
 
     def ready(address: str) -> None:
@@ -62,8 +62,8 @@ def command(
                 "others on the network may read along.", err=True)  # fmt: skip
         say("Ctrl-C ends the viewer.", err=True)
 
-    if children():
-        use_children(_SQL_AT_ONCE)
+    if sandbox.sandbox:
+        sandbox.use_sandbox(_SQL_AT_ONCE)
     with open_store(*store_paths, timeout_s=timeout_s) as store:
         say(repr(store).strip("<>"), err=True)
         with suppress(KeyboardInterrupt):

@@ -1,20 +1,17 @@
 """The rows that named queries look at: those of training in the newest attempts, unless asked.
 
 A query names the views. Put before its text, relations of the same names hold the rows that count
-and that the filters which every query takes leave. `main.trajectories` is still the whole view.
+and that the filters leave. `main.trajectories` is still the whole view.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from localtrace.read.filters import Filters
 from localtrace.read.views import select_of
 
-FILTERS = ("run", "project", "experiment", "attempt", "step", "validate")
-"""The filters that every named query takes."""
 _TRAINING = "(validate is not true and fate is distinct from 'baseline')"
 _LEFT_OUT = "(superseded or validate or fate = 'baseline')"
 _LINKED = (
@@ -28,19 +25,16 @@ _BEGINNING = re.compile(r"(?:\s|--[^\n]*\n)*(with\s+(?:recursive\s+)?)?", re.IGN
 _NAME = re.compile(r"\w+")
 
 
-def over_counted(sql: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def over_counted(sql: str, filters: Filters) -> tuple[str, dict[str, Any]]:
     """Return a SELECT over the rows that count, and the values of the parameters that this adds.
 
     Args:
         sql: one SELECT over the views.
-        values: the values of some of `FILTERS`, as `Filters` takes them; others are ignored.
-
-    Raises:
-        QueryError: a value is of another type.
+        filters: the rows that it looks at; validation rollouts only with `validate=true`.
     """
-    terms = Filters(validate=values.get("validate")).terms
-    validate = any(term.value is (term.operator == "=") for term in terms)
-    filters = Filters(**{name: values.get(name) for name in FILTERS if name != "validate"})
+    flags = [term for term in filters.terms if term.key == "validate"]
+    validate = any((True in term.values) == (term.operator == "=") for term in flags)
+    filters = Filters.of(term for term in filters.terms if term.key != "validate")
     named = {"trajectories", *_NAME.findall(sql.lower())}
     named |= {one for view in _BUILT if view in named for one in _NAME.findall(select_of(view))}
     made = ",\n".join(
@@ -67,11 +61,11 @@ def _relations(filters: Filters, validate: bool) -> dict[str, str]:
     counted = "trace_id in (select trace_id from trajectories)"
     left_out = f"select trace_id from stored.judged where {chosen} and {_LEFT_OUT}"
     for view in _LINKED:
-        direct = filters.direct_clause(view)
+        shared = filters.shared_clause(view)
         # Few are left out. Calls whose trajectory is unknown count, unless a filter asks of it.
-        is_plain = direct == chosen and not validate
+        is_plain = shared == chosen and not validate
         which = f"coalesce(trace_id, '') not in ({left_out})" if is_plain else counted
-        relations[view] = f"from main.{view} where {direct} and {which}"
+        relations[view] = f"from main.{view} where {shared} and {which}"
     for view in _OF_RUNS:
-        relations[view] = f"from main.{view} where {filters.direct_clause(view)}"
+        relations[view] = f"from main.{view} where {filters.shared_clause(view)}"
     return relations | {view: select_of(view) for view in _BUILT}

@@ -1,36 +1,46 @@
 """Filters, the same for every way of reading: `step=3..10`, `reward<0.1`, `contains=text`.
 
 A filter is a keyword argument in Python and the text `key=value` elsewhere; both become the same
-parameterised condition. All filters must hold; on the command line a key may be repeated. Null, NaN
-and the infinities match no comparison, not even `!=`; `reward=not_finite` finds the latter three.
+parameterised condition. All filters must hold; in text a key may be repeated. Null, NaN and the
+infinities match no comparison, not even `!=`; `reward=not_finite` finds the latter three.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypeAlias, Unpack
+from uuid import UUID
 
 import msgspec
 
-from localtrace.read.sql_errors import WHERE_MARK
-from localtrace.read.terms import (
-    KEYS,
-    NOT_FINITE,
-    NUMERIC,
-    REAL,
-    Scalar,
-    Term,
-    is_filter,
-    parse,
-    terms,
-)
-
-__all__ = ["COLUMNS", "KEYS", "LATEST", "NUMERIC", "OTHER_VIEWS", "Filters", "RunName",
-           "is_filter", "newest_run"]  # fmt: skip
+from localtrace.errors import QueryError, unknown
+from localtrace.read.filter_registry import FILTERS, Filter, FilterValues
 
 LATEST = "latest"
 """The value of the filter `run` that means the run that started last."""
+NOT_FINITE = "not_finite"
+"""The value of a filter on numbers that means NaN and both infinities."""
+Scalar: TypeAlias = str | int | float | bool
+
+_SIGNS = "<=|>=|!=|=|<|>"
+_TERM = re.compile(rf"\s*(\w+)\s*({_SIGNS})(.*)", re.DOTALL)
+_COMPARISON = re.compile(rf"\s*({_SIGNS})\s*(.*?)\s*", re.DOTALL)
+_WHOLE_NUMBERS = re.compile(r"\d+(,\d+)+")
+_SHOWN_MAX = 10
+_TEXTS = ("said(output_text, output_message)", "prompt_text")
+_JSON_COLUMNS = ("messages", "inputs", "outputs")
+_LATE_COLUMNS = frozenset({"reward", "advantage", "fate", "fate_reason", "trained_step"})
+"""Columns of `trajectories` that are made from outcomes."""
+_LINKS = {"runs": ("run_id", "attempt")}
+"""Columns that link a view to `trajectories`, where it is not by the trace id."""
+_PRUNED = ("spans", "tokens", "detectors")
+"""Views whose files are skipped if a condition on them repeats what holds for a trajectory."""
 
 
 class RunName(str):
@@ -40,86 +50,27 @@ class RunName(str):
     """
 
 
-COLUMNS = {key: key for key in KEYS} | {
-    "run": "run_id", "group": "group_id", "labelled_by": "who",
-}  # fmt: skip
-"""The column that each filter is about."""
-_DETECTORS = ("truncated", "empty", "duplicate", "tool_errors", "repetition")
-_LABELS = ("tag", "rating", "labelled", "labelled_by")
-OTHER_VIEWS = (
-    {"op": "spans", "contains": "spans"}
-    | dict.fromkeys(_DETECTORS, "detectors")
-    | dict.fromkeys(_LABELS, "labels")
-)
-"""The view that has this column, for filters whose column `trajectories` lacks."""
-_SPAN_KEYS = frozenset(
-    {"run", "project", "experiment", "attempt", "step", "sample_index", "rollout_n"}
-)
-_DIRECT = {
-    "trajectories": frozenset(KEYS) - OTHER_VIEWS.keys(),
-    "spans": _SPAN_KEYS | {"op", "status", "contains", "where"},
-    "tokens": _SPAN_KEYS | {"where"},
-    "outcomes": frozenset({"run", "project", "experiment", "where"}),
-    "runs": frozenset({"run", "project", "experiment", "attempt", "where"}),
-    "turns": _SPAN_KEYS,
-    "engine_calls": _SPAN_KEYS - {"sample_index", "rollout_n"},
-    "messages": frozenset({"run", "project", "experiment", "step"}),
-    "detectors": frozenset({"run", "project", "experiment", "step", "validate"}),
-    "labels": frozenset({"run", "project", "experiment"}),
-    "metrics": _SPAN_KEYS - {"sample_index", "rollout_n"},
-}
-"""By view, the filters that its own columns answer; the other filters ask `trajectories`."""
-_LATE_KEYS = frozenset({"reward", "fate"})
-"""Filters that need outcomes, which are joined with trajectories."""
-_LATE_COLUMNS = frozenset({"reward", "advantage", "fate", "fate_reason", "trained_step"})
-"""Columns of `trajectories` that are made from outcomes."""
-_LINKS = dict.fromkeys(("spans", "tokens", "outcomes"), "trace_id") | {"runs": "run_id, attempt"}
-_SHARED = {
-    "spans": _SPAN_KEYS,
-    "stored.spans": _SPAN_KEYS,
-    "tokens": _SPAN_KEYS,
-    "runs": frozenset({"run", "attempt"}),
-    # Only keys that a whole group shares: a duplicate is found by looking at its whole group.
-    "detectors": frozenset({"run", "project", "experiment", "step"}),
-}
-"""By view, the filters that a row meets exactly if its trajectory does.
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition: a filter's key, an operator (=, !=, <, <=, > or >=) and values.
 
-The condition names them for both, so that DuckDB skips the files of other steps.
-"""
+    Any of the values may be equal with =, and none with !=.
+    """
 
-_TEXTS = ("said(output_text, output_message)", "prompt_text")
-_JSON_COLUMNS = ("messages", "inputs", "outputs")
+    key: str
+    operator: str
+    values: tuple[Scalar, ...]
+
+    def __str__(self) -> str:
+        """Return the condition as on the command line; of many values only the first ones."""
+        texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in self.values]
+        more = [f"… ({len(texts)} values)"] if len(texts) > _SHOWN_MAX else []
+        return f"{self.key}{self.operator}{','.join([*texts[:_SHOWN_MAX], *more])}"
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Filters:
-    """A set of filters that must all hold.
-
-    Numbers (`attempt`, `step`, `rollout_n`, `reward`, `tool_errors`, `repetition`, `rating`) take a
-    number, a range ("3..10", both ends included, either may be left out) or a comparison ("<0.1");
-    `reward`, `repetition` and `rating` also "not_finite": NaN and the infinities, which match no
-    number, range or comparison. `validate`, `truncated`, `empty`, `duplicate` and `labelled` take
-    true or false. `contains` searches, case-sensitively, the texts of a trajectory's calls:
-    prompts, outputs, messages, inputs and results, the last three as JSON. `op` asks for
-    trajectories with a call of that name, and with "!=" for those without such a call; `tag` and
-    `labelled_by` do so for people's labels.
-    Beside `labelled_by`, `tag`, `rating` and `labelled` are about that person's labels. `where` is
-    a free SQL condition on the columns of the view that is read. Every other key must be equal. A
-    value of None is no filter.
-
-    A list, tuple, set, range or array means any of its values, for every key but `contains` and
-    `where`. So does text with commas where it cannot be one value: "1,2" for numbers and for
-    `sample_index`, "ok,error" for `status`, and for `fate`, `tag` and `prompt_hash`. Text after
-    "!=" must not be equal, nor any of several: "!=ok".
-
-    `run` takes a run's id, its name, or a beginning of its id that no other id shares.
-    `run="latest"` is the run that started last, or was resumed last, of those in the project and
-    the experiment that are asked for.
-
-    `truncated`, `empty`, `duplicate`, `tool_errors` and `repetition` are columns of the view
-    `detectors`, which has a row for every trajectory with a generation. Without one a trajectory
-    has no answer to judge, so neither `truncated` true nor false finds it. `duplicate` compares
-    with all rollouts of the group, whatever else is filtered.
+    """A set of filters that must all hold; `filter_registry.FILTERS` lists them.
 
     Raises:
         QueryError: a key is unknown, or a value is of another type.
@@ -127,12 +78,19 @@ class Filters:
 
     terms: tuple[Term, ...]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: Unpack[FilterValues]) -> None:
         given = ((key, value) for key, value in values.items() if value is not None)
-        self._set(term for key, value in given for term in terms(key, value))
+        self._set(term for key, value in given for term in _terms(key, value))
 
-    def _set(self, found: Iterable[Term]) -> None:
-        object.__setattr__(self, "terms", tuple(found))
+    def _set(self, terms: Iterable[Term]) -> None:
+        object.__setattr__(self, "terms", tuple(terms))
+
+    @classmethod
+    def of(cls, terms: Iterable[Term]) -> Filters:
+        """Return the filters of some terms."""
+        filters = cls()
+        filters._set(terms)
+        return filters
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Filters:
@@ -141,9 +99,7 @@ class Filters:
         Raises:
             QueryError: a text is not a filter, names no known key, or has a value of another type.
         """
-        filters = cls()
-        filters._set(term for text in texts for term in parse(text))
-        return filters
+        return cls.of(term for text in texts for term in _parsed(text))
 
     def __str__(self) -> str:
         """Return the filters as they are written on the command line."""
@@ -151,9 +107,7 @@ class Filters:
 
     def __and__(self, other: Filters) -> Filters:
         """Return the filters of both, which must all hold."""
-        both = Filters()
-        both._set([*self.terms, *other.terms])
-        return both
+        return self.of([*self.terms, *other.terms])
 
     @property
     def has_sql(self) -> bool:
@@ -162,10 +116,10 @@ class Filters:
 
     def by_key(self) -> dict[str, Filters]:
         """Return the filters of each key, by key."""
-        alone = {term.key: Filters() for term in self.terms}
-        for key, filters in alone.items():
-            filters._set(term for term in self.terms if term.key == key)
-        return alone
+        terms: dict[str, list[Term]] = defaultdict(list)
+        for term in self.terms:
+            terms[term.key].append(term)
+        return {key: self.of(same) for key, same in terms.items()}
 
     def relation(self, *columns: str, with_superseded: bool = False) -> str:
         """Return the fastest relation that holds the trajectories; `where_clause` filters it.
@@ -178,10 +132,10 @@ class Filters:
                 of a process.
             with_superseded: keep superseded trajectories, and a column `superseded`.
         """
-        keys = {term.key for term in self.terms}
-        is_late = not (keys.isdisjoint(_LATE_KEYS) and _LATE_COLUMNS.isdisjoint(columns))
         if self.has_sql:  # which may name any column
             return "all_trajectories" if with_superseded else "trajectories"
+        is_late = any(FILTERS[term.key].is_late for term in self.terms)
+        is_late |= not _LATE_COLUMNS.isdisjoint(columns)
         every = "stored.judged" if is_late else "stored.flagged"
         return every if with_superseded else f"(from {every} where not superseded)"
 
@@ -192,23 +146,26 @@ class Filters:
             view: trajectories, spans, tokens, outcomes or runs. On spans, tokens and outcomes the
                 condition also leaves out rows of superseded trajectories.
         """
-        named = self._named()
+        conditions = self._conditions()
         params: dict[str, Any] = {}
-        for one in named:
-            params |= one.params()
-        return _clause(view, named), params
+        for condition in conditions:
+            params |= condition.params
+        return _clause(view, conditions), params
 
-    def direct_clause(self, view: str) -> str:
-        """Return the filters that a view's own columns answer; its parameters are the same."""
-        direct = [one.condition() for one in self._named() if one.term.key in _DIRECT[view]]
-        return " and ".join(direct) or "true"
+    def shared_clause(self, view: str) -> str:
+        """Return the filters that a view's rows meet exactly if their trajectories do.
 
-    def _named(self) -> list[_Named]:
-        named = [_Named(f"filter_{number}", term) for number, term in enumerate(self.terms)]
+        Its parameters are those of `where_clause`.
+        """
+        shared = [one.sql() for one in self._conditions() if view in one.entry.also]
+        return " and ".join(shared) or "true"
+
+    def _conditions(self) -> list[_Condition]:
+        conditions = [_Condition(f"filter_{n}", term) for n, term in enumerate(self.terms)]
         # From all terms, because a condition on another view repeats only some of them.
-        among = [one.condition() for one in named if one.term.key in ("project", "experiment")]
+        among = [one.sql() for one in conditions if one.key in ("project", "experiment")]
         newest = newest_run(" and ".join(among) or "true")
-        return [replace(one, newest_run=newest) for one in named]
+        return [_Condition(one.name, one.term, newest) for one in conditions]
 
 
 def newest_run(condition: str) -> str:
@@ -216,134 +173,258 @@ def newest_run(condition: str) -> str:
     return f"(select run_id from runs where {condition} order by start_ns desc, run_id limit 1)"
 
 
+def is_filter(text: str) -> bool:
+    """Return whether a text looks like a filter: a word, a comparison sign, a value."""
+    return key_of(text) is not None
+
+
+def key_of(text: str) -> str | None:
+    """Return the key of a text that looks like a filter; None where it does not."""
+    match = _TERM.fullmatch(text)
+    return match[1] if match else None
+
+
+# -- the grammar of values ----------------------------------------------------------------------
+
+
+def _filter(key: str) -> Filter:
+    if key not in FILTERS:
+        raise QueryError(unknown("filter", key, FILTERS))
+    return FILTERS[key]
+
+
+def _parsed(text: str) -> list[Term]:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise QueryError(
+            f"{text!r} is not a filter: write key=value, such as step=3..10 or 'reward<0.1' "
+            f"(filters: {', '.join(FILTERS)})"
+        )
+    key, operator, value = match.groups()
+    entry = _filter(key)
+    second = _COMPARISON.fullmatch(value)
+    if operator == "=":
+        if entry.is_number and second and second[1] != "=":  # >= or > may be meant
+            sign = f"{second[1].removesuffix('=')}="
+            raise QueryError(f"{text}: did you mean '{key}{sign}{second[2]}'?")
+        return _terms(key, value)
+    if entry.is_literal or not (entry.is_number or operator == "!="):
+        signs = "=" if entry.is_literal else "= and !="
+        raise QueryError(f"{text!r}: {key} can only be compared with {signs}")
+    return _terms(key, operator + value)
+
+
+def _terms(key: str, value: Any) -> list[Term]:
+    """Read what a filter is given: text, a number, true or false, or several of them."""
+    entry = _filter(key)
+    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
+        value = value.tolist()
+    if isinstance(value, str):
+        return _of_text(key, entry, str.__str__(value))
+    if isinstance(value, range) and value.step == 1 and value and entry.is_number:
+        return [Term(key, ">=", (value[0],)), Term(key, "<=", (value[-1],))]
+    if isinstance(value, list | tuple | range | set | frozenset) and not entry.is_literal:
+        return [Term(key, "=", tuple(_scalar(key, entry, one) for one in value))]
+    return [Term(key, "=", (_scalar(key, entry, value),))]
+
+
+def _of_text(key: str, entry: Filter, text: str) -> list[Term]:
+    operator, match = "=", None if entry.is_literal else _COMPARISON.fullmatch(text)
+    if match and (entry.is_number or match[1] == "!="):
+        operator, text = match[1], match[2]
+    low, dots, high = text.partition("..")
+    if entry.is_number and operator == "=" and dots and (low.strip() or high.strip()):
+        ends = ((">=", low.strip()), ("<=", high.strip()))
+        return [Term(key, sign, (_number(key, entry, end),)) for sign, end in ends if end]
+    if operator not in ("=", "!="):
+        return [Term(key, operator, (_number(key, entry, text),))]
+    is_listed = entry.is_number or entry.kind == "texts"
+    if is_listed or (entry.kind == "index" and _WHOLE_NUMBERS.fullmatch(text)):
+        return [Term(key, operator, tuple(_scalar(key, entry, one) for one in text.split(",")))]
+    return [Term(key, operator, (_scalar(key, entry, text),))]
+
+
+def _scalar(key: str, entry: Filter, value: Any) -> Scalar:
+    if entry.is_number:
+        if entry.kind == "real" and isinstance(value, str) and value.strip() == NOT_FINITE:
+            return NOT_FINITE
+        number = _number(key, entry, value)
+        if math.isinf(number):
+            raise _incomparable(key, value)
+        return number
+    if entry.kind == "flag":
+        text = str(value).strip().lower()
+        if not isinstance(value, bool | str) or text not in ("true", "false"):
+            raise QueryError(f"{key}={value}: say true or false")
+        return text == "true"
+    is_name = isinstance(value, Integral | UUID) and not isinstance(value, bool)
+    if not isinstance(value, str) and (entry.is_literal or not is_name):
+        wanted = "text" if entry.is_literal else "text, a whole number or a list of them"
+        kind = type(value).__name__
+        raise QueryError(f"{key} takes {wanted}, not a value of type {kind}: {value!r:.80}")
+    text = str.__str__(value) if isinstance(value, str) else str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise QueryError(f"{key}: {text!r} is not valid Unicode text") from None
+    if entry.kind == "sql":
+        _check_condition(text)
+    return text
+
+
+def _number(key: str, entry: Filter, value: Any) -> int | float:
+    number: int | float | None = None
+    is_whole = entry.kind == "whole"
+    is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+    if is_number or isinstance(value, str):
+        with suppress(ValueError, OverflowError):
+            number = int(value) if is_whole else float(value)
+    if number is None:
+        kind = "a whole number" if is_whole else "a number"
+        raise QueryError(
+            f"{key}: {value!r:.80} is not {kind}: write {key}=3, {key}=3..10, {key}=3,5 or "
+            f"'{key}<3', and in Python a number, a range or a list too"
+        )
+    if math.isnan(number):
+        raise _incomparable(key, value)
+    return number
+
+
+def _incomparable(key: str, value: Any) -> QueryError:
+    return QueryError(
+        f"{key}: a value that is not finite matches no comparison with {value}: write "
+        f"{key}={NOT_FINITE} for NaN and both infinities"
+    )
+
+
+def _check_condition(text: str) -> None:
+    import duckdb
+
+    try:
+        duckdb.SQLExpression(text)
+    except duckdb.Error as error:
+        message = " ".join(str(error).split())
+        raise QueryError(f"where: {text!r} is not one SQL condition: {message}") from None
+
+
+# -- conditions in SQL --------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A term, and the name of its parameter or the beginning of the names of several."""
+class _Condition:
+    """A term as SQL, and the beginning of the names of its parameters."""
 
     name: str
     term: Term
     newest_run: str = "null"
 
-    def condition(self, operator: str | None = None, column: str | None = None) -> str:
-        """Return the term as SQL, with its own operator and column or with others."""
-        key, operator = self.term.key, operator or self.term.operator
-        if key == "where":
-            return f"({WHERE_MARK}{self.term.value}\n)"  # the line ends a trailing comment
-        if key == "contains":
+    @property
+    def key(self) -> str:
+        return self.term.key
+
+    @property
+    def entry(self) -> Filter:
+        return FILTERS[self.term.key]
+
+    def is_direct(self, view: str) -> bool:
+        """Return whether a view has the column."""
+        entry = self.entry
+        return view == "trajectories" == entry.view or view in (*entry.also, *entry.own)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The values of the parameters by name."""
+        if self.entry.kind == "sql":
+            return {}
+        if self.entry.kind == "search":
+            text = self.term.values[0]
+            return {self.name: text, f"{self.name}_json": msgspec.json.encode(text).decode()[1:-1]}
+        kind = RunName if self.key == "run" else lambda value: value
+        named = zip(self._names(), self.term.values, strict=True)
+        return {name[1:]: kind(value) for name, value in named if name.startswith("$")}
+
+    def _names(self) -> list[str]:
+        """Return SQL for each value, a parameter for most; empty for those that are not finite."""
+        special: dict[Scalar, str] = {LATEST: self.newest_run} if self.key == "run" else {}
+        if self.entry.kind == "real":
+            special = {NOT_FINITE: ""}
+        return [special.get(value, f"${self.name}_{n}") for n, value in enumerate(self.term.values)]
+
+    def sql(self, operator: str | None = None, column: str | None = None) -> str:
+        """Return the condition, with its own operator and column or with others."""
+        if self.entry.kind == "sql":
+            return f"({self.term.values[0]}\n)"  # the line ends a trailing comment
+        if self.entry.kind == "search":
             texts = [f"contains({text}, ${self.name})" for text in _TEXTS]
             texts += [f"contains({column}, ${self.name}_json)" for column in _JSON_COLUMNS]
             return f"({' or '.join(texts)})"
-        values = [self._value(name, value) for name, value in self._values().items()]
-        column = column or COLUMNS[key]
-        sign = {"=": "in", "!=": "not in"}.get(operator, operator)
-        compared = f"{column} {sign} ({', '.join(values) or 'null'})"
-        if not isinstance(self.term.value, tuple):
-            compared = f"{column} {operator} {values[0]}" if values else "false"
-        if key not in REAL:
+        column, operator = column or self.entry.column, operator or self.term.operator
+        named = list(filter(None, self._names()))
+        compared = f"{column} {'not ' * (operator == '!=')}in ({', '.join(named)})"
+        if len(named) == 1:
+            compared = f"{column} {operator} {named[0]}"
+        if not named:
+            compared = "true" if operator == "!=" else "false"
+        if self.entry.kind != "real":
             return compared
-        if NOT_FINITE not in self.term.values:
-            return f"(isfinite({column}) and {compared})"
-        if operator == "=":
+        if NOT_FINITE in self.term.values and operator == "=":
             return f"(not isfinite({column}) or {compared})"
-        return f"(isfinite({column}) and {compared if values else 'true'})"
-
-    def params(self) -> dict[str, Any]:
-        """Return the values of the parameters by name."""
-        if self.term.key == "where":
-            return {}
-        if self.term.key == "contains":
-            quoted = msgspec.json.encode(self.term.value).decode()
-            return {self.name: self.term.value, f"{self.name}_json": quoted[1:-1]}
-        values = self._values().items()
-        if self.term.key == "run":
-            return {name: RunName(value) for name, value in values if value != LATEST}
-        return dict(values)
-
-    def _values(self) -> dict[str, Scalar]:
-        if not isinstance(self.term.value, tuple):
-            named = {self.name: self.term.value}
-        else:
-            named = {f"{self.name}_{place}": value for place, value in enumerate(self.term.value)}
-        if self.term.key not in REAL:
-            return named
-        return {name: value for name, value in named.items() if value != NOT_FINITE}
-
-    def _value(self, name: str, value: Scalar) -> str:
-        return self.newest_run if self._is_latest(value) else f"${name}"
-
-    def _is_latest(self, value: Scalar) -> bool:
-        return self.term.key == "run" and value == LATEST
+        return f"(isfinite({column}) and {compared})"
 
 
-def _clause(view: str, named: list[_Named]) -> str:
-    conditions = [one.condition() for one in named if one.term.key in _DIRECT[view]]
-    beyond = [one for one in named if one.term.key not in _DIRECT[view]]
+def _clause(view: str, conditions: list[_Condition]) -> str:
+    clauses = [one.sql() for one in conditions if one.is_direct(view)]
+    beyond = [one for one in conditions if not one.is_direct(view)]
     if view == "trajectories":
-        conditions += [_elsewhere(other, asked, named) for other, asked in _parted(beyond)]
-        conditions += _labelled([one for one in beyond if OTHER_VIEWS[one.term.key] == "labels"])
+        clauses += _elsewhere(beyond, conditions)
     elif beyond:
-        inner_clause = _clause("trajectories", [*_shared(view, named), *beyond])
-        conditions.append(_linked(_LINKS[view], "trajectories", inner_clause))
+        inner = _clause("trajectories", [*_shared(view, conditions), *beyond])
+        clauses.append(_exists("trajectories", [inner], _LINKS.get(view, ("trace_id",))))
     elif view != "runs":
-        conditions.append("trace_id not in (select trace_id from superseded)")
-    return " and ".join(conditions) or "true"
+        clauses.append("trace_id not in (select trace_id from superseded)")
+    return " and ".join(clauses) or "true"
 
 
-def _parted(beyond: list[_Named]) -> list[tuple[str, list[_Named]]]:
-    """Return the other views to ask, with the terms that one row must meet.
+def _elsewhere(beyond: list[_Condition], conditions: list[_Condition]) -> list[str]:
+    """Return conditions on trajectories that other views answer.
 
-    Each term on calls may be met by another call; the terms on detectors are met by one row.
+    Each condition on calls, and each tag, may be met by another row; those on detectors are met by
+    one row, and so are those on a rating. `labelled_by` tells whose labels the others are about.
     """
-    # The view `spans` lacks the texts of single generations where a call made several.
-    views = {"contains": "stored.spans"}
-    calls = [
-        (views.get(one.term.key, "spans"), [one])
-        for one in beyond
-        if OTHER_VIEWS[one.term.key] == "spans"
-    ]
-    detectors = [one for one in beyond if OTHER_VIEWS[one.term.key] == "detectors"]
-    return [*calls, ("detectors", detectors)] if detectors else calls
+    by = [one for one in beyond if one.key == "labelled_by"]
+    whose = [one.sql() for one in by if one.term.operator == "="]
+
+    def exists(view: str, *own: str) -> str:
+        same = whose if view == "labels" else [one.sql() for one in _shared(view, conditions)]
+        return _exists(view, [*same, *own])
+
+    clauses: list[str] = []
+    together: dict[str, list[str]] = {}
+    if whose and by == [one for one in beyond if one.entry.view == "labels"]:
+        together["labels"] = []
+    for one in beyond:
+        view, is_without = one.entry.view, one.term.operator == "!="
+        if one.key == "labelled":
+            clauses.append(one.sql(column=exists(view)))
+        elif one.key == "labelled_by":
+            clauses += [f"not {_exists(view, [one.sql('=')])}"] if is_without else []
+        elif one.entry.has_many:
+            clauses.append("not " * is_without + exists(view, one.sql("=")))
+        else:
+            together.setdefault(view, []).append(one.sql())
+    return clauses + [exists(view, *own) for view, own in together.items()]
 
 
-def _elsewhere(view: str, asked: list[_Named], named: list[_Named]) -> str:
-    shared = [one.condition() for one in _shared(view, named)]
-    if view == "spans" and asked[0].term.operator == "!=":  # no call is one
-        return f"not {_linked('trace_id', view, ' and '.join([*shared, asked[0].condition('=')]))}"
-    return _linked("trace_id", view, " and ".join([*shared, *(one.condition() for one in asked)]))
+def _shared(view: str, conditions: list[_Condition]) -> list[_Condition]:
+    """Return the conditions that a row of a view meets exactly if its trajectory does."""
+    view = view.removeprefix("stored.")
+    return [one for one in conditions if view in _PRUNED and view in one.entry.also]
 
 
-def _labelled(asked: list[_Named]) -> list[str]:
-    """Return the conditions on labels; `labelled_by` tells whose labels the others are about."""
-    by = [one for one in asked if one.term.key == "labelled_by"]
-    whose = [one.condition() for one in by if one.term.operator == "="]
-
-    def has(*conditions: str) -> str:
-        return _linked("trace_id", "labels", " and ".join([*conditions, *whose]) or "true")
-
-    found = [has(one.condition()) for one in asked if _is_tag(one, "=")]
-    found += [f"not {has(one.condition('='))}" for one in asked if _is_tag(one, "!=")]
-    # One rating must meet all, so that a range is one.
-    if ratings := [one.condition() for one in asked if one.term.key == "rating"]:
-        found.append(has(*ratings))
-    found += [one.condition(column=has()) for one in asked if one.term.key == "labelled"]
-    if whose and not found:
-        found.append(has())
-    nobody = [one.condition("=") for one in by if one.term.operator == "!="]
-    return found + [f"not {_linked('trace_id', 'labels', one)}" for one in nobody]
-
-
-def _is_tag(one: _Named, operator: str) -> bool:
-    return one.term.key == "tag" and one.term.operator == operator
-
-
-def _shared(view: str, named: list[_Named]) -> list[_Named]:
-    return [one for one in named if one.term.key in _SHARED.get(view, ())]
-
-
-def _linked(link: str, view: str, condition: str) -> str:
+def _exists(view: str, conditions: list[str], links: Iterable[str] = ("trace_id",)) -> str:
     # Where the outer view has a lateral join, DuckDB filters before the join only with `exists`;
     # `in` is several times slower.
-    names = link.split(", ")
-    columns = ", ".join(f"{name} as of_{name}" for name in names)
-    same = " and ".join(f"of_{name} = {name}" for name in names)
+    columns = ", ".join(f"{name} as of_{name}" for name in links)
+    same = " and ".join(f"of_{name} = {name}" for name in links)
+    condition = " and ".join(conditions) or "true"
     return f"exists (select 1 from (select {columns} from {view} where {condition}) where {same})"

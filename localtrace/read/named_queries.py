@@ -1,22 +1,23 @@
 """Named queries, one `.sql` file each.
 
 The comment lines of a query file are described in `queries/README.md`. Its body is one SELECT with
-DuckDB's own `$name` parameters; those that are not given are null. Every query takes the filters of
-`counted.py` besides. This module knows nothing of stores.
+DuckDB's own `$name` parameters; those that are not given are null. Every query takes all filters
+besides; a parameter of its own takes the place of the filter of that name. This module knows
+nothing of stores.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localtrace.errors import QueryError
-from localtrace.read.counted import FILTERS, over_counted
-from localtrace.read.filters import RunName
+from localtrace.errors import QueryError, unknown
+from localtrace.read.counted import over_counted
+from localtrace.read.filter_registry import FILTERS
+from localtrace.read.filters import Filters, RunName, key_of
 from localtrace.store.files import open_given
 
 OWN_QUERIES = Path(__file__).parents[1] / "queries"
@@ -67,9 +68,9 @@ class NamedQuery:
 
     @property
     def parameters(self) -> dict[str, bool]:
-        """Own parameters, and the filters that every query takes; true: it must be given."""
+        """Own parameters, and all filters; true: it must be given."""
         own = {name: mark != "optional" for name, mark in self.marks.items()}
-        return own | dict.fromkeys(FILTERS, False)
+        return own | {name: False for name in FILTERS if name not in own}
 
     @property
     def usage(self) -> str:
@@ -77,32 +78,63 @@ class NamedQuery:
         needed = self.parameters
         return " ".join(name if needed[name] else f"[{name}]" for name in self.marks)
 
-    def select(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def parse(self, words: Iterable[str]) -> tuple[dict[str, str], Filters]:
+        """Read own parameters and filters from text such as `k=3`, `step=3..10` or `reward<0.1`.
+
+        Raises:
+            QueryError: a text is neither.
+        """
+        own, filters = {}, []
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and name in self.marks:
+                own[name] = value
+            elif (key := key_of(word)) in self.marks:
+                raise QueryError(f"{word!r}: {key} takes a value, no comparison: write {key}=…")
+            else:
+                self._require_known(key)
+                filters.append(word)
+        return own, Filters.parse(filters)
+
+    def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], Filters]:
+        """Return own parameters, and the other values as filters.
+
+        Raises:
+            QueryError: a name is neither, or a filter has a value of another type.
+        """
+        own = {name: value for name, value in values.items() if name in self.marks}
+        others: dict[str, Any] = {name: values[name] for name in values if name not in own}
+        for name in others:
+            self._require_known(name)
+        return own, Filters(**others)
+
+    def _require_known(self, name: str | None) -> None:
+        if name is not None and name not in self.parameters:
+            raise QueryError(unknown("parameter", name, self.parameters))
+
+    def select(self, own: Mapping[str, Any], filters: Filters) -> tuple[str, dict[str, Any]]:
         """Return its SELECT over the rows that count, and the values of all its `$name`.
 
         Args:
-            values: parameters and filters by name; what is None or lacking is not given.
+            own: its own parameters by name; what is None or lacking is not given.
+            filters: the rows that it looks at.
 
         Raises:
-            QueryError: a parameter is missing or unknown, or a filter has a value of another type.
+            QueryError: a parameter is missing.
         """
-        words = filter(None, [self.usage, "and the filters", ", ".join(FILTERS)])
-        usage = f"{self.name} takes {' '.join(words)}"
-        for name in values:
-            if name not in self.parameters:
-                hint = _hint(name, self.parameters)
-                raise QueryError(f"no parameter is called {name!r}{hint}: {usage}")
-        for name, needed in self.parameters.items():
-            if needed and name not in values:
-                raise QueryError(f"query {self.name} needs {name}=…: {usage}")
-        text, bound = over_counted(self.sql, values)
-        return text, bound | self.own_values(values)
+        for name, mark in self.marks.items():
+            if mark != "optional" and name not in own:
+                raise QueryError(
+                    f"query {self.name} needs {name}=…: it takes {self.usage}, and filters"
+                )
+        text, params = over_counted(self.sql, filters)
+        return text, params | self.own_values(own)
 
-    def own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of its own parameters among others, None where one is not given."""
-        own = {name: values.get(name) for name in self.marks}
-        return own | {
-            name: RunName(own[name]) for name, mark in self.marks.items() if mark == "run"
+    def own_values(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of all its own parameters, None where one is not given."""
+        return {
+            name: RunName(own[name]) if mark == "run" and name in own else own.get(name)
+            for name, mark in self.marks.items()
         }
 
 
@@ -129,9 +161,7 @@ def find_query(name: str, folders: Iterable[Path] = ()) -> NamedQuery:
     """
     queries = load_queries(folders)
     if name not in queries:
-        raise QueryError(
-            f"no query is called {name!r}{_hint(name, queries)}: there are {', '.join(queries)}"
-        )
+        raise QueryError(unknown("query", name, queries))
     return queries[name]
 
 
@@ -141,7 +171,7 @@ def _read(path: Path) -> NamedQuery:
             sql = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise QueryError(f"{path} cannot be read ({reason}): move it away, or mend it") from None
+        raise QueryError(f"{path} cannot be read ({reason}): move it away, or fix it") from None
     lines = sql.splitlines()
     if len(lines) < 2 or not lines[0].startswith("-- ") or not lines[1].startswith("-- params:"):
         raise QueryError(
@@ -159,9 +189,8 @@ def _parameters(path: Path, line: str) -> dict[str, str | None]:
     parameters: dict[str, str | None] = {}
     for text in filter(str.strip, line.removeprefix("-- params:").split(",")):
         match = _PARAMETER.fullmatch(text)
-        if match is None or match[1] in FILTERS:
-            why = f": every query takes {match[1]}, leave it out" if match else ""
-            raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2{why}")
+        if match is None:
+            raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2")
         parameters[match[1]] = match[2]
     return parameters
 
@@ -172,8 +201,3 @@ def _plot(path: Path, line: str) -> Plot:
         raise QueryError(f"{path}: write {line!r} as  -- plot: x=step y=mean_reward by=run_id")
     lists = {key: tuple(filter(None, words.get(key, "").split(","))) for key in ("y", "by")}
     return Plot(words["x"], **lists)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f", did you mean {close[0]}?" if close else ""

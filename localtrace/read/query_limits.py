@@ -3,7 +3,7 @@
 The result is counted here because DuckDB's own memory limit does not count the rows that it hands
 over. DuckDB notices an interrupt only between two pieces of work: one long call of a function, such
 as `levenshtein` of two texts of a million characters, ends only with its process. That is why SQL
-of others runs in processes of its own, see `children`. This module knows nothing of stores.
+of others runs in processes of its own, see `sandbox`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-T = TypeVar("T")
 OnProgress = Callable[[float | None], None]
 """A function that is told now and then the share of a query that is done, 0 to 1; None: unknown."""
 
@@ -38,17 +37,14 @@ _STOP_S = 2.0
 """The time that a query has to stop when whoever waits for it is interrupted."""
 
 
-def half_of_memory() -> int:
-    """Return half of this machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of one query."""
 
     timeout_s: float = 300.0
-    memory_max_bytes: int = field(default_factory=half_of_memory)
+    memory_max_bytes: int = field(
+        default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    )
     """The memory that a query may use; its result may be as large."""
 
     @property
@@ -77,7 +73,7 @@ class Limits:
         Raises:
             QueryError: the query was stopped, or there was no memory left.
         """
-        thread, rows = in_thread(work)
+        thread, rows = _in_thread(work)
         end_s, stopped = time.monotonic() + self.timeout_s, None
         try:
             while not wait([rows], LOOK_INTERVAL_S).done:
@@ -103,38 +99,28 @@ class Limits:
                 thread.join(_STOP_S)
             del rows  # it holds the error, whose traceback holds this frame
 
-    def check_size(self, size_bytes: int) -> None:
-        """Refuse a result of this size if it is too large.
+    def collect(self, batches: pa.RecordBatchReader) -> pa.Table:
+        """Return all rows of a result.
 
         Raises:
             QueryError: the result is too large.
         """
-        if size_bytes > self.memory_max_bytes:
-            raise QueryError(
-                f"the result is larger than {self.memory_max_bytes / 1e9:.3g} GB: select fewer "
-                "rows or columns, or add a LIMIT"
-            )
+        import pyarrow as pa
+
+        kept, size_bytes = [], 0
+        for batch in batches:
+            size_bytes += batch.nbytes
+            if size_bytes > self.memory_max_bytes:
+                raise QueryError(
+                    f"the result is larger than {self.memory_max_bytes / 1e9:.3g} GB: select fewer "
+                    "rows or columns, or add a LIMIT"
+                )
+            kept.append(batch)
+        return pa.Table.from_batches(kept, batches.schema)
 
 
-def collect_all(batches: pa.RecordBatchReader, limits: Limits) -> pa.Table:
-    """Return all rows of a result.
-
-    Raises:
-        QueryError: the result is too large.
-    """
-    import pyarrow as pa
-
-    kept, size_bytes = [], 0
-    for batch in batches:
-        size_bytes += batch.nbytes
-        limits.check_size(size_bytes)
-        kept.append(batch)
-    return pa.Table.from_batches(kept, batches.schema)
-
-
-def in_thread(work: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
-    """Call a function in a thread of its own, and return both without waiting for it."""
-    future: Future[T] = Future()
+def _in_thread(work: Callable[[], pa.Table]) -> tuple[threading.Thread, Future[pa.Table]]:
+    future: Future[pa.Table] = Future()
 
     def call() -> None:
         try:

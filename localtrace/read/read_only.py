@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
 from typing import Any
 
 import duckdb
 
 from localtrace.errors import QueryError
-from localtrace.read.sql_errors import one_line, without_end, without_explain
+from localtrace.read.sql_errors import one_line
 
+_EXPLAIN = re.compile(r"\A\s*explain\s+(?:analyze\s+)?", re.IGNORECASE)
 _SQL_MAX = 1_000_000
 """The longest SQL text: to parse it, DuckDB blocks all Python threads for a tenth of a second."""
 _ONLY_SELECT = "only one SELECT can be run on a store: write one, such as FROM runs"
@@ -28,29 +29,21 @@ Some others change settings or run a text as SQL, and later versions of DuckDB b
 """
 
 
-def check_read_only(
-    sql: str,
-    params: Mapping[str, Any] | Sequence[Any] | None,
-    connection: duckdb.DuckDBPyConnection,
-) -> None:
+def check_read_only(sql: str, connection: duckdb.DuckDBPyConnection) -> None:
     """Refuse all SQL but one SELECT, or an EXPLAIN of one, that only reads.
 
     A SELECT may contain statements that write, and may call functions that run a text as SQL. So
-    the whole tree that DuckDB makes of the text is checked, and DuckDB must accept the text as a
-    part of another SELECT too.
+    the whole tree that DuckDB makes of the text is checked.
 
     Args:
         sql: the text.
-        params: its parameters.
         connection: parses the text; nothing is run.
 
     Raises:
         QueryError: the text is not such a SELECT, or cannot be parsed.
-        duckdb.Error: it names a view, a column or a function that does not exist, or there is no
-            memory for it.
     """
     # EXPLAIN ANALYZE runs the statement that it explains, so that must be a SELECT too.
-    text = without_explain(sql)
+    text = _EXPLAIN.sub("", sql, count=1)
     if len(text) > _SQL_MAX:
         raise QueryError(f"an SQL text may have {_SQL_MAX:,} characters: give values as parameters")
     try:
@@ -58,12 +51,11 @@ def check_read_only(
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        raise QueryError(one_line(error, sql)) from None
+        raise QueryError(one_line(error)) from None
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise QueryError(_ONLY_SELECT)
     ((tree,),) = connection.execute("select json_serialize_sql($sql)", {"sql": text}).fetchall()
     _check_tree(tree)
-    connection.execute(f"describe from (\n{without_end(text)}\n)", params).fetchall()
 
 
 def _check_tree(serialized: str) -> None:

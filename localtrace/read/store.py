@@ -12,20 +12,19 @@ from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from localtrace.errors import QueryError
+from localtrace.errors import QueryError, unknown
+from localtrace.read.filter_registry import FilterValues
 from localtrace.read.filters import Filters
-from localtrace.read.namesakes import warn_of_namesakes
 from localtrace.read.query_limits import Limits, OnProgress
 from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
 from localtrace.read.runner import Params, QueryRunner
 from localtrace.read.shown import Shown
 from localtrace.read.sql_errors import one_line
-from localtrace.read.step_ranges import may_be_large, read_sorted
 from localtrace.read.trajectories import read_batch, whole_ids
-from localtrace.read.unseen import Pruned, pruned_for, refuse_nothing
+from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
 from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.sources import find_stores, of_each_store
@@ -45,6 +44,7 @@ _ORDERS = {
 }
 """Sort orders of views that are not tables; `TABLES` has those of tables."""
 
+_NONE = Filters()
 _HELD_SQL = """
 select count(*) as n, count(distinct run_id) as runs, min(step) as low, max(step) as high
 from stored.trajectories
@@ -167,15 +167,17 @@ class Store:
         bound = with_run_ids(self, params) if isinstance(params, Mapping) else params
         return self._run(sql, bound, is_own=is_own)
 
-    def query(self, name: str, *, folders: Iterable[Path] = (), **params: Any) -> Result:
+    def query(
+        self, name: str, *, folders: Iterable[Path] = (), filters: Filters = _NONE, **params: Any
+    ) -> Result:
         """Run a named query.
 
         Args:
             name: the name of a file in `localtrace/queries` or in `folders`, without `.sql`.
             folders: more folders of queries; their files replace localtrace's of the same name.
-            params: the query's parameters, and the filters `run`, `project`, `experiment`,
-                `attempt`, `step` and `validate`, which every query takes. Validation is left out
-                unless `validate=True`.
+            filters: filters beside those in `params`.
+            params: the query's parameters, and filters. Validation is left out unless
+                `validate=True`.
 
         Raises:
             QueryError: no such query, a parameter is missing or unknown, or it cannot be run.
@@ -183,35 +185,36 @@ class Store:
         """
         from localtrace.read.named_queries import find_query
 
-        folders = tuple(folders)
-        query = find_query(name, folders)
-        run = partial(self._run_named, is_own=not folders)
-        found = Result.of(run(*query.select(params)))
-        if not len(found):
-            refuse_nothing(run, query, params)
-        return found
+        query = find_query(name, folders := tuple(folders))
+        own, chosen = query.split(params)
+        chosen &= filters
+        run = partial(self._run_named, is_own=not folders and not chosen.has_sql)
+        rows = Result.of(run(*query.select(own, chosen)))
+        if not len(rows):
+            refuse_nothing(run, query, own, chosen)
+        return rows
 
-    def pruned(self, query: NamedQuery, **params: Any) -> Pruned:
-        """Count the trajectories whose calls a named query cannot see, as they were pruned."""
-        return pruned_for(self._run_named, query, params)
+    def pruned(self, query: NamedQuery, filters: Filters = _NONE) -> str:
+        """Return how many calls a named query cannot see, as they were pruned; empty if none."""
+        return pruned_for(partial(self._run_named, is_own=not filters.has_sql), query, filters)
 
-    def trajectories(self, **filters: Any) -> Result:
+    def trajectories(self, **filters: Unpack[FilterValues]) -> Result:
         """Return trajectories that match the filters, without superseded ones; see `Filters`."""
         return self._filtered("trajectories", filters)
 
-    def spans(self, **filters: Any) -> Result:
+    def spans(self, **filters: Unpack[FilterValues]) -> Result:
         """Return calls that match; `op`, `status` and `contains` are about the call itself."""
         return self._filtered("spans", filters)
 
-    def tokens(self, **filters: Any) -> Result:
+    def tokens(self, **filters: Unpack[FilterValues]) -> Result:
         """Return tokens of the trajectories that match the filters, turn by turn."""
         return self._filtered("tokens", filters)
 
-    def outcomes(self, **filters: Any) -> Result:
+    def outcomes(self, **filters: Unpack[FilterValues]) -> Result:
         """Return the newest outcomes of the trajectories that match the filters."""
         return self._filtered("outcomes", filters)
 
-    def runs(self, **filters: Any) -> Result:
+    def runs(self, **filters: Unpack[FilterValues]) -> Result:
         """Return attempts of runs that match the filters, or that have a trajectory that does."""
         return self._filtered("runs", filters)
 
@@ -226,7 +229,7 @@ class Store:
         """
         return next(self.read([trace_id]))
 
-    def show(self, *trace_ids: str, **filters: Any) -> Shown:
+    def show(self, *trace_ids: str, **filters: Unpack[FilterValues]) -> Shown:
         """Choose for a notebook one trajectory, a group, or up to 8, by ids or else by filters."""
         whole = self.whole_ids(trace_ids)
         found = () if trace_ids else (row["trace_id"] for row in self.trajectories(**filters))
@@ -285,10 +288,6 @@ class Store:
         """
         return self.tokenizers.decode(run_id, ids, skip_special_tokens=skip_special_tokens)
 
-    def warn_of_namesakes(self, filters: Filters) -> None:
-        """Warn where a filter names a detector and rollouts have an attribute of the same name."""
-        warn_of_namesakes(self._run, filters)
-
     def files(self, table: str = "spans") -> list[str]:
         """Return the sealed Parquet files of a table, as absolute paths.
 
@@ -298,27 +297,19 @@ class Store:
             QueryError: there is no such table.
         """
         if table not in TABLES:
-            raise QueryError(f"no table is called {table!r}: there are {', '.join(TABLES)}")
+            raise QueryError(unknown("table", table, TABLES))
         return [path for snapshot in self.snapshots for path in snapshot.files[table]]
 
     def unsealed_rows(self, table: str) -> int:
         """Return the number of a table's rows that are in journals only."""
         return sum(snapshot.pending[table].num_rows for snapshot in self.snapshots)
 
-    def _filtered(self, view: str, filters: dict[str, Any]) -> Result:
-        import pyarrow as pa
-
-        chosen = Filters(**filters)
-        self.warn_of_namesakes(chosen)
-        condition, params = chosen.where_clause(view)
+    def _filtered(self, view: str, values: FilterValues) -> Result:
+        filters = Filters(**values)
+        condition, params = filters.where_clause(view)
         order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
-        bound = with_run_ids(self, params)
-        run = partial(self._run, params=bound, is_own=not chosen.has_sql)
-        parts: list[pa.Table] = []
-        for part in read_sorted(run, view, condition, order, may_be_large(view, chosen)):
-            parts.append(part)
-            self._runner.limits.check_size(sum(part.nbytes for part in parts))
-        return Result(pa.concat_tables(parts))
+        sql = f"select * from {view} where {condition} order by {order}"
+        return Result(self._run_named(sql, params, is_own=not filters.has_sql))
 
 
 def open_store(

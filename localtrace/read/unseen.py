@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded
@@ -16,6 +15,7 @@ from localtrace.read.counted import over_counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from localtrace.read.filters import Filters
     from localtrace.read.named_queries import NamedQuery
     from localtrace.types import Trajectory
 
@@ -31,20 +31,6 @@ _READS_CALLS = re.compile(
 _COUNT_SQL = "select count(spans_pruned) as pruned, count(*) as n from trajectories"
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """A count of the trajectories that a query looks at and that have lost their calls."""
-
-    trajectories: int
-    total: int
-
-    def __bool__(self) -> bool:
-        return self.trajectories > 0
-
-    def __str__(self) -> str:
-        return f"the calls of {self.trajectories} of {self.total} trajectories were pruned"
-
-
 def why_no_calls(trajectory: Trajectory) -> str | None:
     """Return when and by what rule its calls were deleted; None if they were not."""
     if trajectory.spans_pruned is not None:
@@ -52,32 +38,36 @@ def why_no_calls(trajectory: Trajectory) -> str | None:
     return None
 
 
-def pruned_for(run_sql: RunSql, query: NamedQuery, params: Mapping[str, Any]) -> Pruned:
-    """Count the pruned trajectories that a query would have looked into.
+def pruned_for(run_sql: RunSql, query: NamedQuery, filters: Filters) -> str:
+    """Return how many of the trajectories that a query looks into were pruned; empty if none.
 
     Args:
         run_sql: runs SQL in the store.
         query: the query; none are counted where it reads no calls.
-        params: its parameters and filters.
+        filters: its filters.
     """
     if not _READS_CALLS.search(query.sql):
-        return Pruned(0, 0)
-    (row,) = run_sql(*over_counted(_COUNT_SQL, params)).to_pylist()
-    return Pruned(row["pruned"], row["n"])
+        return ""
+    (row,) = run_sql(*over_counted(_COUNT_SQL, filters)).to_pylist()
+    return f"the calls of {row['pruned']} of {row['n']} trajectories were pruned" * bool(
+        row["pruned"]
+    )
 
 
-def refuse_nothing(run_sql: RunSql, query: NamedQuery, params: Mapping[str, Any]) -> None:
-    """Raise where a query that found no rows lacks the data it needs; the arguments are the same.
+def refuse_nothing(
+    run_sql: RunSql, query: NamedQuery, own: Mapping[str, Any], filters: Filters
+) -> None:
+    """Raise where a query that found no rows lacks the data it needs.
 
     Raises:
         NothingRecorded: the data was not recorded, or was pruned.
     """
     if not len(run_sql("from stored.trajectories limit 1", {})):
         return
-    gone = pruned_for(run_sql, query, params)
+    gone = pruned_for(run_sql, query, filters)
     for need in query.needs:
         if not len(
-            run_sql(f"select 1 from ({need.sql}) limit 1", need.bind(query.own_values(params)))
+            run_sql(f"select 1 from ({need.sql}) limit 1", need.bind(query.own_values(own)))
         ):
             why = f"; {gone}" if gone else ""
             raise NothingRecorded(f"query {query.name} needs {need.text}{why}")

@@ -7,11 +7,10 @@ are described by the comment above it in `sql/*.sql`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from localtrace.errors import QueryError
+from localtrace.errors import QueryError, unknown
 from localtrace.read.views import views_text
 from localtrace.schema import TABLES, UPLOADS
 
@@ -175,28 +174,25 @@ def columns_of(view: str) -> list[ViewColumn]:
     Raises:
         QueryError: there is no such view.
     """
-    # Imported here, because these load DuckDB and the TAB key only asks for the descriptions.
-    from localtrace.read.connection import connect, offer
+    # Imported here, because these load DuckDB, and completion only asks for the descriptions.
+    from localtrace.read.database import Database
     from localtrace.store.tables.damage import Damage
     from localtrace.store.tables.snapshot import Snapshot
 
     if view not in views():
-        close = difflib.get_close_matches(view, views(), 1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise QueryError(f"no view is called {view!r}{hint}: there are {', '.join(views())}")
+        raise QueryError(unknown("view", view, views()))
     nothing = Snapshot(
         {name: [] for name in TABLES},
         {name: table.no_rows() for name, table in TABLES.items()},
         0,
         Damage(),
     )
-    connection = connect()
-    made = offer(connection, [[nothing]], _MEMORY_MAX_BYTES, lambda *_: None, None)
+    database = Database([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None)
     try:
-        made.provide(view, connection)
-        found = connection.execute(f"describe {view}").fetchall()
+        database.views.provide(view, database.connection)
+        found = database.connection.execute(f"describe {view}").fetchall()
     finally:
-        connection.close()
+        database.close()
     return [
         ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name, kind))
         for name, kind, *_ in found

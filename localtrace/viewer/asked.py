@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from localtrace.errors import QueryError
-from localtrace.read.filters import NUMERIC, Filters
+from localtrace.read.filter_registry import FILTERS
+from localtrace.read.filters import Filters, key_of
 from localtrace.read.result import Result
 from localtrace.read.run_names import run_id_of, run_names
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 T = TypeVar("T")
-
-_KEY = re.compile(r"\s*(\w+)\s*(?:<=|>=|!=|=|<|>)")
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,11 @@ class Asked:
     @property
     def several_runs(self) -> dict[str, str]:
         """Names of runs where rollouts of several may match; none where one run is asked for."""
-        runs = [term for term in self.filters.terms if term.key == "run" and term.operator == "="]
-        return {} if any(isinstance(term.value, str) for term in runs) else self.run_names
+        is_one = any(
+            (term.key, term.operator, len(term.values)) == ("run", "=", 1)
+            for term in self.filters.terms
+        )
+        return {} if is_one else self.run_names
 
     def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Run a SELECT and return its rows."""
@@ -155,12 +157,6 @@ def without_word(text: str, index: int) -> str:
     return " ".join(_quoted(word) for at, word in enumerate(words_of(text)) if at != index)
 
 
-def key_of(word: str) -> str | None:
-    """Return the key of a filter; None where the text is none."""
-    match = _KEY.match(word)
-    return match[1] if match else None
-
-
 def url(path: str, /, **values: object) -> str:
     """Return an address on this server; values that are None are left out.
 
@@ -180,7 +176,8 @@ def part(text: object) -> str:
 
 def _word(key: str, value: object) -> str:
     text = _text(value)
-    return f"{key}{text}" if key in NUMERIC and text[:1] in ("<", ">") else f"{key}={text}"
+    is_compared = FILTERS[key].is_number and text[:1] in ("<", ">")
+    return f"{key}{text}" if is_compared else f"{key}={text}"
 
 
 def _quoted(word: str) -> str:

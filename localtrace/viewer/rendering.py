@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from localtrace.read.filters import key_of
 from localtrace.read.turns import question
 from localtrace.values.plain_json import json_number
 from localtrace.version import __version__
@@ -50,7 +51,7 @@ def environment() -> jinja2.Environment:
         "with_terms": asked.with_terms,
         "without_word": asked.without_word,
         "words_of": asked.words_of,
-        "key_of": asked.key_of,
+        "key_of": key_of,
         "counted": numbers.counted,
         "line_chart": charts.line_chart,
         "bar": charts.bar,

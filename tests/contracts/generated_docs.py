@@ -14,6 +14,7 @@ from msgspec.structs import FieldInfo, fields
 
 from localtrace.cli import COMMANDS
 from localtrace.read import view_columns
+from localtrace.read.filter_registry import FILTERS
 from localtrace.read.named_queries import load_queries
 from localtrace.record import config
 from localtrace.record.settings import MIB, HookSettings, Settings, UploaderSettings
@@ -96,6 +97,12 @@ def commands() -> str:
     )
 
 
+def filters() -> str:
+    """The filters, the values that they take, and what they compare."""
+    rows = [f"| `{key}` | {entry.form} | {entry.about} |" for key, entry in FILTERS.items()]
+    return "\n".join(["| filter | values | what it is about |\n|---|---|---|", *rows])
+
+
 def named_queries() -> str:
     """The named queries, what each shows, and its own parameters."""
     rows = ["| query | what it shows | parameters |", "|---|---|---|"]
@@ -123,7 +130,7 @@ GENERATED = {
     "queries/README.md": {"queries": named_queries, "views": views},
     "docs/format.md": {"columns": columns, "uploads": uploads},
     "docs/settings.md": {"settings": settings, "variables": variables},
-    "docs/commands.md": {"commands": commands},
+    "docs/commands.md": {"commands": commands, "filters": filters},
     "trainer_hooks/verl/README.md": {"settings": hook_variables},
 }
 

@@ -150,7 +150,7 @@ def command_lines(store: Path, folder: Path) -> list[list[str]]:
         ["import", "inspect", str(dumps), "-s", imported, "--reward", odd],
         ["import", "slime-dump", str(dumps), "-s", imported, "--reward-key", odd],
         ["bundle", "--ids", str(folder / odd), "-o", str(bundle), *at], ["uploads", odd],
-        ["uploads", "--bring", str(folder / odd), *at], ["completion", odd],
+        ["uploads", "--bring", str(folder / odd), *at],
     ]  # fmt: skip
     return [
         *shown, *forms, *views, *exports, *wrong,
@@ -169,7 +169,7 @@ def command_lines(store: Path, folder: Path) -> list[list[str]]:
         ["gather", "--into", str(folder / f"all {ODD}"), str(store)],
         ["compact", *at], ["prune", *at, "--keep", odd],
         ["prune", *at, "--keep-every", "1000", "--yes"], ["view", "-s", str(folder / odd)],
-        ["recover", *at], ["doctor"], ["doctor", "--format", "json"], ["completion", "bash"],
+        ["recover", *at], ["doctor"], ["doctor", "--format", "json"],
         ["--help"], ["fail", ODD],
     ]  # fmt: skip
 

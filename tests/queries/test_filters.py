@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import localtrace
 from localtrace.cli import main
 from localtrace.errors import StoreError
-from localtrace.read.filters import KEYS, Filters
+from localtrace.read.filter_registry import FILTERS
+from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from tests.environment import examples
 from tests.queries.expected.answers import detectors
@@ -169,7 +170,7 @@ def wanted(facts: Facts, filters: dict[str, str]) -> set[str]:
 
 
 def test_every_filter_is_tried() -> None:
-    assert set(VALUES) == set(KEYS) - {"where"}
+    assert set(VALUES) == set(FILTERS) - {"where"}
 
 
 @settings(deadline=None, max_examples=examples(8))

@@ -29,20 +29,10 @@ def test_a_query_is_drawn_on_the_terminal(store: Path) -> None:
     assert "(step)" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--plot", "reward_by_step", "run=run"], ["reward_by_step", "--plot", "run=run"]],
-)
-def test_words_after_plot_that_are_no_file_belong_to_the_query(
-    store: Path, words: list[str]
-) -> None:
-    assert "(mean_reward)" in run("query", "-s", store, *words).stdout
-
-
 def test_a_picture_is_written_as_png_or_svg(store: Path, tmp_path: Path) -> None:
     for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         path = tmp_path / f"picture{ending}"
-        result = run("query", "-s", store, "reward_by_step", "--plot", path)
+        result = run("query", "-s", store, "reward_by_step", "--plot-file", path)
         assert (result.exit_code, result.stdout) == (0, ""), result.output
         assert path.read_bytes().startswith(start)
 
@@ -51,7 +41,7 @@ def test_a_picture_is_written_as_png_or_svg(store: Path, tmp_path: Path) -> None
     ("words", "said"),
     [
         (["slowest_ops", "--plot"], "column step"),
-        (["reward_by_step", "--plot", "picture.pdf"], ".png or .svg"),
+        (["reward_by_step", "--plot-file", "picture.pdf"], ".png or .svg"),
         (["reward_by_step", "--plot", "--format", "csv"], "--plot and --format"),
     ],
 )
@@ -76,7 +66,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    where = ["--plot"] if file is None else ["--plot", tmp_path / file]
+    where = ["--plot"] if file is None else ["--plot-file", tmp_path / file]
     result = run("query", "-s", store, "reward_by_step", *where)
     assert result.exit_code == 1
     assert package in result.stderr

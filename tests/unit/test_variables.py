@@ -10,12 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 import localtrace
-from localtrace.cli import main
 from localtrace.errors import ConfigError, StoreError
-from localtrace.read import landlock
 from localtrace.record.config import load_settings, read_environment, variable
 from localtrace.record.settings import VARIABLES_ONLY, HookSettings, Settings, UploaderSettings
 from localtrace.record.variables import look_over
@@ -200,13 +197,3 @@ def test_doctor_is_content_with_an_environment_that_says_what_it_means(tmp_path:
     done = doctor(tmp_path, LOCALTRACE_REQUIRED="TRUE")
     assert done.returncode == 0, done.stdout
     assert "LOCALTRACE_REQUIRED=TRUE (on): " in done.stdout
-
-
-def test_doctor_says_where_sql_lacks_its_second_wall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localtrace.trainer_hooks.examination.examine", list)  # takes long
-    monkeypatch.setattr(landlock, "_call", lambda *_: -1)
-    done = CliRunner().invoke(main, ["doctor"])
-    assert done.exit_code == 0
-    assert re.match(r"note +sql .*\bLandlock\b", done.stdout)
-    monkeypatch.setattr(landlock, "_call", lambda *_: 1)
-    assert CliRunner().invoke(main, ["doctor"]).stdout == ""

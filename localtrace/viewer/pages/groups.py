@@ -110,11 +110,11 @@ def read(asked: Asked) -> Facts:
 def _pruning(asked: Asked) -> str:
     """Return a condition in which only values of groups stand, so that files are skipped."""
     terms = [term for term in asked.filters.terms if term.key in _PRUNING]
-    names = [f"filter_{at}" for at, term in enumerate(asked.filters.terms) if term in terms]
+    names = [f"filter_{at}_0" for at, term in enumerate(asked.filters.terms) if term in terms]
     parts = [
         f"t.step {term.operator} ${name}"
         for term, name in zip(terms, names, strict=True)
-        if term.key == "step" and not isinstance(term.value, tuple)
+        if term.key == "step" and len(term.values) == 1
     ]
     return " and ".join(parts) or "true"
 

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NotFound, NothingRecorded, QueryError
+from localtrace.read.filter_registry import FILTERS
 from localtrace.read.named_queries import NamedQuery, load_queries
 from localtrace.read.result import Result, python_values, write_parquet
 from localtrace.read.view_columns import views
@@ -87,9 +88,10 @@ def _about(asked: Asked, query: NamedQuery) -> dict[str, Any]:
         "name": query.name,
         "description": query.description,
         "parameters": [
-            {"name": name, "needed": needed, "is_range": name in ("attempt", "step"),
-             "value": given.get(name, "")}
+            {"name": name, "needed": needed, "value": given.get(name, ""),
+             "is_range": name in FILTERS and FILTERS[name].is_number}
             for name, needed in query.parameters.items()
+            if name in query.marks or FILTERS[name].in_forms
         ],
     }  # fmt: skip
 
@@ -118,7 +120,9 @@ def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
     words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
     named = "".join(f", {name}={value!r}" for name, value in given.items())
     python = f'store.query("{chosen.name}"{named}).to_pandas()'
-    return copies(asked, *chosen.select(given), f"query {chosen.name}{words}", python)
+    return copies(
+        asked, *chosen.select(*chosen.split(given)), f"query {chosen.name}{words}", python
+    )
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:

@@ -1,0 +1,140 @@
+"""A locked DuckDB database over snapshots of one or several stores.
+
+It reads no file outside its snapshots, loads no extension and lets nobody change its settings. This
+module knows nothing of filters, named queries or records.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from localtrace.read.outcome_views import late_outcomes, outcome_views
+from localtrace.read.table_views import list_literal, stored_views, text_literal, unsealed_rows
+from localtrace.read.views import Views
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from localtrace.store.tables.snapshot import Copies
+
+PieceOf = Callable[[str | None, int | None], str | None]
+_SPILL_MAX_BYTES = 16 * 2**30
+"""The temporary files of a query, at most: training may need the disk."""
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    # DuckDB 2.0.0 takes a left join for empty where its right side is known to be, and drops the
+    # LIMIT above it: `select v from t left join r on r.k = t.k where t.k = 1 limit 5` over an
+    # empty r gives every row. This optimizer causes it; queries are as fast without it.
+    "disabled_optimizers": "statistics_propagation",
+}
+
+
+class SpillFolder:
+    """A private folder for what queries cannot hold in memory; removed at `close`, or at exit."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        """The folder; empty where none can be made, as on a read-only system."""
+        self.close: Callable[[], None] = lambda: None
+        with suppress(OSError):
+            folder = tempfile.TemporaryDirectory(
+                prefix="localtrace-query-", ignore_cleanup_errors=True
+            )
+            self.path, self.close = folder.name, folder.cleanup
+
+
+class Database:
+    """A database in memory that offers snapshots of stores.
+
+    Args:
+        stores: the snapshots of each store.
+        memory_max_bytes: the memory that queries may use; more goes to a temporary folder.
+        piece_of: returns the text of a token by run id and token id, null where either is null.
+            Several threads call it. It must not refer to the database, which would never be freed.
+        folder: holds DuckDB's temporary files; a folder of its own when not given.
+
+    Raises:
+        StoreError: a folder above a store is named like a partition, which DuckDB would take for
+            one.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Copies],
+        memory_max_bytes: int,
+        piece_of: PieceOf,
+        folder: str | None = None,
+    ) -> None:
+        import duckdb
+
+        self._stores = stores
+        self._spill = SpillFolder() if folder is None else None
+        self.connection = duckdb.connect(":memory:", config=_CONFIG)
+        try:
+            self.connection.execute("create schema stored")
+            self._offer_unsealed()
+            leaves = stored_views(stores) | {"late_outcomes": late_outcomes(stores)}
+            functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
+            self.views = Views(leaves, outcome_views(stores), functions)
+            self._lock(memory_max_bytes, self._spill.path if self._spill else folder or "")
+        except BaseException:
+            self.close()
+            raise
+
+    def share(self) -> Database:
+        """Return the same database for another thread, to be closed before this one."""
+        other = copy(self)
+        other.connection = self.connection.cursor()
+        other._spill = None
+        other._offer_unsealed()
+        return other
+
+    def close(self) -> None:
+        """Close the connection, and remove the temporary files."""
+        self.connection.close()
+        if self._spill:
+            self._spill.close()
+
+    def _offer_unsealed(self) -> None:
+        for name, rows in unsealed_rows(self._stores).items():
+            self.connection.register(name, rows)
+
+    def _lock(self, memory_max_bytes: int, folder: str) -> None:
+        import duckdb
+
+        files = [path for snapshot in chain(*self._stores) for path in snapshot.paths()]
+        # For query_progress(). DuckDB refuses it in Jupyter where ipywidgets is not installed.
+        with suppress(duckdb.Error):
+            self.connection.execute("set enable_progress_bar = true")
+            self.connection.execute("set enable_progress_bar_print = false")
+        for setting in (
+            f"temp_directory = {text_literal(folder)}",
+            f"max_temp_directory_size = '{_SPILL_MAX_BYTES}B'",
+            f"memory_limit = '{memory_max_bytes}B'",
+            "global TimeZone = 'UTC'",
+            "allocator_flush_threshold = '1MB'",
+            f"allowed_paths = {list_literal(files)}",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
+            self.connection.execute(f"set {setting}")
+
+
+def _offer_pieces(connection: duckdb.DuckDBPyConnection, piece_of: PieceOf) -> None:
+    import duckdb
+    from duckdb.func import SPECIAL
+
+    try:
+        connection.create_function(
+            "piece_of", piece_of, ["VARCHAR", "BIGINT"], "VARCHAR", null_handling=SPECIAL
+        )
+    except duckdb.InvalidInputException:  # DuckDB calls Python only where NumPy is installed
+        connection.execute("create macro piece_of(run_id, id) as null::varchar")

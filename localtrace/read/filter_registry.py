@@ -1,0 +1,156 @@
+"""The registry of filters: one entry each.
+
+Python's keyword arguments, the command line with its help and completion, the parameters of named
+queries, the viewer's addresses and forms, and the table in the docs are all made from it. To add a
+filter, add an entry to `FilterValues` and a test of what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, TypeAlias, TypedDict, get_type_hints
+from uuid import UUID
+
+Texts: TypeAlias = str | int | UUID | Iterable[str | int | UUID] | None
+Numbers: TypeAlias = str | float | Iterable[str | float] | None
+Flags: TypeAlias = str | bool | Iterable[str | bool] | None
+Kind: TypeAlias = Literal["text", "texts", "index", "whole", "real", "flag", "search", "sql"]
+
+_FORMS: dict[Kind, str] = {
+    "text": "text", "texts": "text,…", "index": "text,…", "whole": "number", "real": "number",
+    "flag": "true/false", "search": "text", "sql": "SQL",
+}  # fmt: skip
+_CALLS = ("spans", "tokens", "turns")
+_LINKED = (*_CALLS, "engine_calls", "messages", "detectors", "labels", "outcomes")
+_OF_RUNS = ("runs", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What one filter compares, which values it takes, and where it is offered."""
+
+    kind: Kind
+    """The grammar of its values.
+
+    text: equal, as written. texts: commas separate several. index: so they do between whole
+    numbers. whole, real: numbers, ranges and comparisons. flag: true or false. search: inside of
+    recorded texts. sql: a condition.
+    """
+    about: str
+    """Its help."""
+    column: str = ""
+    """The column that it compares; when not given, that of its own name."""
+    view: str = "trajectories"
+    """The view that has the column."""
+    also: tuple[str, ...] = ()
+    """Other views with the column, where a row has the value of its trajectory."""
+    own: tuple[str, ...] = ()
+    """Other views with the column, where a row has a value of its own."""
+    is_late: bool = False
+    """Whether outcomes, which arrive later, change it."""
+    has_many: bool = False
+    """Whether a trajectory may have several values, of which each condition asks for one."""
+    values: tuple[str, ...] = ()
+    """Values that are offered when a shell completes it."""
+    in_forms: bool = False
+    """Whether the viewer's form of a named query has a field for it."""
+
+    @property
+    def form(self) -> str:
+        """The values that it takes, in a word."""
+        return _FORMS[self.kind]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it takes ranges and comparisons."""
+        return self.kind in ("whole", "real")
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether its text is taken as it is."""
+        return self.kind in ("search", "sql")
+
+
+class FilterValues(TypedDict, total=False):
+    """The filters as keyword arguments. None is no filter; a list or an array is any of its values.
+
+    Text may be all that the command line takes: `step="3..10"`, `reward="<0.1"`, `status="!=ok"`.
+    """
+
+    run: Annotated[Texts, Filter(
+        "text", "id, name, or beginning of an id; latest: the newest",
+        column="run_id", also=(*_LINKED, *_OF_RUNS), in_forms=True,
+    )]  # fmt: skip
+    project: Annotated[Texts, Filter(
+        "text", "the project", also=(*_LINKED, *_OF_RUNS), in_forms=True,
+    )]  # fmt: skip
+    experiment: Annotated[Texts, Filter(
+        "text", "the experiment", also=(*_LINKED, *_OF_RUNS), in_forms=True,
+    )]  # fmt: skip
+    attempt: Annotated[Numbers, Filter(
+        "whole", "restarts of the run before it",
+        also=(*_CALLS, "engine_calls", *_OF_RUNS), in_forms=True,
+    )]  # fmt: skip
+    step: Annotated[Numbers, Filter(
+        "whole", "the training step",
+        also=(*_CALLS, "engine_calls", "messages", "detectors", "metrics"), in_forms=True,
+    )]  # fmt: skip
+    sample_index: Annotated[Texts, Filter("index", "the row of the dataset", also=_CALLS)]
+    rollout_n: Annotated[Numbers, Filter("whole", "which rollout of its sample", also=_CALLS)]
+    group: Annotated[Texts, Filter("text", "the trainer's id of the group", column="group_id")]
+    prompt_hash: Annotated[Texts, Filter("texts", "identity of the first prompt")]
+    validate: Annotated[Flags, Filter(
+        "flag", "validation rollouts, or the others", also=("detectors",), in_forms=True,
+    )]  # fmt: skip
+    agent: Annotated[Texts, Filter("text", "the agent's name")]
+    data_source: Annotated[Texts, Filter("text", "name of the dataset")]
+    reward: Annotated[Numbers, Filter("real", "the newest reward", is_late=True)]
+    fate: Annotated[Texts, Filter(
+        "texts", "what training did with it", is_late=True,
+        values=("trained", "filtered", "stale", "aborted", "failed", "baseline"),
+    )]  # fmt: skip
+    status: Annotated[Texts, Filter(
+        "texts", "how it ended", own=("spans",),
+        values=("ok", "error", "cancelled", "interrupted", "dropped"),
+    )]  # fmt: skip
+    op: Annotated[Texts, Filter(
+        "text", "name of one of its calls", view="spans", own=("spans",), has_many=True,
+    )]  # fmt: skip
+    # `spans` lacks the texts of single generations where a call made several.
+    contains: Annotated[str | None, Filter(
+        "search", "in prompts, outputs, messages, arguments or results",
+        view="stored.spans", own=("spans",), has_many=True,
+    )]  # fmt: skip
+    truncated: Annotated[Flags, Filter(
+        "flag", "a limit cut off its last generation", view="detectors",
+    )]  # fmt: skip
+    empty: Annotated[Flags, Filter("flag", "its answer says nothing", view="detectors")]
+    duplicate: Annotated[Flags, Filter(
+        "flag", "another rollout of its group gave the same answer", view="detectors",
+    )]  # fmt: skip
+    tool_errors: Annotated[Numbers, Filter("whole", "failed calls of tools", view="detectors")]
+    repetition: Annotated[Numbers, Filter(
+        "real", "largest share of repeated 4-grams in a turn, 0 to 1", view="detectors",
+    )]  # fmt: skip
+    tag: Annotated[Texts, Filter("texts", "a tag that somebody gave", view="labels", has_many=True)]
+    rating: Annotated[Numbers, Filter("real", "a rating that somebody gave", view="labels")]
+    labelled: Annotated[Flags, Filter(
+        "flag", "whether somebody tagged, rated or commented it", view="labels",
+    )]  # fmt: skip
+    labelled_by: Annotated[Texts, Filter(
+        "text", "who labelled; the other labels are then this person's",
+        column="who", view="labels", has_many=True,
+    )]  # fmt: skip
+    where: Annotated[str | None, Filter(
+        "sql", "a condition, such as 'where=turn_count > 2'",
+        own=("spans", "tokens", "outcomes", "runs"),
+    )]  # fmt: skip
+
+
+FILTERS: dict[str, Filter] = {
+    key: replace(entry, column=entry.column or key)
+    for key, hint in get_type_hints(FilterValues, include_extras=True).items()
+    for entry in hint.__metadata__
+}
+"""The filters by key, in the order in which they are listed."""

@@ -1,0 +1,211 @@
+"""Child processes that run SQL of others: each is killed at its limit, and replaced.
+
+A text that no check can tell from others may take all memory, run for ever or crash its process. So
+what a page, a link or the command line brings runs in a child, which no one else needs. It is given
+the snapshots that its parent reads, so both see the same moment.
+
+The parent sends the snapshots, if they are new, the SQL and its parameters, pickled. The child
+answers with notes in JSON and with rows as Arrow streams; its last note says that it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localtrace.errors import QueryCrashed, QueryError, StoreError
+from localtrace.read.database import SpillFolder
+from localtrace.read.query_limits import LOOK_INTERVAL_S, NOBODY_WAITS, Limits, OnProgress
+from localtrace.store.layout import StoreLayout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from localtrace.store.tables.snapshot import Copies
+
+_PROGRAM = "localtrace.read.sandbox_program"
+_START_S = 60.0
+"""The time in which a child begins with a query."""
+_GRACE_S = 2.0
+"""The time in which a query stops by itself, when its own is over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """Snapshots that a child runs queries on."""
+
+    layouts: Sequence[StoreLayout]
+    stores: Sequence[Copies]
+    limits: Limits
+
+
+class Note(msgspec.Struct, omit_defaults=True):
+    """A part of an answer that is no rows; the first one says that the query begins."""
+
+    done: bool = False
+    share: float | None = None
+    """Part of the query that is done, 0 to 1."""
+    failed: str | None = None
+    is_damage: bool = False
+    """Whether it failed as a store is damaged."""
+
+
+class Sandbox:
+    """The children of this process, which start when they are needed.
+
+    Args:
+        places: how many queries may run side by side; they share the memory of one.
+    """
+
+    def __init__(self, places: int = 1) -> None:
+        self.places = places
+        self._free = threading.Semaphore(places)
+        self._idle: list[_Child] = []
+
+    def run(
+        self,
+        offer: Offer,
+        sql: str,
+        params: object,
+        on_progress: OnProgress | None,
+        unwanted: threading.Event,
+    ) -> pa.Table:
+        """Run one SELECT in a child, and return its rows.
+
+        Args:
+            offer: the snapshots to read.
+            sql: the text.
+            params: its parameters.
+            on_progress: told how far the query is.
+            unwanted: set when nobody waits for the query any more, which stops it.
+
+        Raises:
+            QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
+            QueryCrashed: it ended the child.
+            StoreError: a file is missing or damaged.
+        """
+        while not self._free.acquire(timeout=LOOK_INTERVAL_S):
+            if unwanted.is_set():
+                raise QueryError(NOBODY_WAITS)
+        try:
+            child = self._idle.pop() if self._idle else _Child()
+            if not child.lives():
+                child.close()
+                child = _Child()
+            try:
+                return child.run(offer, sql, params, on_progress, unwanted)
+            finally:
+                if child.is_idle:
+                    self._idle.append(child)
+                else:
+                    child.close()
+        finally:
+            self._free.release()
+
+
+sandbox: Sandbox | None = None
+"""Where this process runs SQL of others; None where it runs all SQL itself."""
+
+
+def use_sandbox(places: int = 1) -> None:
+    """Let SQL of others run in children of this process from now on.
+
+    Args:
+        places: how many queries may run side by side.
+    """
+    global sandbox
+    sandbox = Sandbox(places)
+
+
+class _Child:
+    """A process that runs one query at a time."""
+
+    def __init__(self) -> None:
+        spill = SpillFolder()
+        self._pipe, theirs = Pipe()
+        # Without -P a `duckdb.py` in the working directory would be run.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM, spill.path], stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
+        )  # fmt: skip
+        theirs.close()
+        self.close: Callable[[], object] = weakref.finalize(
+            self, _end, self._process, self._pipe, spill, os.getpid()
+        )
+        """Kill the process, and remove its files."""
+        self._offered: Offer | None = None
+        self.is_idle = True
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def run(
+        self,
+        offer: Offer,
+        sql: str,
+        params: object,
+        on_progress: OnProgress | None,
+        unwanted: threading.Event,
+    ) -> pa.Table:
+        import pyarrow as pa
+
+        self.is_idle = has_begun = False
+        tables: list[pa.Table] = []
+        end_s = time.monotonic() + _START_S
+        try:
+            self._pipe.send((None if offer is self._offered else offer, sql, params))
+            self._offered = offer
+            while not self.is_idle:
+                if unwanted.is_set():
+                    raise QueryError(NOBODY_WAITS)
+                if time.monotonic() > end_s:
+                    raise QueryError(offer.limits.too_long)
+                if not self._pipe.poll(LOOK_INTERVAL_S):
+                    continue
+                data = self._pipe.recv_bytes()
+                if data[:1] != b"{":
+                    tables.append(pa.ipc.open_stream(data).read_all())
+                    continue
+                note = msgspec.json.decode(data, type=Note)
+                self.is_idle = note.done
+                if note.failed is not None:
+                    raise (StoreError if note.is_damage else QueryError)(note.failed)
+                if not has_begun:
+                    has_begun, end_s = True, time.monotonic() + offer.limits.timeout_s + _GRACE_S
+                if on_progress is not None:
+                    on_progress(note.share)
+        except (EOFError, ConnectionError):
+            raise QueryCrashed(_how_it_ended(self._process)) from None
+        return pa.concat_tables(tables)
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    how = f"exit code {process.returncode}"
+    with suppress(ValueError, TypeError):
+        how = signal.Signals(-process.returncode).name
+    return (
+        f"the query ended its process ({how}), as one does that takes more memory than there is or "
+        "is nested too deeply: narrow it down, or write it in fewer levels"
+    )
+
+
+def _end(process: subprocess.Popen[bytes], pipe: Connection, spill: SpillFolder, pid: int) -> None:
+    pipe.close()
+    if os.getpid() == pid:  # a forked child has the same objects
+        process.kill()
+        process.wait()
+        spill.close()
