@@ -65,12 +65,15 @@ def command(
     """
     from localtrace.cli.no_match import why_nothing
     from localtrace.cli.output import is_for_terminal, print_listing, print_table
+    from localtrace.cli.plot import PICTURES
     from localtrace.read.named_queries import find_query
     from localtrace.read.run_names import run_names
 
     is_drawn = plot or plot_file is not None
     if is_drawn and form != "table":
         raise click.UsageError("--plot and --format exclude each other: choose one")
+    if plot_file is not None and plot_file.suffix not in PICTURES:
+        raise click.UsageError(f"--plot-file {plot_file}: name a file that ends with .png or .svg")
     if name is None:
         print_listing(_listing(folders), form)
         if is_for_terminal(form):

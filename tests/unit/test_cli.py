@@ -289,7 +289,7 @@ def test_problems_are_printed_and_end_with_code_1(store: Path) -> None:
         (["query", "reward_by_stp"], " reward_by_step?"),
         (["query", "reward_by_step", "run"], "key=value"),
         (["sql", "drop view runs"], "FROM runs"),
-        (["sql", "from nothing"], "column 6: nothing"),
+        (["sql", "from nothing"], "nothing does not exist"),
         (["files", "nothing"], "runs, trajectories"),
     ],
 )

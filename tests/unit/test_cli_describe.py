@@ -79,7 +79,7 @@ def test_a_view_is_told_in_lines() -> None:
 def test_an_unknown_view_names_those_there_are() -> None:
     result = run("describe", "turn")
     assert result.exit_code == 2
-    assert "no view is called 'turn', did you mean turns?" in result.stderr
+    assert "unknown view 'turn'. Did you mean turns?" in result.stderr
 
 
 def test_on_a_terminal_the_words_are_wrapped_and_none_is_cut() -> None:

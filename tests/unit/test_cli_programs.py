@@ -64,4 +64,4 @@ def test_results_messages_and_exit_codes_get_out(store: Path) -> None:
     assert (none.returncode, bool(none.stderr)) == (0, True)
     wrong = program("ls", "-s", store, "sort=1")
     assert wrong.returncode == 2
-    assert "filters:" in wrong.stderr
+    assert "unknown filter 'sort'" in wrong.stderr

@@ -286,7 +286,7 @@ def test_a_folder_that_looks_like_a_partition_is_refused(tmp_path: Path, folder:
     record(range(1))
     sealed(record.path)
     with pytest.raises(StoreError, match=rf"\b{folder}\b.*\brename\b"):
-        open_store(record.path)
+        open_store(record.path).runs()
 
 
 def test_unknown_steps_are_null(tmp_path: Path) -> None:
