@@ -6,7 +6,10 @@ they can cross process borders in Ray or multiprocessing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

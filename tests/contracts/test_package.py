@@ -83,11 +83,11 @@ def test_recording_loads_neither_duckdb_nor_a_heavy_package(tmp_path: Path) -> N
     assert _modules_after(statement).isdisjoint(HEAVY | {"duckdb", "deltalake"})
 
 
-def test_opening_a_store_is_what_loads_duckdb(tmp_path: Path) -> None:
+def test_the_first_query_is_what_loads_duckdb(tmp_path: Path) -> None:
     store = repr(str(tmp_path / "store"))
     made = f"import localtrace; localtrace.init({store}, min_free_bytes=0, seal=False)"
-    assert "duckdb" not in _modules_after(f"{made}; localtrace.open_store")
-    assert "duckdb" in _modules_after(f"{made}; localtrace.open_store({store})")
+    assert "duckdb" not in _modules_after(f"{made}; localtrace.open_store({store})")
+    assert "duckdb" in _modules_after(f"{made}; localtrace.open_store({store}).runs()")
 
 
 def test_help_loads_neither_duckdb_nor_pyarrow() -> None:

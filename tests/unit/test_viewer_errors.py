@@ -43,7 +43,7 @@ def problem(html: str) -> str:
 
 
 ADDRESSES = [
-    ("/trajectories?q=stepp%3D1", 400, "unknown filter 'stepp': did you mean step?"),
+    ("/trajectories?q=stepp%3D1", 400, "unknown filter 'stepp'. Did you mean step?"),
     ("/trajectories?q=step%3Dmany", 400, "'many' is not a whole number"),
     ("/groups?q=step%3D'", 400, "put quotes around a value"),
     ("/trajectories?q=where%3Drewrd", 400, "rewrd"),
