@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 import localtrace
 from localtrace.cli import main
 from localtrace.read.filters import Filters
-from localtrace.read.turns import question
 from localtrace.read.store import Store, open_store
+from localtrace.read.turns import question
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
