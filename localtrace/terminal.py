@@ -11,7 +11,6 @@ import io
 import os
 import re
 import select
-from collections.abc import Callable
 from functools import cache
 from typing import IO
 
@@ -49,19 +48,18 @@ def escape_line(text: str) -> str:
     return escape(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def write_any_text(*streams: IO[str], exactly: bool = False) -> None:
-    r"""Let streams of a narrow encoding take any text: other characters become escapes, as \u00e9.
-
-    Args:
-        exactly: whether characters that localtrace draws with, such as …, are escaped like all
-            others; otherwise a plain character replaces them.
-    """
+def write_any_text(*streams: IO[str]) -> None:
+    r"""Let streams of a narrow encoding take any text: others become escapes, as \u00e9."""
+    codecs.register_error("localtrace", _escaped)
     for stream in streams:
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
-            stream.reconfigure(
-                encoding=_ASCII if is_ascii else None, errors=_ESCAPING if exactly else _DRAWING
-            )
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="localtrace")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_as_json, error.object[error.start : error.end])), error.end
 
 
 def lost_its_reader(stream: IO[str]) -> bool:
@@ -81,51 +79,7 @@ def lost_its_reader(stream: IO[str]) -> bool:
     return gone
 
 
-_ASCII = "localtrace_ascii"
-"""ASCII under another name: click takes `ascii` for a mistake and writes UTF-8 instead."""
-_ESCAPING, _DRAWING = "localtrace-escaping", "localtrace-drawing"
-_PLAIN_SIGNS = {"…": "~", "×": "x", "–": "-", "—": "-", "█": "#", "\u2800": " "}
-
-
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    return _replaced(error, _as_json)
-
-
-def _drawn(error: UnicodeError) -> tuple[str, int]:
-    return _replaced(error, _plain)
-
-
-def _replaced(error: UnicodeError, replace: Callable[[str], str]) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(replace, error.object[error.start : error.end])), error.end
-
-
-def _plain(sign: str) -> str:
-    if "\u2800" < sign <= "\u28ff":  # dots of a curve
-        return "*"
-    return _PLAIN_SIGNS.get(sign) or _as_json(sign)
-
-
 def _as_json(sign: str) -> str:
     """Return the escape of a character, also of a lone surrogate."""
     units = sign.encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-
-def _ascii(name: str) -> codecs.CodecInfo | None:
-    if name != _ASCII:
-        return None
-    known = codecs.lookup("ascii")
-    return codecs.CodecInfo(
-        known.encode,
-        known.decode,
-        incrementalencoder=known.incrementalencoder,
-        incrementaldecoder=known.incrementaldecoder,
-        name=_ASCII,
-    )
-
-
-codecs.register(_ascii)
-codecs.register_error(_ESCAPING, _escaped)
-codecs.register_error(_DRAWING, _drawn)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from rich.cells import cell_len, set_cell_size
 
-from localtrace.cli.fitting import Column, fit_columns, width_of
 from localtrace.printing import ForPrograms, say, say_text
 from localtrace.read.result import python_values, write_parquet
-from localtrace.terminal import escape_line, write_any_text
+from localtrace.terminal import escape_line
 from localtrace.values.plain_json import plain_json, valid_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ANSWERS = frozenset({"answer", "output", "output_text"})
-"""Columns whose cut cells keep their end, which says most."""
+SHORT_ID = 10
+"""Digits of a shortened id; they are unique among millions of ids."""
+_ID = re.compile(r"[0-9a-f]{32}")
+_GAP, _TEXT_MIN, _WIDTH_MAX = 2, 12, 10**6
 _NO_ROOM = "not shown in {width} characters; widen the window, or add  | less -S  or  --format json"
-_PROSE_MIN = 36
-"""Characters that prose needs beside the other cells; with fewer it stands below them."""
 _NAMES_MAX = 6
 _JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
@@ -79,59 +79,77 @@ def print_listing(table: pa.Table, form: str) -> None:
     if not is_for_terminal(form):
         print_table(table, form)
         return
-    rows = [[escape_line(_cell(value)) for value in row] for row in _rows(table)]
-    widths = [max(map(width_of, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    width = shutil.get_terminal_size().columns
-    start = sum(widths) + 2 * len(widths)
-    beside = width - start >= _PROSE_MIN
-    indent = " " * (start if beside else 4)
-    for *cells, prose in rows:
-        head = "".join(
-            cell + " " * (widest - width_of(cell) + 2)
-            for cell, widest in zip(cells, widths, strict=True)
-        )
-        lines = textwrap.wrap(prose, width - len(indent))
-        if not beside:
-            say(head.rstrip())
-            head = indent
-        for number, line in enumerate(lines):
-            say((indent if number else head) + line)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name in table.column_names:
+        grid.add_column(no_wrap=name != table.column_names[-1])
+    for row in _rows(table):
+        grid.add_row(*(Text(escape_line(_cell(value))) for value in row))
+    console = Console(width=shutil.get_terminal_size().columns, color_system=None)
+    with console.capture() as captured:
+        console.print(grid)
+    for line in captured.get().splitlines():
+        say(line.rstrip())
 
 
 def _print_text(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print aligned text, control characters escaped; on a terminal, as much as fits."""
     values = [list(row) for row in rows]
-    columns = [
-        Column(
-            escape_line(name),
-            [_cell(row[place]) for row in values],
-            is_text=name != "run_id" and not any(_is_plain_value(row[place]) for row in values),
-            shows_end=name in _ANSWERS,
-        )
-        for place, name in enumerate(names)
-    ]
-    shown = columns
+    columns = [[_cell(row[place]) for row in values] for place in range(len(names))]
+    heads = [escape_line(name) for name in names]
+    width = _WIDTH_MAX
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        shown = fit_columns(columns, width)
-        if left_out := [column.name for column in columns[len(shown) :]]:
-            more = len(left_out) - _NAMES_MAX
-            said = ", ".join(left_out[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
-            say(f"{said}: {_NO_ROOM.format(width=width)}", err=True)
+        columns = [_with_short_ids(cells) for cells in columns]
+    widths = _fitted_widths(heads, columns, width)
+    if len(widths) < len(names):
+        missing = ", ".join(heads[len(widths) :][:_NAMES_MAX])
+        more = len(names) - len(widths) - _NAMES_MAX
+        missing += f" and {more} more" if more > 0 else ""
+        say(f"{missing}: {_NO_ROOM.format(width=width)}", err=True)
     to_right = [
-        any(_is_number(row[place]) for row in values)
-        and all(_is_number(row[place]) or row[place] is None for row in values)
-        for place in range(len(shown))
+        any(map(_is_number, column)) and all(v is None or _is_number(v) for v in column)
+        for column in zip(*values, strict=True)
+    ] or [False] * len(names)
+    for line in zip(
+        *([head, *cells] for head, cells in zip(heads, columns, strict=True)), strict=True
+    ):
+        say("  ".join(map(_aligned, line, widths, to_right)).rstrip())
+
+
+def _aligned(cell: str, width: int, to_right: bool) -> str:
+    """Return a cell in so many characters; … stands for the end of a longer one."""
+    if cell_len(cell) > width:
+        return set_cell_size(cell, width - 1) + "…"
+    return " " * (width - cell_len(cell)) + cell if to_right else set_cell_size(cell, width)
+
+
+def _fitted_widths(heads: list[str], columns: list[list[str]], width: int) -> list[int]:
+    """Return the widths of as many of the first columns as fit; the widest are cut alike."""
+    widest = [
+        max(cell_len(head), *map(cell_len, cells), 0)
+        for head, cells in zip(heads, columns, strict=True)
     ]
-    widths = [column.width for column in shown]
-    for line in zip(*([column.name, *column.cells] for column in shown), strict=True):
-        padded = (
-            " " * (width - width_of(cell)) + cell
-            if right
-            else cell + " " * (width - width_of(cell))
-            for cell, width, right in zip(line, widths, to_right, strict=True)
-        )
-        say("  ".join(padded).rstrip())
+    if sum(widest) + _GAP * (len(widest) - 1) <= width:
+        return widest
+    while len(widest) > 1 and _total(widest, _TEXT_MIN) > width:
+        widest.pop()
+    longest = _TEXT_MIN
+    while longest < max(widest) and _total(widest, longest + 1) <= width:
+        longest += 1
+    return [min(column_width, longest) for column_width in widest]
+
+
+def _total(widths: list[int], longest: int) -> int:
+    return sum(min(width, longest) + _GAP for width in widths) - _GAP
+
+
+def _with_short_ids(cells: list[str]) -> list[str]:
+    is_id = any(cells) and all(_ID.fullmatch(cell) for cell in cells if cell)
+    return [cell[:SHORT_ID] for cell in cells] if is_id else cells
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -154,7 +172,6 @@ def _joined(
 
 
 def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    write_any_text(sys.stdout, exactly=True)
     separator = "[\n"
     for row in rows:
         text = _JSON.encode(dict(zip(columns, map(plain_json, row), strict=True))).decode()
@@ -164,7 +181,6 @@ def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None
 
 
 def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    write_any_text(sys.stdout, exactly=True)
     writer = csv.writer(ForPrograms(), lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(map(_plain, row) for row in rows)
@@ -194,7 +210,3 @@ def _plain(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_plain_value(value: Any) -> bool:
-    return isinstance(value, int | float | datetime)

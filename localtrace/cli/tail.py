@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localtrace.cli.fitting import SHORT_ID
 from localtrace.cli.options import FILTERS_HELP, filters_argument, store_option
+from localtrace.cli.output import SHORT_ID
 from localtrace.printing import say
 
 if TYPE_CHECKING:

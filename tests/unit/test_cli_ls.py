@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.cells import cell_len
 
 import localtrace
 from localtrace import testing
-from localtrace.cli.fitting import cut, width_of
 from tests.commands import answer, record, rows, run
 from tests.terminals import on_terminal
 
@@ -67,7 +67,7 @@ def test_of_examples_in_the_prompt_the_question_itself_is_shown(tmp_path: Path) 
 def test_a_terminal_of_80_columns_shows_all_of_it_without_wrapping(store: Path) -> None:
     shown = on_terminal(80, "ls", "-s", store)
     assert shown.exit_code == 0
-    assert [width_of(line) <= 80 for line in shown.lines] == [True] * 3
+    assert [cell_len(line) <= 80 for line in shown.lines] == [True] * 3
     assert shown.lines[0].split() == ["trace_id", "place", "reward", "prompt", "answer"]
     assert "2 + 2?" in shown.lines[2]
     assert "a long question" in shown.lines[1]
@@ -198,12 +198,5 @@ def test_one_run_alone_needs_no_name(tmp_path: Path) -> None:
 def test_a_terminal_of_80_columns_has_room_for_the_runs(tmp_path: Path) -> None:
     names(tmp_path, {"seed": 0}, {"seed": 1})
     lines = on_terminal(80, "runs", "-s", tmp_path).lines
-    assert max(map(width_of, lines)) <= 80
+    assert max(map(cell_len, lines)) <= 80
     assert "seed=1" in lines[2]
-
-
-def test_what_is_cut_says_so_and_wide_letters_count_twice() -> None:
-    assert cut("日本語です", 5) == "日本…"
-    assert cut("日本語です", 5, shows_end=True) == "…です"
-    assert cut("short", 5) == "short"
-    assert width_of("e\u0301") == 1
