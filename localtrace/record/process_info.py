@@ -20,12 +20,12 @@ _PACKAGES = (
 
 def describe_process(worker: str | None, config: Any, tokenizer: str | None) -> dict[str, Any]:
     """Return facts for the run's start record, by column of the table `runs`."""
-    from localtrace.redaction.facts import command_line, text_without_secrets, without_secrets
+    from localtrace.redaction.facts import command_line, without_secrets
 
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "worker": None if worker is None else text_without_secrets(worker),
+        "worker": None if worker is None else without_secrets(worker),
         **ray_ids(),
         "command": command_line(sys.orig_argv),
         "config": without_secrets(codec.decode(codec.encode(config))),

@@ -1,4 +1,4 @@
-"""Secrets that only their names give away: `password=…`, `"api_key": "…"`, headers.
+"""Secrets that only their names give away: `password=…`, `"api_key": "…"`, headers, options.
 
 Such names contain one of a few words, which are searched for first. The letters around the word are
 the name, and the value follows a `=` or `:`. Every step looks at a bounded number of letters, so
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from localtrace.redaction.found import Found
+from localtrace.redaction.matches import Match
 from localtrace.redaction.names import is_secret, may_be_secret
 
 NAME = "secret by its name"
@@ -30,18 +30,6 @@ _EQUALS = re.compile(
     r"|(?P<loose>\s{0,4}(?:=>|:=|:(?!:)|=(?![=~])|%3[AaDd]|\\u003d)\s{0,4}))"
 )
 _SPACE = re.compile(r"[ \t]{1,4}(?!-)")
-_SETS = re.compile(r"\b(?:ENV|ARG|setenv|setx|set(?:[ \t]{1,4}--?[a-z-]{1,12}){1,3})[ \t]{1,4}\Z")
-"""Commands of Docker and of shells that take a name and, after a space, a value."""
-_SET_CHARS = 60
-_SET_SPACE = re.compile(r"(?P<tight>[ \t]{1,4})(?!-)")
-_SAID = re.compile(
-    r"(?: (?:for|of|to)(?: [\w.-]{1,40}){1,4}?)? (?:is|was)(?: now)?:? {1,2}"
-    r"[\"'`“‘]?(?P<value>[^\s\"'`”’]{6,400})"
-)
-"""The words after the name of a secret in a sentence that tells it."""
-_WORD_BEFORE = re.compile(r"[A-Za-z]{1,20}[ _-]\Z")
-_TOLD = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])(?!\d{4}-\d\d)")
-"""A word with letters and digits: a sentence may say anything else of a key."""
 _SCHEME = re.compile(r"(?i:basic|bearer|token|digest|api-?key|negotiate|ntlm|key)[ \t]{1,4}")
 _OPENS = re.compile(r"(\\{0,3})([\"'`])")
 _QUOTED = {
@@ -53,9 +41,7 @@ _QUOTED = {
         (False, r"\\[^\n]"),
     )
 }
-_BARE_CHAR = r"[^\s\"'`,;&<>(){}\[\]\\]"
-_BARE = re.compile(rf"{_BARE_CHAR}{{1,200}}+")
-_REST = re.compile(rf"{_BARE_CHAR}*+")
+_BARE = re.compile(r"[^\s\"'`,;&<>(){}\[\]\\]{1,4000}+")
 _COOKIES = re.compile(r"[^\n\"'`\\]{1,4000}+")
 _CODE = re.compile(r"[A-Za-z_]+_\w*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
 """Names of variables and attributes in code, which are no values."""
@@ -64,7 +50,7 @@ _CHARS_MIN = 3
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
-def find_assignments(text: str, *, is_strict: bool = False) -> Iterator[Found]:
+def find_assignments(text: str, *, is_strict: bool = False) -> Iterator[Match]:
     """Yield the values that stand under names of secrets.
 
     Args:
@@ -74,76 +60,43 @@ def find_assignments(text: str, *, is_strict: bool = False) -> Iterator[Found]:
     folded = text.lower()
     if len(folded) != len(text):
         folded = text.translate(_LOWER)
-    has_sentence = " is" in folded or " was" in folded
-    end = 0
-    for place in _places(folded):
-        if place >= end:
-            found = _after_name(text, place, is_strict) or (
-                _in_sentence(text, place) if has_sentence else None
-            )
-            if found is not None:
-                yield found
-                end = found.end
-
-
-def _in_sentence(text: str, place: int) -> Found | None:
-    named = _NAME_AFTER.match(text, place)
-    said = None if named is None else _SAID.match(text, named.end())
-    if named is None or said is None:
-        return None
-    before = _WORD_BEFORE.search(text[max(0, place - _BEFORE_CHARS) : place])
-    name = ("" if before is None else before[0]) + named[0]
-    start, value = said.start("value"), said["value"].rstrip(".,;:!?)")
-    if _TOLD.match(value) is None or not is_secret(name, value):
-        return None
-    return Found(start, start + len(value), NAME)
-
-
-def _places(folded: str) -> list[int]:
     # Faster than one regular expression: most texts contain few of the words.
     words = [word for word in _WORDS if word in folded]
-    found = []
-    for word in words:
-        place = folded.find(word)
-        while place >= 0:
-            found.append(place)
-            place = folded.find(word, place + 1)
-    return sorted(found)
+    places = [match.start() for word in words for match in re.finditer(word, folded)]
+    end = 0
+    for place in sorted(places):
+        match = _after_name(text, place, is_strict) if place >= end else None
+        if match is not None:
+            yield match
+            end = match.end
 
 
-def _after_name(text: str, place: int, is_strict: bool) -> Found | None:
+def _after_name(text: str, place: int, is_strict: bool) -> Match | None:
     named = _NAME_AFTER.match(text, place)
     stop = place if named is None else named.end()
     equals = _EQUALS.match(text, stop)
     if equals is None and text[stop : stop + 1] not in (" ", "\t"):
         return None
-    near = text[max(0, place - _BEFORE_CHARS) : place]
-    before = _NAME_BEFORE.search(near)
+    before = _NAME_BEFORE.search(text[max(0, place - _BEFORE_CHARS) : place])
     name = ("" if before is None else before[0]) + text[place:stop]
     if not may_be_secret(name):
         return None
-    if equals is None:
-        # The value of an option follows after a space, as that of a variable in some commands.
-        begin = stop - len(name)
-        if name.startswith("-"):
-            equals = _SPACE.match(text, stop)
-        elif _SETS.search(text[max(0, begin - _SET_CHARS) : begin]):
-            equals = _SET_SPACE.match(text, stop)
+    if equals is None and name.startswith("-"):  # the value of an option follows after a space
+        equals = _SPACE.match(text, stop)
     return None if equals is None else _value(text, name, equals, is_strict)
 
 
-def _value(text: str, name: str, equals: re.Match[str], is_strict: bool) -> Found | None:
+def _value(text: str, name: str, equals: re.Match[str], is_strict: bool) -> Match | None:
     start, end = equals.end(), len(text)
     opens = _OPENS.match(text, start)
     if opens is not None:
         quoted = _QUOTED[opens[2], bool(opens[1])].match(text, opens.end())
         start, end = (opens.end(), opens.end()) if quoted is None else quoted.span()
     scheme = _SCHEME.match(text, start, end)
-    if scheme is not None:
-        start = scheme.end()
+    start = start if scheme is None else scheme.end()
     if opens is None:
-        letters = _COOKIES if name.lower().endswith(("cookie", "cookies")) else _BARE
-        bare = letters.match(text, start)
+        is_cookie = name.lower().endswith(("cookie", "cookies"))
+        bare = (_COOKIES if is_cookie else _BARE).match(text, start)
         if bare is None:
             return None
         if not (is_strict or scheme or _may_stand_bare(text, bare, equals)):
@@ -151,10 +104,7 @@ def _value(text: str, name: str, equals: re.Match[str], is_strict: bool) -> Foun
         end = bare.end()
     if not is_secret(name, text[start:end], is_strict=is_strict):
         return None
-    if opens is None:
-        rest = _REST.match(text, end)
-        end = end if rest is None else rest.end()
-    return Found(start, end, NAME)
+    return Match(start, end, NAME)
 
 
 def _may_stand_bare(text: str, bare: re.Match[str], equals: re.Match[str]) -> bool:

@@ -1,147 +1,118 @@
-"""One trajectory in the form in which it is redacted.
+"""One trajectory in the form in which it is redacted: columns by name, as plain values.
 
 A `Trajectory` of the reader and rows of the tables are both taken apart into it, and put together
-again. Lists of ids, messages and log-probabilities stand beside the arguments and results that held
-them, as in the tables.
+again.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
 from localtrace.errors import StoreError
-from localtrace.redaction.ids import (
-    IDS,
-    REASON,
-    holds_ids,
-    id_lists,
-    other_id_lists,
-    without_ids,
-)
-from localtrace.redaction.tokens import Sequence
-from localtrace.redaction.values import Editor, Held
-from localtrace.store.tokenizers import Decode
-from localtrace.types import Span, Trajectory
+from localtrace.redaction.ids import REASON, without_ids
+from localtrace.redaction.matches import mark
+from localtrace.redaction.redactor import Redactor
+from localtrace.redaction.tokens import Parts
+from localtrace.types import Trajectory
 from localtrace.values.codec import parse_json, to_json
+from localtrace.values.placeholder import Placeholder
 
 Row: TypeAlias = dict[str, Any]
-"""One row of a table, by column name."""
+"""One row of a table, or columns of it, by name."""
+Rows: TypeAlias = tuple[list[Row], list[Row], list[Row]]
+"""Rows of the tables `trajectories`, `spans` and `outcomes`."""
 
-_HEAD_COLUMNS = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward")
-_OUTCOME_COLUMNS = ("name", "number", "text", "values", "source")
-_SPAN_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs", "response_mask")
-_SPAN_COLUMNS = (*_SPAN_LISTS, "op", "error", "output_text", "output_message", "finish_reason")
-_COLUMNS_OF_JSON = {"messages": list, "output_message": dict}
-_ROW_COLUMNS = (*_SPAN_COLUMNS, "prompt_text", "weight_version", "sample_index")
-
-
-@dataclass(slots=True)
-class Call:
-    """One call: its columns, and its other arguments and results."""
-
-    seq: int
-    prompt: list[int]
-    """The whole prompt; the column of a row holds only what the turn added."""
-    columns: Row
-    inputs: Any
-    outputs: Any
-
-    def edit(self, editor: Editor) -> None:
-        """Redact it in place."""
-        for name, value in self.columns.items():
-            if name == "messages":
-                self.columns[name] = editor.messages(name, value)
-            elif name == "output_message":
-                self.columns[name] = editor.value(editor.column(name, value))
-            else:
-                # A field of this name may be left out, but a call without its op is no call.
-                self.columns[name] = editor.column("" if name == "op" else name, value)
-        self.inputs, self.outputs = editor.value(self.inputs), editor.value(self.outputs)
-
-    def leave_out_ids(self) -> bool:
-        """Drop all lists that may be token ids; return whether there were any."""
-        columns, inputs, outputs = self.columns, self.inputs, self.outputs
-        messages = columns["messages"]
-        if messages is not None:
-            messages = [without_ids(message) for message in messages]
-        self.inputs, self.outputs = without_ids(inputs), without_ids(outputs)
-        self.columns = {
-            **columns,
-            "messages": messages,
-            "output_message": without_ids(columns["output_message"]),
-            "prompt_ids": None,
-            "output_ids": None,
-        }
-        return (
-            bool(columns["prompt_ids"] or columns["output_ids"])
-            or self.inputs is not inputs
-            or self.outputs is not outputs
-        )
-
-    def sequences(self) -> Iterator[Sequence]:
-        """Yield its token ids, each prompt with what was generated after it."""
-        yield [self.prompt, self.columns["output_ids"] or []]
-        for value in (self.inputs, self.outputs):
-            yield [*id_lists(value)]
+_HEAD = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward",
+         "attributes")  # fmt: skip
+_OUTCOME = ("name", "number", "text", "values", "source")
+_LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs", "response_mask")
+_SPAN = (*_LISTS, "op", "error", "prompt_text", "output_text", "output_message", "finish_reason",
+         "inputs", "outputs")  # fmt: skip
+_SPAN_ROW = (*_SPAN, "weight_version", "sample_index")
+_ANY = frozenset({"attributes", "inputs", "outputs", "values"})
+"""Columns that may hold anything."""
+_JSON = frozenset({"attributes", "inputs", "outputs", "messages", "output_message"})
+_NEVER_LEFT_OUT = frozenset({"attributes", "inputs", "outputs", "op"})
+"""Columns whose fields may be left out, but which are there themselves."""
+_IDENTITIES = frozenset({"group_id", "sample_index"})
+"""Columns whose equal values belong together."""
 
 
 @dataclass(slots=True)
 class Content:
     """The parts of one trajectory that may have to be redacted."""
 
-    run_id: str
     heads: list[Row]
-    """Columns of the trajectory, its attributes decoded."""
-    calls: list[Call]
+    calls: list[Row]
     outcomes: list[Row]
+    prompts: list[list[int]]
+    """The whole prompt of each call; the column of a row holds only what the turn added."""
 
-    def edit(self, editor: Editor) -> None:
+    def copy(self) -> Content:
+        """Return a copy to be edited."""
+        heads, calls, outcomes = (
+            [{**row} for row in rows] for rows in (self.heads, self.calls, self.outcomes)
+        )
+        return Content(heads, calls, outcomes, self.prompts)
+
+    def edit(self, redactor: Redactor) -> None:
         """Redact it in place."""
-        for head in self.heads:
-            for name, value in head.items():
-                head[name] = (
-                    editor.value(value) if name == "attributes" else editor.column(name, value)
-                )
-        for call in self.calls:
-            call.edit(editor)
-        self.outcomes = [editor.outcome(outcome) for outcome in self.outcomes]
+        for outcome in self.outcomes:
+            left_out = mark(outcome["name"])
+            if redactor.leaves_out(outcome["name"], outcome) and outcome["text"] != left_out:
+                redactor.count(outcome["name"])
+                outcome.update(number=None, text=left_out, values=None)
+            for name, value in outcome.items():
+                outcome[name] = _fitting(name, redactor.value(value))
+        for columns in (*self.heads, *self.calls):
+            for name, value in columns.items():
+                columns[name] = _edited(redactor, name, value)
 
     def leave_out_ids(self) -> bool:
         """Drop all lists that may be token ids; return whether there were any."""
-        gone = [call.leave_out_ids() for call in self.calls]
-        for head in self.heads:
-            attributes = without_ids(head["attributes"])
-            gone.append(attributes is not head["attributes"])
-            head["attributes"] = attributes
-        for outcome in self.outcomes:
-            if holds_ids(outcome["values"] or []):
-                gone.append(True)
-                outcome["values"] = None
-        return any(gone)
+        had_any = False
+        for columns in self._columns():
+            for name, value in columns.items():
+                edited = None if name in ("prompt_ids", "output_ids") else without_ids(value, [])
+                had_any |= edited is not value
+                columns[name] = _fitting(name, edited)
+        return had_any
 
-    def sequences(self) -> Iterator[Sequence]:
-        """Yield the token ids of its calls, in the order in which they began."""
-        for call in sorted(self.calls, key=lambda call: call.seq):
-            yield from call.sequences()
+    def id_lists(self) -> Iterator[Parts]:
+        """Yield all lists that may be token ids, each once: turns first, in their order."""
+        searched: set[tuple[int, ...]] = set()
+        for prompt, call in zip(self.prompts, self.calls, strict=True):
+            turn = [prompt, call["output_ids"] or []]
+            searched.update(map(tuple, turn))
+            yield turn
+        others: list[Parts] = []
+        for columns in self._columns():
+            for name in _ANY.intersection(columns):
+                without_ids(columns[name], others)
+        for rows in others:
+            ids = tuple(chain.from_iterable(rows))
+            if ids not in searched:
+                searched.add(ids)
+                yield rows
 
-    def other_sequences(self) -> Iterator[Sequence]:
-        """Yield the lists under any other name that may be token ids."""
-        values = [value for call in self.calls for value in (call.inputs, call.outputs)]
-        values += [head["attributes"] for head in self.heads]
-        values += [outcome["values"] for outcome in self.outcomes]
-        known: defaultdict[int, list[list[int]]] = defaultdict(list)
-        for ids in (ids for sequence in self.sequences() for ids in sequence):
-            known[len(ids)].append(ids)
-        for value in values:
-            for rows in other_id_lists(value):
-                ids = [*chain.from_iterable(rows)]
-                if ids not in known[len(ids)]:
-                    known[len(ids)].append(ids)
-                    yield rows
+    def _columns(self) -> Iterator[Row]:
+        yield from (*self.heads, *self.calls, *self.outcomes)
+
+
+def _edited(redactor: Redactor, name: str, value: Any) -> Any:
+    if name in _NEVER_LEFT_OUT:
+        return redactor.value(value)
+    if name in _IDENTITIES and type(value) is str and not redactor.leaves_out(name, value):
+        return redactor.identity(value)
+    return _fitting(name, redactor.field(name, value))
+
+
+def _fitting(name: str, value: Any) -> Any:
+    """Return a value, or None where a column cannot hold the placeholder that it is."""
+    return None if isinstance(value, Placeholder) and name not in _NEVER_LEFT_OUT else value
 
 
 # -- records ------------------------------------------------------------------------------------
@@ -149,166 +120,108 @@ class Content:
 
 def of_trajectory(trajectory: Trajectory) -> Content:
     """Take apart a trajectory of the reader."""
+    spans = (*trajectory.spans, *trajectory.generations)
     return Content(
-        trajectory.run_id,
-        [_fields(trajectory, (*_HEAD_COLUMNS, "attributes"))],
-        [_of_span(span) for span in (*trajectory.spans, *trajectory.generations)],
-        [_fields(outcome, _OUTCOME_COLUMNS) for outcome in trajectory.outcomes],
+        [_picked(trajectory, (*_HEAD, "model"), getattr)],
+        [_picked(span, _SPAN, getattr) for span in spans],
+        [_picked(outcome, _OUTCOME, getattr) for outcome in trajectory.outcomes],
+        [span.prompt_ids or [] for span in spans],
     )
 
 
 def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
     """Return a copy of the trajectory with this content."""
-    (head,) = content.heads
     spans = [
-        replace(
-            span,
-            **_without_lone_mask(call.columns),
-            inputs=_put_back(call.inputs, call.columns),
-            outputs=_put_back(call.outputs, call.columns),
-        )
+        # Without ids, a mask tells nothing, as when it is read from rows.
+        replace(span, **call | ({"response_mask": None} if call["output_ids"] is None else {}))
         for span, call in zip(
             (*trajectory.spans, *trajectory.generations), content.calls, strict=True
         )
     ]
-    calls = len(trajectory.spans)
     outcomes = [
         replace(outcome, **edited)
         for outcome, edited in zip(trajectory.outcomes, content.outcomes, strict=True)
     ]
+    count = len(trajectory.spans)
     return replace(
-        trajectory, **head, spans=spans[:calls], generations=spans[calls:], outcomes=outcomes
+        trajectory,
+        **content.heads[0],
+        spans=spans[:count],
+        generations=spans[count:],
+        outcomes=outcomes,
     )
 
 
-def _without_lone_mask(columns: Row) -> Row:
-    """Return a span's columns; without ids, a mask tells nothing, as when it is read from rows."""
-    return columns | ({"response_mask": None} if columns["output_ids"] is None else {})
-
-
-def _fields(record: Any, names: tuple[str, ...]) -> Row:
-    return {name: getattr(record, name) for name in names}
-
-
-def _of_span(span: Span) -> Call:
-    columns = _fields(span, _SPAN_COLUMNS)
-    held = {id(columns[name]): Held(name) for name in _SPAN_LISTS if columns[name] is not None}
-    inputs, outputs = (
-        {name: held.get(id(part), part) for name, part in value.items()}
-        if isinstance(value, dict)
-        else value
-        for value in (span.inputs, span.outputs)
-    )
-    return Call(span.seq, span.prompt_ids or [], columns, inputs, outputs)
-
-
-def _put_back(value: Any, columns: Row) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _held(part, columns) for name, part in value.items()}
-
-
-def _held(part: Any, columns: Row) -> Any:
-    if not isinstance(part, Held):
-        return part
-    value = columns[part.column]
-    return IDS if value is None else value
+def _picked(record: Any, names: tuple[str, ...], get: Callable[[Any, str], Any]) -> Row:
+    return {name: get(record, name) for name in names}
 
 
 # -- rows ---------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class TraceRows:
-    """The rows of one trajectory in each table."""
+def of_rows(
+    rows: Rows,
+    prompts: Mapping[str, list[int] | None],
+    text_of: Callable[[list[int]], str | None],
+) -> Content:
+    """Take the rows of one trajectory apart.
 
-    trajectories: list[Row]
-    spans: list[Row]
-    outcomes: list[Row]
-    _texts: dict[int, tuple[Any, str]] = field(default_factory=dict)
-    """Values read from JSON, with their texts, by `id`: an unchanged value keeps its text."""
-
-    def content(self, prompts: Mapping[str, list[int] | None], decode: Decode) -> Content:
-        """Take the rows apart.
-
-        Args:
-            prompts: the whole prompts by span id, where they can be rebuilt.
-            decode: decodes the ids of rows that lack their text; the ids may be left out, and
-                nobody could read them then.
-        """
-        return Content(
-            next(row["run_id"] for row in (*self.trajectories, *self.spans, *self.outcomes)),
-            [
-                _picked(row, _HEAD_COLUMNS) | {"attributes": self._read(row["attributes"])}
-                for row in self.trajectories
-            ],
-            [self._call(row, prompts, decode) for row in self.spans],
-            [_picked(row, _OUTCOME_COLUMNS) for row in self.outcomes],
-        )
-
-    def edited(self, content: Content) -> tuple[list[Row], list[Row], list[Row]]:
-        """Return copies of the rows with this content."""
-        return (
-            [
-                row
-                | head
-                | {"attributes": self._written(row["attributes"], head["attributes"])}
-                | {"prompt_hash": None}  # a short text can be guessed from its hash
-                for row, head in zip(self.trajectories, content.heads, strict=True)
-            ],
-            [self._row(row, call) for row, call in zip(self.spans, content.calls, strict=True)],
-            [row | edited for row, edited in zip(self.outcomes, content.outcomes, strict=True)],
-        )
-
-    def _call(self, row: Row, prompts: Mapping[str, list[int] | None], decode: Decode) -> Call:
-        columns = _picked(row, _ROW_COLUMNS)
+    Args:
+        rows: the rows of each table.
+        prompts: the whole prompts by span id, where they can be rebuilt.
+        text_of: decodes the ids of rows that lack their text; the ids may be left out, and nobody
+            could read them then.
+    """
+    heads, spans, outcomes = rows
+    calls = [_picked(row, _SPAN_ROW, _read) for row in spans]
+    for call in calls:
         for text, ids in (("prompt_text", "prompt_ids"), ("output_text", "output_ids")):
-            if row[text] is None and row[ids]:
-                columns[text] = decode(row["run_id"], row[ids])
-        for name, kind in _COLUMNS_OF_JSON.items():
-            columns[name] = self._read(row[name], kind)
+            if call[text] is None and call[ids]:
+                call[text] = text_of(call[ids])
+    return Content(
+        [_picked(row, _HEAD, _read) for row in heads],
+        calls,
+        [_picked(row, _OUTCOME, _read) for row in outcomes],
         # If a prompt cannot be rebuilt, search at least what the turn added to it.
-        prompt = prompts.get(row["span_id"]) or row["prompt_ids"] or []
-        inputs, outputs = self._read(row["inputs"]), self._read(row["outputs"])
-        return Call(row["seq"], prompt, columns, inputs, outputs)
+        [prompts.get(row["span_id"]) or row["prompt_ids"] or [] for row in spans],
+    )
 
-    def _row(self, row: Row, call: Call) -> Row:
-        new = row | call.columns
-        for name, value in (
-            ("inputs", call.inputs),
-            ("outputs", call.outputs),
-            *((name, call.columns[name]) for name in _COLUMNS_OF_JSON),
-        ):
-            new[name] = self._written(row[name], value)
-        if any(new[name] is None and row[name] is not None for name in _SPAN_LISTS):
+
+def onto_rows(rows: Rows, content: Content, edited: Content) -> Rows:
+    """Return copies of the rows with the edited content."""
+    heads, spans, outcomes = rows
+    new_spans = []
+    for row, new in zip(spans, _written(spans, content.calls, edited.calls), strict=True):
+        if any(new[name] is None and row[name] is not None for name in _LISTS):
             new["placeholder"] = REASON
         if new["output_logprobs"] is None:
             new["logprobs_rest"] = None
         # The checksums no longer hold: these lists were edited, or continue an edited one.
-        return new | {"prompt_crc32": None, "messages_crc32": None}
-
-    def _read(self, text: str | None, kind: type = object) -> Any:
-        if text is None:
-            return None
-        try:
-            value = parse_json(text)
-            if not isinstance(value, kind):
-                raise ValueError(f"no {kind.__name__}")
-        except ValueError as error:
-            trace_id = next(row["trace_id"] for row in (*self.trajectories, *self.spans))
-            raise StoreError(
-                f"trajectory {trace_id} holds a text that cannot be read, so it cannot be searched "
-                f"for keys ({error}): leave that trajectory out"
-            ) from None
-        self._texts[id(value)] = (value, text)
-        return value
-
-    def _written(self, before: str | None, value: Any) -> str | None:
-        if value is None:
-            return before if before == "null" else None
-        _, text = self._texts.get(id(value), (None, None))
-        return to_json(value) if text is None else text
+        new_spans.append(new | {"prompt_crc32": None, "messages_crc32": None})
+    # A short text can be guessed from its hash.
+    new_heads = [
+        new | {"prompt_hash": None} for new in _written(heads, content.heads, edited.heads)
+    ]
+    return new_heads, new_spans, [*_written(outcomes, content.outcomes, edited.outcomes)]
 
 
-def _picked(row: Row, names: tuple[str, ...]) -> Row:
-    return {name: row[name] for name in names}
+def _written(rows: list[Row], content: list[Row], edited: list[Row]) -> Iterator[Row]:
+    for row, before, after in zip(rows, content, edited, strict=True):
+        texts = {
+            name: row[name] if value is before[name] else None if value is None else to_json(value)
+            for name, value in after.items()
+            if name in _JSON
+        }
+        yield row | after | texts
+
+
+def _read(row: Row, name: str) -> Any:
+    if name not in _JSON or row[name] is None:
+        return row[name]
+    try:
+        return parse_json(row[name])
+    except ValueError as error:
+        raise StoreError(
+            f"trajectory {row['trace_id']} holds a text that cannot be read, so it cannot be "
+            f"searched for keys ({error}): leave that trajectory out"
+        ) from None

@@ -11,13 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import re2
 
-from localtrace.errors import ConfigError
-from localtrace.redaction.found import Found
+from localtrace.redaction.matches import Match
 
 
 class _Allowed(msgspec.Struct, rename="camel"):
@@ -50,97 +49,72 @@ class GitleaksRule:
     """One rule, compiled, with the allowlists that apply to it."""
 
     name: str
-    rule: _Rule
     regex: Any
-    keywords: tuple[str, ...]
-    allowed: tuple[tuple[_Allowed, tuple[Any, ...]], ...]
+    keywords: list[str]
+    group: int
+    entropy: float
+    allowed: list[tuple[_Allowed, list[Any]]]
 
-    def find(self, text: str) -> Iterator[Found]:
+    def find(self, text: str) -> Iterator[Match]:
         """Yield its matches."""
-        if self.keywords:
-            folded = text.lower()
-            if not any(word in folded for word in self.keywords):
-                return
+        folded = text.lower()
+        if self.keywords and not any(word.lower() in folded for word in self.keywords):
+            return
         for match in self.regex.finditer(text):
-            start, end = self._span(match)
-            secret = text[start:end]
-            if secret and _entropy(secret) >= self.rule.entropy:
-                targets = {"match": match[0], "line": _line(text, start, end)}
-                if not any(_allows(one, regexes, secret, targets) for one, regexes in self.allowed):
-                    yield Found(start, end, self.name)
-
-    def parts(self) -> list[Any]:
-        """Return all that decides what it finds, for a digest of the rules."""
-        return [msgspec.to_builtins(self.rule)]
-
-    def _span(self, match: Any) -> tuple[int, int]:
-        groups = range(1, self.regex.groups + 1)
-        group = self.rule.secret_group or next((n for n in groups if match[n]), 0)
-        start, end = match.span(group)
-        return start, end
+            groups = range(1, self.regex.groups + 1)
+            start, end = match.span(self.group or next((n for n in groups if match[n]), 0))
+            if start == end or _entropy(text[start:end]) < self.entropy:
+                continue
+            before, after = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+            line = text[before : None if after < 0 else after]
+            targets = {"secret": text[start:end], "match": match[0], "line": line}
+            if not any(_allows(rule, regexes, targets) for rule, regexes in self.allowed):
+                yield Match(start, end, self.name)
 
 
-def read_rules(path: Path, tables: dict[str, Any]) -> tuple[GitleaksRule, ...]:
+def read_rules(tables: dict[str, Any]) -> list[GitleaksRule]:
     """Return the rules of a file that was read as TOML.
 
     Raises:
-        ConfigError: a rule is wrong, or the package google-re2 is not installed.
+        ValueError: a rule is wrong.
     """
-    try:
-        import re2
-    except ImportError as error:
-        raise ConfigError(
-            f"{path} holds rules of gitleaks, which RE2 runs: pip install 'localtrace[gitleaks]'"
-        ) from error
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        given = msgspec.convert(tables, _File)
-    except msgspec.ValidationError as error:
-        raise _wrong(path, error) from error
-
-    def compiled(expression: str) -> Any:
-        try:
-            return re2.compile(expression, options=options)
-        except re2.error as error:
-            raise _wrong(path, f"{expression[:80]!r}: {error}") from error
-
-    everywhere = [*given.allowlists, *([given.allowlist] if given.allowlist else [])]
-    found = []
-    for rule in given.rules:
+    file = msgspec.convert(tables, _File)
+    everywhere = [*file.allowlists, *([file.allowlist] if file.allowlist else [])]
+    rules = []
+    for rule in file.rules:
         if rule.regex is None:
             continue
         lists = [*rule.allowlists, *([rule.allowlist] if rule.allowlist else []), *everywhere]
-        allowed = tuple((one, tuple(map(compiled, one.regexes))) for one in lists)
-        keywords = tuple(word.lower() for word in rule.keywords)
-        regex = compiled(rule.regex)
+        allowed = [(allowed, [*map(_compiled, allowed.regexes)]) for allowed in lists]
+        regex = _compiled(rule.regex)
         if not 0 <= rule.secret_group <= regex.groups:
-            raise _wrong(path, f"rule {rule.id!r} has no group {rule.secret_group}")
-        found.append(GitleaksRule(rule.id, rule, regex, keywords, allowed))
-    return tuple(found)
+            raise ValueError(f"rule {rule.id!r} has no group {rule.secret_group}")
+        rules.append(
+            GitleaksRule(rule.id, regex, rule.keywords, rule.secret_group, rule.entropy, allowed)
+        )
+    return rules
 
 
-def _wrong(path: Path, error: object) -> ConfigError:
-    return ConfigError(f"the rules {path} are wrong: {error}. Take a gitleaks.toml that works")
+def _compiled(expression: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(expression, options=options)
+    except re2.error as error:
+        raise ValueError(f"{expression[:80]!r}: {error}") from error
 
 
-def _allows(one: _Allowed, regexes: tuple[Any, ...], secret: str, targets: dict[str, str]) -> bool:
-    target = targets.get(one.regex_target, secret)
-    folded = secret.lower()
+def _allows(rule: _Allowed, regexes: list[Any], targets: dict[str, str]) -> bool:
+    target, folded = targets.get(rule.regex_target, targets["secret"]), targets["secret"].lower()
     checks = []
     if regexes:
         checks.append(any(regex.search(target) is not None for regex in regexes))
-    if one.stopwords:
-        checks.append(any(word.lower() in folded for word in one.stopwords))
-    if one.condition.upper() == "AND":
+    if rule.stopwords:
+        checks.append(any(word.lower() in folded for word in rule.stopwords))
+    if rule.condition.upper() == "AND":
         # Files and commits are unknown here, so a list that requires one allows nothing.
-        return bool(checks) and all(checks) and not (one.paths or one.commits)
+        return bool(checks) and all(checks) and not (rule.paths or rule.commits)
     return any(checks)
-
-
-def _line(text: str, start: int, end: int) -> str:
-    last = text.find("\n", end)
-    return text[text.rfind("\n", 0, start) + 1 : last if last >= 0 else len(text)]
 
 
 def _entropy(text: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -17,104 +16,69 @@ _IDS_AT_LEAST = 9
 """Length from which a list of whole numbers is taken for ids, whatever its name."""
 
 
-def id_lists(value: Any) -> Iterator[list[int]]:
-    """Yield the lists that an argument or a result names as token ids, the prompt first."""
-    if isinstance(value, dict):
-        for name in (*PROMPT_NAMES, *OUTPUT_NAMES):
-            if _are_ints(value.get(name)):
-                yield value[name]
-    elif _are_ints(value):
-        yield value
-
-
-def other_id_lists(value: Any) -> Iterator[list[list[int]]]:
-    """Yield the lists that may be token ids, at any depth and under any name, each as its rows."""
-    kind = type(value)
-    if kind is dict:
-        for part in value.values():
-            yield from other_id_lists(part)
-    elif hasattr(value, "dtype") and hasattr(value, "tolist"):
-        if value.dtype.kind in "iu" and holds_ids(value.ravel().tolist()):
-            yield _long_rows(value.reshape(-1, value.shape[-1]).tolist())
-    elif kind in (list, tuple) and value:
-        rows = value if _is_nested(value) else [value]
-        if _are_whole([*chain.from_iterable(rows)]):
-            yield _long_rows([[int(one) for one in row] for row in rows])
-        elif set(map(type, value)) - {int, float, str}:
-            for part in value:
-                yield from other_id_lists(part)
-
-
-def _long_rows(rows: list[list[int]]) -> list[list[int]]:
-    """Return rows that may be texts of their own; short ones, such as pairs, as a single row."""
-    flat = [*chain.from_iterable(rows)]
-    return rows if len(flat) >= _IDS_AT_LEAST * len(rows) else [flat]
-
-
-def _is_nested(values: Sequence[Any]) -> bool:
-    return bool(values) and all(type(row) in (list, tuple) for row in values)
-
-
-def _are_ints(value: Any) -> bool:
-    return type(value) is list and set(map(type, value)) == {int}
-
-
-def without_ids(value: Any) -> Any:
+def without_ids(value: Any, rows: list[list[list[int]]]) -> Any:
     """Return a value without lists that may be token ids; the same object if it has none.
 
     Log-probabilities and masks stay.
+
+    Args:
+        value: any value.
+        rows: gets the rows of each such list, so that their text can be searched.
     """
     kind = type(value)
     if kind is dict:
-        if value.get("$type") == "ndarray":  # an array, read where numpy is not installed
+        if value.get("$type") == "ndarray":  # an array, read where NumPy is not installed
             return IDS
         edited = {
-            key: IDS if key in _ID_NAMES and _were_ids(part) else without_ids(part)
+            key: _without_named(part, rows) if key in _ID_NAMES else without_ids(part, rows)
             for key, part in value.items()
         }
         return value if all(map(is_, edited.values(), value.values())) else edited
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return IDS if value.dtype.kind in "iuf" and holds_ids(value.ravel().tolist()) else value
-    if kind not in (list, tuple):
-        return value
-    if holds_ids(value):
+    ids = _id_rows(value, _IDS_AT_LEAST)
+    if ids is not None:
+        rows.append(ids)
         return IDS
-    parts = [without_ids(part) for part in value]
+    if kind is not list and kind is not tuple:
+        return value
+    if len(value) >= _IDS_AT_LEAST and all(map(_is_token, value)):
+        return IDS
+    parts = [without_ids(part, rows) for part in value]
     return value if all(map(is_, parts, value)) else kind(parts)
 
 
-def _were_ids(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_were_ids, value))
-    if isinstance(value, Placeholder):  # a prompt that could not be rebuilt
-        return value.reason == "damaged"
-    return type(value) is int or (hasattr(value, "dtype") and value.size > 0)
+def _without_named(value: Any, rows: list[list[list[int]]]) -> Any:
+    """Return the mark of a list under a name of token ids, also of one that cannot be rebuilt."""
+    is_damaged = isinstance(value, Placeholder) and value.reason == "damaged"
+    if not (is_damaged or type(value) in (list, tuple) or hasattr(value, "dtype")):
+        return without_ids(value, rows)
+    ids = _id_rows(value, 1)
+    rows += [] if ids is None else [ids]
+    return IDS
 
 
-def holds_ids(values: Sequence[Any]) -> bool:
-    """Return whether a list may be token ids.
+def _id_rows(value: Any, at_least: int) -> list[list[int]] | None:
+    """Return the rows of an array or list of whole numbers, at most nested once; else None.
 
-    It may if it holds whole numbers, lists of them, or a row per token that holds one.
+    Negative numbers are padding. A list without a number above 1 is a mask.
     """
-    if len(values) >= _IDS_AT_LEAST and all(map(_is_token, values)):
-        return True
-    if _is_nested(values):
-        values = list(chain.from_iterable(values))
-    return _are_whole(values)
-
-
-def _are_whole(values: Sequence[Any]) -> bool:
-    # Negative numbers are padding. A list without a number above 1 is a mask.
-    return (
-        len(values) >= _IDS_AT_LEAST
-        and set(map(type, values)) <= {int, float}
-        and all(type(one) is int or one.is_integer() for one in values)
-        and max(values) > 1
-    )
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        value = value.reshape(-1, value.shape[-1]).tolist() if value.dtype.kind in "iuf" else []
+    if type(value) not in (list, tuple):
+        return None
+    is_nested = bool(value) and all(type(row) in (list, tuple) for row in value)
+    rows = value if is_nested else [value]
+    numbers = [*chain.from_iterable(rows)]
+    if len(numbers) < at_least or not set(map(type, numbers)) <= {int, float}:
+        return None
+    if not all(type(n) is int or n.is_integer() for n in numbers) or max(numbers) <= 1:
+        return None
+    if len(numbers) < _IDS_AT_LEAST * len(rows):  # short rows, such as pairs, are one text
+        rows = [numbers]
+    return [[int(number) for number in row if number >= 0] for row in rows]
 
 
 def _is_token(row: Any) -> bool:
-    """Return whether it is a token beside its log-probability, as engines list them."""
-    if isinstance(row, dict):
+    """Tell whether it is a token beside its log-probability, as engines list them."""
+    if type(row) is dict:
         return "token" in row or "token_id" in row or any(type(key) is int for key in row)
     return type(row) in (list, tuple) and {int, float} <= set(map(type, row))

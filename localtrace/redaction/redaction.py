@@ -7,26 +7,25 @@ all its token ids are left out. Run, project and experiment stay, because record
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from localtrace.redaction.content import (
     Content,
     Row,
-    TraceRows,
+    Rows,
+    of_rows,
     of_trajectory,
+    onto_rows,
     onto_trajectory,
 )
+from localtrace.redaction.redactor import UNREAD_IDS, Redactor, Report
 from localtrace.redaction.rule_files import load_rules
 from localtrace.redaction.rules import Rules
-from localtrace.redaction.tokens import spelled
-from localtrace.redaction.unsearched import UNREAD_IDS
-from localtrace.redaction.values import Editor
+from localtrace.redaction.tokens import TextOf, spelled
 from localtrace.store.tokenizers import Decode
 from localtrace.store.whole_prompts import whole_prompts
 from localtrace.types import Trajectory
@@ -36,14 +35,11 @@ IDS_COUNT = "trajectories without their token ids"
 
 
 class Redaction:
-    """The rules of one upload or bundle, and how often each was applied."""
+    """The rules of one upload or bundle, and a report of how often each was applied."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self.counts: Counter[str] = Counter()
-        """Replacements by the name of the rule."""
-        self.unsearched: Counter[str] = Counter()
-        """Values that could not be searched, by kind."""
+        self.report = Report()
 
     @classmethod
     def load(cls, path: Path | None) -> Redaction:
@@ -55,9 +51,19 @@ class Redaction:
         return cls(load_rules(path))
 
     @property
+    def counts(self) -> Counter[str]:
+        """Replacements by the name of the rule."""
+        return self.report.counts
+
+    @property
+    def unsearched(self) -> Counter[str]:
+        """Values that could not be searched, by kind."""
+        return self.report.unsearched
+
+    @property
     def digest(self) -> str:
         """sha256 of the rules."""
-        return hashlib.sha256(msgspec.json.encode(self._rules.parts())).hexdigest()
+        return self._rules.digest
 
     def describe(self) -> str:
         """Return the rules in words, for receipts."""
@@ -65,16 +71,16 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Return a text with every match replaced."""
-        return Editor(self._rules, self.counts, self.unsearched).text(text)
+        return Redactor(self._rules, self.report).text(text)
 
     def value(self, value: Any) -> Any:
         """Return a value with every match in its texts replaced; the same object without one."""
-        return Editor(self._rules, self.counts, self.unsearched).value(value)
+        return Redactor(self._rules, self.report).value(value)
 
     def trajectory(self, trajectory: Trajectory, decode: Decode) -> Trajectory:
         """Return a redacted copy of a trajectory, or the same object if nothing was redacted."""
-        content = of_trajectory(trajectory)
-        return onto_trajectory(trajectory, content) if self._edit(content, decode) else trajectory
+        edited = self._edited(of_trajectory(trajectory), partial(decode, trajectory.run_id))
+        return trajectory if edited is None else onto_trajectory(trajectory, edited)
 
     def rows(
         self,
@@ -82,9 +88,9 @@ class Redaction:
         spans: Iterable[Row],
         outcomes: Iterable[Row],
         decode: Decode,
-    ) -> tuple[list[Row], list[Row], list[Row]]:
+    ) -> Rows:
         """Return redacted rows of the tables. All rows of a trajectory must come in one call."""
-        tables = (list(trajectories), list(spans), list(outcomes))
+        tables = ([*trajectories], [*spans], [*outcomes])
         places: dict[str, tuple[list[int], ...]] = defaultdict(lambda: ([], [], []))
         for table, rows in enumerate(tables):
             for place, row in enumerate(rows):
@@ -93,28 +99,25 @@ class Redaction:
             heads, calls, later = (
                 [rows[place] for place in its] for rows, its in zip(tables, chosen, strict=True)
             )
-            trace = TraceRows(heads, calls, later)
-            content = trace.content(whole_prompts(trace.spans), decode)
-            if self._edit(content, decode):
-                for rows, its, new in zip(tables, chosen, trace.edited(content), strict=True):
+            text_of = partial(decode, (heads + calls + later)[0]["run_id"])
+            content = of_rows((heads, calls, later), whole_prompts(calls), text_of)
+            edited = self._edited(content, text_of)
+            if edited is not None:
+                new_rows = onto_rows((heads, calls, later), content, edited)
+                for rows, its, new in zip(tables, chosen, new_rows, strict=True):
                     for place, row in zip(its, new, strict=True):
                         rows[place] = row
         return tables
 
-    def _edit(self, content: Content, decode: Decode) -> bool:
-        """Redact in place; return whether anything changed."""
-        in_ids = spelled(self._rules, content.run_id, content.sequences(), decode)
-        others = spelled(self._rules, content.run_id, content.other_sequences(), decode)
-        in_ids.found = in_ids.found or others.found
-        if in_ids.unread:
-            self.unsearched[UNREAD_IDS] += 1
-        editors = [Editor(self._rules, self.counts, self.unsearched)]
-        if in_ids.pieces:
-            # Keys that only the decoded ids hold whole: their parts are replaced in all texts.
-            editors.append(Editor(Rules(tuple(in_ids.pieces), has_defaults=False), self.counts))
-        for editor in editors:
-            content.edit(editor)
-        ids_gone = (in_ids.found or editors[0].matched) and content.leave_out_ids()
-        if ids_gone:
-            self.counts[IDS_COUNT] += 1
-        return ids_gone or any(editor.changed for editor in editors)
+    def _edited(self, content: Content, text_of: TextOf) -> Content | None:
+        """Return a redacted copy; None where nothing has to be redacted."""
+        before = self.report.counts.total()
+        found = spelled(self._rules, content.id_lists(), text_of)
+        if found.is_unread:
+            self.report.unsearched[UNREAD_IDS] += 1
+        redactor = Redactor(self._rules.plus(found.pieces), self.report)
+        edited = content.copy()
+        edited.edit(redactor)
+        if (found.is_found or redactor.matched) and edited.leave_out_ids():
+            self.report.counts[IDS_COUNT] += 1
+        return edited if self.report.counts.total() > before else None

@@ -5,30 +5,32 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.redaction.found import mark
-from localtrace.redaction.rules import Expression, Rules
+from localtrace.redaction.matches import mark
+from localtrace.redaction.rules import Expression, Pattern, Rules
 from localtrace.store.files import open_given
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class _Pattern(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    name: _Name
     regex: Annotated[str, msgspec.Meta(min_length=1)]
     replace: str | None = None
 
 
 class _Field(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(min_length=1)]
+    name: _Name
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     defaults: bool = True
-    pattern: list[dict[str, Any]] = []
-    field: list[dict[str, Any]] = []
+    pattern: list[_Pattern] = []
+    field: list[_Field] = []
 
 
 def load_rules(path: Path | None) -> Rules:
@@ -45,57 +47,46 @@ def load_rules(path: Path | None) -> Rules:
         return Rules()
     try:
         with open_given(path) as file:
-            tables = tomllib.load(file)
-        if "rules" in tables:
-            from localtrace.redaction.gitleaks import read_rules
-
-            return Rules(read_rules(path, tables))
-        given = msgspec.convert(tables, _File)
+            source = file.read()
     except OSError as error:
         raise ConfigError(
             f"cannot read the rules {path} ({error.strerror}): name a TOML file"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise _wrong(path, "the file", error) from error
-    patterns = tuple(
-        _compiled(path, f"pattern {number}", _rule(path, f"pattern {number}", table, _Pattern))
-        for number, table in enumerate(given.pattern, 1)
-    )
-    fields = [
-        _rule(path, f"field {number}", table, _Field).name
-        for number, table in enumerate(given.field, 1)
-    ]
-    return Rules(patterns, fields, has_defaults=given.defaults)
-
-
-_Rule = TypeVar("_Rule", _Pattern, _Field)
-
-
-def _rule(path: Path, where: str, table: dict[str, Any], kind: type[_Rule]) -> _Rule:
     try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        raise _wrong(path, where, error) from error
+        tables = tomllib.loads(source.decode())
+        if "rules" in tables:
+            from localtrace.redaction.gitleaks import read_rules
+
+            return Rules(read_rules(tables), source=source)
+        rules = msgspec.convert(tables, _File)
+        return Rules(
+            [_compiled(pattern) for pattern in rules.pattern],
+            [field.name for field in rules.field],
+            has_defaults=rules.defaults,
+            source=source,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"{path} holds rules of gitleaks, which RE2 runs: pip install 'localtrace[gitleaks]'"
+        ) from error
+    except (ValueError, msgspec.ValidationError, RecursionError, OverflowError) as error:
+        raise ConfigError(
+            f"the rules {path} are wrong: {error}. Write [[pattern]] tables with name = '…' and "
+            "regex = '…' (replace = '…' if you like), [[field]] tables with name = '…', or name a "
+            "gitleaks.toml that works"
+        ) from error
 
 
-def _wrong(path: Path, where: str, error: object) -> ConfigError:
-    return ConfigError(
-        f"the rules {path} are wrong, {where}: {error}. Write [[pattern]] tables with name = '…' "
-        "and regex = '…' (replace = '…' if you like), [[field]] tables with name = '…'"
-    )
-
-
-def _compiled(path: Path, where: str, rule: _Pattern) -> Expression:
-    where = f"{where} ({rule.name!r})"
+def _compiled(rule: _Pattern) -> Pattern:
     try:
         regex = re.compile(rule.regex)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise _wrong(path, where, f"not a regular expression, {error}") from error
+    except re.error as error:
+        raise ValueError(f"pattern {rule.name!r} is not a regular expression, {error}") from error
     if regex.search(""):
-        raise _wrong(path, where, "its regex matches the empty text")
+        raise ValueError(f"the regex of pattern {rule.name!r} matches the empty text")
     if rule.replace is None:
         return Expression(rule.name, regex, mark(rule.name))
     pattern = Expression(rule.name, regex, rule.replace)
     if any(True for _ in pattern.find(rule.replace)):
-        raise _wrong(path, where, "its regex matches what it is replaced by")
+        raise ValueError(f"the regex of pattern {rule.name!r} matches what it is replaced by")
     return pattern

@@ -7,10 +7,10 @@ repetition, and those that may fail after many letters bound them, so time grows
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
-from localtrace.redaction.found import Found
+from localtrace.redaction.matches import Match
 
 _WORD = r"[A-Za-z0-9_-]"
 _BASE64 = r"[A-Za-z0-9+/_-]"
@@ -193,22 +193,16 @@ _LONG_WORD = re.compile(r"[A-Za-z0-9_+/=.~:$%\\|-]{18,}+")
 
 def long_words(text: str) -> list[re.Match[str]]:
     """Return the words of a text that are long enough to hold a key."""
-    return list(_LONG_WORD.finditer(text))
+    return [*_LONG_WORD.finditer(text)]
 
 
-def find_shapes(text: str, words: Iterable[re.Match[str]]) -> Iterator[Found]:
+def find_shapes(text: str, words: list[re.Match[str]]) -> Iterator[Match]:
     """Yield the keys of known shapes in the long words of a text."""
     for word in words:
         start, end = word.span()
-        letters = word[0]
-        is_escaped = "\\" in letters or "%" in letters or text[start - 1 : start] == "["
+        is_escaped = "\\" in word[0] or "%" in word[0] or text[start - 1 : start] == "["
         for match in _shapes(is_escaped).finditer(text, start, end):
-            yield Found(match.start(), match.end(), _name(match[0]))
-
-
-def rules_text() -> str:
-    """Return the expression that decides what is found here, for a digest of the rules."""
-    return _shapes(True).pattern
+            yield Match(match.start(), match.end(), _name(match[0]))
 
 
 @cache

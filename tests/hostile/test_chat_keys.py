@@ -74,7 +74,7 @@ class OneStore:
         return [self._held]
 
     @staticmethod
-    def decode(run_id: str, ids: list[int]) -> str:
+    def decode(run_id: str, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return "".join(chr(one - 200) for one in ids)
 
 

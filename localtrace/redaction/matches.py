@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
+class Match(NamedTuple):
     """A part of a text that a rule found."""
 
     start: int
@@ -24,43 +24,31 @@ def mark(name: str) -> str:
     return f"[redacted: {name}]"
 
 
-def apart(found: Iterable[Found]) -> list[Found]:
-    """Return matches in order, overlapping ones joined under the name of the earlier rule."""
-    found = list(found)
-    if len(found) < 2:
-        return found
-    ranked = sorted(enumerate(found), key=lambda one: one[1].start)
-    joined: list[tuple[int, Found]] = []
-    for rank, one in ranked:
-        if joined and one.start < joined[-1][1].end:
-            first, last = joined[-1]
-            leading = last if first < rank else one
-            joined[-1] = (
-                min(first, rank),
-                leading._replace(start=last.start, end=max(last.end, one.end)),
-            )
+def apart(matches: Iterable[Match]) -> list[Match]:
+    """Return matches in order, overlapping ones joined under the name of the first."""
+    joined: list[Match] = []
+    for match in sorted(matches, key=lambda match: match.start):
+        if joined and match.start < joined[-1].end:
+            joined[-1] = joined[-1]._replace(end=max(joined[-1].end, match.end))
         else:
-            joined.append((rank, one))
-    return [one for _, one in joined]
+            joined.append(match)
+    return joined
 
 
-def replaced(text: str, found: Iterable[Found]) -> str:
+def replaced(text: str, matches: Iterable[Match]) -> str:
     """Return the text with every match replaced. The matches are in order and do not overlap."""
     parts, end = [], 0
-    for one in found:
-        parts += [
-            text[end : one.start],
-            mark(one.name) if one.replacement is None else one.replacement,
-        ]
-        end = one.end
+    for match in matches:
+        new = mark(match.name) if match.replacement is None else match.replacement
+        parts += [text[end : match.start], new]
+        end = match.end
     return "".join([*parts, text[end:]])
 
 
-def with_pseudonyms(text: str, found: Iterable[Found]) -> str:
+def with_pseudonyms(text: str, matches: Iterable[Match]) -> str:
     """Return the text with a pseudonym in place of every match; equal matches get equal ones."""
     return replaced(
-        text,
-        [one._replace(replacement=_pseudonym(text[one.start : one.end])) for one in found],
+        text, [match._replace(replacement=_pseudonym(text[slice(*match[:2])])) for match in matches]
     )
 
 

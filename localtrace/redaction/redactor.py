@@ -1,0 +1,216 @@
+"""Redaction of plain values: their texts, values under names of secrets, and named fields."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import is_
+from typing import Any
+
+from localtrace.redaction.assignments import NAME
+from localtrace.redaction.ids import IDS, REASON
+from localtrace.redaction.matches import Match, mark, replaced, with_pseudonyms
+from localtrace.redaction.names import is_secret, may_be_secret
+from localtrace.redaction.rules import Rules
+from localtrace.values.placeholder import Placeholder
+
+UNREAD_IDS = "trajectories whose token ids no tokenizer decodes"
+_ARRAYS = "arrays of numbers"
+_DATA = "pictures, sound and other data"
+_KEY_AT_LEAST = 18
+_DATA_TEXT = re.compile(r"(?:data:[\w/+.-]{1,80};base64,)?[A-Za-z0-9+/_-]{256}")
+_SCHEMA_FIELDS = frozenset({"type", "anyOf", "allOf", "oneOf", "$ref", "enum", "description"})
+"""Fields of a JSON schema; under the name of a password it describes one and holds none."""
+_HEADER = re.compile(r"(?i:[\w-]*authorization|(?:set-)?cookie|[a-z]\w*(?:-\w+)+)")
+_NAMES_OF_NAMES = ("name", "key", "header", "field", "env", "variable")
+
+
+@dataclass(slots=True)
+class Report:
+    """A count of what was removed, and of what could not be searched."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """Replacements by the name of the rule. Equal texts of a trajectory count once."""
+    unsearched: Counter[str] = field(default_factory=Counter)
+    """Values that could not be searched, by kind."""
+
+
+class Redactor:
+    """The rules at work on the values of one trajectory, or of one run.
+
+    Args:
+        rules: the rules to apply.
+        report: the report to add to.
+        is_strict: take more values for secrets; for commands and configurations, where a value
+            removed for nothing costs little.
+    """
+
+    def __init__(self, rules: Rules, report: Report, *, is_strict: bool = False) -> None:
+        self.matched = False
+        """True once a pattern has found something."""
+        self._rules = rules
+        self._report = report
+        self._is_strict = is_strict
+        self._texts: dict[str, str] = {}
+
+    def text(self, text: str) -> str:
+        """Return a text with every match replaced; the same object without one."""
+        known = self._texts.get(text)
+        if known is None:
+            matches = self._search(text)
+            known = replaced(text, matches) if matches else text
+            if _DATA_TEXT.match(text):
+                self._report.unsearched[_DATA] += 1
+            self._texts[text] = known
+        return text if known == text else known
+
+    def value(self, value: Any) -> Any:
+        """Return a value with every match in its texts replaced; the same object without one."""
+        kind = type(value)
+        if kind is str:
+            return self.text(value)
+        if kind is dict:
+            return self._dict(value)
+        return self._list(value) if kind is list or kind is tuple else self._data(value)
+
+    def field(self, name: Any, value: Any) -> Any:
+        """Return the redacted value of an argument, a field of a result or an item of a dict."""
+        if type(name) is not str:
+            return self.value(value)
+        if self.leaves_out(name, value):
+            if isinstance(value, Placeholder) and value.reason == REASON:
+                return value
+            self.count(name)
+            return Placeholder(REASON, type(value).__name__)
+        if self._rules.has_defaults and may_be_secret(name):
+            return self._secret(name, value)
+        return self.value(value)
+
+    def identity(self, text: str) -> str:
+        """Return a name with a pseudonym in place of each match, so that it stays apart."""
+        return with_pseudonyms(text, self._search(text))
+
+    def leaves_out(self, name: str, value: Any) -> bool:
+        """Return whether the rules leave a field out."""
+        return value is not None and name in self._rules.fields
+
+    def _search(self, text: str, *, has_names: bool = True) -> list[Match]:
+        matches = self._rules.search(text, has_names=has_names, is_strict=self._is_strict)
+        self._found(*(match.name for match in matches))
+        return matches
+
+    def _found(self, *names: str) -> None:
+        self.matched = self.matched or bool(names)
+        self.count(*names)
+
+    def count(self, *names: str) -> None:
+        """Count rules that were applied."""
+        self._report.counts.update(names)
+
+    def _secret(self, name: str, value: Any) -> Any:
+        """Return the redacted value under a name of a secret; lists and dicts keep their form."""
+        kind = type(value)
+        if kind is str or kind is bytes:
+            text = value if kind is str else value.decode("latin-1")
+            if not is_secret(name, text, is_strict=self._is_strict):
+                return self.value(value)
+            self._found(NAME)
+            return mark(NAME) if kind is str else Placeholder(REASON, "bytes", len(value))
+        if kind is list or kind is tuple:
+            items = [self._secret(name, part) for part in value]
+            return value if all(map(is_, items, value)) else kind(items)
+        if kind is not dict or value.keys() & _SCHEMA_FIELDS:
+            return self.value(value)
+        fields = {
+            key: self.field(key, part)
+            if type(key) is str and may_be_secret(key)
+            else self._secret(name, part)
+            for key, part in value.items()
+        }
+        return value if all(map(is_, fields.values(), value.values())) else fields
+
+    def _dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        edited: dict[Any, Any] = {}
+        same = True
+        # As in lists of headers and variables, whose `value` has the name that stands beside it.
+        names = (value.get(key) for key in _NAMES_OF_NAMES if "value" in value)
+        name_of_value = next((name for name in names if type(name) is str), "value")
+        for key, part in value.items():
+            new_key = self.value(key)
+            new_part = self.field(name_of_value if key == "value" else key, part)
+            same = same and new_key is key and new_part is part
+            while new_key in edited:
+                new_key = f"{new_key} ({len(edited)})"
+            edited[new_key] = new_part
+        return value if same else edited
+
+    def _list(self, value: list[Any] | tuple[Any, ...]) -> Any:
+        kinds = set(map(type, value))
+        if kinds <= {int, float, bool, type(None)}:
+            return value
+        is_whole = self._is_strict or (type(value[0]) is dict and "role" in value[0])
+        if not is_whole and self._finds_in_pieces(value):
+            return IDS
+        parts = list(map(self.value, value))
+        if kinds == {str}:
+            for place, (name, text) in enumerate(pairwise(value), 1):
+                if parts[place] is text and _goes_before(name, text, len(value)):
+                    parts[place] = self._secret(name, text)
+        return value if all(map(is_, parts, value)) else type(value)(parts)
+
+    def _finds_in_pieces(self, items: Iterable[Any]) -> bool:
+        """Return whether a key lies across items, such as strings or the deltas of a stream."""
+        pieces: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+        for item in items:
+            for place, text in _texts(item):
+                pieces[place].append(text)
+        for texts in pieces.values():
+            ends = [*accumulate(map(len, texts))]
+            if len(texts) < 2 or ends[-1] < _KEY_AT_LEAST:
+                continue
+            for match in self._rules.search("".join(texts), has_names=False):
+                if any(match.start < end < match.end for end in ends):
+                    self._found(match.name)
+                    return True
+        return False
+
+    def _data(self, value: Any) -> Any:
+        """Return bytes or an array, or a placeholder where they hold the text of a key."""
+        text = None
+        is_array = hasattr(value, "dtype") and hasattr(value, "tobytes")
+        if type(value) is bytes:
+            text = value.decode("latin-1")
+        elif is_array and value.dtype.kind == "U":
+            text = " ".join(map(str, value.ravel().tolist()))
+        elif is_array and (value.dtype.kind == "S" or value.dtype.itemsize == 1):
+            text = value.tobytes().decode("latin-1")
+        if text is not None and self._search(text):
+            return Placeholder(REASON, "ndarray" if is_array else "bytes", len(text))
+        if is_array and text is None and value.size:
+            self._report.unsearched[_ARRAYS] += 1
+        elif type(value) is bytes and not value.isascii():
+            self._report.unsearched[_DATA] += 1
+        return value
+
+
+def _texts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the texts of an item with the places that they have in it."""
+    kind = type(value)
+    if kind is str:
+        yield place, value
+    elif kind is dict:
+        for name, part in value.items():
+            yield from _texts(part, (*place, name))
+    elif kind is list or kind is tuple:
+        for part in value:
+            yield from _texts(part, (*place, None))
+
+
+def _goes_before(name: str, text: str, count: int) -> bool:
+    """Return whether a text names the text after it: as an option, or in a pair as a header."""
+    is_header = count == 2 and _HEADER.fullmatch(name) is not None
+    is_option = name.startswith("-") and "=" not in name and not text.startswith("--")
+    return (is_header or is_option) and may_be_secret(name)
