@@ -9,46 +9,42 @@ does; the ids along a path are the prompt and the answer in any case.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, masks_of
 from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
-from localtrace.read.turns import Turn, chat_form, content_text, messages_of, sendable, turns_of
-from localtrace.types import Span, Trajectory
-from localtrace.values.fields import Fields
+from localtrace.read.turns import Turn, chat_form, fields_of
+from localtrace.types import Message, Trajectory
+from localtrace.values.fields import Fields, known
 
 PARTS = "parts of messages that are neither text nor images"
 OTHER_ROLES = "roles of messages that verifiers does not have"
-_ROLES = {"developer": "system", "function": "tool"}
+_ROLES = {"developer": "system", "function": "tool", "message": "user", "prompt": "user"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})
-_Converted: TypeAlias = tuple[Fields, list[str]]
-"""A message of verifiers, and the names of what it lacks."""
+_TOOL_FIELDS = {"name": str, "description": str, "parameters": dict, "strict": bool}
 
 
 class MessageGraph:
     """The nodes of one trajectory.
 
     Args:
+        turns: its turns.
         left_out: counts of what the nodes do not hold, by field.
-        is_own: whether verifiers itself made the trace, so that every branch is a sample.
     """
 
-    def __init__(self, trajectory: Trajectory, left_out: Counter[str], *, is_own: bool) -> None:
+    def __init__(self, trajectory: Trajectory, turns: list[Turn], left_out: Counter[str]) -> None:
         self.nodes: list[Fields] = []
         self._left_out = left_out
-        self._known: dict[int, _Converted] = {}
-        """Messages by the identity of what was recorded, which the trajectory keeps alive."""
         self._children: dict[int | None, list[int]] = {None: []}
-        turns = turns_of(trajectory)
-        gone = set() if is_own else discarded_turns(turns)
-        done = [turn for turn in turns if turn.span.status == "ok"]
-        self._masks = masks_of(trajectory, [t for t in done if t.span.span_id not in gone])
+        # Where verifiers itself ran the rollout, every branch of its graph is a sample.
+        is_graph = "verifiers_version" in trajectory.attributes
+        again = set() if is_graph else discarded_turns(turns)
+        left_out[AGAIN] += len(again)
+        kept = [t for t in turns if t.span.status == "ok" and t.span.span_id not in again]
+        self._masks = masks_of(trajectory, kept)
         left_out[UNKNOWN_MASK] += list(self._masks.values()).count(None)
-        left_out[AGAIN] += len(gone)
-        self._masks |= dict.fromkeys(gone)
-        first = next(iter(trajectory.turns), None)
-        self._response_start = 0 if first is None else len(first.prompt_ids or ())
+        self._masks |= dict.fromkeys(again)
+        self._response_start = len(turns[0].span.prompt_ids or ()) if turns else 0
         self.of_turns = {turn.span.span_id: self._add(turn) for turn in turns}
         """The node of each turn's answer, by span id."""
 
@@ -69,53 +65,30 @@ class MessageGraph:
         remaining = iter(values)
         return [[next(remaining) for own in node["mask"] if own] for node in self.nodes]
 
-    def _add(self, read: Turn) -> int:
+    def _add(self, turn: Turn) -> int:
         """Add what a turn's prompt and answer add; return the node of the answer."""
-        turn = read.span
-        messages, parent = self._prompt(read)
-        ids, tools = turn.prompt_ids or [], _tools_of(turn)
-        kept, covered = 0, self._token_count(parent)
-        if parent is None:
+        ids, tools = turn.span.prompt_ids or [], _tools(turn)
+        if turn.span.messages is not None:
+            messages = turn.prompt or []
             parent, kept, covered = self._longest(messages, ids, tools)
-        added = messages[kept:]
-        counts = _message_tokens(turn, len(added), len(ids) - covered)
-        for (message, lacking), count in zip(added, counts, strict=True):
-            self._left_out.update(lacking)
-            own = ids[covered : covered + count]
-            node = {"message": message, "token_ids": own, "mask": [False] * count}
+        else:
+            # A prompt without messages continues the turn whose ids it begins with.
+            self._left_out[NO_PROMPT] += turn.new is None
+            parent = self._continued(ids)
+            messages, kept, covered = list(turn.new or ()), 0, len(self._path_ids(parent))
+        for message in messages[kept:]:
+            node = {"message": self._message(message), "token_ids": [], "mask": []}
             parent = self._append(parent, node, turn, tools)
-            covered += count
-        return self._append(parent, self._answer(read, ids[covered:]), turn, tools)
+        return self._append(parent, self._answer(turn, ids[covered:]), turn, tools)
 
-    def _append(self, parent: int | None, node: Fields, turn: Span, tools: list[Any]) -> int:
+    def _append(self, parent: int | None, node: Fields, turn: Turn, tools: list[Any]) -> int:
         place = len(self.nodes)
         root = {"tools": tools} if parent is None and tools else {}
-        at_s = turn.end_ns / 1e9
-        common: Fields = {"parent": parent, "sampled": False, "timestamp": at_s, "logprobs": []}
-        self.nodes.append({**root, **common, **node})
+        common: Fields = {"parent": parent, "sampled": False, "logprobs": []}
+        self.nodes.append({**root, **common, "timestamp": turn.span.end_ns / 1e9, **node})
         self._children.setdefault(parent, []).append(place)
         self._children[place] = []
         return place
-
-    def _prompt(self, read: Turn) -> tuple[list[_Converted], int | None]:
-        """Return the prompt's messages; of one without messages, those after the node it continues.
-
-        A prompt of ids or text has no messages of its own. It continues a turn whose ids it begins
-        with; else it is read as one text.
-        """
-        turn = read.span
-        if turn.messages is not None:
-            return [self._converted(one) for one in turn.messages], None
-        parent = self._continued(turn.prompt_ids or [])
-        self._left_out[NO_PROMPT] += read.new is None
-        return [_message(chat_form(one)) for one in read.new or ()], parent
-
-    def _converted(self, recorded: Any) -> _Converted:
-        """Return a recorded message as verifiers has it; equal ones of a rollout are one object."""
-        known = self._known.get(id(recorded))
-        if known is None:
-            known = self._known[id(recorded)] = _message(_with_role(recorded))
-        return known
 
     def _continued(self, ids: list[int]) -> int | None:
         """Return the newest answer whose path the ids begin with."""
@@ -127,43 +100,35 @@ class MessageGraph:
         return None
 
     def _longest(
-        self, messages: list[_Converted], ids: list[int], tools: list[Any]
+        self, messages: list[Message], ids: list[int], tools: list[Any]
     ) -> tuple[int | None, int, int]:
         """Return the node up to which a prompt is known, how many messages and how many tokens."""
         place, kept, covered = None, 0, 0
-        for message, _ in messages:
+        for message in messages:
+            form = self._message(message, is_counted=False)
             for child in self._children[place]:
                 node = self.nodes[child]
                 own = node["token_ids"]
-                is_equal = node["message"] is message or node["message"] == message
-                same = is_equal and (place is not None or node.get("tools", []) == tools)
-                if same and own == ids[covered : covered + len(own)]:
+                same = place is not None or node.get("tools", []) == tools
+                if same and node["message"] == form and own == ids[covered : covered + len(own)]:
                     place, kept, covered = child, kept + 1, covered + len(own)
                     break
             else:
                 break
         return place, kept, covered
 
-    def _answer(self, read: Turn, scaffold: list[int]) -> Fields:
-        turn = read.span
-        output = turn.output_ids or []
+    def _answer(self, turn: Turn, scaffold: list[int]) -> Fields:
+        output = turn.span.output_ids or []
         every = [True] * len(output)
-        mask = self._masks.get(turn.span_id, every) or [False] * len(output)
-        logprobs = finite_logprobs(turn, self._left_out, mask) or []
-        said = None if read.answer is None else chat_form(read.answer)
-        given = turn.outputs.get("message") if isinstance(turn.outputs, Mapping) else None
-        if isinstance(given, Mapping) and given.get("role") == "assistant":
-            # It has fields of verifiers' own; reasoning and calls may stand beside it.
-            known = {name: one for name, one in given.items() if one is not None}
-            said = {**(said or {}), **known}
-        if said is None:
-            self._left_out[NO_ANSWER] += 1
+        mask = self._masks.get(turn.span.span_id, every) or [False] * len(output)
+        logprobs = finite_logprobs(turn.span, self._left_out, mask) or []
+        self._left_out[NO_ANSWER] += turn.answer is None
         return {
-            "message": _message({**(said or {}), "role": "assistant"})[0],
+            "message": self._message(turn.answer or Message("assistant", "")),
             "sampled": True,
             "token_ids": [*scaffold, *output],
             "mask": [False] * len(scaffold) + mask,
-            "logprobs": [one for one, own in zip(logprobs, mask, strict=False) if own],
+            "logprobs": [value for value, own in zip(logprobs, mask, strict=False) if own],
         }
 
     def _path_ids(self, place: int | None) -> list[int]:
@@ -171,96 +136,53 @@ class MessageGraph:
         while place is not None:
             pieces.append(self.nodes[place]["token_ids"])
             place = self.nodes[place]["parent"]
-        return [one for piece in reversed(pieces) for one in piece]
+        return [token for piece in reversed(pieces) for token in piece]
 
-    def _token_count(self, place: int | None) -> int:
-        return len(self._path_ids(place))
-
-
-def _with_role(recorded: Any) -> Mapping[str, Any]:
-    """Return a message that has a role; any other in the common form."""
-    if isinstance(recorded, Mapping) and isinstance(recorded.get("role"), str):
-        return recorded
-    return chat_form(*messages_of([recorded]))
-
-
-def _message(given: Mapping[str, Any]) -> _Converted:
-    """Return a message as verifiers has it, and counts of what it lacks."""
-    role = _ROLES.get(given["role"], given["role"])
-    if role not in _KNOWN_ROLES:
-        role = "user"
-    lacking: list[str] = [OTHER_ROLES] * (role != given["role"])
-    if role != "assistant":
-        content = given.get("content")
-        if isinstance(content, list):
-            parts = [part for part in content if _is_part(part)]
-            lacking += [PARTS] * (len(content) - len(parts))
-            content = parts
-        else:
-            content = sendable(content_text(content))
-        message: Fields = {"role": role, "content": content}
+    def _message(self, message: Message, *, is_counted: bool = True) -> Fields:
+        """Return a message as verifiers has it; what it lacks is counted."""
+        form = chat_form(message)
+        role = _ROLES.get(message.role, message.role)
+        role = role if role in _KNOWN_ROLES else form["role"]
+        role = role if role in _KNOWN_ROLES else "user"
+        content: Any = form["content"]
+        if role != "assistant" and message.parts is not None:
+            content = [part for part in message.parts if _is_part(part)]
+            self._left_out[PARTS] += is_counted and len(message.parts) - len(content)
+        is_named = message.role not in ("message", "prompt")
+        self._left_out[OTHER_ROLES] += is_counted and is_named and role != message.role
+        if role == "assistant":
+            calls = [
+                {"id": call["id"], "type": "function", **call["function"]}
+                for call in form.get("tool_calls", ())
+            ]
+            reasoning = form.get("reasoning_content")
+            return known({
+                "role": role, "content": content or None, "reasoning_content": reasoning,
+                "tool_calls": calls or None,
+            })  # fmt: skip
         if role == "tool":
-            message["tool_call_id"] = str(given.get("tool_call_id") or "")
-            if isinstance(given.get("name"), str):
-                message["name"] = given["name"]
-        return message, lacking
-    said = chat_form(*messages_of([given]))
-    state = given.get("provider_state")
-    whole = isinstance(state, list) and all(isinstance(one, dict) for one in state)
-    found: Fields = {
-        "content": said["content"] or None,
-        "reasoning_content": said.get("reasoning_content"),
-        "tool_calls": [_tool_call(call) for call in said.get("tool_calls", ())] or None,
-        "provider_state": state if whole else None,
-    }
-    known = {name: one for name, one in found.items() if one is not None}
-    return {"role": role, **known}, lacking
+            about = {"tool_call_id": form.get("tool_call_id", ""), "name": form.get("name")}
+            return known({"role": role, "content": content, **about})
+        return {"role": role, "content": content}
 
 
-def _message_tokens(turn: Span, count: int, tokens: int) -> list[int]:
-    """Return how many tokens each added message has; 0 for all where that is not known."""
-    inputs = turn.inputs if isinstance(turn.inputs, Mapping) else {}
-    given = inputs.get("message_tokens")
-    if isinstance(given, list) and len(given) == count:
-        whole = all(type(one) is int and one >= 0 for one in given)
-        if whole and sum(given) <= tokens:
-            return given
-    return [0] * count
-
-
-def _tool_call(call: Mapping[str, Any]) -> Fields:
-    function = call["function"]
-    return {
-        "id": call["id"],
-        "type": "function",
-        "name": function["name"],
-        "arguments": function["arguments"],
-    }
-
-
-def _tools_of(turn: Span) -> list[Any]:
+def _tools(turn: Turn) -> list[Any]:
     """Return the tools that a turn offers, without the level that OpenAI's form adds."""
-    inputs = turn.inputs if isinstance(turn.inputs, Mapping) else {}
-    found = []
-    tools = inputs.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
-        own = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if isinstance(own, Mapping) and isinstance(own.get("name"), str):
-            kept = {name: own[name] for name in ("name", "description", "parameters", "strict")
-                    if _fits(name, own.get(name))}  # fmt: skip
-            found.append({"type": "function", **kept})
-    return found
-
-
-def _fits(name: str, value: Any) -> bool:
-    kinds = {"parameters": dict, "strict": bool}
-    return isinstance(value, kinds.get(name, str))
+    tools = []
+    for tool in turn.tools:
+        function = fields_of(fields_of(tool).get("function", tool))
+        if isinstance(function.get("name"), str):
+            fields = {
+                name: function[name]
+                for name, kind in _TOOL_FIELDS.items()
+                if isinstance(function.get(name), kind)
+            }
+            tools.append({"type": "function", **fields})
+    return tools
 
 
 def _is_part(part: Any) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    if part.get("type") == "text":
-        return isinstance(part.get("text"), str)
-    image = part.get("image_url")
-    return part.get("type") == "image_url" and isinstance(image, Mapping) and "url" in image
+    fields = fields_of(part)
+    if fields.get("type") == "text":
+        return isinstance(fields.get("text"), str)
+    return fields.get("type") == "image_url" and "url" in fields_of(fields.get("image_url"))

@@ -14,10 +14,11 @@ folder.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 from localtrace.exporters.shape import (
     count_no_turn,
@@ -26,25 +27,8 @@ from localtrace.exporters.shape import (
     teaches,
     trajectory_fields,
 )
-from localtrace.exporters.verifiers_fields import (
-    agent_of,
-    env_of,
-    failures_of,
-    fitting,
-    is_own,
-    run_of,
-    sampling_of,
-    scores_of,
-    task_of,
-    text,
-    timing_of,
-    tools_of,
-    usage_of,
-)
 from localtrace.exporters.verifiers_graph import MessageGraph
-from localtrace.read.turns import model_of
-from localtrace.trainer_hooks.verifiers.facts import UNKNOWN
-from localtrace.trainer_hooks.verifiers.graph import Times, Usage
+from localtrace.read.turns import Turn, fields_of, text_field, turns_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
 
@@ -73,25 +57,12 @@ _PER_TOKEN = {
     "entropies": "entropies",
 }
 """Fields of nodes, by the outcome whose numbers they hold."""
-_OWN: dict[str, Any] = {
-    "timing": dict[str, float | Times],
-    "info": dict[str, Any],
-    "extra_usage": list[Usage],
-    "root_reply": str,
-    "stop_condition": str,
-    "request_rewrites": list[dict[Literal["handler"], str]],
-    "response_rewrites": list[dict[Literal["handler"], str]],
-}
-"""Attributes that are fields of a trace where verifiers wrote them, and the types of these."""
-_DERIVED = frozenset(
-    {"num_turns", "truncated", "verifiers_version", "task", "dataset_row", "ground_truth",
-     "harness", "runtime", "model", "trainable", "episode_id", "episode_errors",
-     "reward_extra_info", "reward_weights", "metrics", "is_timeout", "errors", "weight_versions",
-     "mm_token_type_id_map", *_OWN}
-)  # fmt: skip
-"""Attributes that stand elsewhere in an episode that verifiers itself made."""
-_PLACED = ("trace_id", "run_id", "step", "validate", "group_id", "agent", "reward", "spans_pruned")
-"""Fields of a trajectory that stand elsewhere in every episode."""
+_ELSEWHERE = frozenset(
+    {"trace_id", "run_id", "step", "validate", "group_id", "agent", "reward", "spans_pruned"}
+)
+"""Fields of a trajectory that stand elsewhere in an episode."""
+_SAMPLING = {"temperature": float, "top_p": float, "reasoning_effort": str, "max_tokens": int}
+"""Types of the sampling settings that verifiers knows."""
 
 
 class Episodes:
@@ -108,62 +79,60 @@ class Episodes:
         if not any(span.kind == "generation" for span in trajectory.every_span):
             count_no_turn(trajectory, self.left_out)
             return
-        given = trajectory.attributes
-        task = task_of(trajectory)
+        task = _task(trajectory)
         self._count_calls(trajectory)
-        episode: Fields = {
-            "id": text(given.get("episode_id")) or trajectory.trace_id,
-            "env": env_of(trajectory),
+        source, name = trajectory.data_source, trajectory.name
+        environment = {"id": source or name, "name": None if source is None else name}
+        yield from json_line(known({
+            "id": trajectory.trace_id,
+            "env": known(environment),
             "task": task,
             "group": None if trajectory.group_id is None else {"id": trajectory.group_id},
-            "run": run_of(trajectory),
-            "ok": trajectory.status == "ok" and not given.get("episode_errors"),
-            "errors": failures_of(given.get("episode_errors")),
+            "run": _run(trajectory),
+            "ok": trajectory.status == "ok",
+            "errors": [],
             "traces": [self._trace(trajectory, task)],
-        }
-        yield from json_line(known(episode))
+        }))  # fmt: skip
 
     def _trace(self, trajectory: Trajectory, task: Fields) -> Fields:
-        given, own_made = trajectory.attributes, is_own(trajectory)
-        graph = MessageGraph(trajectory, self.left_out, is_own=own_made)
+        turns = turns_of(trajectory)
+        graph = MessageGraph(trajectory, turns, self.left_out)
         rest = self._set_per_token(trajectory, graph)
-        own = fitting({name: given[name] for name in _OWN if own_made and name in given}, _OWN)
-        placed = {"localtrace", *(_DERIVED - (_OWN.keys() - own.keys()) if own_made else ())}
-        rest["attributes"] = {name: one for name, one in given.items() if name not in placed}
-        ended = trajectory.status in ("ok", "error")
-        condition = "agent_completed" if trajectory.status == "ok" else "error"
-        rewards, metrics = scores_of(trajectory)
+        has_ended, is_ok = trajectory.status in ("ok", "error"), trajectory.status == "ok"
+        condition = "agent_completed" if is_ok else "error"
+        rewards, metrics = _scores(trajectory)
+        start, end = trajectory.start_ns / 1e9, (trajectory.end_ns or trajectory.start_ns) / 1e9
+        tools = {tool["name"]: tool for node in graph.nodes for tool in node.get("tools", ())}
+        requests = {turn.span.span_id: turn for turn in turns}
         return known({
             "version": TRACE_VERSION,
             "id": trajectory.trace_id,
-            "verifiers": {"version": text(given.get("verifiers_version")) or UNKNOWN},
+            "verifiers": {"version": "unknown"},
             "task": task,
-            "agent": agent_of(trajectory),
-            "tools": tools_of(graph),
+            "agent": _agent(trajectory, turns),
+            "tools": list(tools.values()),
             "nodes": graph.nodes,
             "calls": [
-                self._call(span, graph)
+                self._call(span, requests.get(span.span_id), graph)
                 for span in trajectory.every_span
-                if span.kind == "generation" and self._is_request(span, graph)
+                if span.kind == "generation"
+                and (span.span_id in requests or (span.status != "ok" and span.outputs is None))
             ],
             "rewards": rewards,
             "metrics": metrics,
-            "timing": timing_of(trajectory),
-            **own,
-            "info": {**own.get("info", {}), "localtrace": known(rest)},
-            "is_completed": ended,
-            "ok": trajectory.status == "ok",
-            "stop_condition": own.get("stop_condition") or (condition if ended else None),
-            "is_timeout": given.get("is_timeout") is True,
-            "errors": failures_of(given.get("errors") if own_made else None)
-            or failures_of([trajectory.error] if trajectory.error else None),
+            "timing": {"start": start, "agent": {"start": start, "end": end}},
+            "info": {"localtrace": known(rest)},
+            "is_completed": has_ended,
+            "ok": is_ok,
+            "stop_condition": condition if has_ended else None,
+            "is_timeout": False,
+            "errors": [_failure(trajectory.error)] if trajectory.error else [],
         })  # fmt: skip
 
     def _set_per_token(self, trajectory: Trajectory, graph: MessageGraph) -> Fields:
         """Set numbers per token on the nodes; return the fields that have no place of their own."""
-        rest = trajectory_fields(trajectory)
-        for name in ("attributes", *_PLACED):
-            rest.pop(name, None)
+        fields = trajectory_fields(trajectory)
+        rest = {name: value for name, value in fields.items() if name not in _ELSEWHERE}
         kept = []
         for outcome in rest["outcomes"]:
             name, values = outcome["name"], outcome["value"]
@@ -173,27 +142,20 @@ class Episodes:
                     continue
                 self.left_out[reason] += 1
             kept.append(outcome)
-        rest["outcomes"] = kept or None
-        return rest
+        return rest | {"outcomes": kept or None}
 
-    def _is_request(self, span: Span, graph: MessageGraph) -> bool:
-        """Return whether a generation is a turn, or a request that failed, and no detail of one."""
-        return span.span_id in graph.of_turns or (span.status != "ok" and span.outputs is None)
-
-    def _call(self, span: Span, graph: MessageGraph) -> Fields:
-        inputs = span.inputs if isinstance(span.inputs, Mapping) else {}
-        reason = _reason_of(span.finish_reason)
+    def _call(self, span: Span, turn: Turn | None, graph: MessageGraph) -> Fields:
+        reason = _reason(span.finish_reason)
         self.left_out[NO_REASON] += reason is None and span.finish_reason is not None
-        failures = failures_of([span.error])
         return known({
             "node": graph.of_turns.get(span.span_id),
-            "model": model_of(span),
-            "sampling": sampling_of(inputs.get("sampling_params")),
-            "endpoint": text(inputs.get("endpoint")),
+            "model": None if turn is None else turn.model,
+            "sampling": _sampling(fields_of(span.inputs).get("sampling_params")),
+            "endpoint": text_field(span.inputs, ("endpoint",)) or None,
             "finish_reason": reason,
-            "usage": usage_of(span),
+            "usage": None if turn is None else _usage(turn),
             "time": {"start": span.start_ns / 1e9, "end": span.end_ns / 1e9},
-            "error": failures[0] if failures else None,
+            "error": None if span.error is None else _failure(span.error),
         })  # fmt: skip
 
     def _count_calls(self, trajectory: Trajectory) -> None:
@@ -204,6 +166,101 @@ class Episodes:
                 self.left_out[TOOLS] += 1
             elif span.kind != "generation" and span.span_id not in batches:
                 self.left_out[f"calls of kind {span.kind}"] += 1
+
+
+def _task(trajectory: Trajectory) -> Fields:
+    index = trajectory.sample_index
+    is_number = index is not None and index.isdecimal() and len(index) < 19
+    data = {
+        "idx": int(index) if index is not None and is_number else None,
+        "id": None if is_number else index,
+        "answer": trajectory.attributes.get("ground_truth"),
+        "row": trajectory.attributes.get("dataset_row"),
+    }
+    return {"type": "Task", "data": known(data)}
+
+
+def _run(trajectory: Trajectory) -> Fields:
+    """Return the run, with the step of a training."""
+    if trajectory.step is None:
+        return {"type": "eval", "id": trajectory.run_id}
+    work: Fields = {"type": "eval" if trajectory.validate else "train", "step": trajectory.step}
+    versions = trajectory.attributes.get("weight_versions")
+    if isinstance(versions, list) and len(versions) == 2 and all(type(v) is int for v in versions):
+        start, end = versions
+        work |= {"policy": {"start": start, "end": end}} if start <= end else {}
+    return {"type": "train", "id": trajectory.run_id, "work": work}
+
+
+def _agent(trajectory: Trajectory, turns: list[Turn]) -> Fields:
+    model = text_field(trajectory.attributes, ("model",))
+    model = model or next((turn.model for turn in turns if turn.model is not None), None)
+    # Without a kind of runtime verifiers would read `prime`.
+    config = known({"model": model, "runtime": {"type": "subprocess"}})
+    return {"config": config, "name": trajectory.agent or "agent", "trainable": True}
+
+
+def _scores(trajectory: Trajectory) -> tuple[Fields, Fields]:
+    """Return rewards and metrics. What is no part of the reward's sum is a metric."""
+    reward, attributes = trajectory.reward, trajectory.attributes
+    parts, weights, metrics = (
+        _numbers(attributes.get(name))
+        for name in ("reward_extra_info", "reward_weights", "metrics")
+    )
+    if reward is None or not math.isfinite(reward):
+        return {}, metrics
+    total = sum(value * weights.get(name, 1.0) for name, value in parts.items())
+    if parts and math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9):
+        return {
+            name: {"score": value, "weight": weights.get(name, 1.0)}
+            for name, value in parts.items()
+        }, metrics
+    return {"reward": {"score": reward}}, {**parts, **metrics}
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {
+        name: number
+        for name, number in fields_of(value).items()
+        if type(number) in (int, float) and math.isfinite(number)
+    }
+
+
+def _failure(error: str) -> Fields:
+    """Return an error as verifiers keeps it: type, then message."""
+    kind, mark, message = error.partition(": ")
+    if mark and kind.isidentifier():
+        return {"type": kind, "message": message}
+    return {"type": "Error", "message": error}
+
+
+def _sampling(value: Any) -> Fields | None:
+    """Return sampling settings; of verifiers' own names only those of its types."""
+    settings = {}
+    for name, setting in fields_of(value).items():
+        kind = _SAMPLING.get("max_tokens" if name == "max_completion_tokens" else name)
+        is_number = kind is float and type(setting) in (int, float)
+        if name != "extra_body" and (kind is None or is_number or isinstance(setting, kind)):
+            settings[name] = setting
+    return settings or None
+
+
+def _usage(turn: Turn) -> Fields | None:
+    """Return counts of tokens; None where they are not known."""
+    prompt, output = turn.usage
+    if prompt is None or output is None:
+        return None
+    reported = fields_of(fields_of(turn.span.outputs).get("usage"))
+    cached, reasoning = (
+        count if type(count := reported.get(name)) is int and count >= 0 else None
+        for name in ("cached_tokens", "reasoning_tokens")
+    )
+    return known({
+        "prompt_tokens": prompt - (cached or 0),
+        "completion_tokens": output,
+        "cached_input_tokens": cached,
+        "reasoning_tokens": reasoning,
+    })  # fmt: skip
 
 
 def _place(values: list[float], field: str | None, graph: MessageGraph) -> str | None:
@@ -221,8 +278,8 @@ def _place(values: list[float], field: str | None, graph: MessageGraph) -> str |
     return None
 
 
-def _reason_of(given: str | None) -> str | None:
+def _reason(recorded: str | None) -> str | None:
     """Return verifiers' word for a finish reason; engines give a text, or an object as JSON."""
-    typed = _TYPED_REASON.search(given or "")
-    kind = (typed[1] if typed else given or "").lower()
+    typed = _TYPED_REASON.search(recorded or "")
+    kind = (typed[1] if typed else recorded or "").lower()
     return next((word for word, kinds in _REASONS.items() if kind in kinds), None)
