@@ -71,7 +71,7 @@ def _upkeep() -> list[Finding]:
     remedy = "run localtrace verify, and localtrace compact or prune by hand"
     return [
         Finding("upkeep", "problem", f"{name} failed {one.times} times since {one.since}: "
-                f"{one.said}", remedy)
+                f"{one.message}", remedy)
         for name, one in found.items()
     ]  # fmt: skip
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 
+from localtrace.child_process import requested
 from localtrace.maintain.upkeep import Upkeep
-from localtrace.record.start_sealer import DAEMON_LOCK_NAME
+from localtrace.record.start_sealer import DAEMON_LOCK_NAME, SealerRequest
 from localtrace.store.files import locked, open_file
 from localtrace.store.sealing.policy import DEFAULT_POLICY, SealPolicy
 from localtrace.terminal import escape_line
@@ -29,15 +29,9 @@ _FAILURES_MAX = 60
 LOG_NAME = "sealer.log"
 
 
-def main(root: Path, folder: Path, policy: SealPolicy, quota: str | None = None) -> None:
-    """Leave the caller's process tree, then seal until no writer lives and no journal waits.
-
-    Args:
-        root: the store.
-        folder: the journals to seal.
-        policy: how long journals wait.
-        quota: the limit of the store's size; with rules, the oldest calls are pruned above it.
-    """
+def main(request: SealerRequest) -> None:
+    """Leave the caller's process tree, then seal until no writer lives and no journal waits."""
+    root, folder = Path(request.root), Path(request.folder)
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -50,7 +44,7 @@ def main(root: Path, folder: Path, policy: SealPolicy, quota: str | None = None)
         handler = _log_of(root / LOG_NAME)
         handler.setFormatter(_Formatter("%(asctime)s %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO)
-        seal_until_done(root, folder, quota, policy)
+        seal_until_done(root, folder, request.quota, request.policy)
 
 
 def _log_of(path: Path) -> logging.Handler:
@@ -118,6 +112,4 @@ def seal_until_done(
 
 
 if __name__ == "__main__":
-    _root, _folder, _interval_s, _max_bytes, _rest_s, *_quota = sys.argv[1:]
-    _policy = SealPolicy(float(_interval_s), int(_max_bytes), float(_rest_s))
-    main(Path(_root), Path(_folder), _policy, *_quota)
+    main(requested(SealerRequest))

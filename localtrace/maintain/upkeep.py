@@ -13,18 +13,15 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import Literal
 
 import msgspec
 
+from localtrace import child_process
 from localtrace.errors import StoreBusy, StoreError
 from localtrace.store.files import put_file, read_json
 from localtrace.store.journal.disk import size_of
@@ -38,12 +35,8 @@ COMPACTION, PRUNING = "compaction", "pruning"
 _LOOK_INTERVAL_S = 60.0
 _PRUNING_REST_S = 300.0
 _RETRY_MAX_S = 3600.0
-_SAID_MAX = 2000
+_MESSAGE_MAX_CHARS = 2000
 _LOWEST_PRIORITY = 19
-_PARTLY = 3
-"""The exit code of upkeep that did all that can be done: to wait longer would help nothing."""
-_BUSY = 4
-"""The exit code of upkeep that another process, perhaps of another node, is at already."""
 _ONE_CORE = dict.fromkeys(
     ("OMP_NUM_THREADS", "TOKIO_WORKER_THREADS", "RAYON_NUM_THREADS", "ARROW_IO_THREADS"), "1"
 )
@@ -54,7 +47,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     times: int
     since: str
-    said: str
+    message: str
 
 
 def troubles(root: Path) -> dict[str, Trouble]:
@@ -65,7 +58,7 @@ def troubles(root: Path) -> dict[str, Trouble]:
         return {}
 
 
-def note(root: Path, name: str, said: str | None) -> int:
+def note(root: Path, name: str, message: str | None) -> int:
     """Note in a store that its upkeep failed, or with None that it went well.
 
     Returns:
@@ -73,9 +66,10 @@ def note(root: Path, name: str, said: str | None) -> int:
     """
     noted = troubles(root)
     before = noted.pop(name, Trouble(0, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", ""))
-    times = 0 if said is None else before.times + 1
-    if said is not None:
-        noted[name] = Trouble(times, before.since, said[-_SAID_MAX:])
+    times = 0 if message is None else before.times + 1
+    if message is not None:
+        line = " ".join(message.split())[:_MESSAGE_MAX_CHARS]
+        noted[name] = Trouble(times, before.since, line)
     with contextlib.suppress(OSError):
         if not noted:
             (root / NOTES_NAME).unlink(missing_ok=True)
@@ -84,13 +78,28 @@ def note(root: Path, name: str, said: str | None) -> int:
     return times
 
 
+class _Request(msgspec.Struct):
+    """One turn of upkeep."""
+
+    task: str
+    root: str
+    quota: str | None
+
+
+class _Answer(msgspec.Struct):
+    """How a turn of upkeep ended."""
+
+    state: Literal["done", "partly", "busy", "failed"]
+    """`partly`: all that can be done, so to wait longer would help nothing; `busy`: another
+    process, perhaps of another node, is at it."""
+    message: str
+
+
 @dataclass(slots=True)
 class _Task:
     """One kind of upkeep."""
 
     name: str
-    arguments: list[str]
-    pays: Callable[[], bool]
     rest_s: float = 0.0
     next_at: float = 0.0
     was_last: bool = False
@@ -103,27 +112,14 @@ class _Task:
         return due
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A process that does a task."""
-
-    task: _Task
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    began_s: float
-
-
 class Upkeep:
     """The upkeep of one store, one process after the other."""
 
     def __init__(self, root: Path, quota: str | None = None) -> None:
         self._root = root
-        self._running: _Running | None = None
-        pays = partial(_pruning_pays, root, quota)
-        self._tasks = [
-            _Task(PRUNING, [str(root), quota or ""], pays, _PRUNING_REST_S),
-            _Task(COMPACTION, [str(root)], partial(_compaction_pays, root)),
-        ]
+        self._quota = quota
+        self._tasks = [_Task(PRUNING, _PRUNING_REST_S), _Task(COMPACTION)]
+        self._running: tuple[_Task, subprocess.Popen[bytes], float] | None = None
 
     def keep(self, *, at_end: bool = False) -> bool:
         """Start what is due where nothing runs; return whether something runs.
@@ -132,9 +128,14 @@ class Upkeep:
             at_end: nothing is left to seal. Then nothing rests, and each task gets one more turn.
         """
         if self._running is not None:
-            if self._running.process.poll() is None:
+            task, process, began_s = self._running
+            if process.poll() is None:
                 return True
-            self._end(self._running)
+            self._running = None
+            crash = _Answer("failed", f"it ended with exit code {process.returncode}")
+            now_s = time.monotonic()
+            task.next_at = now_s + max(_LOOK_INTERVAL_S, task.rest_s, now_s - began_s)
+            self._note(task, child_process.answered(process, _Answer) or crash)
         for task in self._tasks:
             if task.is_due(time.monotonic(), at_end=at_end) and self._start(task):
                 return True
@@ -142,93 +143,66 @@ class Upkeep:
 
     def _start(self, task: _Task) -> bool:
         task.next_at = time.monotonic() + _LOOK_INTERVAL_S
+        request = _Request(task.name, str(self._root), self._quota)
         try:
-            if not task.pays():
+            if not _pays(request):
                 return False
-            output = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
-            process = subprocess.Popen(
-                [sys.executable, "-m", "localtrace.maintain.upkeep", task.name, *task.arguments],
-                env=os.environ | _ONE_CORE,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            process = child_process.start(__name__, request, env=os.environ | _ONE_CORE)
         except Exception as error:  # sealing goes on, whatever it is
-            self._failed(task, str(error))
+            self._note(task, _Answer("failed", str(error)))
             return False
-        self._running = _Running(task, process, output, time.monotonic())
+        self._running = task, process, time.monotonic()
         return True
 
-    def _end(self, ended: _Running) -> None:
-        self._running = None
-        with ended.output as output:
-            output.seek(-min(output.seek(0, os.SEEK_END), _SAID_MAX), os.SEEK_END)
-            said = output.read().decode("utf-8", "replace").strip()
-        task, now_s = ended.task, time.monotonic()
-        task.next_at = now_s + max(_LOOK_INTERVAL_S, task.rest_s, now_s - ended.began_s)
-        said = said.rpartition("\n")[2]
-        if ended.process.returncode == _BUSY:
-            logger.info("%s: %s", task.name, said)
-        elif ended.process.returncode == _PARTLY:
-            note(self._root, task.name, said)
-            logger.warning("%s did what it could: %s", task.name, said)
-        elif ended.process.returncode:
-            self._failed(task, said)
-        else:
-            note(self._root, task.name, None)
-            logger.info("%s: %s", task.name, said)
-
-    def _failed(self, task: _Task, said: str) -> None:
-        times = note(self._root, task.name, said)
-        wait_s = min(_RETRY_MAX_S, _LOOK_INTERVAL_S * 2.0 ** min(times - 1, 10))
-        task.next_at = max(task.next_at, time.monotonic() + wait_s)
-        logger.warning(
-            "%s failed %d times, next try in %.0f min: %s", task.name, times, wait_s / 60, said
-        )
+    def _note(self, task: _Task, answer: _Answer) -> None:
+        level = logging.INFO if answer.state in ("done", "busy") else logging.WARNING
+        logger.log(level, "%s %s: %s", task.name, answer.state, answer.message)
+        if answer.state == "busy":
+            return
+        times = note(self._root, task.name, None if answer.state == "done" else answer.message)
+        if answer.state == "failed":
+            wait_s = min(_RETRY_MAX_S, _LOOK_INTERVAL_S * 2.0 ** min(times - 1, 10))
+            task.next_at = max(task.next_at, time.monotonic() + wait_s)
+            logger.warning("%s is tried again in %.0f min", task.name, wait_s / 60)
 
 
-def _compaction_pays(root: Path) -> bool:
+def _pays(request: _Request) -> bool:
+    """Tell whether to compact; to prune, as a run has rules, or a limit that has is exceeded."""
     from localtrace.store.compacting.compact import is_due
 
-    return is_due(open_layout(root))
+    layout = open_layout(request.root)
+    if request.task == COMPACTION:
+        return is_due(layout)
+    limit_bytes, retention = parse_quota(request.quota) if request.quota else (0, None)
+    is_above = retention is not None and size_of(layout.root) > limit_bytes
+    return is_above or any(rules_of_runs(layout))
 
 
-def _pruning_pays(root: Path, quota: str | None) -> bool:
-    """Tell whether a run has rules, or the store is above a limit that has rules."""
-    limit_bytes, retention = parse_quota(quota) if quota else (0, None)
-    is_above = retention is not None and size_of(root) > limit_bytes
-    return is_above or any(rules_of_runs(open_layout(root)))
-
-
-def compact_once(root: Path) -> int:
-    """Compact a store where it pays, and print what was done; return the exit code."""
+def _turn(request: _Request) -> _Answer:
+    """Do one turn of upkeep."""
+    from localtrace.maintain.retention import PartlyPruned, prune_by_rules
     from localtrace.store.compacting.compact import compact
 
-    report = compact(open_layout(root), everything=False)
-    merged, made = sum(report.merged.values()), sum(report.made.values())
-    print(f"{made} files of {merged}, deleted {report.vacuumed}")
-    for problem in report.problems:
-        print(" ".join(problem.split()))  # the last line is what is noted
-    return 1 if report.problems else 0
-
-
-def main(name: str, root: Path, quota: str = "") -> int:
-    """Do one task of upkeep, and print what was done; return the exit code."""
-    import pyarrow as pa
-
-    from localtrace.maintain.retention import PartlyPruned, prune_by_rules
-
-    os.nice(_LOWEST_PRIORITY)
-    pa.set_cpu_count(1)
+    root = Path(request.root)
     try:
-        if name == COMPACTION:
-            return compact_once(root)
-        print(prune_by_rules(root, quota))
-    except (PartlyPruned, StoreBusy) as error:
-        print(" ".join(str(error).split()))  # the last line is what is noted
-        return _BUSY if isinstance(error, StoreBusy) else _PARTLY
-    return 0
+        if request.task == PRUNING:
+            return _Answer("done", prune_by_rules(root, request.quota))
+        report = compact(open_layout(root), everything=False)
+    except StoreBusy as error:
+        return _Answer("busy", str(error))
+    except PartlyPruned as error:
+        return _Answer("partly", str(error))
+    except Exception as error:  # said to the sealer, as no caller could report it
+        return _Answer("failed", str(error) or type(error).__name__)
+    if report.problems:
+        return _Answer("failed", "; ".join(report.problems))
+    merged, made = sum(report.merged.values()), sum(report.made.values())
+    return _Answer("done", f"{made} files of {merged}, deleted {report.vacuumed}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
+    import pyarrow as pa
+
+    os.nice(_LOWEST_PRIORITY)
+    pa.set_cpu_count(1)
+    child_process.answer(_turn(child_process.requested(_Request)))

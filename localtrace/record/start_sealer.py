@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
+from localtrace import child_process
 from localtrace.store.files import is_file, is_locked
 from localtrace.store.sealing.policy import SealPolicy
 
@@ -15,36 +18,34 @@ _FOREIGN = ("CUDA_", "NCCL_", "NVIDIA_", "RAY_")
 """Beginnings of variables that would tie the sealer to a GPU or to Ray."""
 
 
+class SealerRequest(msgspec.Struct):
+    """What the sealer does until nothing is left to do."""
+
+    root: str
+    """The store."""
+    folder: str
+    """The journals to seal."""
+    policy: SealPolicy
+    """How long journals wait."""
+    quota: str | None = None
+    """The limit of the store's size; with rules, the sealer prunes above it."""
+
+
 def start_sealer(root: Path, folder: Path, policy: SealPolicy, quota: str | None = None) -> bool:
     """Start a detached sealer for a store unless one runs; return whether one was started.
 
-    Args:
-        root: the store.
-        folder: the journals to seal.
-        policy: how long journals wait.
-        quota: the limit of the store's size; with rules, the sealer prunes above it.
+    The arguments are the fields of `SealerRequest`.
     """
     lock = folder / DAEMON_LOCK_NAME
     # An embedded Python has no executable. Anything but a file under this name is not ours to open.
     if not sys.executable or is_locked(lock) or (os.path.lexists(lock) and not is_file(lock)):
         return False
-    import subprocess
-
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)
     }
+    request = SealerRequest(str(root), str(folder), policy, quota)
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    starter = subprocess.run(
-        [
-            *(sys.executable, "-m", "localtrace.maintain.sealer", str(root), str(folder)),
-            *map(str, (policy.interval_s, policy.max_bytes, policy.rest_s)),
-            *([] if quota is None else [quota]),
-        ],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=False,
-    )
-    return starter.returncode == 0
+    with child_process.start(
+        "localtrace.maintain.sealer", request, env=environment, start_new_session=True
+    ) as starter:
+        return starter.wait() == 0

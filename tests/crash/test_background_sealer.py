@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import time
@@ -29,13 +30,13 @@ from tests.crash.rollouts import record_one
 
 def _sealers(store: Path) -> list[int]:
     """Process ids of the sealers of a store."""
-    wanted = [b"localtrace.maintain.sealer", os.fsencode(store)]
+    wanted = [b"localtrace.maintain.sealer\0", json.dumps(str(store)).encode()]
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-                if all(one in arguments for one in wanted):
+                command = (entry / "cmdline").read_bytes()
+                if all(part in command for part in wanted):
                     found.append(int(entry.name))
     return found
 

@@ -6,12 +6,12 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from localtrace import child_process
 from localtrace.cli import doctor
-from localtrace.maintain import sealer, upkeep
+from localtrace.maintain import sealer
 from localtrace.maintain.upkeep import Upkeep, troubles
 from localtrace.schema import METRICS, SPANS
 from localtrace.store.compacting.compact import LOCK_NAME
@@ -52,7 +52,7 @@ def test_the_sealer_compacts_where_it_pays(
     add(layout, 7)
     keep(layout)
     assert len(files(layout)) == 1
-    assert "compaction: 1 files of 8" in caplog.text
+    assert "compaction done: 1 files of 8" in caplog.text
 
 
 def test_a_damaged_file_stops_no_other_and_is_said_until_it_is_mended(
@@ -83,7 +83,7 @@ def test_upkeep_that_another_node_is_at_is_no_trouble(
         add(layout, number)
     with locked(layout.tables / LOCK_NAME):
         keep(layout)
-    assert "compaction: another compaction is at work" in caplog.text
+    assert "compaction busy: another compaction is at work" in caplog.text
     assert troubles(layout.root) == {}
 
 
@@ -113,12 +113,10 @@ def test_sealing_goes_on_while_upkeep_works(
 ) -> None:
     store = tmp_path / "store"
     started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
 
-    def endless(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        """An upkeep that ends when its input does."""
-        options["stdin"] = subprocess.PIPE
-        started.append(start(["cat"], **options))
+    def endless(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        """An upkeep that works until it is ended."""
+        started.append(subprocess.Popen(["sleep", "1000"], stdout=subprocess.PIPE))
         return started[-1]
 
     def record(step: int) -> None:
@@ -134,12 +132,13 @@ def test_sealing_goes_on_while_upkeep_works(
         if len(sealed) <= 3:
             record(len(sealed))
         else:
-            started[-1].communicate()
+            started[-1].kill()
+            started[-1].wait()
 
     record(0)
-    replaced = SimpleNamespace(**vars(subprocess) | {"Popen": endless})
-    monkeypatch.setattr(upkeep, "subprocess", replaced)
+    monkeypatch.setattr(child_process, "start", endless)
     monkeypatch.setattr(sealer, "time", SimpleNamespace(monotonic=time.monotonic, sleep=nap))
     sealer.seal_until_done(store, store / "journals", "1kB,keep=errors")
     assert sealed[:4] == [2, 4, 6, 8]
     assert len(started) == 2  # once more at the end
+    assert "exit code -9" in troubles(store)["pruning"].message
