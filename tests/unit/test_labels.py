@@ -204,11 +204,12 @@ def test_the_command_labels_a_selection(store: Store, ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({}, "nothing is said"), ({"tags": [" , "]}, "nothing is said"),
-    ({"tags": ["-x"]}, "minus"), ({"tags": ["a\nb"]}, "not seen"), ({"tags": ["\u202ex"]}, "seen"),
+    ({}, "no label"), ({"tags": [" , "]}, "no label"),
+    ({"tags": ["-x"]}, "minus"), ({"tags": ["a\nb"]}, "invisible"),
+    ({"tags": ["\u202ex"]}, "invisible"),
     ({"tags": ["x" * 101]}, "at most 100"), ({"comment": "x" * 10_001}, "at most 10,000"),
-    ({"comment": "\ud800"}, "Unicode"), ({"rating": "good"}, "no number"),
-    ({"rating": float("nan")}, "no number"), ({"rating": 1, "who": "a\tb"}, "not seen"),
+    ({"comment": "\ud800"}, "Unicode"), ({"rating": "good"}, "not a number"),
+    ({"rating": float("nan")}, "not a number"), ({"rating": 1, "who": "a\tb"}, "invisible"),
 ])  # fmt: skip
 def test_what_cannot_be_a_label_is_refused(
     recorded: tuple[Path, list[str]], given: dict[str, Any], message: str
@@ -267,7 +268,7 @@ def test_a_disk_that_refuses_is_told_and_leaves_the_store_whole(
         return real(descriptor, buffers)
 
     monkeypatch.setattr(os, "writev", full)
-    with pytest.raises(StoreUnwritable, match=r"No space left on device.*say it again"):
+    with pytest.raises(StoreUnwritable, match=r"No space left on device.*label again"):
         localtrace.label(store, ids, who="anna", comment="too much")
     monkeypatch.undo()
     assert said(store) == set()
