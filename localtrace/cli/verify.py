@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from localtrace.cli.options import one_store, one_store_option
 from localtrace.cli.sizes import show_size
 from localtrace.printing import say
-
-if TYPE_CHECKING:
-    from localtrace.store.layout import StoreLayout
-    from localtrace.uploader.bundles.check import BundleReport
 
 
 @click.command()
@@ -35,27 +30,18 @@ def command(
 
     Given several bundles, it also reports one that is missing between them.
     """
+    from localtrace.cli.progress import print_notes, print_problems, progress_bar
+    from localtrace.maintain.verify import verify
     from localtrace.store.layout import META_NAME, open_layout
 
     for path in bundles:
         if (path / META_NAME).is_file():  # a store, which bundles keep one level below
             raise click.UsageError(f"{path} is a store, not a bundle: check it with -s {path}")
-    if bundles:
-        _verify_bundles(context, bundles, signers)
+    if bundles or open_layout(one_store(store_paths)).bags:
+        print_problems(context, _verify_bundles(bundles or store_paths, signers))
         return
-    layout = open_layout(one_store(store_paths))
-    if layout.bags:
-        _verify_bundles(context, store_paths, signers)
-    else:
-        _verify_store(context, layout)
-
-
-def _verify_store(context: click.Context, layout: StoreLayout) -> None:
-    from localtrace.cli.progress import print_notes, print_problems, progress_bar
-    from localtrace.maintain.verify import verify
-
     with progress_bar("verifying", " files") as progress:
-        report = verify(layout, progress)
+        report = verify(open_layout(one_store(store_paths)), progress)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     say(f"read {report.files} files and {report.journals} journals{rows and f': {rows}'}")
     if report.quarantined:
@@ -64,8 +50,9 @@ def _verify_store(context: click.Context, layout: StoreLayout) -> None:
     print_problems(context, report.problems)
 
 
-def _verify_bundles(context: click.Context, paths: Sequence[Path], signers: Path | None) -> None:
-    from localtrace.cli.progress import print_problems, progress_bar
+def _verify_bundles(paths: Sequence[Path], signers: Path | None) -> list[str]:
+    """Print what bundles hold, and return what is wrong with them."""
+    from localtrace.cli.progress import progress_bar
     from localtrace.uploader.bundles.check import check_bundles
 
     with progress_bar("verifying", " files") as progress:
@@ -74,16 +61,11 @@ def _verify_bundles(context: click.Context, paths: Sequence[Path], signers: Path
         f"read {report.files} files, {show_size(report.size_bytes)}: "
         f"{report.trajectories} trajectories"
     )
-    _print_bags(report)
-    print_problems(context, report.problems)
-
-
-def _print_bags(report: BundleReport) -> None:
     for bag in report.bags:
-        info = bag.info
-        part = f", part {info.part} of {info.parts}" if info.parts > 1 else ""
-        say(f"number {info.sequence}{part}: {bag.root}")
+        part = f", part {bag.info.part} of {bag.info.parts}" if bag.info.parts > 1 else ""
+        say(f"number {bag.info.sequence}{part}: {bag.root}")
     for signer in report.signers:
         say(f"signed: {signer}")
     if report.bags and not report.signers:
         say("not signed: checksums reveal accidents, but not deliberate changes")
+    return report.problems

@@ -157,15 +157,15 @@ def _seal_batch(
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
     unreadable |= _unreadable(batch, {name for one in rows.values() for name in one.journals})
     for name, uncommitted in rows.items():
-        if len(uncommitted.rows) == 0:
+        if len(uncommitted.tables[name]) == 0:
             continue
         numbers: dict[str, int] = {}
         for covered in sorted(uncommitted.journals):
             numbers[covered.writer_id] = covered.number
-        files = write_files(layout, TABLES[name], uncommitted.rows)
+        files = write_files(layout, TABLES[name], uncommitted.tables[name])
         with removed_if_refused(layout, TABLES[name], files):
             commit(layout, TABLES[name], files, numbers, tables.newest(TABLES[name]))
-        report.rows[name] += len(uncommitted.rows)
+        report.rows[name] += len(uncommitted.tables[name])
     for journal in batch:
         damaged = journal.file.name in unreadable or bool(journal.frames().damaged)
         _put_away(layout, journal.file, damaged, report)

@@ -275,17 +275,6 @@ def _counted(
     )
 
 
-def is_any_committed(
-    layout: StoreLayout, schema: TableSchema, files: Iterable[WrittenFile]
-) -> bool:
-    """Tell whether a table's state has any of some files, or may have, as it cannot be read."""
-    try:
-        state = {file.path for file in committed_files(open_table(layout, schema))}
-    except StoreError:
-        return True
-    return any(file.path in state for file in files)
-
-
 @contextlib.contextmanager
 def removed_if_refused(
     layout: StoreLayout, schema: TableSchema, files: Sequence[WrittenFile]
@@ -297,7 +286,9 @@ def removed_if_refused(
     try:
         yield
     except Exception:
-        if not is_any_committed(layout, schema, files):
-            for file in files:
-                (layout.table(schema.name) / file.path).unlink(missing_ok=True)
+        with contextlib.suppress(StoreError):  # a table that cannot be read may hold them
+            state = {file.path for file in committed_files(open_table(layout, schema))}
+            if state.isdisjoint(file.path for file in files):
+                for file in files:
+                    (layout.table(schema.name) / file.path).unlink(missing_ok=True)
         raise

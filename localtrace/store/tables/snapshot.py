@@ -126,10 +126,10 @@ def _snapshot(layout: StoreLayout, journals: Sequence[OpenJournal]) -> Snapshot:
         return _bundled(layout.bags)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
-    rows = uncommitted_rows(journals, tables, RunTokenizers(layout).decode)
-    names = {name for table in rows.values() for name in table.journals}
-    damage = max((table.damage for table in rows.values()), key=lambda one: one.records)
-    pending = {name: table.rows for name, table in rows.items()}
+    left = uncommitted_rows(journals, tables, RunTokenizers(layout).decode)
+    names = frozenset[JournalName]().union(*(part.journals for part in left.values()))
+    damage = max((part.damage for part in left.values()), key=lambda damage: damage.records)
+    pending = {name: part.tables[name] for name, part in left.items()}
     return Snapshot(files, pending, len(names), damage, receipt_tables(layout))
 
 
@@ -140,9 +140,8 @@ def _open_tables(layout: StoreLayout) -> dict[str, DeltaTable | None]:
     others = [table for table in TABLES.values() if table is not OUTCOMES]
     with ThreadPoolExecutor(len(others)) as pool:  # each mostly waits for the disk
         opened = pool.map(partial(open_table, layout), others)
-        return {OUTCOMES.name: outcomes} | {
-            table.name: one for table, one in zip(others, opened, strict=True)
-        }
+        names = [table.name for table in others]
+        return {OUTCOMES.name: outcomes, **dict(zip(names, opened, strict=True))}
 
 
 def _each_once(opened: list[list[OpenJournal]]) -> list[list[OpenJournal]]:
@@ -166,9 +165,9 @@ def _without_known_files(snapshot: Snapshot, known: set[tuple[bool, str]]) -> Sn
     def new(paths: Sequence[str]) -> list[str]:
         # A bundle's names tell the content and a store's are random; one must not pass as another.
         names = [(snapshot.partitioned, os.path.basename(path)) for path in paths]
-        found = [path for path, name in zip(paths, names, strict=True) if name not in known]
+        unknown = [path for path, name in zip(paths, names, strict=True) if name not in known]
         known.update(names)
-        return found
+        return unknown
 
     files = {table: new(paths) for table, paths in snapshot.files.items()}
     return replace(snapshot, files=files)
@@ -186,9 +185,9 @@ def _bundled(bags: Sequence[Bag]) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Uncommitted:
-    """The rows of journals that a table's committed state lacks."""
+    """The rows of journals that the committed state of a table lacks."""
 
-    rows: pa.Table
+    tables: dict[str, pa.Table]
     journals: frozenset[JournalName]
     unreadable: frozenset[JournalName]
     """Journals of which a part cannot be read."""
@@ -196,18 +195,14 @@ class Uncommitted:
 
 
 def uncommitted_rows(
-    journals: Sequence[OpenJournal],
-    tables: Mapping[str, DeltaTable | None],
-    decode: Decode,
+    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], decode: Decode
 ) -> dict[str, Uncommitted]:
-    """Make the rows of each table from the journals that it does not cover yet.
+    """Make, for each table, the rows of the journals that it does not cover yet.
 
     Tables usually lack the same journals. They differ only after a sealer died between two
     commits.
-
-    Args:
     """
-    read: dict[frozenset[JournalName], _Read] = {}
+    read: dict[frozenset[JournalName], Uncommitted] = {}
     result = {}
     for name, table in tables.items():
         left = [
@@ -217,39 +212,37 @@ def uncommitted_rows(
         ]
         names = frozenset(journal.file.name for journal in left)
         if names not in read:
-            read[names] = _rows(left, decode)
-        rows, unreadable, damage = read[names]
-        result[name] = Uncommitted(rows[name], names, unreadable, damage)
+            read[names] = _rows(left, names, decode)
+        result[name] = read[names]
     return result
 
 
-_Read: TypeAlias = tuple[dict[str, pa.Table], frozenset[JournalName], Damage]
-"""The rows of journals by table, those of which a part cannot be read, and the counts of it."""
-
-
-def _rows(journals: Sequence[OpenJournal], decode: Decode) -> _Read:
+def _rows(
+    journals: Sequence[OpenJournal], names: frozenset[JournalName], decode: Decode
+) -> Uncommitted:
     if not journals:
-        return {name: schema.no_rows() for name, schema in TABLES.items()}, frozenset(), Damage()
+        tables = {name: schema.no_rows() for name, schema in TABLES.items()}
+        return Uncommitted(tables, names, names, Damage())
     # Slow to import, and a reader of a store where all is sealed does without.
     from localtrace.store.tables.rows import JournalRows
 
     rows = JournalRows(decode)
     for journal in journals:
         rows.add_journal(journal.file.name, journal.frames(), journal.status)
-    return rows.tables(), frozenset(rows.unreadable), rows.damage
+    tables = rows.tables()
+    return Uncommitted(tables, names, frozenset(rows.unreadable), rows.damage)
 
 
 def open_journals(layout: StoreLayout) -> list[OpenJournal]:
     """Read every journal; list again when one vanished or was renamed meanwhile."""
     journals: list[OpenJournal] = []
     for _ in range(_LISTINGS_MAX):
-        found = list_journals(journal_folders(layout))
+        files = list_journals(journal_folders(layout))
         try:
-            journals = [OpenJournal(file, read_journal(file), status) for file, status in found]
+            journals = [OpenJournal(file, read_journal(file), status) for file, status in files]
         except FileNotFoundError:
             continue
-        if [file.name for file, _ in found] == [
-            file.name for file, _ in list_journals(journal_folders(layout))
-        ]:
+        again = list_journals(journal_folders(layout))
+        if [file.name for file, _ in files] == [file.name for file, _ in again]:
             break
     return journals
