@@ -54,6 +54,20 @@ class Asked:
         return filters_of(self.q)
 
     @property
+    def condition(self) -> str:
+        """The condition of the filters, for the view `trajectories`."""
+        return self._where[0]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the condition."""
+        return self._where[1]
+
+    @cached_property
+    def _where(self) -> tuple[str, dict[str, Any]]:
+        return self.filters.where_clause()
+
+    @property
     def run_names(self) -> dict[str, str]:
         """Names that tell runs apart, by run id; none where there is one run."""
         made: dict[str, str] = self.kept("run names", lambda: run_names(self.store))

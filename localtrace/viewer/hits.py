@@ -18,7 +18,7 @@ from localtrace.errors import QueryError
 from localtrace.read.step_ranges import ROWS_MIN, step_slices
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer.asked import Asked
-from localtrace.viewer.ordered import counts_by_step
+from localtrace.viewer.listing import Listing
 from localtrace.viewer.page import with_values
 
 KINDS = {"text": "text", "regex": "regular expression", "ids": "token ids"}
@@ -118,7 +118,7 @@ class Search:
             first: further columns.
         """
         return _RATE_SQL.format(
-            relation=asked.filters.relation("reward"), condition=asked.filters.where_clause()[0],
+            relation=asked.filters.relation("reward"), condition=asked.condition,
             hit=self._hit("text", "needle"), source=self._source(), steps=steps, first=first,
         )  # fmt: skip
 
@@ -211,12 +211,12 @@ def count_hits(asked: Asked, search: Search) -> Counted:
     Raises:
         QueryError: what to find cannot be searched for.
     """
-    params = {**asked.filters.where_clause()[1], **search.params()}
+    params = {**asked.params, **search.params()}
 
     def make() -> Counted:
         begun_s = time.monotonic()
         counts = sorted(
-            counts_by_step(asked).items(), key=lambda one: (one[0] is None, one[0] or 0)
+            Listing(asked).counts.items(), key=lambda one: (one[0] is None, one[0] or 0)
         )
         slices = step_slices(counts, _SLICE_ROWS)
         rows: list[dict[str, Any]] = []

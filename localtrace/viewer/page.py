@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from localtrace.errors import LocalTraceError
+from localtrace.read.filters import Filters, Term
 from localtrace.read.run_names import with_run_ids
 from localtrace.viewer.asked import Asked, words_of
 
@@ -111,19 +112,28 @@ def command_filters(text: str) -> str:
     return " ".join(map(shlex.quote, words_of(text)))
 
 
-def python_rows(text: str, order: str = "") -> str:
+def python_rows(filters: Filters) -> str | None:
     """Return Python that reads the trajectories that match filters.
 
-    Args:
-        text: the filters.
-        order: the end of the SELECT.
+    None: keywords cannot say them, since a key has several conditions.
     """
-    return (
-        f"filters = Filters.parse({words_of(text)!r})"
-        "  # from localtrace.read.filters import Filters\n"
-        "condition, params = filters.where_clause()\n"
-        f'store.sql(f"from trajectories where {{condition}}{order}", params).to_pandas()'
-    )
+    keywords = {key: _keyword(same.terms) for key, same in filters.by_key().items()}
+    if None in keywords.values():
+        return None
+    arguments = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+    return f"store.trajectories({arguments}).to_pandas()"
+
+
+def _keyword(terms: Sequence[Term]) -> Any:
+    """Return the terms of one key as the value of a keyword; None: there is no such value."""
+    first, *others = terms
+    if [term.operator for term in terms] == [">=", "<="]:
+        return f"{first.values[0]}..{others[0].values[0]}"
+    if others:
+        return None
+    if first.operator != "=":
+        return f"{first.operator}{','.join(map(str, first.values))}"
+    return first.values[0] if len(first.values) == 1 else list(first.values)
 
 
 def with_values(sql: str, params: Mapping[str, Any]) -> str:

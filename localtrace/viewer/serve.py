@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localtrace.errors import ConfigError
 from localtrace.store.sources import find_stores
 from localtrace.viewer.app import make_app
+from localtrace.viewer.asked import Asked
 from localtrace.viewer.guard import TOKEN, Guard
+from localtrace.viewer.page import Page
+from localtrace.viewer.pages import home, trajectories
 from localtrace.viewer.shared_store import SharedStore
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 _PORTS_TRIED = 20
-_FIRST_PAGES = ("/", "/trajectories")
-_LOOK_INTERVAL_S = 0.02
 
 
 def serve(
@@ -59,46 +58,39 @@ def serve(
     )
     shown = f"[{host}]" if ":" in host else host
     on_ready(f"http://{shown}:{bound}/?{TOKEN}={token}")
-    ended = threading.Event()
-    warming = threading.Thread(target=warm_up, args=(pages, ended))
+    warming = WarmUp(shared, (home.PAGE, trajectories.PAGE))
     try:
         warming.start()
         uvicorn.Server(config).run(sockets=[listening])
     finally:
-        ended.set()
-        if warming.is_alive():
-            warming.join()  # the caller closes the store, which no thread may read then
+        warming.stop()  # the caller closes the store, which no thread may read then
 
 
-def warm_up(pages: ASGIApp, ended: threading.Event) -> None:
-    """Make the pages that are opened first, so that nobody waits for what later ones reuse.
+class WarmUp(threading.Thread):
+    """Reads the pages that are opened first, so that nobody waits for what later ones reuse."""
 
-    Args:
-        pages: the application.
-        ended: stops it, as a browser does that closes its connection.
-    """
+    def __init__(self, shared: SharedStore, pages: Sequence[Page]) -> None:
+        super().__init__(daemon=True)
+        self._shared, self._pages = shared, pages
+        self._ended = threading.Event()
+        self._stores: list[Store] = []
 
-    async def receive() -> Message:
-        while not ended.is_set():
-            await asyncio.sleep(_LOOK_INTERVAL_S)
-        return {"type": "http.disconnect"}
+    def run(self) -> None:
+        """Read the pages."""
+        for page in self._pages:
+            # Whoever opens the page sees what is wrong.
+            with contextlib.suppress(Exception), self._shared.reading() as (store, moment):
+                self._stores.append(store)
+                if not self._ended.is_set():
+                    page.read(Asked(store, {}, {}, moment.kept))
 
-    async def send(_message: Message) -> None:
-        pass
-
-    for path in _FIRST_PAGES:
-        scope = {
-            "type": "http", "method": "GET", "path": path, "query_string": b"", "root_path": "",
-            "headers": [(b"host", b"localhost")], "scheme": "http", "http_version": "1.1",
-        }  # fmt: skip
-        if ended.is_set():
-            return
-        with contextlib.suppress(Exception):  # whoever opens the page sees what is wrong
-            asyncio.run(_answer(pages, scope, receive, send))
-
-
-async def _answer(pages: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    await pages(scope, receive, send)
+    def stop(self) -> None:
+        """Stop the query under way, and wait for the end."""
+        self._ended.set()
+        for store in self._stores:
+            store.stop()
+        if self.is_alive():
+            self.join()
 
 
 def is_loopback(host: str) -> bool:

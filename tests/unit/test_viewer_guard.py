@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -10,10 +11,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
 
+import localtrace
+from localtrace.read.store import open_store
+from localtrace.store.sources import find_stores
+from localtrace.testing import recording
+from localtrace.viewer.asked import Asked
 from localtrace.viewer.guard import POLICY, Guard
-from localtrace.viewer.serve import is_loopback, warm_up
+from localtrace.viewer.page import Facts, Page
+from localtrace.viewer.serve import WarmUp, is_loopback
+from localtrace.viewer.shared_store import SharedStore
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
 
@@ -122,18 +129,24 @@ def test_loopback_is_told_from_other_addresses() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.1.2.3", "node7", "")))
 
 
-def test_the_first_pages_are_no_longer_made_once_the_viewer_ends() -> None:
-    asked, under_way, ended = [], threading.Event(), threading.Event()
+def test_the_first_pages_are_no_longer_made_once_the_viewer_ends(tmp_path: Path) -> None:
+    under_way = threading.Event()
+    read = []
 
-    async def pages(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.append(scope["path"])
+    def slow(request: Asked) -> Facts:
+        read.append(request)
         under_way.set()
-        assert (await receive())["type"] == "http.disconnect"
+        return {
+            "rows": request.rows("select count(*) from range(100_000_000_000) where random() < 0")
+        }
 
-    warming = threading.Thread(target=warm_up, args=(pages, ended))
-    warming.start()
-    assert under_way.wait(60)
-    ended.set()
-    warming.join(60)
-    assert not warming.is_alive()
-    assert asked == ["/"]
+    with recording(tmp_path), localtrace.trajectory():
+        pass
+    with open_store(tmp_path) as store:
+        shared = SharedStore(store, find_stores([tmp_path]))
+        warming = WarmUp(shared, [Page("/", "", slow), Page("/other", "", slow)])
+        warming.start()
+        assert under_way.wait(60)
+        warming.stop()
+        assert not warming.is_alive()
+    assert len(read) == 1

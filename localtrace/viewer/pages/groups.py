@@ -55,13 +55,12 @@ def groups_of(asked: Asked) -> list[dict[str, Any]]:
     # The order of another page's list, such as that of trajectories, is none of groups.
     sort = asked.values.get("sort", "")
     sort = sort if sort in SORTS else "reward"
-    condition, params = asked.filters.where_clause()
     sql = _SQL.format(
-        relation=asked.filters.relation(), condition=condition, order=SORTS[sort],
+        relation=asked.filters.relation(), condition=asked.condition, order=SORTS[sort],
         pruning=_pruning(asked),
     )  # fmt: skip
     found: list[dict[str, Any]] = asked.kept(
-        ("groups", asked.q, sort), lambda: asked.rows(sql, params)
+        ("groups", asked.q, sort), lambda: asked.rows(sql, asked.params)
     )
     return found
 
@@ -75,7 +74,6 @@ def read(asked: Asked) -> Facts:
     run, step = _single(groups, "run_id"), _single(groups, "step")
     rewarded = [row for row in groups if row["mean_reward"] is not None]
     known = sum(row["rewards"] for row in rewarded)
-    condition, params = asked.filters.where_clause()
     return {
         "title": f"Step {step}" if step is not None else "Groups",
         "groups": rows,
@@ -99,10 +97,11 @@ def read(asked: Asked) -> Facts:
         "prompts_url": url("/prompts", run=run, at=step) if run and step is not None else None,
         "copies": copies(
             asked,
-            f"select g.* from groups as g semi join (select * from trajectories where {condition}) "
-            "as t on t.run_id = g.run_id and t.step is not distinct from g.step "
-            "and t.validate = g.validate and t.group_key = g.group_key",
-            params,
+            "select g.* from groups as g semi join "
+            f"(select * from trajectories where {asked.condition}) as t on t.run_id = g.run_id "
+            "and t.step is not distinct from g.step and t.validate = g.validate "
+            "and t.group_key = g.group_key",
+            asked.params,
         ),
     }  # fmt: skip
 

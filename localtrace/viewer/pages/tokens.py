@@ -81,9 +81,8 @@ def _token_url(asked: Asked, row: dict[str, Any]) -> str:
 
 
 def _why_none(asked: Asked, sort: str) -> str:
-    condition, params = asked.filters.where_clause()
     relation = asked.filters.relation()
-    if not asked.rows(f"select 1 from {relation} where {condition} limit 1", params):
+    if not asked.rows(f"select 1 from {relation} where {asked.condition} limit 1", asked.params):
         return "No rollout matches the filters." if asked.q else "No rollout is recorded yet."
     if sort == "surprise" or not _worst(asked, "surprise"):
         return "No log-probabilities were recorded: ask the engine for them."

@@ -7,15 +7,7 @@ from typing import Any
 from localtrace.read.filters import Filters
 from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.labelling import why_read_only
-from localtrace.viewer.ordered import (
-    first_rows,
-    order_by,
-    ordered,
-    rows_of,
-    sort_of,
-    total_of,
-    with_calls,
-)
+from localtrace.viewer.listing import Listing, rows_of, with_calls
 from localtrace.viewer.page import (
     Facts,
     Page,
@@ -41,24 +33,22 @@ def read(asked: Asked) -> Facts:
 
     Texts, badges and the scale of bars take longest to read, so `/trajectories/rows` gives them.
     """
-    condition, params = asked.filters.where_clause()
-    sort = sort_of(asked)
-    sort_sql = order_by(sort)
+    listing = Listing(asked)
     return {
         "title": "Trajectories",
-        "rows": _linked(asked, first_rows(asked, _FIRST)),
-        "total": total_of(asked),
+        "rows": _linked(asked, listing.first_rows(_FIRST)),
+        "total": len(listing),
         "run_names": asked.several_runs,
-        "sort": sort,
+        "sort": listing.sort,
         "rows_url": url("/trajectories/rows", q=asked.q, sort=asked.values.get("sort")),
         "groups_url": url("/groups", q=asked.q),
         "tokens_url": url("/tokens", q=asked.q),
         "copies": copies(
             asked,
-            f"select * from trajectories where {condition} order by {sort_sql}",
-            params,
+            f"select * from trajectories where {asked.condition} order by {listing.order}",
+            asked.params,
             f"ls {command_filters(asked.q)} --limit 0",
-            python_rows(asked.q, f" order by {sort_sql}"),
+            python_rows(asked.filters),
         ),
         "upload": upload_command(asked, command_filters(asked.q)),
         "upload_picked": upload_command(asked, _PICKED),
@@ -71,11 +61,12 @@ def read_rows(asked: Asked) -> Facts:
     """Return the rows of some places of the table, with their texts and badges."""
     start = asked.number("from", 0)
     end = min(asked.number("to", start + _FIRST), start + _ROWS_MAX)
-    rows = rows_of(asked, ordered(asked).slice(start, end)) if start else first_rows(asked, end)
+    listing = Listing(asked)
+    rows = rows_of(asked, listing.slice(start, end)) if start else listing.first_rows(end)
     return {
         "rows": _linked(asked, with_calls(asked, rows)),
         "start": start,
-        "total": total_of(asked),
+        "total": len(listing),
         "run_names": asked.several_runs,
         "scale": _scale(asked),
     }

@@ -14,7 +14,7 @@ from localtrace.viewer.asked import Asked, part, url
 from localtrace.viewer.conversation_parts import conversation_facts
 from localtrace.viewer.labelling import why_read_only
 from localtrace.viewer.links import group_url, prompt_url, step_filters
-from localtrace.viewer.ordered import ordered
+from localtrace.viewer.listing import Listing
 from localtrace.viewer.page import Facts, Page, copies, neighbours, upload_command
 
 _CALLS = 60
@@ -148,7 +148,7 @@ def list_neighbours(asked: Asked, trace_id: str, below: str = "") -> Facts:
     """
     if "q" not in asked.values and "sort" not in asked.values:
         return neighbours(None, 0, lambda at: None)
-    every = ordered(asked)
+    every = Listing(asked)
     kept = {"sort": asked.values.get("sort") or "-step", "find": asked.values.get("find")}
 
     def address(at: int) -> str:

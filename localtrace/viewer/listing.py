@@ -1,0 +1,227 @@
+"""The list of a request: the trajectories that match its filters, in its order.
+
+Condition, relation and order are made once for a request. Sorted by step, the ids of a step are
+read when somebody looks at it; in any other order all ids are sorted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from localtrace.read.filters import Filters
+from localtrace.read.labels import labels_of
+from localtrace.read.trajectories import listed_ids, listed_steps
+from localtrace.viewer.asked import Asked
+from localtrace.viewer.excerpts import with_texts
+from localtrace.viewer.numbers import is_not_finite
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SORTS = {
+    "step": "step",
+    "reward": "finite(reward)",
+    "advantage": "finite(advantage)",
+    "tokens": "output_tokens",
+    "turns": "turn_count",
+    "time": "start_ns",
+    "duration": "end_ns - start_ns",
+}
+"""Keys of orders by the name in the address, where `-` before it turns the order round.
+
+Rows that are alike in it stand in the order of the store, the newest steps first. So the first rows
+are in few steps, and DuckDB reads these alone.
+"""
+_COLUMNS = """
+    trace_id, run_id, step, sample_index, rollout_n, validate, status, error, reward, advantage,
+    fate, fate_reason, turn_count, output_tokens, start_ns, end_ns, agent, data_source, group_key,
+    spans_pruned
+"""
+_LATE = ("reward", "advantage", "fate", "fate_reason")
+_BADGES_SQL = """
+select
+    trace_id,
+    coalesce(is_cut_off(arg_max_null(finish_reason, seq) filter (is_turn)), false) as truncated,
+    coalesce(
+        says_nothing(arg_max_null(said(output_text, output_message), seq) filter (is_turn)), false
+    ) as empty,
+    count(*) filter (status = 'error' and not is_turn) as errors
+from stored.spans where {chosen} group by trace_id
+"""
+_TOOL_ERRORS_SQL = """
+select trace_id, count(*) as errors from stored.calls
+where {chosen} and status = 'error' and kind = 'tool' group by trace_id
+"""
+
+
+class Listing:
+    """The trajectories that match the filters of a request, in its order."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        sort = asked.values.get("sort") or ""
+        self.sort = sort if sort.removeprefix("-") in SORTS else "-step"
+        """The name of the order; the newest steps first where the address names none."""
+        self._key_name = self.sort.removeprefix("-")
+        self._is_by_step = self._key_name == "step"
+        direction = "desc" if self.sort.startswith("-") else "asc"
+        then = "" if self._is_by_step else ", step desc nulls last"
+        self._key_order = f"{SORTS[self._key_name]} {direction} nulls last{then}"
+        self.order = f"{self._key_order}, sample_index, rollout_n, trace_id"
+        """The order as SQL."""
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def counts(self) -> dict[int | None, int]:
+        """The number of trajectories of each step, in the order of steps; None: without a step."""
+        asked = self._asked
+
+        def make() -> dict[int | None, int]:
+            sql = (
+                f"select step, count(*) as n from {asked.filters.relation()} "
+                f"where {asked.condition} group by step"
+            )
+            rows = asked.rows(sql, asked.params)
+            sign = -1 if self.sort == "-step" else 1
+            rows.sort(key=lambda row: (row["step"] is None, sign * (row["step"] or 0)))
+            return {row["step"]: row["n"] for row in rows}
+
+        made: dict[int | None, int] = asked.kept(("by step", asked.q, self.sort == "-step"), make)
+        return made
+
+    def index(self, trace_id: str) -> int | None:
+        """Return the place of a trajectory; None where it is not in the list."""
+        import pyarrow.compute as pc
+
+        sql = "select step from stored.trajectories where trace_id = $id"
+        for row in self._asked.rows(sql, {"id": trace_id}):
+            for step, start in self._parts():
+                if not self._is_by_step or step == row["step"]:
+                    place = int(pc.index(self._ids(step)["trace_id"], trace_id).as_py())
+                    return None if place < 0 else start + place
+        return None
+
+    def slice(self, start: int, end: int) -> dict[str, int | None]:
+        """Return the ids of some places with their steps, in order."""
+        chosen: dict[str, int | None] = {}
+        for step, first in self._parts():
+            size = self.counts[step] if self._is_by_step else len(self)
+            low, high = max(start - first, 0), min(end - first, size)
+            if low < high:
+                rows = self._ids(step).slice(low, high - low)
+                chosen |= zip(rows["trace_id"].to_pylist(), rows["step"].to_pylist(), strict=True)
+        return chosen
+
+    def first_rows(self, count: int) -> list[dict[str, Any]]:
+        """Return the first rows, without sorting all and without their texts and badges."""
+        asked = self._asked
+
+        def make() -> list[dict[str, Any]]:
+            near, bound = self._near(count)
+            return asked.rows(
+                f"select {_COLUMNS} from {asked.filters.relation(*_LATE)} "
+                f"where {asked.condition} and {near} order by {self.order} limit {count}",
+                asked.params | bound,
+            )
+
+        made: list[dict[str, Any]] = asked.kept(("first", asked.q, self.sort, count), make)
+        return made
+
+    def _parts(self) -> Iterator[tuple[int | None, int]]:
+        """Yield the steps of the list, each with the place of its first row; of others one part."""
+        if not self._is_by_step:
+            yield None, 0
+            return
+        starts = accumulate(self.counts.values(), initial=0)
+        yield from zip(self.counts, starts, strict=False)
+
+    def _ids(self, step: int | None) -> pa.Table:
+        """Return the ids and steps of one part, sorted."""
+        asked = self._asked
+        here = "true"
+        if self._is_by_step:
+            here = "step is null" if step is None else f"step = {step}"
+
+        def make() -> pa.Table:
+            sql = (
+                f"select trace_id, step from {asked.filters.relation(self._key_name)} "
+                f"where {asked.condition} and {here} order by {self.order}"
+            )
+            return asked.table(sql, asked.params).combine_chunks()
+
+        return asked.kept(("ids", asked.q, self.sort, step), make)
+
+    def _near(self, count: int) -> tuple[str, dict[str, Any]]:
+        """Return a condition that the first rows meet and few others, with its parameter."""
+        asked, key = self._asked, SORTS[self._key_name]
+        if self._is_by_step:
+            parts = [step for step, start in self._parts() if start < count]
+            return listed_steps(parts), {}
+        # Two columns are read in a third of the time of the ids alone.
+        rows = asked.rows(
+            f"select {key} as key, step from {asked.filters.relation(self._key_name)} "
+            f"where {asked.condition} order by {self._key_order} limit {count}",
+            asked.params,
+        )
+        steps = listed_steps(row["step"] for row in rows)
+        if len(rows) < count or rows[-1]["key"] is None:
+            return steps, {}
+        sign = ">=" if self.sort.startswith("-") else "<="
+        return f"{steps} and {key} {sign} $last_key", {"last_key": rows[-1]["key"]}
+
+
+def rows_of(asked: Asked, steps: dict[str, int | None]) -> list[dict[str, Any]]:
+    """Return the rows of trajectories in the given order, without their texts and badges."""
+    if not steps:
+        return []
+    chosen, params = _chosen(steps)
+    sql = f"select {_COLUMNS} from {Filters().relation(*_LATE)} where {chosen}"
+    found = {row["trace_id"]: row for row in asked.rows(sql, params)}
+    return [found[trace_id] for trace_id in steps if trace_id in found]
+
+
+def with_calls(asked: Asked, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with what takes longer to read: texts, badges and labels."""
+    if not rows:
+        return []
+    steps = {row["trace_id"]: row["step"] for row in rows}
+    labels = labels_of(asked.table, steps)
+    chosen, params = _chosen(steps)
+    seen = {row["trace_id"]: row for row in asked.rows(_BADGES_SQL.format(chosen=chosen), params)}
+    # To derive the kind of a call takes all calls around it, and few rollouts have failed calls.
+    failed = {row["trace_id"]: row["step"] for row in rows if _errors(seen, row)}
+    if failed:
+        chosen, params = _chosen(failed)
+        sql = _TOOL_ERRORS_SQL.format(chosen=chosen)
+        failed = {row["trace_id"]: row["errors"] for row in asked.rows(sql, params)}
+    return [
+        row
+        | {
+            "badges": _badges(row, seen.get(row["trace_id"]), failed.get(row["trace_id"]) or 0),
+            "labels": asdict(labels[row["trace_id"]]) if row["trace_id"] in labels else None,
+        }
+        for row in with_texts(asked, rows)
+    ]
+
+
+def _errors(seen: dict[str, Any], row: dict[str, Any]) -> bool:
+    return row["trace_id"] in seen and seen[row["trace_id"]]["errors"] > 0
+
+
+def _chosen(steps: dict[str, int | None]) -> tuple[str, dict[str, str]]:
+    in_ids, params = listed_ids(steps)
+    return f"{in_ids} and {listed_steps(steps.values())}", params
+
+
+def _badges(row: dict[str, Any], seen: dict[str, Any] | None, errors: int) -> list[str]:
+    found = [] if row["status"] == "ok" else [row["status"]]
+    found += ["reward not finite"] if is_not_finite(row["reward"]) else []
+    if seen is None:
+        return [*found, "no calls" if row["spans_pruned"] is None else "calls pruned"]
+    found += [name for name in ("truncated", "empty") if seen[name]]
+    return [*found, f"{errors} tool error{'s' * (errors > 1)}"] if errors else found
