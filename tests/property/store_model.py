@@ -190,6 +190,9 @@ class Model:
                 calls[event.trace_id].append(event)
         return calls
 
+    def count_calls(self, held: Held) -> int:
+        return sum(map(len, self._calls(held).values()))
+
     def _row_journal(self, trace_id: str) -> str | None:
         """The journal whose seal gives a trajectory its row; None: its writer goes on."""
         begun = next(e for e in self.events if (e.kind, e.trace_id) == ("begun", trace_id))
@@ -275,9 +278,6 @@ class Model:
         return {
             "trajectories": {trace_id: row.shown() for trace_id, row in rows.items()},
             "calls": {i: [call.value[:4] for call in calls[i]] for i in rows},
-            "count of calls": {
-                i: len(made) for i, made in calls.items() if made and (of_all or i in ids)
-            },
             "outcomes": {
                 key: number(value) if isinstance(value, float) else value
                 for key, value in self.outcomes(held).items()
@@ -288,11 +288,6 @@ class Model:
             },
             "groups": _groups(rows.values()),
             "processes": self._processes(held, None if of_all else runs),
-            "rewards above 0.25": sorted(
-                row.trace_id
-                for row in rows.values()
-                if known(row.reward) and row.reward > 0.25 and not row.superseded  # type: ignore[operator]
-            ),
         }
 
     def _processes(self, held: Held, runs: Collection[Any] | None) -> dict[Any, list[int]]:

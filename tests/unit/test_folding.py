@@ -125,7 +125,13 @@ def test_a_place_is_ordered_as_time_writer_and_number_are(layout: StoreLayout) -
     assert (writer, int(number)) == (own["writer_id"], own["writer_seq"])
 
 
-def test_a_later_outcome_counts_before_and_after_it_is_folded(layout: StoreLayout) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_a_later_outcome_counts_before_and_after_it_is_folded(
+    many: bool, layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:  # as if: they are joined in another way, and folded in parts
+        monkeypatch.setattr("localtrace.read.outcome_views._FEW_BYTES", 1)
+        monkeypatch.setattr(folding, "_ROWS_MAX", 1)
     compact(layout)
     ids = record(layout.root, [7.0])
     add_outcome(layout.root, ids[0], reward=8.0)
