@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +9,10 @@ import click
 
 from localtrace.cli.open_with_progress import open_with_bar, timeout_option
 from localtrace.cli.options import FILTERS_HELP, complete_filter, format_option, store_option
-from localtrace.printing import draw, say
+from localtrace.printing import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from localtrace.read.named_queries import Plot
 
 
 def _complete_name(
@@ -39,12 +34,6 @@ def _complete_name(
     help="Another folder of .sql files; may be repeated.",
 )
 @click.option("--plot", is_flag=True, help="Draw the rows on the terminal.")
-@click.option(
-    "--plot-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw the rows into a .png or .svg file.",
-)
 @store_option
 @format_option
 @timeout_option
@@ -53,7 +42,6 @@ def command(
     words: tuple[str, ...],
     folders: tuple[Path, ...],
     plot: bool,
-    plot_file: Path | None,
     store_paths: tuple[Path, ...],
     form: str,
     timeout_s: float,
@@ -65,15 +53,12 @@ def command(
     """
     from localtrace.cli.no_match import why_nothing
     from localtrace.cli.output import is_for_terminal, print_listing, print_table
-    from localtrace.cli.plot import PICTURES
+    from localtrace.cli.plot import print_plot
     from localtrace.read.named_queries import find_query
     from localtrace.read.run_names import run_names
 
-    is_drawn = plot or plot_file is not None
-    if is_drawn and form != "table":
+    if plot and form != "table":
         raise click.UsageError("--plot and --format exclude each other: choose one")
-    if plot_file is not None and plot_file.suffix not in PICTURES:
-        raise click.UsageError(f"--plot-file {plot_file}: name a file that ends with .png or .svg")
     if name is None:
         print_listing(_listing(folders), form)
         if is_for_terminal(form):
@@ -83,6 +68,8 @@ def command(
             )
         return
     query = find_query(name, folders)
+    if plot and query.plot is None:
+        raise click.UsageError(f"the query {name} has no comment -- plot: leave out --plot")
     own, filters = query.parse(words)
     with open_with_bar(store_paths, timeout_s) as store:
         rows = store.query(name, folders=folders, filters=filters, **own).to_arrow()
@@ -90,26 +77,11 @@ def command(
             say(f"no rows: {why_nothing(store, filters)}", err=True)
         elif gone := store.pruned(query, filters):
             say(f"note: {gone}; this is about the others", err=True)
-        told_apart = run_names(store) if is_drawn else {}
-    if not is_drawn:
+        names = run_names(store) if plot else {}
+    if not plot or query.plot is None:
         print_table(rows, form)
     elif len(rows):
-        _draw(rows, plot_file, query.plot, told_apart)
-
-
-def _draw(rows: pa.Table, file: Path | None, plot: Plot | None, run_names: dict[str, str]) -> None:
-    from localtrace.cli.plot import charts, drawn, save
-
-    shown = charts(rows, plot, run_names)
-    if file is not None:
-        save(shown, file)
-        say(f"wrote {file}", err=True)
-        return
-    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for chart in shown:
-        draw(drawn(chart, shutil.get_terminal_size().columns, coloured))
-        if chart.left_out:
-            say(f"{chart.left_out} more lines are not shown: narrow the query down", err=True)
+        print_plot(rows, query.plot, names)
 
 
 def _listing(folders: tuple[Path, ...]) -> pa.Table:

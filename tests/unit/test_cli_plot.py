@@ -5,13 +5,13 @@ from __future__ import annotations
 import builtins
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
 
-from localtrace.cli.plot import Line, charts, drawn, save
+from localtrace.cli.plot import lines_of, print_plot
 from localtrace.errors import QueryError
+from localtrace.read.named_queries import Plot
 from tests.commands import record, run
 
 
@@ -29,19 +29,10 @@ def test_a_query_is_drawn_on_the_terminal(store: Path) -> None:
     assert "(step)" in result.stdout
 
 
-def test_a_picture_is_written_as_png_or_svg(store: Path, tmp_path: Path) -> None:
-    for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
-        path = tmp_path / f"picture{ending}"
-        result = run("query", "-s", store, "reward_by_step", "--plot-file", path)
-        assert (result.exit_code, result.stdout) == (0, ""), result.output
-        assert path.read_bytes().startswith(start)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["slowest_ops", "--plot"], "column step"),
-        (["reward_by_step", "--plot-file", "picture.pdf"], ".png or .svg"),
+        (["slowest_ops", "--plot"], "no comment -- plot"),
         (["reward_by_step", "--plot", "--format", "csv"], "--plot and --format"),
     ],
 )
@@ -54,61 +45,43 @@ def test_what_cannot_be_plotted_is_said(store: Path, words: list[str], said: str
     assert said in result.stderr
 
 
-@pytest.mark.parametrize(("file", "package"), [(None, "plotille"), ("x.png", "matplotlib")])
 def test_a_missing_package_is_named_with_how_to_install_it(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, package: str
+    store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **options: Any) -> Any:
-        if name.split(".")[0] == package:
+        if name.split(".")[0] == "plotille":
             raise ImportError(name)
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    where = ["--plot"] if file is None else ["--plot-file", tmp_path / file]
-    result = run("query", "-s", store, "reward_by_step", *where)
+    result = run("query", "-s", store, "reward_by_step", "--plot")
     assert result.exit_code == 1
-    assert package in result.stderr
+    assert "plotille" in result.stderr
     assert 'pip install "localtrace[plot]"' in result.stderr
 
 
-def table(**columns: list[Any]) -> pa.Table:
-    return pa.table(columns)
-
-
-def test_columns_that_tell_rows_of_a_step_apart_make_the_lines() -> None:
-    (chart,) = charts(
-        table(
-            run_id=["r"] * 4, step=[1, 1, 2, 2], k=[1, 2, 1, 2], n=[9] * 4, p=[0.1, 0.2, 0.3, 0.4]
-        )
-    )
-    assert chart.column == "p"
-    assert chart.lines == [Line("k 1", [1, 2], [0.1, 0.3]), Line("k 2", [1, 2], [0.2, 0.4])]
-
-
-def test_text_after_the_numbers_makes_no_line_of_its_own() -> None:
-    (chart,) = charts(table(step=[1, 2], mean=[0.5, None], verdict=["good", "bad"]))
-    assert chart.lines == [Line("", [1], [0.5])]
-
-
-def test_counts_are_drawn_where_there_is_nothing_else() -> None:
-    assert [chart.column for chart in charts(table(step=[1], hits=[3]))] == ["hits"]
+def test_columns_of_by_make_the_lines() -> None:
+    rows = pa.table({"run_id": ["r"] * 4, "step": [1, 1, 2, 2], "k": [1, 2, 1, 2],
+                     "p": [0.1, 0.2, 0.3, None]})  # fmt: skip
+    lines = lines_of(rows, Plot("step", ("p",), ("run_id", "k")), {})
+    assert lines == {"k 1": [(1, 0.1), (2, 0.3)], "k 2": [(1, 0.2)]}
 
 
 def test_rows_that_nothing_tells_apart_are_refused() -> None:
     with pytest.raises(QueryError, match="several rows of a step"):
-        charts(table(step=[1, 1], mean=[0.5, 0.6]))
+        lines_of(pa.table({"step": [1, 1], "p": [0.5, 0.6]}), Plot("step", ("p",), ()), {})
 
 
-def test_too_many_lines_are_cut_and_counted() -> None:
-    (chart,) = charts(table(run=[f"r{n:02}" for n in range(13)], step=[1] * 13, mean=[0.5] * 13))
-    assert (len(chart.lines), chart.left_out) == (10, 3)
+def test_too_many_lines_are_cut_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"r{number:02}" for number in range(13)]
+    rows = pa.table({"run_id": names, "step": [1] * 13, "p": [0.5] * 13})
+    print_plot(rows, Plot("step", ("p",), ("run_id",)), {})
+    assert "3 more lines" in capsys.readouterr().err
 
 
-def test_recorded_text_is_neither_terminal_command_nor_formula(tmp_path: Path) -> None:
-    hostile = ["\x1b]0;x\x07", "$\\frac{", "_hidden"]
-    (chart,) = charts(table(run_id=hostile, step=[1, 1, 1], mean=[0.1, 0.2, 0.3]))
-    assert "\x1b" not in drawn(chart, 80, coloured=False)
-    save([chart], tmp_path / "x.svg")
-    assert ElementTree.parse(tmp_path / "x.svg") is not None
+def test_recorded_text_is_no_terminal_command(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pa.table({"run_id": ["\x1b]0;x\x07", "b"], "step": [1, 1], "p": [0.1, 0.2]})
+    print_plot(rows, Plot("step", ("p",), ("run_id",)), {})
+    assert "\x1b" not in capsys.readouterr().out
