@@ -64,8 +64,8 @@ def print_table(
         return
     rows = _rows(table)
     if texts or list(names) != table.column_names:
-        given = {name: texts[name] if name in texts else _column(table, name) for name in names}
-        rows = zip(*given.values(), strict=True)
+        columns = (texts[one] if one in texts else python_values(table[one]) for one in names)
+        rows = zip(*columns, strict=True)
     if form == "json":
         _print_json(names, rows)
     elif form == "csv":
@@ -155,10 +155,6 @@ def _with_short_ids(cells: list[str]) -> list[str]:
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=1024):
         yield from zip(*map(python_values, batch.columns), strict=True)
-
-
-def _column(table: pa.Table, name: str) -> list[Any]:
-    return [value for chunk in table[name].chunks for value in python_values(chunk)]
 
 
 def _joined(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from localtrace.cli.options import FILTERS_HELP, complete_filter
-
-if TYPE_CHECKING:
-    from localtrace.uploader.selection import Selection
 
 SELECTION_HELP = f"""
 A trajectory is chosen if it matches every given FILTER, --run, --query or --sql, and --ids. Then
@@ -22,20 +18,6 @@ A trajectory is chosen if it matches every given FILTER, --run, --query or --sql
 {FILTERS_HELP}"""
 REDACT_HELP = "TOML file of rules for what must not leave, besides common shapes of keys."
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class _GivenFile(click.File):
-    """A file, or - for standard input; what is no file is refused and not waited for."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, str) and value != "-":
-            from localtrace.store.files import open_given
-
-            try:
-                open_given(Path(value)).close()
-            except OSError as error:
-                self.fail(f"{value} cannot be read: {error.strerror}", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 _OPTIONS = (
@@ -50,7 +32,7 @@ _OPTIONS = (
     click.option("--sql", help="Trajectories of a SELECT that has a column trace_id."),
     click.option(
         "--ids",
-        type=_GivenFile("r", encoding="utf-8"),
+        type=click.File("r", encoding="utf-8"),
         metavar="FILE",
         help="Trajectories listed in a file: a trace id, or a unique beginning of one, per line; - "
         "for standard input.",
@@ -69,66 +51,47 @@ _OPTIONS = (
         "--limit", type=click.IntRange(1), metavar="N", help="At most N trajectories.",
     ),
 )  # fmt: skip
-_NAMES = ("filters", "run", "query", "params", "sql", "ids", "everything", "best", "worst",
-          "groups", "limit")  # fmt: skip
 
 
 def selection_options(command: Command) -> Command:
     """Pass a `Selection` as the argument `selection`."""
 
     @wraps(command)
-    def with_selection(**given: Any) -> Any:
-        chosen = {name: given.pop(name) for name in _NAMES}
-        return command(selection=_selection(**chosen), **given)
+    def with_selection(
+        *, filters: tuple[str, ...], run: str | None, query: str | None, params: tuple[str, ...],
+        sql: str | None, ids: TextIO | None, everything: bool, best: int | None,
+        worst: int | None, groups: bool, limit: int | None, **others: Any,
+    ) -> Any:  # fmt: skip
+        if not (filters or run or query or sql or ids or everything):
+            raise click.UsageError(
+                "say which trajectories: --run RUN, a filter such as step=3..10, or --all"
+            )
+        if query and sql:
+            raise click.UsageError("--query and --sql exclude each other: choose one")
+        if params and not query:
+            raise click.UsageError("--param sets a parameter of a query: add --query NAME")
+        from localtrace.read.filters import Filters
+        from localtrace.read.named_queries import find_query
+        from localtrace.uploader.selection import Selection
+
+        bound: dict[str, Any] = {}
+        if query:
+            named = find_query(query)
+            sql, bound = named.select(*named.parse(params))
+        selection = Selection(
+            filters=Filters.parse([*filters, *([f"run={run}"] if run else [])]),
+            sql=sql,
+            params=bound,
+            trace_ids=None if ids is None else tuple(filter(None, map(str.strip, ids))),
+            best=best or 0,
+            worst=worst or 0,
+            groups=groups,
+            limit=limit,
+        )
+        return command(selection=selection, **others)
 
     wrapped: Any = with_selection
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
-    chosen: Command = wrapped
-    return chosen
-
-
-def _selection(
-    *,
-    filters: tuple[str, ...],
-    run: str | None,
-    query: str | None,
-    params: tuple[str, ...],
-    sql: str | None,
-    ids: Any,
-    everything: bool,
-    best: int | None,
-    worst: int | None,
-    groups: bool,
-    limit: int | None,
-) -> Selection:
-    if not (filters or run or query or sql or ids or everything):
-        raise click.UsageError(
-            "say which trajectories: --run RUN, a filter such as step=3..10, or --all"
-        )
-    if query and sql:
-        raise click.UsageError("--query and --sql exclude each other: choose one")
-    if params and not query:
-        raise click.UsageError("--param sets a parameter of a query: add --query NAME")
-    from localtrace.read.filters import Filters
-    from localtrace.read.named_queries import find_query
-    from localtrace.uploader.selection import Selection
-
-    bound: dict[str, Any] = {}
-    if query:
-        found = find_query(query, ())
-        sql, bound = found.select(*found.parse(params))
-    return Selection(
-        filters=Filters.parse([*filters, *([f"run={run}"] if run else [])]),
-        sql=sql,
-        params=bound,
-        trace_ids=None if ids is None else tuple(_lines(ids)),
-        best=best or 0,
-        worst=worst or 0,
-        groups=groups,
-        limit=limit,
-    )
-
-
-def _lines(ids: Any) -> list[str]:
-    return [line.strip() for line in ids if line.strip()]
+    decorated: Command = wrapped
+    return decorated

@@ -1,14 +1,10 @@
-"""The rows of a query, and their conversion to Arrow, pandas, Polars and dicts.
-
-DuckDB's dates and times reach further than Python's: infinity, and years before 1 or after 9999. As
-Python values these are texts.
-"""
+"""The rows of a query, and their conversion to Arrow, pandas, Polars and dicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date
+from datetime import UTC
 from html import escape as escape_html
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,9 +22,7 @@ _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 200
 _SHOWN_NAMES = 8
 _OUT_OF_RANGE = (OverflowError, ValueError)
-"""Errors of Python for a date that it cannot hold."""
-_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-"""After so many years the calendar repeats."""
+"""Errors of Python for a date that it cannot hold: infinity, a year before 1 or after 9999."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,7 +49,9 @@ class Result:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dict, few of them in memory at a time."""
         for batch in self._table.to_batches(max_chunksize=1000):
-            yield from _dicts(batch)
+            columns = map(python_values, batch.columns)
+            for row in zip(*columns, strict=True):
+                yield dict(zip(self.columns, row, strict=True))
 
     def __repr__(self) -> str:
         """Return the size and the columns in one line."""
@@ -65,20 +61,17 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the first rows as an HTML table for notebooks; recorded text is escaped."""
         names = "".join(f"<th>{_html(name)}</th>" for name in self.columns)
-        columns = [
-            [value for chunk in column.chunks for value in python_values(chunk)]
-            for column in self._table.slice(0, _SHOWN_ROWS).columns
-        ]
+        columns = map(python_values, self._table.slice(0, _SHOWN_ROWS).columns)
         rows = (
             "".join(f"<td>{_html(value)}</td>" for value in row)
             for row in zip(*columns, strict=True)
         )
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        said = _counted(len(self), "row")
+        count = _counted(len(self), "row")
         if len(self) > _SHOWN_ROWS:
-            said = f"the first {_SHOWN_ROWS} of {said}"
+            count = f"the first {_SHOWN_ROWS} of {count}"
         head = f"<thead><tr>{names}</tr></thead>"
-        return f"<table>{head}<tbody>{body}</tbody></table><p>{said}</p>"
+        return f"<table>{head}<tbody>{body}</tbody></table><p>{count}</p>"
 
     @property
     def columns(self) -> list[str]:
@@ -101,9 +94,7 @@ class Result:
         except ImportError:
             raise MissingDependency("pandas is not installed: run  pip install pandas") from None
         except _OUT_OF_RANGE as error:
-            raise QueryError(
-                f"pandas cannot hold a value ({error}): cast its column to text, as in x::varchar"
-            ) from None
+            raise _out_of_range("pandas", error) from None
 
     def to_polars(self) -> polars.DataFrame:
         """Return the rows as a Polars data frame."""
@@ -118,28 +109,28 @@ class Result:
         return list(self)
 
 
-def _dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    try:
-        return list(rows.to_pylist())
-    except _OUT_OF_RANGE:
-        columns = map(python_values, rows.columns)
-        return [
-            dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)
-        ]
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column.
 
-
-def python_values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; a date or time that Python cannot hold is a text."""
+    Raises:
+        QueryError: Python cannot hold a date or a time.
+    """
     import pyarrow as pa
 
     is_utc = pa.types.is_timestamp(column.type) and column.type.tz == "UTC"
     # For dates with a time zone, pyarrow would import pandas, if installed: half a second.
-    plain = column.view(pa.timestamp(column.type.unit)) if is_utc else column
+    plain = column.cast(pa.timestamp(column.type.unit)) if is_utc else column
     try:
         values = list(plain.to_pylist())
-    except _OUT_OF_RANGE:
-        return list(map(_python_value, column))
+    except _OUT_OF_RANGE as error:
+        raise _out_of_range("Python", error) from None
     return [one and one.replace(tzinfo=UTC) for one in values] if is_utc else values
+
+
+def _out_of_range(holder: str, error: Exception) -> QueryError:
+    return QueryError(
+        f"{holder} cannot hold a value ({error}): cast its column to text, as in x::varchar"
+    )
 
 
 def write_parquet(table: pa.Table, out: BinaryIO) -> None:
@@ -157,46 +148,6 @@ def write_parquet(table: pa.Table, out: BinaryIO) -> None:
         raise QueryError(
             f"Parquet has no such type ({error}): cast the column to text, as in x::varchar"
         ) from None
-
-
-def _python_value(scalar: pa.Scalar) -> Any:
-    import pyarrow as pa
-
-    kind = scalar.type
-    try:
-        return scalar.as_py()
-    except _OUT_OF_RANGE:
-        if pa.types.is_struct(kind):
-            return {name: _python_value(scalar[name]) for name in kind.names}
-        if pa.types.is_map(kind):
-            return [tuple(map(_python_value, item.values())) for item in scalar.values]
-        if pa.types.is_nested(kind):
-            return [_python_value(item) for item in scalar.values]
-        return _far_moment(scalar.value, getattr(kind, "unit", None), getattr(kind, "tz", None))
-
-
-def _far_moment(value: int, unit: str | None, zone: str | None) -> str:
-    """Return a date (unit None, in days) or a time as text, as DuckDB writes it.
-
-    Args:
-        value: units since 1970; the ends of its range are the infinities.
-        unit: s, ms, us or ns.
-        zone: the time zone; the text is in UTC.
-    """
-    if abs(value) >= (2**31 if unit is None else 2**63) - 1:
-        return "infinity" if value > 0 else "-infinity"
-    per_s = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.get(unit or "s", 1)
-    seconds, rest = divmod(value, per_s)
-    days, second = (value, 0) if unit is None else divmod(seconds, 86400)
-    cycles, day = divmod(days + date(1970, 1, 1).toordinal() - 1, _CYCLE_DAYS)
-    near = date.fromordinal(day + 1)
-    year = near.year + _CYCLE_YEARS * cycles
-    text = f"{year:04}-{near:%m-%d}" if year > 0 else f"{1 - year:04}-{near:%m-%d} (BC)"
-    if unit is None:
-        return text
-    fraction = f".{rest:0{len(str(per_s)) - 1}}" if rest else ""
-    time = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}{fraction}"
-    return f"{text} {time}{'+00' if zone else ''}"
 
 
 def _counted(count: int, what: str) -> str:

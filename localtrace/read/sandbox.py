@@ -5,11 +5,13 @@ what a page, a link or the command line brings runs in a child, which no one els
 the snapshots that its parent reads, so both see the same moment.
 
 The parent sends the snapshots, if they are new, the SQL and its parameters, pickled. The child
-answers with notes in JSON and with rows as Arrow streams; its last note says that it is done.
+answers with notes in JSON and with rows as Arrow streams. Its first note says that it begins, the
+last one that it is done, and why it failed if it did.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,8 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from localtrace.errors import QueryCrashed, QueryError, StoreError
 from localtrace.read.database import SpillFolder
@@ -49,17 +49,6 @@ class Offer:
     layouts: Sequence[StoreLayout]
     stores: Sequence[Copies]
     limits: Limits
-
-
-class Note(msgspec.Struct, omit_defaults=True):
-    """A part of an answer that is no rows; the first one says that the query begins."""
-
-    done: bool = False
-    share: float | None = None
-    """Part of the query that is done, 0 to 1."""
-    failed: str | None = None
-    is_damage: bool = False
-    """Whether it failed as a store is damaged."""
 
 
 class Sandbox:
@@ -178,14 +167,14 @@ class _Child:
                 if data[:1] != b"{":
                     tables.append(pa.ipc.open_stream(data).read_all())
                     continue
-                note = msgspec.json.decode(data, type=Note)
-                self.is_idle = note.done
-                if note.failed is not None:
-                    raise (StoreError if note.is_damage else QueryError)(note.failed)
+                note = json.loads(data)
+                self.is_idle = note["done"]
+                if note["failed"]:
+                    raise (StoreError if note["is_damage"] else QueryError)(note["failed"])
                 if not has_begun:
                     has_begun, end_s = True, time.monotonic() + offer.limits.timeout_s + _GRACE_S
                 if on_progress is not None:
-                    on_progress(note.share)
+                    on_progress(note["share"])
         except (EOFError, ConnectionError):
             raise QueryCrashed(_how_it_ended(self._process)) from None
         return pa.concat_tables(tables)

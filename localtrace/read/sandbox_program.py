@@ -6,22 +6,23 @@ The process ends when its parent does.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from localtrace.errors import StoreError
 from localtrace.read.query_limits import BATCH_ROWS, Limits
 from localtrace.read.runner import QueryRunner
-from localtrace.read.sandbox import Note, Offer
+from localtrace.read.sandbox import Offer
 from localtrace.store.tokenizers import RunTokenizers
 
 _SLACK_BYTES = 512 * 2**20
@@ -63,7 +64,6 @@ def main(folder: str) -> None:
                 pipe.send_bytes(_stream(rows.slice(start, BATCH_ROWS)))
         except Exception as error:
             message = (str(error) or type(error).__name__)[:_MESSAGE_MAX]
-            message = message.encode("utf-8", "replace").decode()
             _note(pipe, done=True, failed=message, is_damage=isinstance(error, StoreError))
         else:
             _note(pipe, done=True)
@@ -81,14 +81,21 @@ def _receive(pipe: Connection, requests: SimpleQueue[_Request]) -> None:
 def _runner_over(pipe: Connection, offer: Offer, folder: str) -> QueryRunner:
     runner = QueryRunner(
         lambda: offer.stores, offer.layouts, RunTokenizers(*offer.layouts).piece, offer.limits,
-        lambda share: _note(pipe, share=share), folder,
+        partial(_note, pipe), folder,
     )  # fmt: skip
     _limit_memory(offer.limits)
     return runner
 
 
-def _note(pipe: Connection, **values: Any) -> None:
-    pipe.send_bytes(msgspec.json.encode(Note(**values)))
+def _note(
+    pipe: Connection,
+    share: float | None = None,
+    done: bool = False,
+    failed: str = "",
+    is_damage: bool = False,
+) -> None:
+    note = {"share": share, "done": done, "failed": failed, "is_damage": is_damage}
+    pipe.send_bytes(json.dumps(note).encode())
 
 
 def _stream(rows: pa.Table) -> pa.Buffer:

@@ -79,7 +79,6 @@ def test_no_option_waits_for_what_is_no_file(make: Callable[[str], Path], tmp_pa
     record(tmp_path / "store", [{"answers": [answer("a", [1])]}])
     path, store = make("given"), ("-s", tmp_path / "store")
     refused(run("export", "jsonl", "--all", "--redact", path, *store, "-o", "-"), path)
-    refused(run("export", "jsonl", "--ids", path, *store, "-o", "-"), path)
     refused(run("uploads", "--bring", path, *store), path)
     refused(run("bundle", "--all", "--sign", path, *store, "-o", tmp_path / "bundle"), path)
     with pytest.raises(ConfigError, match="given"):

@@ -128,14 +128,9 @@ def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
 def _plain(column: pa.ChunkedArray) -> list[Any]:
     import pyarrow as pa
 
-    values = [value for chunk in column.chunks for value in python_values(chunk)]
-    if not pa.types.is_timestamp(column.type):
-        return values
-    texts = column.cast(pa.string()).to_pylist()
-    # Arrow writes no text for times beyond Python's, which are texts already.
-    return [
-        known if isinstance(known, str) else text for known, text in zip(values, texts, strict=True)
-    ]
+    if pa.types.is_timestamp(column.type):
+        return list(column.cast(pa.string()).to_pylist())
+    return python_values(column)
 
 
 def _cell(value: Any) -> Any:
