@@ -122,12 +122,12 @@ def _finite(rewards: list[float | None]) -> tuple[list[float], int]:
 
 def _find_group(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
     from localtrace.cli.no_match import why_nothing
-    from localtrace.read.filters import Filters, is_filter
+    from localtrace.read.filters import Filters, key_of
 
-    ids = [word for word in words if not is_filter(word)]
+    ids = [word for word in words if not key_of(word)]
     if len(ids) > 1:
         raise QueryError(f"{ids[1]!r} is not a filter: name one group at a time")
-    filters = Filters.parse(word for word in words if is_filter(word))
+    filters = Filters.parse(word for word in words if key_of(word))
     condition, params = filters.where_clause()
     if ids:
         condition += " and starts_with(group_id, $group)"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localtrace.printing import say
 from localtrace.read.filter_registry import FILTERS
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 _SHOWN_MAX = 6
+_HELD_SQL = """
+select count(*) as n, count(spans_pruned) as pruned, min(step) as low, max(step) as high,
+    coalesce(list_sort(list(distinct run_id)), []) as runs
+from stored.trajectories
+"""
 
 
 def say_nothing_matches(store: Store, filters: Filters) -> None:
@@ -22,79 +28,52 @@ def say_nothing_matches(store: Store, filters: Filters) -> None:
 
 def why_nothing(store: Store, filters: Filters) -> str:
     """Return one line: why no trajectory matches the filters, and which values exist."""
-    runs = _runs(store)
-    if not runs:
+    (held,) = store.own_sql(_HELD_SQL)
+    if not held["n"]:
         hold = "holds" if len(store.paths) == 1 else "hold"
         return f"{', '.join(map(str, store.paths))} {hold} no trajectory yet"
-    for key, alone in filters.by_key().items():
+    by_key = filters.by_key()
+    for key, alone in by_key.items():
         condition, params = alone.where_clause()
         sql = f"select 1 from trajectories where {condition} limit 1"
-        if not len(store.own_sql(sql, params, alone)):
-            wanted = next(map(str, alone.terms[0].values), "")
-            values = "" if FILTERS[key].is_literal else _values(store, key, wanted)
-            filter_text = " ".join(str(alone).split())
-            is_name = filter_text == f"run={wanted}"
-            lacks = f"no run matches {wanted}" if is_name else f"nothing has {filter_text}"
-            return f"{lacks}{values}{_pruned(store, key)}"
-    together = "each filter matches something alone; no trajectory matches all; "
-    together *= len(filters.by_key()) > 1
-    return f"{together}there are {', '.join(runs[:_SHOWN_MAX])}{_more(runs)}"
-
-
-def _pruned(store: Store, key: str) -> str:
-    """Return a remark where a filter looks into calls and some were pruned."""
-    from localtrace.read.filters import Filters
-
-    if FILTERS[key].view not in ("spans", "stored.spans", "detectors"):
-        return ""
-    every = Filters().relation(with_superseded=True)
-    counted = f"select count(spans_pruned) as n from {every}"
-    count = store.own_sql(counted).to_dicts()[0]["n"]
-    return f"; the calls of {count} trajectories were pruned" if count else ""
-
-
-def _runs(store: Store) -> list[str]:
-    from localtrace.read.filters import Filters
-
-    every = Filters().relation(with_superseded=True)
-    rows = store.own_sql(
-        f"select run_id, min(step) as low, max(step) as high from {every} "
-        "group by run_id order by min(start_ns)"
-    ).to_dicts()
-    return [f"run {row['run_id']}{_steps(row)}" for row in rows]
-
-
-def _steps(row: dict[str, Any]) -> str:
-    return "" if row["low"] is None else f" with steps {row['low']}..{row['high']}"
+        if len(store.own_sql(sql, params, alone)):
+            continue
+        text, wanted = " ".join(str(alone).split()), next(map(str, alone.terms[0].values), "")
+        lacks = f"no run matches {wanted}" if text == f"run={wanted}" else f"nothing has {text}"
+        reads_calls = FILTERS[key].view in ("spans", "stored.spans", "detectors")
+        pruned = f"; the calls of {held['pruned']} trajectories were pruned"
+        pruned *= reads_calls and held["pruned"] > 0
+        return f"{lacks}{_values(store, key, wanted)}{pruned}"
+    together = "each filter matches something alone; no trajectory matches all. "
+    together *= len(by_key) > 1
+    steps = "" if held["low"] is None else f", with steps {held['low']}..{held['high']}"
+    return f"{together}Runs here: {_listed(held['runs'])}{steps}"
 
 
 def _values(store: Store, key: str, wanted: str) -> str:
-    column, view = FILTERS[key].column, FILTERS[key].view
-    if FILTERS[key].is_number:
-        extremes = (
+    entry = FILTERS[key]
+    column, view = entry.column, entry.view
+    if entry.is_literal or entry.kind == "flag":
+        return ""
+    if entry.is_number:
+        (row,) = store.own_sql(
             f"select min(finite({column})) as low, max(finite({column})) as high, "
             f"count(*) filter (not isfinite({column})) as odd from {view}"
         )
-        (row,) = store.own_sql(extremes).to_dicts()
-        parts = [] if row["low"] is None else [_range(row)]
-        parts += [f"not finite in {row['odd']} rows"] if row["odd"] else []
-        return f": it is {', '.join(parts) or 'null everywhere'}"
+        found = [] if row["low"] is None else [f"{row['low']:.6g}..{row['high']:.6g}"]
+        found += [f"not finite in {row['odd']} rows"] if row["odd"] else []
+        return f": it is {', '.join(found) or 'null everywhere'}"
     rows = store.own_sql(
-        f"select {column}::varchar as value, count(*) as n from {view} where {column} is not null "
-        "group by all order by n desc, value"
-    ).to_dicts()
+        f"select {column}::varchar as value from {view} where {column} is not null "
+        "group by all order by count(*) desc, value"
+    )
     known = [row["value"] for row in rows]
     close = get_close_matches(wanted, known, 1)
     hint = f"Did you mean {close[0]}? " if close else ""
-    listed = ", ".join(known[:_SHOWN_MAX]) + _more(known)
     noun = "Runs" if key == "run" else "Values"
-    return f". {hint}{noun} here: {listed}" if known else ": it is null everywhere"
+    return f". {hint}{noun} here: {_listed(known)}" if known else ": it is null everywhere"
 
 
-def _range(row: dict[str, Any]) -> str:
-    low, high = (f"{value:.6g}" for value in (row["low"], row["high"]))
-    return low if low == high else f"{low}..{high}"
-
-
-def _more(listed: list[str]) -> str:
-    return f" and {len(listed) - _SHOWN_MAX} more" if len(listed) > _SHOWN_MAX else ""
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+    return ", ".join(names[:_SHOWN_MAX]) + more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryError
 
@@ -40,22 +40,17 @@ def _at_place(store: Store, text: str, step: str, sample_index: str, rollout_n: 
 
     filters = Filters(step=step, sample_index=sample_index, rollout_n=rollout_n)
     condition, params = filters.where_clause()
-    found = store.own_sql(
-        f"select trace_id, run_id, validate from {filters.relation()} where {condition} "
-        f"order by trace_id limit {_SHOWN_MAX + 1}",
-        params,
-    ).to_dicts()
-    if not found:
+    sql = f"select trace_id, run_id, validate from {filters.relation()} where {condition}"
+    rows = store.own_sql(f"{sql} order by trace_id limit {_SHOWN_MAX + 1}", params).to_dicts()
+    if not rows:
         raise QueryError(f"no trajectory is at {text}: {why_nothing(store, filters)}")
-    return _only(found, f"are at {text}: name one by its id")
-
-
-def _only(found: list[dict[str, Any]], what: str) -> str:
-    if len(found) == 1:
-        return str(found[0]["trace_id"])
+    if len(rows) == 1:
+        return str(rows[0]["trace_id"])
     shown = [
-        f"{row['trace_id']} (run {row['run_id']}{', validation' if row['validate'] else ''})"
-        for row in found[:_SHOWN_MAX]
+        f"{row['trace_id']} (run {row['run_id']}{', validation' * bool(row['validate'])})"
+        for row in rows[:_SHOWN_MAX]
     ]
-    more = ", …" if len(found) > _SHOWN_MAX else ""
-    raise QueryError(f"several trajectories {what}: {', '.join(shown)}{more}")
+    more = ", …" if len(rows) > _SHOWN_MAX else ""
+    raise QueryError(
+        f"several trajectories are at {text}: name one by its id: {', '.join(shown)}{more}"
+    )

@@ -173,11 +173,6 @@ def newest_run(condition: str) -> str:
     return f"(select run_id from runs where {condition} order by start_ns desc, run_id limit 1)"
 
 
-def is_filter(text: str) -> bool:
-    """Return whether a text looks like a filter: a word, a comparison sign, a value."""
-    return key_of(text) is not None
-
-
 def key_of(text: str) -> str | None:
     """Return the key of a text that looks like a filter; None where it does not."""
     match = _TERM.fullmatch(text)

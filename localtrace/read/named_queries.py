@@ -23,9 +23,10 @@ from localtrace.store.files import open_given
 OWN_QUERIES = Path(__file__).parents[1] / "queries"
 """The folder of the queries that come with localtrace."""
 
-_PARAMETER = re.compile(r"\s*(\w+)\s*(?:\((optional|run)\))?\s*")
-_PLOT = "-- plot:"
-_NEED = re.compile(r"-- needs: (.+) <- (.+)")
+_PARAMETER = r"(\w+)(?: \((optional|run)\))?"
+_HEADER = re.compile(rf"-- (?P<about>.+)\n-- params:(?P<params>(?: {_PARAMETER},?)*) *(?:\n|\Z)")
+_PLOT = re.compile(r"^-- plot: x=(\S+) y=(\S+)(?: by=(\S+))?$", re.MULTILINE)
+_NEED = re.compile(r"^-- needs: (.+) <- (.+)$", re.MULTILINE)
 _VALUE = re.compile(r"\$(\w+)")
 
 
@@ -60,8 +61,8 @@ class NamedQuery:
 
     name: str
     description: str
-    marks: dict[str, str | None]
-    """Own parameters and the mark of each: optional, run (it names one), or none."""
+    marks: dict[str, str]
+    """Own parameters and the mark of each: optional, run (it names one), or empty."""
     sql: str
     plot: Plot | None = None
     needs: tuple[Need, ...] = ()
@@ -172,32 +173,23 @@ def _read(path: Path) -> NamedQuery:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise QueryError(f"{path} cannot be read ({reason}): move it away, or fix it") from None
-    lines = sql.splitlines()
-    if len(lines) < 2 or not lines[0].startswith("-- ") or not lines[1].startswith("-- params:"):
+    header, plotted = _HEADER.match(sql), _PLOT.search(sql)
+    if header is None:
         raise QueryError(
-            f"{path} must begin with two comment lines: '-- what it shows' and '-- params: …'"
+            f"{path} must begin with two comment lines: '-- what it shows' and "
+            "'-- params: a, b (optional), c (run)'"
         )
-    parameters = _parameters(path, lines[1])
-    plot = next((_plot(path, line) for line in lines if line.startswith(_PLOT)), None)
-    description = lines[0].removeprefix("-- ").strip()
-    needs = tuple(Need(*match.groups()) for match in map(_NEED.fullmatch, lines) if match)
-    return NamedQuery(path.stem, description, parameters, sql, plot, needs)
-
-
-def _parameters(path: Path, line: str) -> dict[str, str | None]:
-    """Return the mark of each parameter: optional, run, or none."""
-    parameters: dict[str, str | None] = {}
-    for text in filter(str.strip, line.removeprefix("-- params:").split(",")):
-        match = _PARAMETER.fullmatch(text)
-        if match is None:
-            raise QueryError(f"{path}: cannot read the parameter {text.strip()!r} in line 2")
-        parameters[match[1]] = match[2]
-    return parameters
-
-
-def _plot(path: Path, line: str) -> Plot:
-    words = dict(word.partition("=")[::2] for word in line.removeprefix(_PLOT).split())
-    if not {"x", "y"} <= words.keys() <= {"x", "y", "by"}:
-        raise QueryError(f"{path}: write {line!r} as  -- plot: x=step y=mean_reward by=run_id")
-    lists = {key: tuple(filter(None, words.get(key, "").split(","))) for key in ("y", "by")}
-    return Plot(words["x"], **lists)
+    plot = None
+    if plotted:
+        x, *lists = plotted.groups("")
+        plot = Plot(x, *(tuple(filter(None, columns.split(","))) for columns in lists))
+    elif "\n-- plot:" in sql:
+        raise QueryError(f"{path}: write the plot as  -- plot: x=step y=mean_reward by=run_id")
+    return NamedQuery(
+        name=path.stem,
+        description=header["about"].strip(),
+        marks=dict(re.findall(_PARAMETER, header["params"])),
+        sql=sql,
+        plot=plot,
+        needs=tuple(Need(*match.groups()) for match in _NEED.finditer(sql)),
+    )

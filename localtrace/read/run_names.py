@@ -22,8 +22,6 @@ _VALUE_MAX = 24
 
 _SHOWN_MAX = 6
 
-_Facts = dict[str, str]
-
 
 def run_names(store: Store) -> dict[str, str]:
     """Return a name for each run id, such as seed=1; none for a single run."""
@@ -35,14 +33,21 @@ def run_names(store: Store) -> dict[str, str]:
         "arg_max(experiment, attempt) as experiment, arg_max(config, attempt) as config, "
         "strftime(min(started_at), '%m-%d %H:%M') as started from runs group by run_id"
     ).to_dicts()
-    facts = {run["run_id"]: _facts(run) for run in runs}
-    names = {run_id: " ".join(parts) for run_id, parts in _distinguishing(facts).items()}
-    shared = {name for name, count in Counter(names.values()).items() if count > 1}
-    return {
-        run["run_id"]: f"{names[run['run_id']]} {run['started']}".strip()
-        if names[run["run_id"]] in shared
-        else names[run["run_id"]]
+    facts = {
+        run["run_id"]: {"project": run["project"], "experiment": run["experiment"]}
+        | dict(_flat(fields_from_json(run["config"])))
         for run in runs
+    }
+    chosen = _telling_apart(list(facts.values()))
+    names = {
+        run_id: " ".join(f"{label}{known[name]}" for name, label in chosen.items() if name in known)
+        for run_id, known in facts.items()
+    }
+    counts = Counter(names.values())
+    started = {run["run_id"]: f" {run['started']}" for run in runs}
+    return {
+        run_id: f"{name}{started[run_id] * (counts[name] > 1)}".strip()
+        for run_id, name in names.items()
     }
 
 
@@ -64,17 +69,14 @@ def run_id_of(store: Store, text: str) -> str:
     Raises:
         QueryError: several runs have the name, or ids that begin so.
     """
-    is_id = "select 1 from {} where run_id = $text limit 1"
-    if not text or len(store.own_sql(is_id.format("stored.runs"), {"text": text})):
+    sql = "select run_id from stored.runs where run_id = $text limit 1"
+    if not text or len(store.own_sql(sql, {"text": text})):
         return text
-    listed = store.own_sql("select distinct run_id from stored.runs order by run_id").to_dicts()
+    every = "select run_id from stored.runs union select run_id from stored.trajectories"
+    run_ids = [row["run_id"] for row in store.own_sql(f"from ({every}) order by run_id")]
     names = run_names(store)
-    meant = [
-        run["run_id"]
-        for run in listed
-        if run["run_id"].startswith(text) or names.get(run["run_id"]) == text
-    ]
-    if not meant or len(store.own_sql(is_id.format("stored.trajectories"), {"text": text})):
+    meant = [one for one in run_ids if one.startswith(text) or names.get(one) == text]
+    if not meant or text in run_ids:
         return text
     if len(meant) > 1:
         more = ", …" if len(meant) > _SHOWN_MAX else ""
@@ -82,12 +84,7 @@ def run_id_of(store: Store, text: str) -> str:
             f"run={text} names several runs, write more of the id: "
             f"{', '.join(meant[:_SHOWN_MAX])}{more}"
         )
-    return str(meant[0])
-
-
-def _facts(run: Mapping[str, Any]) -> _Facts:
-    flat = dict(_flat(fields_from_json(run["config"])))
-    return {"project": run["project"], "experiment": run["experiment"]} | flat
+    return meant[0]
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -98,33 +95,21 @@ def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str
             yield f"{above}{name}", str(value)
 
 
-def _distinguishing(facts: dict[str, _Facts]) -> dict[str, list[str]]:
-    """Return for each run a few facts that together tell as many runs apart as possible.
+def _telling_apart(facts: list[dict[str, str]]) -> dict[str, str]:
+    """Return a few names of facts that tell most runs apart, and how each begins in a run's name.
 
-    The names are chosen greedily: each time the one that splits the runs into most kinds.
+    They are chosen greedily: each time the one that splits the runs into most kinds.
     """
-    names = list(dict.fromkeys(name for known in facts.values() for name in known))
-    seen: dict[str, tuple[str | None, ...]] = dict.fromkeys(facts, ())
+    names = dict.fromkeys(name for known in facts for name in known)
     chosen: list[str] = []
-    while len(chosen) < _PARTS_MAX and names:
-        kinds = {
-            name: len({(*seen[run], known.get(name)) for run, known in facts.items()})
-            for name in names
-        }
-        best = max(names, key=kinds.__getitem__)  # the first of several
-        if kinds[best] == len(set(seen.values())):
-            break
+
+    def kinds(*more: str) -> int:
+        return len({tuple(map(known.get, (*chosen, *more))) for known in facts})
+
+    while len(chosen) < _PARTS_MAX and kinds(best := max(names, key=kinds)) > kinds():
         chosen.append(best)
-        seen = {run: (*seen[run], known.get(best)) for run, known in facts.items()}
-    short = {name: name.rpartition(".")[2] for name in chosen}
-    return {
-        run: [
-            known[name]
-            if name in ("project", "experiment")
-            else f"{short[name] if list(short.values()).count(short[name]) == 1 else name}"
-            f"={known[name]}"
-            for name in chosen
-            if name in known
-        ]
-        for run, known in facts.items()
-    }
+    short = Counter(name.rpartition(".")[2] for name in chosen)
+    labels = {name: name.rpartition(".")[2] for name in chosen}
+    labels = {name: label if short[label] == 1 else name for name, label in labels.items()}
+    plain = ("project", "experiment")
+    return {name: "" if name in plain else f"{label}=" for name, label in labels.items()}

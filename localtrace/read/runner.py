@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from localtrace.errors import QueryError, StoreError
 from localtrace.read import sandbox
@@ -25,7 +25,7 @@ from localtrace.store.tables.snapshot import Copies, Snapshot
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TRIES = 5
+TRIES = 5
 _VERIFY = "localtrace verify says what to do"
 Params = Mapping[str, Any] | Sequence[Any] | None
 """Values for `$name` (a mapping) or `?` (a sequence)."""
@@ -77,8 +77,8 @@ class QueryRunner:
             )
         return self._database
 
-    def share(self) -> QueryRunner:
-        """Return a runner over the same moment, for another thread, to be closed before this one.
+    def share(self) -> Self:
+        """Return the same moment for another thread, to be closed before this one.
 
         They share the database, its views and the limit of its memory.
         """
@@ -89,27 +89,30 @@ class QueryRunner:
         return guest
 
     def stop(self) -> None:
-        """Stop the query that runs, and refuse others; called from another thread."""
+        """Stop the query that another thread runs, and refuse further ones."""
         self._unwanted.set()
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """The snapshots of all stores and of their copies."""
+        """Snapshots of the stores: sealed files, and rows of journals that are not sealed yet.
+
+        Rows that several copies of a store hold are in the snapshot of one of them.
+        """
         return list(chain(*self._stores))
 
     def refresh(self) -> None:
-        """Take new snapshots of the stores."""
+        """Read the stores as they are now."""
         before = copy(self)
         self._open()
         before.close()
 
     def close(self) -> None:
-        """Close the database of this process."""
+        """Close the database. Results that were handed out stay valid."""
         if self._database is not None:
             self._database.close()
 
     def run(
-        self, sql: str, params: Params = None, is_own: bool = True, tries: int = _TRIES
+        self, sql: str, params: Params = None, is_own: bool = True, tries: int = TRIES
     ) -> pa.Table:
         """Run one SELECT.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.query_limits import Limits, OnProgress
 from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
-from localtrace.read.runner import Params, QueryRunner
+from localtrace.read.runner import TRIES, Params, QueryRunner
 from localtrace.read.shown import Shown
 from localtrace.read.sql_errors import one_line
 from localtrace.read.trajectories import read_batch, whole_ids
@@ -28,7 +27,7 @@ from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
 from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.sources import find_stores, of_each_store
-from localtrace.store.tables.snapshot import Copies, Snapshot, take_snapshots
+from localtrace.store.tables.snapshot import Copies, take_snapshots
 from localtrace.store.tokenizers import RunTokenizers
 from localtrace.terminal import escape_line
 from localtrace.types import Trajectory
@@ -51,7 +50,7 @@ from stored.trajectories
 """
 
 
-class Store:
+class Store(QueryRunner):
     """One store, or several as one, opened for reading; see `open_store`."""
 
     def __init__(
@@ -61,17 +60,15 @@ class Store:
         limits: Limits | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self._layouts = layouts
         self.tokenizers = RunTokenizers(*layouts)
         """The tokenizers that the store keeps for runs."""
-        self._runner = QueryRunner(look, layouts, self.tokenizers.piece, limits, on_progress)
-        self._run = self._runner.run
+        super().__init__(look, layouts, self.tokenizers.piece, limits, on_progress)
 
     def __repr__(self) -> str:
         """Return the place and the content of the store in one line; never raise."""
         where = ", ".join(repr(str(path)) for path in self.paths)
         try:
-            (held,) = self._run(_HELD_SQL).to_pylist()
+            (held,) = self.run(_HELD_SQL).to_pylist()
         except Exception as error:  # closed, or damaged: a repr is no place to fail
             return f"<Store {where}: cannot be read now ({escape_line(one_line(error))})>"
         steps = "" if held["low"] is None else f", steps {held['low']}..{held['high']}"
@@ -102,38 +99,11 @@ class Store:
         ids = {read_meta(layout).store_id for layout in self._layouts}
         return ids.pop() if len(ids) == 1 else None
 
-    @property
-    def snapshots(self) -> list[Snapshot]:
-        """Snapshots of the stores: sealed files, and rows of journals that are not sealed yet.
-
-        Rows that several copies of a store hold are in the snapshot of one of them.
-        """
-        return self._runner.snapshots
-
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Close the connection. Results that were handed out stay valid."""
-        self._runner.close()
-
-    def refresh(self) -> None:
-        """Read the stores as they are now."""
-        self._runner.refresh()
-
-    def share(self) -> Store:
-        """Return the same moment for another thread, to be closed before this one."""
-        other = copy(self)
-        other._runner = self._runner.share()
-        other._run = other._runner.run
-        return other
-
-    def stop(self) -> None:
-        """Stop the query that another thread runs, and refuse further ones."""
-        self._runner.stop()
 
     def sql(self, sql: str, params: Params = None) -> Result:
         """Run one SELECT over the views.
@@ -148,7 +118,7 @@ class Store:
         Raises:
             QueryError: the text is not one SELECT, cannot be run, or takes too much time or memory.
         """
-        return Result.of(self._run_named(sql, params, is_own=False))
+        return Result.of(self.run(sql, params, is_own=False))
 
     def own_sql(self, sql: str, params: Params = None, filters: Filters | None = None) -> Result:
         """Run one SELECT that localtrace wrote; like `sql` if it has filters that are SQL.
@@ -161,11 +131,14 @@ class Store:
             QueryError: it takes too much time or memory, or the filters cannot be run.
         """
         is_own = filters is None or not filters.has_sql
-        return Result(self._run_named(sql, params, is_own))
+        return Result(self.run(sql, params, is_own))
 
-    def _run_named(self, sql: str, params: Params = None, is_own: bool = True) -> pa.Table:
+    def run(
+        self, sql: str, params: Params = None, is_own: bool = True, tries: int = TRIES
+    ) -> pa.Table:
+        """Run one SELECT, see `QueryRunner.run`; parameters that name runs become their ids."""
         bound = with_run_ids(self, params) if isinstance(params, Mapping) else params
-        return self._run(sql, bound, is_own=is_own)
+        return super().run(sql, bound, is_own, tries)
 
     def query(
         self, name: str, *, folders: Iterable[Path] = (), filters: Filters = _NONE, **params: Any
@@ -188,7 +161,7 @@ class Store:
         query = find_query(name, folders := tuple(folders))
         own, chosen = query.split(params)
         chosen &= filters
-        run = partial(self._run_named, is_own=not folders and not chosen.has_sql)
+        run = partial(self.run, is_own=not folders and not chosen.has_sql)
         rows = Result.of(run(*query.select(own, chosen)))
         if not len(rows):
             refuse_nothing(run, query, own, chosen)
@@ -196,7 +169,7 @@ class Store:
 
     def pruned(self, query: NamedQuery, filters: Filters = _NONE) -> str:
         """Return how many calls a named query cannot see, as they were pruned; empty if none."""
-        return pruned_for(partial(self._run_named, is_own=not filters.has_sql), query, filters)
+        return pruned_for(partial(self.run, is_own=not filters.has_sql), query, filters)
 
     def trajectories(self, **filters: Unpack[FilterValues]) -> Result:
         """Return trajectories that match the filters, without superseded ones; see `Filters`."""
@@ -249,7 +222,7 @@ class Store:
         while given := list(islice(remaining, batch_size)):
             whole = self.whole_ids(given)
             batch = [whole.get(text, text) for text in given]
-            yield from read_batch(self._run, self.decode, batch)
+            yield from read_batch(self.run, self.decode, batch)
 
     def whole_ids(self, beginnings: Iterable[str]) -> dict[str, str]:
         """Return the whole trace id for each beginning; beginnings of no id are absent.
@@ -259,7 +232,7 @@ class Store:
         Raises:
             QueryError: several ids begin with one of them.
         """
-        return whole_ids(self._run, beginnings)
+        return whole_ids(self.run, beginnings)
 
     def read_each(
         self, trace_ids: Sequence[str], on_failure: Callable[[str, Exception], None]
@@ -309,7 +282,7 @@ class Store:
         condition, params = filters.where_clause(view)
         order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
         sql = f"select * from {view} where {condition} order by {order}"
-        return Result(self._run_named(sql, params, is_own=not filters.has_sql))
+        return Result(self.run(sql, params, is_own=not filters.has_sql))
 
 
 def open_store(

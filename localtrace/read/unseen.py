@@ -49,9 +49,9 @@ def pruned_for(run_sql: RunSql, query: NamedQuery, filters: Filters) -> str:
     if not _READS_CALLS.search(query.sql):
         return ""
     (row,) = run_sql(*over_counted(_COUNT_SQL, filters)).to_pylist()
-    return f"the calls of {row['pruned']} of {row['n']} trajectories were pruned" * bool(
-        row["pruned"]
-    )
+    if not row["pruned"]:
+        return ""
+    return f"the calls of {row['pruned']} of {row['n']} trajectories were pruned"
 
 
 def refuse_nothing(
@@ -66,10 +66,9 @@ def refuse_nothing(
         return
     gone = pruned_for(run_sql, query, filters)
     for need in query.needs:
-        if not len(
-            run_sql(f"select 1 from ({need.sql}) limit 1", need.bind(query.own_values(own)))
-        ):
-            why = f"; {gone}" if gone else ""
+        values = need.bind(query.own_values(own))
+        if not len(run_sql(f"select 1 from ({need.sql}) limit 1", values)):
+            why = f"; {gone}" * bool(gone)
             raise NothingRecorded(f"query {query.name} needs {need.text}{why}")
     if gone:
         raise NothingRecorded(f"query {query.name} finds nothing: {gone}")

@@ -109,7 +109,7 @@ def opened_within(folder: Path, limits: Limits) -> Iterator[Store]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sandbox, "sandbox", sandbox.Sandbox())
         with localtrace.open_store(folder) as opened:
-            made = Store(opened._layouts, lambda: opened._runner._stores, limits)
+            made = Store(opened._layouts, lambda: opened._stores, limits)
             yield made
             made.close()
 

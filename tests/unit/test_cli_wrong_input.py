@@ -62,7 +62,9 @@ def test_a_mistake_is_one_line_with_its_place(store: Path, arguments: list[str],
         (["agent=x", "step=3"], r"agent=x\. Values here: solver"),
         (["reward>3"], r"reward>3\.0: .* 0\.5"),
         (["fate=trained"], "fate=trained: .* null"),
-        (["reward=0.5", "step=9"], r"run first .* 3\.\.9"),
+        (["labelled=true"], "nothing has labelled=true$"),
+        (["labelled_by=anna"], "labelled_by=anna: .* null"),
+        (["reward=0.5", "step=9"], r"matches all\. Runs here: first, with steps 3\.\.9$"),
     ],
 )  # fmt: skip
 def test_where_nothing_matches_it_is_said_why_and_what_there_is(
@@ -100,16 +102,16 @@ def test_a_query_that_would_run_for_ever_is_stopped(store: Path) -> None:
 def test_rows_without_end_are_stopped_too_and_the_store_stays_usable(store: Path) -> None:
     with open_store(store, timeout_s=0.5) as opened:
         # Large rows, so that the memory they take and not their number would be the trouble.
-        opened._runner.limits = replace(opened._runner.limits, memory_max_bytes=2**60)
+        opened.limits = replace(opened.limits, memory_max_bytes=2**60)
         with pytest.raises(QueryError, match=r"stopped .*0\.5 s\b.*timeout_s="):
             opened.sql(ENDLESS.replace("count(*)", "a.range"))
-        opened._runner.limits = Limits()
+        opened.limits = Limits()
         assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]
 
 
 def test_a_result_that_would_fill_the_memory_is_refused(store: Path) -> None:
     with open_store(store) as opened:
-        opened._runner.limits = Limits(memory_max_bytes=10**7)
+        opened.limits = Limits(memory_max_bytes=10**7)
         with pytest.raises(QueryError, match=r"larger .*0\.01 GB: .*LIMIT"):
             opened.sql("from range(1000000000000)")
         assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]

@@ -82,7 +82,7 @@ def test_errors_go_by_op_and_kind() -> None:
 def test_a_users_folder_adds_queries_and_wins(tmp_path: Path) -> None:
     (tmp_path / "reward_by_step.sql").write_text("-- Mine.\n-- params: least\nselect $least as x")
     query = find_query("reward_by_step", [tmp_path])
-    assert (query.description, query.marks) == ("Mine.", {"least": None})
+    assert (query.description, query.marks) == ("Mine.", {"least": ""})
     with store_of() as store:
         rows = store.query("reward_by_step", folders=[tmp_path], least=3).to_dicts()
     assert rows == [{"x": 3}]
