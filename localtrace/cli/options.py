@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,33 +64,23 @@ _stores_option = _store_option(
     "Folder of a store or bundle, or a pattern such as '/shared/*/localtrace'. Repeat it to read "
     "several as one."
 )
-signers_option = click.option(
-    "--signers",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read only bundles that are intact and signed by a key in this file of allowed signers, "
-    "see ssh-keygen(1).",
-)
 
 
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Pass `store_paths` to the command, after the check that `--signers` asks for."""
-
-    @functools.wraps(command)
-    def checked(*args: Any, signers: Path | None, **kwargs: Any) -> Any:
-        if signers is not None:
-            _require_signed(kwargs["store_paths"], signers)
-        return command(*args, **kwargs)
-
-    decorated: Callable[..., Any] = _stores_option(signers_option(checked))
+    decorated: Callable[..., Any] = _stores_option(_signers_option(command))
     return decorated
 
 
-def _require_signed(paths: Sequence[Path], signers: Path) -> None:
+def _require_signed(
+    context: click.Context, _parameter: click.Parameter, signers: Path | None
+) -> None:
+    if signers is None:
+        return
     from localtrace.store.sources import find_stores
     from localtrace.uploader.bundles.check import check_bundle
 
-    for layout in find_stores(paths):
+    for layout in find_stores(context.params["store_paths"]):
         if not layout.bags:
             raise BundleError(
                 f"{layout.root} is a store, and only bundles are signed: name bundles, or leave "
@@ -100,6 +89,15 @@ def _require_signed(paths: Sequence[Path], signers: Path) -> None:
         check_bundle(layout.root, signers=signers).require()
 
 
+_signers_option = click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    callback=_require_signed,
+    expose_value=False,
+    help="Read only bundles that are intact and signed by a key in this file of allowed signers, "
+    "see ssh-keygen(1).",
+)
 one_store_option = _store_option("Folder of the store.")
 """The option of commands that work on a single store, which `one_store` returns."""
 all_stores_option = _store_option(

@@ -89,12 +89,9 @@ def _listing(folders: tuple[Path, ...]) -> pa.Table:
 
     from localtrace.read.named_queries import load_queries
 
-    rows = [
-        {
-            "name": query.name,
-            "parameters": query.usage,
-            "description": query.description,
-        }
-        for query in load_queries(folders).values()
-    ]
-    return pa.Table.from_pylist(rows)
+    queries = load_queries(folders).values()
+    return pa.table({
+        "name": [query.name for query in queries],
+        "parameters": [query.usage for query in queries],
+        "description": [query.description for query in queries],
+    })  # fmt: skip

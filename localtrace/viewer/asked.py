@@ -16,7 +16,6 @@ from urllib.parse import quote, urlencode
 from localtrace.errors import QueryError
 from localtrace.read.filter_registry import FILTERS
 from localtrace.read.filters import Filters, key_of
-from localtrace.read.result import Result
 from localtrace.read.run_names import run_id_of, run_names
 
 if TYPE_CHECKING:
@@ -46,12 +45,12 @@ class Asked:
 
     @cached_property
     def filters(self) -> Filters:
-        """The filters.
+        """The filters, separated by spaces, with quotes as in a shell.
 
         Raises:
             QueryError: they cannot be read.
         """
-        return filters_of(self.q)
+        return Filters.parse(words_of(self.q))
 
     @property
     def condition(self) -> str:
@@ -76,27 +75,16 @@ class Asked:
     @property
     def several_runs(self) -> dict[str, str]:
         """Names of runs where rollouts of several may match; none where one run is asked for."""
-        is_one = any(
-            (term.key, term.operator, len(term.values)) == ("run", "=", 1)
-            for term in self.filters.terms
-        )
-        return {} if is_one else self.run_names
+        runs = [term for term in self.filters.terms if term.key == "run" and term.operator == "="]
+        return {} if any(len(term.values) == 1 for term in runs) else self.run_names
 
     def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Run a SELECT and return its rows."""
-        return Result(self.table(sql, params)).to_dicts()
+        """Run a SELECT, whose text holds nothing of a user but the filters; return its rows."""
+        return self.store.own_sql(sql, params, self.filters).to_dicts()
 
     def table(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """Run a SELECT, whose text holds nothing of a user but the filters, and return its rows."""
-        run = self.store.sql if self._has_sql else self.store.own_sql
-        return run(sql, params).to_arrow()
-
-    @cached_property
-    def _has_sql(self) -> bool:
-        try:
-            return self.filters.has_sql
-        except QueryError:
-            return True
+        """Run a SELECT as `rows` does; return its rows as a table."""
+        return self.store.own_sql(sql, params, self.filters).to_arrow()
 
     def required(self, name: str) -> str:
         """Return a value that the address must hold; for `run`, the id of the run that it names.
@@ -130,17 +118,8 @@ class Asked:
         return value
 
 
-def filters_of(text: str) -> Filters:
-    """Read filters that are separated by spaces, with quotes as in a shell.
-
-    Raises:
-        QueryError: a text is not a filter.
-    """
-    return Filters.parse(words_of(text))
-
-
 def words_of(text: str) -> list[str]:
-    """Return the single filters of a text.
+    """Return the single filters of a text, which are separated as in a shell.
 
     Raises:
         QueryError: a quote is not closed.
