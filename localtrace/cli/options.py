@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,16 @@ _RUN_FILES_MAX = 32
 """The newest files of the table `runs` that completion reads."""
 
 
+class _StorePath(click.Path):
+    """A path whose variable may list several, separated as in PATH.
+
+    A single folder whose name holds the separator, as times of day do, is one path.
+    """
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv] if os.path.isdir(rv) else [part for part in rv.split(os.pathsep) if part]
+
+
 def _read_apart(
     _context: click.Context, _parameter: click.Parameter, paths: tuple[Path, ...]
 ) -> tuple[Path, ...]:
@@ -48,7 +59,7 @@ def _store_option(about: str) -> Callable[[Any], Any]:
         "-s",
         "--store",
         "store_paths",
-        type=click.Path(path_type=Path),
+        type=_StorePath(path_type=Path),
         envvar="LOCALTRACE_STORE",
         default=(Path("localtrace"),),
         multiple=True,

@@ -84,7 +84,7 @@ def run_id_of(store: Store, text: str) -> str:
             f"run={text} names several runs, write more of the id: "
             f"{', '.join(meant[:_SHOWN_MAX])}{more}"
         )
-    return meant[0]
+    return str(meant[0])
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

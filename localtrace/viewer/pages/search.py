@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from localtrace.errors import QueryError
+from localtrace.read.filters import Filters
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer import hits
-from localtrace.viewer.asked import Asked, filters_of, part, url, with_terms, with_word
+from localtrace.viewer.asked import Asked, part, url, with_terms, with_word, words_of
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Counted, Search
 from localtrace.viewer.page import Facts, Page, command_filters, copies, python_rows, told
@@ -77,7 +78,7 @@ def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
             search.rate_sql(asked),
             {**asked.params, **search.params()},
             f"ls {command_filters(hits_q)} --limit 0",
-            python_rows(filters_of(hits_q)),
+            python_rows(Filters.parse(words_of(hits_q))),
         ),
     }
 
