@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localtrace.uploader.estimation import Estimate
     from localtrace.uploader.limits import Limits
     from localtrace.uploader.progress import Progress
-    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipts import Receipt
     from localtrace.uploader.records import Records
     from localtrace.uploader.selection import Choice, Chosen
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -138,7 +138,9 @@ class Ledger:
         """Return each trajectory's place, with the seed of the ids that it has there already."""
         known = {trace_id: self.known(place.destination, trace_id) for trace_id in trace_ids}
         return {
-            trace_id: replace(place, ids_from=one.ids_from) if one and one.ids_from else place
+            trace_id: msgspec.structs.replace(place, ids_from=one.ids_from)
+            if one and one.ids_from
+            else place
             for trace_id, one in known.items()
         }
 

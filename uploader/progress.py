@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localtrace.uploader.receipt import Delivery, TraceReceipt
+from msgspec.structs import replace
+
+from localtrace.uploader.receipts import Delivery, TraceReceipt
 from localtrace.uploader.targets import Entry, Record
 
 if TYPE_CHECKING:

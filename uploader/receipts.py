@@ -1,66 +1,333 @@
-"""Receipts on this machine: list them, and put them back into the stores they belong to."""
+"""Receipts: the proof of what an upload sent, found at the target, and read back.
+
+An upload writes one into the state folder, as JSON for programs and as a page for people. It can be
+carried to another machine and brought into the store of its trajectories. Its files are hostile
+input there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
-from operator import attrgetter
+from enum import StrEnum
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from localtrace.errors import QueryError, StoreError, UploadError
+from localtrace.redaction.redaction import Redaction
 from localtrace.schema import UPLOADS
+from localtrace.store.files import open_given, put_file
 from localtrace.store.layout import open_layout, read_meta
 from localtrace.store.receipts import UPLOAD_ID, put_receipt
-from localtrace.uploader.receipt import Delivery, Receipt, RunReceipt, Size, is_complete
-from localtrace.uploader.receipt_reading import contents, decoded, ended_at, read_receipt
+from localtrace.terminal import escape
+from localtrace.uploader.targets import Cut, Entry, Place, open_target
+from localtrace.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from jinja2 import Template
 
-    from localtrace.uploader.checking import Check
-
-    Ask = Callable[[Receipt, Mapping[str, RunReceipt]], Check]
-    from localtrace.read.store import Store
-
+RECEIPT_VERSION = 2
+RECEIPT_MAX_BYTES = 2 * 2**30
+"""Largest file that is read; receipts of millions of trajectories are smaller."""
+PAGE_ROWS_MAX = 1000
+_NOT_READ_BACK = "not found when it was read back"
 _NOT_THERE = "not found when the tracker was asked"
 _RUNS_OF = """
 select trace_id, run_id, attempt from all_trajectories
 where trace_id in (select unnest($trace_ids))
 """
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Ask = Callable[[Sequence[Entry]], Mapping[str, bool]]
+"""Function that asks a tracker which entries are there; as `Target.find`."""
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """One upload in a list."""
 
-    upload_id: str
-    ended_at: datetime
+class Delivery(StrEnum):
+    """The result of an upload for one trajectory."""
+
+    SENT = "sent"
+    PRESENT = "already there"
+    REJECTED = "rejected"
+    LEFT_OUT = "left out"
+
+
+class TraceReceipt(msgspec.Struct, frozen=True):
+    """One trajectory of the selection."""
+
+    trace_id: str
+    delivery: Delivery
+    remote_id: str | None = None
+    """Its id at the target."""
+    digest: str | None = None
+    """sha256 of the record at the target."""
+    size_bytes: Size = 0
+    span_count: Size = 0
+    reason: str | None = None
+    """Reason why it was rejected or left out."""
+    verified: bool = False
+    """True if it was read back from the target, in its run, with this digest."""
+    cuts: tuple[Cut, ...] = ()
+    """Values shortened to what the target accepts."""
+    sent_bytes: Size | None = None
+    """Bytes sent: fewer than `size_bytes` if only a part had changed.
+
+    None: nothing was to be sent.
+    """
+    replaces: bool = False
+    """True if the target held an earlier version of it."""
+
+
+class RunReceipt(msgspec.Struct, frozen=True):
+    """One run of the selection."""
+
+    run_id: str
+    attempt: int
+    container: str
+    """Name of the experiment or project at the target."""
+    place: Place
+    metrics: dict[str, Size] = {}
+    """Number of values at the target by recorded name, if metrics were sent."""
+    metric_names: dict[str, str] = {}
+    """Name at the target by recorded name, where they differ."""
+    metrics_problem: str | None = None
+    """Reason why some metrics, or the configuration, are missing at the target."""
+    parameters: Size = 0
+    """Number of parameters at the target, if metrics were sent: they are the configuration."""
+    parameter_notes: tuple[str, ...] = ()
+    """Remarks on parameters that the target holds otherwise, or not at all."""
+
+    @property
+    def beside(self) -> str:
+        """The counts of metrics and parameters, in words after a comma; empty without any."""
+        values = f", {sum(self.metrics.values())} metric values" if self.metrics else ""
+        return values + (f", {self.parameters} parameters" if self.parameters else "")
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The fields of a receipt that a list shows; its trajectories are not decoded for it."""
+
+    upload_id: Annotated[str, msgspec.Meta(pattern=rf"\A{UPLOAD_ID.pattern}\Z")]
+    format_version: Annotated[int, msgspec.Meta(ge=RECEIPT_VERSION, le=RECEIPT_VERSION)] = (
+        RECEIPT_VERSION
+    )
     kind: str
     target: str
-    containers: str
-    """Names of the experiments or projects at the target."""
-    selected: int
-    sent: int
-    already_there: int
-    rejected: int
-    verified: int | None
-    """None if the target cannot be asked."""
-    complete: bool
+    started_at: str
+    ended_at: str
+    counts: dict[str, Size]
+    """Totals by name, as `count` computes them."""
+    runs: list[RunReceipt]
+    reads_back: bool = True
+    """False if the target cannot be asked: `sent` then means accepted, not verified."""
+
+    @property
+    def complete(self) -> bool:
+        """True if everything was read back or, at targets that cannot be asked, accepted."""
+        there = ("verified",) if self.reads_back else (Delivery.SENT, Delivery.PRESENT)
+        is_there = sum(self.counts.get(name, 0) for name in there) == self.counts["selected"]
+        return is_there and not self.problems
+
+    @property
+    def problems(self) -> list[str]:
+        """Failures that concern no single trajectory."""
+        return [f"run {r.run_id}: {r.metrics_problem}" for r in self.runs if r.metrics_problem]
+
+    @property
+    def time(self) -> datetime:
+        """The end of the upload, in UTC."""
+        return datetime.fromisoformat(self.ended_at).astimezone(UTC)
 
 
-def list_uploads(folder: Path) -> tuple[list[Upload], list[str]]:
+class Receipt(Summary, kw_only=True):
+    """The proof of what a target holds of a selection."""
+
+    store: str
+    """Its folder; several are separated by commas."""
+    store_id: str
+    """Empty for several stores."""
+    selection: str
+    traces: list[TraceReceipt]
+    left_out: dict[str, Size] = {}
+    """Number of values that recording had dropped, by field and reason."""
+    redactions: dict[str, Size] = {}
+    """Number of replacements, by rule."""
+    unsearched: dict[str, Size] = {}
+    """Amount of content that could not be searched for keys, by kind."""
+    double_rows: Size | None = None
+    """Rows that the target showed beyond one per call, and will merge; None if it never has any."""
+    localtrace_version: str = __version__
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Reasons by trace id why trajectories, other than those left out, are not there."""
+        reasons = {}
+        for trace in self.traces:
+            if trace.delivery is Delivery.REJECTED:
+                reasons[trace.trace_id] = trace.reason or "rejected"
+            elif self.reads_back and not trace.verified and trace.delivery is not Delivery.LEFT_OUT:
+                reasons[trace.trace_id] = _NOT_READ_BACK
+        return reasons
+
+    def json_parts(self) -> Iterator[bytes]:
+        """Yield the receipt as indented JSON, safe to print; equal receipts give equal bytes.
+
+        It comes in parts, because the receipt of a million trajectories takes 350 MB.
+        """
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False, default=asdict).iterencode(self):
+            # Paths and servers' answers may hold lone surrogates, which are not UTF-8.
+            yield escape(part.encode("utf-8", "replace").decode()).encode()
+        yield b"\n"
+
+    def without_keys(self) -> Receipt:
+        """Return the receipt with everything replaced that looks like a key.
+
+        A selection may search for a key, and a server's reason may repeat one.
+        """
+        text = Redaction.load(None).text
+        return replace(
+            self,
+            store=text(self.store),
+            selection=text(self.selection),
+            target=text(self.target),
+            runs=[
+                replace(run, metrics_problem=run.metrics_problem and text(run.metrics_problem))
+                for run in self.runs
+            ],
+            traces=[
+                replace(trace, reason=text(trace.reason)) if trace.reason else trace
+                for trace in self.traces
+            ],
+        )
+
+
+T = TypeVar("T", bound=Summary)
+
+
+def count(traces: Sequence[TraceReceipt]) -> dict[str, int]:
+    """Return the totals of a receipt: trajectories by result, and the bytes sent."""
+    deliveries = Counter(trace.delivery for trace in traces)
+    return {
+        "selected": len(traces),
+        **{delivery.value: deliveries[delivery] for delivery in Delivery},
+        "verified": sum(trace.verified for trace in traces),
+        "replaced": sum(trace.replaces for trace in traces),
+        "sent_bytes": sum(
+            trace.size_bytes if trace.sent_bytes is None else trace.sent_bytes
+            for trace in traces
+            if trace.delivery is Delivery.SENT
+        ),
+    }
+
+
+def new_upload_id() -> str:
+    """Return a new name for an upload. Names sort by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def write_receipt(receipt: Receipt, folder: Path) -> None:
+    """Write a receipt into a folder without keys: `<upload_id>.json`, and a page beside it."""
+    safe = receipt.without_keys()
+    put_file(folder / f"{receipt.upload_id}.json", safe.json_parts())
+    put_file(folder / f"{receipt.upload_id}.html", page(safe).encode())
+
+
+def page(receipt: Receipt) -> str:
+    """Render the page, without scripts. Lists end after 1,000 rows, with a note that they do."""
+    reasons = defaultdict(list)
+    for trace_id, reason in receipt.failures.items():
+        reasons[reason].append(trace_id)
+    return _template().render(
+        receipt=receipt,
+        rows_max=PAGE_ROWS_MAX,
+        counts=count(receipt.traces),
+        reasons=dict(sorted(reasons.items(), key=lambda item: -len(item[1]))),
+        cuts=[(trace.trace_id, cut) for trace in receipt.traces for cut in trace.cuts],
+        address=_address,
+    )
+
+
+def _address(receipt: Receipt, run: RunReceipt) -> str | None:
+    """Return the run's page at the tracker, for trackers whose addresses are known."""
+    place = run.place
+    if receipt.kind == "mlflow" and receipt.target.startswith(("http://", "https://")):
+        return f"{receipt.target.rstrip('/')}/#/experiments/{place.experiment}/runs/{place.run}"
+    if receipt.kind == "weave" and receipt.target.startswith("https://trace.wandb.ai"):
+        return f"https://wandb.ai/{place.experiment}/weave/traces"
+    return None
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def readable(value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return f"{value:,}"
+        # Text of models and servers may hold control characters and change the reading direction.
+        return value if isinstance(value, Markup) else escape(str(value))
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=readable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("receipt.html")
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        UploadError: the file is not a receipt, is damaged, or is of another version.
+    """
+    receipt = _read(path, Receipt)
+    if len({trace.trace_id for trace in receipt.traces}) < len(receipt.traces):
+        raise UploadError(f"{path} names a trajectory twice, which no receipt does: copy it again")
+    return receipt
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        with open_given(path) as file:
+            receipt = msgspec.json.decode(file.read(RECEIPT_MAX_BYTES), type=kind)
+        receipt.time  # noqa: B018  (is it one?)
+    except OSError as error:
+        raise UploadError(
+            f"{path} cannot be read ({error.strerror}): name the JSON file of a receipt"
+        ) from None
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise UploadError(
+            f"{path} is not a receipt of this localtrace, or damaged ({error}): copy it again from "
+            "the machine that made the upload"
+        ) from None
+    return receipt
+
+
+def list_uploads(folder: Path) -> tuple[list[Summary], list[str]]:
     """Return the uploads with receipts in a folder, newest first, and a line per broken file."""
     uploads, problems = [], []
     for path in folder.glob("*.json"):
         try:
-            uploads.append(_upload(path))
+            uploads.append(_read(path, Summary))
         except UploadError as error:
             problems.append(str(error))
-    return sorted(uploads, key=attrgetter("ended_at", "upload_id"), reverse=True), problems
+    uploads.sort(key=lambda upload: (upload.time, upload.upload_id), reverse=True)
+    return uploads, problems
 
 
 def find_receipt(folder: Path, upload_id: str) -> Path:
@@ -71,19 +338,22 @@ def find_receipt(folder: Path, upload_id: str) -> Path:
     """
     path = folder / f"{upload_id}.json"
     if not UPLOAD_ID.fullmatch(upload_id) or not path.is_file():
-        raise QueryError(f"no upload is called {upload_id!r}: `localtrace uploads` lists them")
+        raise QueryError(f"unknown upload {upload_id!r}: `localtrace uploads` lists them")
     return path
 
 
-def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Check | None:
+def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Mapping[str, bool] | None:
     """Put a receipt into the store of its trajectories. Doing so twice changes nothing.
 
     Args:
-        ask: function that asks the tracker, see `checking.check`. Without it, the receipt's own
+        receipt: the receipt.
+        path: folder of the store.
+        ask: function that asks the tracker, such as `tracker`'s. Without it, the receipt's own
             claims are stored, unless an earlier check has replaced them.
 
     Returns:
-        The tracker's answer; None if it was not asked.
+        Whether the tracker holds each trajectory that it was asked about, by trace id; None if it
+        was not asked.
 
     Raises:
         StoreNotFound: there is no store at this path.
@@ -95,7 +365,11 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Check | None:
     layout = open_layout(path)
     layout.refuse_bundle()
     with open_store(path) as store:
-        runs = _runs_of(receipt, store)
+        trace_ids = [trace.trace_id for trace in receipt.traces]
+        rows = store.own_sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
+    by_key = {(run.run_id, run.attempt): run for run in receipt.runs}
+    keys = {row["trace_id"]: (row["run_id"], row["attempt"]) for row in rows}
+    runs = {trace_id: by_key[key] for trace_id, key in keys.items() if key in by_key}
     # Receipts of several stores name no store, but their trajectories do.
     if receipt.store_id != read_meta(layout).store_id and (receipt.store_id or not runs):
         raise StoreError(
@@ -110,109 +384,97 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Check | None:
         )
     if ask is None and kept.exists() and kept.with_suffix(".parquet").exists():
         return None
-    checked = ask(receipt, _with_the_only_run(receipt, runs)) if ask else None
-    rows = rows_of(receipt, runs, checked)
-    put_receipt(layout, receipt.upload_id, receipt.to_json(), rows)
-    return checked
+    held = None
+    if ask is not None:
+        entries = _claimed(receipt, runs)
+        held = dict.fromkeys((entry.trace_id for entry in entries), False) | dict(ask(entries))
+    table = rows_of(receipt, runs, held)
+    put_receipt(layout, receipt.upload_id, b"".join(receipt.json_parts()), table)
+    return held
+
+
+def tracker(kind: str, uri: str | None) -> Ask:
+    """Return a function that asks a tracker which entries it holds. Nothing is stored there.
+
+    Args:
+        kind: kind of the tracker.
+        uri: its address; by default from its own environment variables. The address in a receipt is
+            not used: whoever wrote it could have the key sent anywhere.
+
+    Raises:
+        ConfigError: no address is given, and no variable names one.
+        UploadError: (from the function) this kind of target cannot be asked what it holds.
+        TargetUnavailable: (from the function) the tracker does not answer.
+    """
+
+    from localtrace.uploader.limits import Limits
+    from localtrace.uploader.retry import patiently
+
+    def ask(entries: Sequence[Entry]) -> dict[str, bool]:
+        with closing(open_target(kind, uri)) as target:
+            if not target.reads_back:
+                raise UploadError(f"{kind} cannot be asked what it holds: leave out --check")
+            target.check()
+            held: dict[str, bool] = {}
+            for _, of_place in groupby(entries, key=lambda entry: entry.place):
+                held |= patiently(Limits().patience_s)(target.find, list(of_place))
+        return held
+
+    return ask
+
+
+def _claimed(receipt: Receipt, runs: Mapping[str, RunReceipt]) -> list[Entry]:
+    """Return the entries that a receipt claims, as far as their run is known."""
+    return [
+        Entry(run.place, trace.trace_id, trace.remote_id, trace.digest, trace.span_count)
+        for trace in receipt.traces
+        if (run := _run_of(receipt, trace, runs)) and trace.remote_id and trace.digest
+        if trace.delivery in (Delivery.SENT, Delivery.PRESENT)
+    ]
+
+
+def _run_of(
+    receipt: Receipt, trace: TraceReceipt, runs: Mapping[str, RunReceipt]
+) -> RunReceipt | None:
+    only = receipt.runs[0] if len(receipt.runs) == 1 else None
+    return runs.get(trace.trace_id, only)
 
 
 def rows_of(
-    receipt: Receipt, runs: Mapping[str, RunReceipt], checked: Check | None = None
+    receipt: Receipt, runs: Mapping[str, RunReceipt], held: Mapping[str, bool] | None = None
 ) -> pa.Table:
     """Convert a receipt to rows of the view `uploads`.
 
     Args:
+        receipt: the receipt.
         runs: the run of each trajectory, by trace id. A receipt of several runs does not say it.
-        checked: the tracker's answer. Rows of trajectories that it was not asked about hold the
+        held: the tracker's answer. Rows of trajectories that it was not asked about hold the
             receipt's own claims.
     """
     import pyarrow as pa
 
-    traces = receipt.traces
-    claimed = receipt.failures
-    asked = checked.asked if checked else frozenset()
-    present = checked.present if checked else frozenset()
-    runs = _with_the_only_run(receipt, runs)
-    places = [runs.get(trace.trace_id) for trace in traces]
-    columns = {
-        "upload_id": [receipt.upload_id] * len(traces),
-        "trace_id": [trace.trace_id for trace in traces],
-        "kind": [receipt.kind] * len(traces),
-        "target": [receipt.target] * len(traces),
-        "container": [run and run.container for run in places],
-        "run": [(run and run.place.run) or None for run in places],
-        "remote_id": [trace.remote_id for trace in traces],
-        "state": [trace.delivery.value for trace in traces],
-        "verified": [
-            trace.trace_id in present if trace.trace_id in asked else trace.verified
-            for trace in traces
-        ],
-        "checked_at": [
-            checked.checked_at if checked and trace.trace_id in asked else None for trace in traces
-        ],
-        "reason": [
-            (None if trace.trace_id in present else _NOT_THERE)
-            if trace.trace_id in asked
-            else claimed.get(trace.trace_id, trace.reason)
-            for trace in traces
-        ],
-        "digest": [trace.digest for trace in traces],
-        "size_bytes": [trace.size_bytes for trace in traces],
-        "uploaded_at": [ended_at(receipt)] * len(traces),
-    }
-    return pa.table(columns, schema=UPLOADS.arrow()).sort_by("trace_id")
-
-
-def _with_the_only_run(
-    receipt: Receipt, runs: Mapping[str, RunReceipt]
-) -> Mapping[str, RunReceipt]:
-    """Add the trajectories whose run follows from the receipt, because it has no other."""
-    if len(receipt.runs) != 1:
-        return runs
-    return {trace.trace_id: receipt.runs[0] for trace in receipt.traces} | dict(runs)
-
-
-def _runs_of(receipt: Receipt, store: Store) -> dict[str, RunReceipt]:
-    """Look up the runs of a receipt's trajectories in the store, by trace id."""
-    runs = {(run.run_id, run.attempt): run for run in receipt.runs}
-    trace_ids = [trace.trace_id for trace in receipt.traces]
-    found = store.own_sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
-    keys = {row["trace_id"]: (row["run_id"], row["attempt"]) for row in found}
-    return {trace_id: runs[key] for trace_id, key in keys.items() if key in runs}
-
-
-class _Run(msgspec.Struct):
-    container: str
-    metrics_problem: str | None = None
-
-
-class _Summary(msgspec.Struct):
-    """The fields of a receipt that a list shows. Its trajectories are skipped, not decoded."""
-
-    upload_id: str
-    ended_at: datetime
-    target: str
-    counts: dict[str, Size]
-    runs: list[_Run]
-    kind: str
-    reads_back: bool = True
-
-
-def _upload(path: Path) -> Upload:
-    found = decoded(path, contents(path), _Summary)
-    containers = {run.container for run in found.runs}
-    counts = found.counts
-    return Upload(
-        upload_id=found.upload_id,
-        ended_at=found.ended_at.astimezone(UTC),
-        kind=found.kind,
-        target=found.target,
-        containers=", ".join(sorted(containers)),
-        selected=counts.get("selected", 0),
-        sent=counts.get(Delivery.SENT, 0),
-        already_there=counts.get(Delivery.PRESENT, 0),
-        rejected=counts.get(Delivery.REJECTED, 0),
-        verified=counts.get("verified", 0) if found.reads_back else None,
-        complete=is_complete(counts, found.reads_back)
-        and not any(run.metrics_problem for run in found.runs),
-    )
+    claimed, held, now = receipt.failures, held or {}, datetime.now(UTC)
+    rows = []
+    for trace in receipt.traces:
+        run = _run_of(receipt, trace, runs)
+        is_there = held.get(trace.trace_id)
+        reason = claimed.get(trace.trace_id, trace.reason)
+        rows.append(
+            {
+                "upload_id": receipt.upload_id,
+                "trace_id": trace.trace_id,
+                "kind": receipt.kind,
+                "target": receipt.target,
+                "container": run and run.container,
+                "run": (run and run.place.run) or None,
+                "remote_id": trace.remote_id,
+                "state": trace.delivery.value,
+                "verified": trace.verified if is_there is None else is_there,
+                "checked_at": None if is_there is None else now,
+                "reason": reason if is_there is None else None if is_there else _NOT_THERE,
+                "digest": trace.digest,
+                "size_bytes": trace.size_bytes,
+                "uploaded_at": receipt.time,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=UPLOADS.arrow()).sort_by("trace_id")

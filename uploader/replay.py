@@ -24,7 +24,7 @@ from localtrace.uploader.limits import Limits, Pace
 from localtrace.uploader.metrics import MetricsDelivery, run_metrics, send_metrics
 from localtrace.uploader.parameters import parameters, send_parameters
 from localtrace.uploader.progress import Tally
-from localtrace.uploader.receipt import Delivery, RunReceipt
+from localtrace.uploader.receipts import Delivery, RunReceipt
 from localtrace.uploader.records import NOT_IN_STORE, Records
 from localtrace.uploader.retry import patiently
 from localtrace.uploader.selection import Choice, ChosenRun

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Event
 
 from localtrace.errors import TargetRejected, TargetUnavailable
-from localtrace.uploader.receipt import Delivery
+from localtrace.uploader.receipts import Delivery
 from localtrace.uploader.retry import patiently
 from localtrace.uploader.targets import Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 
 from localtrace.errors import ConfigError
 from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.limits import Limits
 from localtrace.uploader.progress import Progress, Tally
-from localtrace.uploader.receipt import Receipt, RunReceipt, count, new_upload_id, now
-from localtrace.uploader.receipt_page import write_receipt
+from localtrace.uploader.receipts import (
+    Receipt,
+    RunReceipt,
+    count,
+    new_upload_id,
+    write_receipt,
+)
 from localtrace.uploader.records import Records
 from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice
@@ -31,7 +37,7 @@ def transfer(
 
     Arguments and errors are those of `localtrace.uploader.upload`.
     """
-    started_at = now()
+    started_at = _now()
     target = records.target
     if metrics and not isinstance(target, MetricsTarget):
         raise ConfigError(
@@ -62,7 +68,7 @@ def _receipt(
         kind=target.kind,
         target=target.uri,
         started_at=started_at,
-        ended_at=now(),
+        ended_at=_now(),
         runs=runs,
         traces=tally.results,
         counts=count(tally.results),
@@ -72,3 +78,7 @@ def _receipt(
         reads_back=target.reads_back,
         double_rows=tally.double_rows,
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

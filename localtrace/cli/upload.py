@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from localtrace.printing import say
 if TYPE_CHECKING:
     from localtrace.read.store import Store
     from localtrace.uploader.estimation import Estimate
-    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipts import Receipt
     from localtrace.uploader.selection import Selection
 
 _REASONS_SHOWN = 10
@@ -202,10 +203,10 @@ def _print_receipt(done: Receipt, quiet: bool) -> None:
 def _copy(done: Receipt, path: Path) -> None:
     from localtrace.uploader.state import receipts_folder
 
+    kept = receipts_folder() / f"{done.upload_id}.json"
     try:
-        done.write_json(path)
+        shutil.copyfile(kept, path)
     except OSError as error:
-        kept = receipts_folder() / f"{done.upload_id}.json"
         raise UploadError(
             f"cannot write the copy of the receipt to {path} ({error.strerror or error}): the "
             f"upload is done, copy {kept}"

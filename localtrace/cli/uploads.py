@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from localtrace.cli.sizes import show_size
 from localtrace.printing import say
 
 if TYPE_CHECKING:
-    from localtrace.uploader.receipt import Receipt, RunReceipt
+    from localtrace.uploader.receipts import Receipt, RunReceipt
 
 _OTHER_STATES = ("already there", "rejected", "left out")
 
@@ -63,23 +61,20 @@ def command(
 
 
 def _bring(path: Path, store_path: Path, check: bool, uri: str | None) -> None:
-    from localtrace.uploader import checking
-    from localtrace.uploader.receipt_reading import read_receipt
-    from localtrace.uploader.receipts import bring
+    from localtrace.uploader.receipts import bring, read_receipt, tracker
 
     receipt = read_receipt(path)
-    ask = partial(checking.check, uri=uri) if check else None
-    checked = bring(receipt, store_path, ask)
+    held = bring(receipt, store_path, tracker(receipt.kind, uri) if check else None)
     told = (
         f"added {len(receipt.traces)} trajectories of upload {receipt.upload_id} to the view "
         f"uploads of {store_path}"
     )
-    if checked is None:
+    if held is None:
         say(f"{told}, as the receipt claims where checked_at is null: --check asks the tracker")
         return
-    there = len(checked.present)
-    say(f"{told}; the tracker holds {there} of {len(checked.asked)} that the receipt claims")
-    if there < len(checked.asked):
+    there = sum(held.values())
+    say(f"{told}; the tracker holds {there} of {len(held)} that the receipt claims")
+    if there < len(held):
         sys.exit(1)
 
 
@@ -87,12 +82,23 @@ def _list(folder: Path, form: str) -> None:
     import pyarrow as pa
 
     from localtrace.cli.output import print_table
-    from localtrace.uploader.receipts import Upload, list_uploads
+    from localtrace.uploader.receipts import list_uploads
 
     uploads, problems = list_uploads(folder)
-    rows = [asdict(upload) for upload in uploads]
-    names = [field.name for field in fields(Upload)]
-    print_table(pa.table({name: [row[name] for row in rows] for name in names}), form)
+    columns = {
+        "upload_id": [upload.upload_id for upload in uploads],
+        "ended_at": [upload.time for upload in uploads],
+        "kind": [upload.kind for upload in uploads],
+        "target": [upload.target for upload in uploads],
+        "containers": [", ".join(sorted({r.container for r in u.runs})) for u in uploads],
+        **{
+            name.replace(" ", "_"): [upload.counts.get(name, 0) for upload in uploads]
+            for name in ("selected", "sent", "already there", "rejected")
+        },
+        "verified": [u.counts.get("verified", 0) if u.reads_back else None for u in uploads],
+        "complete": [upload.complete for upload in uploads],
+    }
+    print_table(pa.table(columns), form)
     for problem in problems:
         say(problem, err=True)
     if problems:
@@ -101,8 +107,7 @@ def _list(folder: Path, form: str) -> None:
 
 def _show(folder: Path, upload_id: str, form: str) -> None:
     from localtrace.cli.output import print_table
-    from localtrace.uploader.receipt_reading import read_receipt
-    from localtrace.uploader.receipts import find_receipt, rows_of
+    from localtrace.uploader.receipts import find_receipt, read_receipt, rows_of
 
     path = find_receipt(folder, upload_id)
     receipt = read_receipt(path)
@@ -113,9 +118,7 @@ def _show(folder: Path, upload_id: str, form: str) -> None:
 
 
 def _print(receipt: Receipt, path: Path) -> None:
-    from localtrace.uploader.receipt import count
-
-    counts = count(receipt.traces)
+    counts = receipt.counts
     cuts = sum(len(trace.cuts) for trace in receipt.traces)
     doubles = receipt.double_rows
     checked = f"{counts['verified']} read back" if receipt.reads_back else "accepted, not verified"

@@ -12,7 +12,7 @@ from localtrace.uploader import TargetOptions, upload
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
-    from localtrace.uploader.receipt import Receipt
+    from localtrace.uploader.receipts import Receipt
 
 
 def upload_to_mlflow(store: Store, selection: Filters, target: str) -> Iterator[str]:

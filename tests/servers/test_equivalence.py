@@ -18,7 +18,7 @@ from mlflow.entities import Span, Trace
 
 from localtrace.read.store import open_store
 from localtrace.uploader import upload
-from localtrace.uploader.receipt import Receipt
+from localtrace.uploader.receipts import Receipt
 from localtrace.uploader.selection import Selection
 from tests.servers.equivalence.run import LiveRun, run_live
 from tests.servers.equivalence.trees import Comparison, Node, named, names, tree, without

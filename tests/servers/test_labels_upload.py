@@ -18,7 +18,7 @@ import localtrace
 from localtrace.read.filters import Filters
 from localtrace.testing import recording
 from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.receipt import Receipt
+from localtrace.uploader.receipts import Receipt
 from tests.servers.weave import KEY, WeaveServer
 from tests.servers.weave_client import run_client
 

@@ -23,7 +23,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
 from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.limits import Limits
-from localtrace.uploader.receipt import Delivery, Receipt
+from localtrace.uploader.receipts import Delivery, Receipt
 
 
 @pytest.fixture

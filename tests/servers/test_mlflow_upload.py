@@ -19,7 +19,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.types import Span, Trajectory
 from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.receipt import Delivery, Receipt
+from localtrace.uploader.receipts import Delivery, Receipt
 from localtrace.values.codec import to_json
 
 

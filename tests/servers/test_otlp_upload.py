@@ -19,7 +19,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.types import Run
 from localtrace.uploader import upload
-from localtrace.uploader.receipt import Delivery
+from localtrace.uploader.receipts import Delivery
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 from localtrace.uploader.targets.otlp import OtlpTarget

@@ -14,7 +14,7 @@ import localtrace
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.uploader import estimate, upload
-from localtrace.uploader.receipt import Delivery, Receipt
+from localtrace.uploader.receipts import Delivery, Receipt
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.weave import WeaveTarget
 from tests.servers.weave import WeaveServer

@@ -21,8 +21,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from localtrace.uploader import upload
 from localtrace.uploader.bundles.build import build_bundle
-from localtrace.uploader.receipt_reading import read_receipt
-from localtrace.uploader.receipts import bring
+from localtrace.uploader.receipts import bring, read_receipt
 from tests.bundled import bundle, contents, roll_out
 from tests.commands import rows as printed
 from tests.commands import run

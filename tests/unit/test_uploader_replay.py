@@ -19,7 +19,7 @@ from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.limits import Limits
 from localtrace.uploader.progress import Tally
-from localtrace.uploader.receipt import Delivery, TraceReceipt, count
+from localtrace.uploader.receipts import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun

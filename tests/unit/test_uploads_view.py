@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 import localtrace
 from localtrace.cli import main
@@ -20,11 +21,16 @@ from localtrace.read.store import open_store
 from localtrace.schema import UPLOADS
 from localtrace.store.layout import open_layout
 from localtrace.testing import recording
-from localtrace.uploader.checking import Check
-from localtrace.uploader.receipt import Delivery, Receipt, RunReceipt, TraceReceipt, count
-from localtrace.uploader.receipt_reading import read_receipt
-from localtrace.uploader.receipts import bring
-from localtrace.uploader.targets import Place
+from localtrace.uploader.receipts import (
+    Delivery,
+    Receipt,
+    RunReceipt,
+    TraceReceipt,
+    bring,
+    count,
+    read_receipt,
+)
+from localtrace.uploader.targets import Entry, Place
 
 UPLOAD = "20261121T100000Z-0000beef"
 
@@ -132,18 +138,19 @@ def test_bringing_a_receipt_again_changes_nothing(store: Path) -> None:
 def test_what_the_tracker_was_not_asked_about_stays_the_receipts_claim(store: Path) -> None:
     made = receipt(store)
     first, second = (trace.trace_id for trace in made.traces[:2])
-    checked_at = datetime(2026, 11, 22, tzinfo=UTC)
-    asked_for: list[set[str]] = []
+    asked_for: list[str] = []
+    before = datetime.now(UTC)
 
-    def ask(_: Receipt, runs: Any) -> Check:
-        asked_for.append(set(runs))
-        return Check(frozenset({second}), frozenset(), checked_at)
+    def ask(entries: Sequence[Entry]) -> dict[str, bool]:
+        asked_for.extend(entry.trace_id for entry in entries)
+        return {first: True}
 
-    bring(made, store, ask)
-    assert asked_for == [{trace.trace_id for trace in made.traces[:3]}]  # the store knows no others
+    assert bring(made, store, ask) == {first: True, second: False}
+    assert asked_for == [first, second]  # the receipt claims no others
     found = {row["trace_id"]: row for row in rows(store)}
-    assert (found[first]["verified"], found[first]["checked_at"]) == (True, None)
-    assert (found[second]["verified"], found[second]["checked_at"]) == (False, checked_at)
+    assert found[first]["verified"]
+    assert found[first]["checked_at"] >= before
+    assert not found[second]["verified"]
     assert found[second]["reason"] == "not found when the tracker was asked"
     assert (found["größer"]["reason"], found["größer"]["checked_at"]) == ("not in the store", None)
 
@@ -180,8 +187,8 @@ def test_a_receipt_that_names_no_store_is_known_by_its_trajectories(store: Path)
 
 def test_a_hostile_upload_id_writes_nothing(store: Path, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
-    path.write_bytes(receipt(store, upload_id="../../owned").to_json())
-    with pytest.raises(UploadError, match=r"'\.\./\.\./owned'"):
+    path.write_bytes(b"".join(receipt(store, upload_id="../../owned").json_parts()))
+    with pytest.raises(UploadError, match="upload_id"):
         bring(read_receipt(path), store)
     assert not list(tmp_path.rglob("owned*"))
     assert not (store / "receipts").exists()
@@ -217,7 +224,7 @@ def command(*arguments: str) -> Result:
 
 def test_the_command_brings_a_receipt_back(store: Path, tmp_path: Path) -> None:
     carried = tmp_path / "carried.json"
-    receipt(store).write_json(carried)
+    carried.write_bytes(b"".join(receipt(store).json_parts()))
     done = command("--bring", str(carried), "-s", str(store))
     assert done.exit_code == 0
     assert f"4 trajectories of upload {UPLOAD} " in done.stdout
@@ -230,23 +237,28 @@ def test_the_command_brings_a_receipt_back(store: Path, tmp_path: Path) -> None:
     ("change", "exit_code", "complaint"),
     [
         ({"store_id": "0" * 32}, 1, "--store"),
-        ({"format_version": 3}, 1, "the localtrace that wrote it"),
+        ({"format_version": 3}, 1, "format_version"),
     ],
 )
 def test_the_command_refuses_in_one_line(
     store: Path, tmp_path: Path, change: dict[str, Any], exit_code: int, complaint: str
 ) -> None:
     carried = tmp_path / "carried.json"
-    receipt(store, **change).write_json(carried)
+    carried.write_bytes(b"".join(receipt(store, **change).json_parts()))
     done = command("--bring", str(carried), "-s", str(store))
     assert (done.exit_code, done.stderr.count("\n")) == (exit_code, 1)
     assert complaint in done.stderr
-    assert command("--bring", str(carried), "-s", str(tmp_path / "none")).exit_code in (1, 2)
+
+
+def test_a_store_that_is_not_there_is_wrong_usage(store: Path, tmp_path: Path) -> None:
+    carried = tmp_path / "carried.json"
+    carried.write_bytes(b"".join(receipt(store).json_parts()))
+    assert command("--bring", str(carried), "-s", str(tmp_path / "none")).exit_code == 2
 
 
 def test_the_json_of_a_store_is_that_of_the_machine_that_sent(store: Path, tmp_path: Path) -> None:
     carried = tmp_path / "carried.json"
-    receipt(store).write_json(carried)
+    carried.write_bytes(b"".join(receipt(store).json_parts()))
     bring(read_receipt(carried), store)
     kept = store / "receipts" / f"{UPLOAD}.json"
     assert kept.read_bytes() == carried.read_bytes()

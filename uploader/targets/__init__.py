@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from localtrace.errors import ConfigError, MissingDependency
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.transcripts import Transcript
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The place at a target for the trajectories of one run."""
 
     destination: str
@@ -56,8 +57,7 @@ class Entry:
     """Id at the target of its assessment, if it has one; at Weave all ids, with commas."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A value that was shortened to what the target accepts."""
 
     where: str

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from threading import Lock
 from urllib.parse import quote
+
+from msgspec import structs
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
@@ -180,8 +181,8 @@ class WeaveTarget(Target):
                 usual.add(facts.trace_id)
                 continue
             is_known = root_id(facts.ids_from, facts.trace_id) == root.id
-            there = replace(place, ids_from=facts.ids_from) if is_known else None
-            there = there or replace(place, destination="")
+            there = structs.replace(place, ids_from=facts.ids_from) if is_known else None
+            there = there or structs.replace(place, destination="")
             count = 1 + facts.span_count
             entry = Entry(there, facts.trace_id, root.id, facts.digest, count)
             found.setdefault(facts.trace_id, entry)
