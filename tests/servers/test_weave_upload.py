@@ -14,6 +14,7 @@ import pytest
 import localtrace
 from localtrace.errors import ConfigError, TargetRejected, UploadError
 from localtrace.read.filters import Filters
+from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -126,7 +127,7 @@ def many(count: int, spans: int, **fields: Any) -> list[Any]:
 
 
 def records(target: WeaveTarget, place: Place, trajectories: list[Any]) -> list[Record]:
-    return [target.encode(one, place) for one in trajectories]
+    return [target.encode(one, place, transcript_of(one, lambda *_: None)) for one in trajectories]
 
 
 def entries(found: list[Record]) -> list[Entry]:
@@ -176,7 +177,7 @@ def replay(target: WeaveTarget, project: str, folder: Path) -> None:
     localtrace.close()
     seal(open_layout(folder))
     with localtrace.open_store(folder) as store:
-        found = [target.encode(store.trajectory(t.trace_id), target.place(RUN, project))]
+        found = records(target, target.place(RUN, project), [store.trajectory(t.trace_id)])
     target.send(found)
 
 
