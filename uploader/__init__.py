@@ -21,10 +21,8 @@ from localtrace.uploader.targets import TargetOptions
 if TYPE_CHECKING:
     from localtrace.read.store import Store
     from localtrace.uploader.estimation import Estimate
-    from localtrace.uploader.limits import Limits
-    from localtrace.uploader.progress import Progress
+    from localtrace.uploader.plan import Limits, Progress, Records
     from localtrace.uploader.receipts import Receipt
-    from localtrace.uploader.records import Records
     from localtrace.uploader.selection import Choice, Chosen
 
 __all__ = ["TargetOptions", "estimate", "upload"]
@@ -68,7 +66,7 @@ def upload(
     _refuse_damaged_bundles(store)
     choice, records, limits = _prepared(store, chosen, uri, kind, options, redact, limits)
     try:
-        from localtrace.uploader.transfer import transfer
+        from localtrace.uploader.replay import transfer
     except ModuleNotFoundError as error:
         raise MissingDependency.for_extra(error.name or "a package", kind) from None
     return transfer(choice, records, limits, container, metrics=metrics, on_progress=on_progress)
@@ -119,8 +117,7 @@ def _prepared(
 ) -> tuple[Choice, Records, Limits]:
     """Resolve the selection and open the target, without contacting it."""
     from localtrace.redaction.redaction import Redaction
-    from localtrace.uploader.limits import Limits
-    from localtrace.uploader.records import Records
+    from localtrace.uploader.plan import Limits, Records
     from localtrace.uploader.selection import choose
     from localtrace.uploader.targets import open_target
 

@@ -1,16 +1,14 @@
-"""The dry run: an estimate of an upload, made without contacting the target."""
+"""The dry run: an upload's plan, counted without contacting the target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from localtrace.uploader.ledger import Ledger
-from localtrace.uploader.limits import Limits
-from localtrace.uploader.progress import Progress
-from localtrace.uploader.records import NOT_IN_STORE, Records
-from localtrace.uploader.selection import Choice
+from localtrace.uploader.plan import Batch, Limits, Plan, Progress, Records
+from localtrace.uploader.receipts import Delivery
+from localtrace.uploader.selection import NOT_IN_STORE, Choice
 
 USUAL_TRAJECTORIES_PER_S = 50.0
 """Speed of an upload, for estimates before the first one."""
@@ -53,37 +51,37 @@ def measure(
     limits: Limits,
     on_progress: Callable[[Progress], None],
 ) -> Estimate:
-    """Build every record of a choice, count its bytes, and look it up in the ledger."""
+    """Count the plan of a choice, for the places that the ledger knows."""
     target = records.target
-    total = len(choice.trace_ids) + len(choice.unknown)
-    found = Estimate(target.uri, total, rejected=dict.fromkeys(choice.unknown, NOT_IN_STORE))
-    found.rejected |= choice.refused()
-    done = len(found.rejected)
-    containers: dict[str, None] = {}
+    rejected = dict.fromkeys(choice.unknown, NOT_IN_STORE)
+    estimate = Estimate(target.uri, choice.total, rejected=rejected)
     for part in choice.runs:
         expected = target.expected(part.run, container)
         place = ledger.place(target.uri, container, part.run) or expected
-        containers[place.container or place.experiment or expected.container] = None
-        goes = partial(ledger.places, place)
-        for record in records.of(part, goes, found.rejected.__setitem__):
-            done += 1
-            on_progress(Progress(done, total, found.size_bytes))
-            entry = record.entry
-            if ledger.holds(entry):
-                found.present += 1
-            elif found.size_bytes + record.size_bytes > (limits.max_bytes or float("inf")):
-                found.over_limit += 1
+        name = place.container or place.experiment or expected.container
+        estimate.containers += [name] if name not in estimate.containers else []
+        plan = Plan(records, ledger, limits, part, place, planned_bytes=estimate.size_bytes)
+        for step in plan.steps():
+            if isinstance(step, Batch):
+                estimate.to_send += len(step.records)
+                estimate.size_bytes += step.size_bytes
+                estimate.cuts += sum(len(record.cuts) for record in step.records)
+            elif step.receipt.delivery is Delivery.REJECTED:
+                rejected[step.receipt.trace_id] = step.receipt.reason or ""
             else:
-                found.to_send += 1
-                found.size_bytes += record.size_bytes
-                found.cuts += len(record.cuts)
-    found.containers = list(containers)
-    found.left_out = dict(records.left_out)
-    found.redactions = dict(records.redaction.counts)
-    found.unsearched = dict(records.redaction.unsearched)
+                is_present = step.receipt.delivery is Delivery.PRESENT
+                estimate.present += is_present
+                estimate.over_limit += not is_present
+            done = estimate.to_send + estimate.present + estimate.over_limit + len(rejected)
+            on_progress(Progress(done, choice.total, estimate.size_bytes))
+    estimate.left_out = dict(records.left_out)
+    estimate.redactions = dict(records.redaction.counts)
+    estimate.unsearched = dict(records.redaction.unsearched)
     known_speed = ledger.speed(target.uri)
-    found.measured = known_speed is not None
-    found.duration_s = found.to_send / (known_speed or USUAL_TRAJECTORIES_PER_S)
+    estimate.measured = known_speed is not None
+    estimate.duration_s = estimate.to_send / (known_speed or USUAL_TRAJECTORIES_PER_S)
     if limits.rate_bytes_per_s:
-        found.duration_s = max(found.duration_s, found.size_bytes / limits.rate_bytes_per_s)
-    return found
+        estimate.duration_s = max(
+            estimate.duration_s, estimate.size_bytes / limits.rate_bytes_per_s
+        )
+    return estimate

@@ -1,74 +1,93 @@
-"""Read a run's recorded metrics in pages, send them in batches, and count what arrived."""
+"""A run's metrics and configuration: read, sent to a target, and counted there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec.structs import replace
 from tenacity import Retrying
 
 from localtrace.errors import TargetRejected
-from localtrace.uploader.targets import Metric, MetricsTarget, Place
+from localtrace.redaction.redaction import Redaction
+from localtrace.types import Run
+from localtrace.uploader.receipts import RunReceipt
+from localtrace.uploader.targets import Metric, MetricsTarget
+from localtrace.values.tagged_json import to_tagged
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
-PAGE_ROWS = 10_000
 BATCH_VALUES = 1000
 NO_STEP = 0
 """The step of a value that was recorded without one: trackers require a step."""
-
-_PAGE = f"""
-    select time_ns, writer_id, writer_seq, name, coalesce(step, {NO_STEP}) as step, value
-    from metrics
+_ALONE = "config"
+"""Name of a configuration that is a single value."""
+_METRICS = f"""
+    select name, coalesce(step, {NO_STEP}) as step, value, time_ns from metrics
     where run_id = $run_id and attempt = $attempt
-      and (time_ns, writer_id, writer_seq, name) > ($time_ns, $writer_id, $writer_seq, $name)
     order by time_ns, writer_id, writer_seq, name
-    limit {PAGE_ROWS}
 """
 
 
-def run_metrics(store: Store, run_id: str, attempt: int) -> Iterator[Metric]:
-    """Yield every value of an attempt's metrics, in the order in which they were recorded."""
-    after = {"time_ns": -1, "writer_id": "", "writer_seq": -1, "name": ""}
-    while True:
-        page = store.own_sql(_PAGE, {"run_id": run_id, "attempt": attempt, **after}).to_dicts()
-        for row in page:
-            yield Metric(row["name"], row["step"], row["value"], row["time_ns"])
-        if len(page) < PAGE_ROWS:
-            return
-        # Each page starts after the last row of the one before, so all cost the same.
-        after = {name: page[-1][name] for name in after}
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsDelivery:
-    """The result of sending a run's metrics."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    """Number of values at the target, by recorded name."""
-    names: dict[str, str] = field(default_factory=dict)
-    """Name at the target by recorded name, where they differ."""
-    problem: str | None = None
-    """Reason why some are missing at the target."""
-
-
 def send_metrics(
-    found: Iterable[Metric], target: MetricsTarget, place: Place, patiently: Retrying
-) -> MetricsDelivery:
-    """Send values to a place's run, and count those it holds then.
+    receipt: RunReceipt,
+    run: Run,
+    store: Store,
+    redaction: Redaction,
+    target: MetricsTarget,
+    patiently: Retrying,
+) -> RunReceipt:
+    """Send a run's metrics and configuration; return its receipt with what the target holds then.
 
-    A refusal is not raised: it becomes the result's `problem`.
+    A refusal is not raised: it becomes the receipt's `metrics_problem`.
     """
+    safe = cache(redaction.text)  # names may hold keys too
     names: dict[str, str] = {}
-    seen: set[str] = set()
-    values = iter(found)
+    recorded: set[str] = set()
     try:
-        while batch := list(islice(values, BATCH_VALUES)):
-            seen.update(metric.name for metric in batch)
-            names |= patiently(target.send_metrics, place, batch)
-        return MetricsDelivery(patiently(target.count_metrics, place, sorted(seen)), names)
+        for batch in metric_batches(store, run):
+            batch = [replace(metric, name=safe(metric.name)) for metric in batch]
+            recorded.update(metric.name for metric in batch)
+            names |= patiently(target.send_metrics, receipt.place, batch)
+        counts = patiently(target.count_metrics, receipt.place, sorted(recorded))
+        receipt = replace(receipt, metrics=counts, metric_names=names)
+        if known := parameters(run.config, redaction):
+            count, notes = patiently(target.send_parameters, receipt.place, known)
+            receipt = replace(receipt, parameters=count, parameter_notes=notes)
     except TargetRejected as error:
-        return MetricsDelivery({}, names, f"the metrics were refused: {error}")
+        what = "metrics" if not receipt.metrics else "configuration"
+        return replace(receipt, metrics_problem=f"the {what} was refused: {error}")
+    return receipt
+
+
+def metric_batches(store: Store, run: Run) -> Iterator[list[Metric]]:
+    """Yield every value of an attempt's metrics, in the order in which they were recorded."""
+    key = {"run_id": run.run_id, "attempt": run.attempt}
+    for rows in store.own_sql(_METRICS, key).to_arrow().to_batches(max_chunksize=BATCH_VALUES):
+        yield [Metric(**row) for row in rows.to_pylist()]
+
+
+def parameters(config: Any, redaction: Redaction) -> list[tuple[str, str]]:
+    """Return each value of a configuration under its path, such as `trainer.total_epochs`.
+
+    Numbers, booleans and None are Python's text, as in MLflow's own client; lists are JSON.
+    """
+    if config is None:
+        return []
+    # Names may hold keys too.
+    return [(redaction.text(name), value) for name, value in _flat(redaction.value(config), "")]
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _flat(part, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, str):
+        yield path or _ALONE, value
+    elif value is None or isinstance(value, bool | int | float):
+        yield path or _ALONE, str(value)
+    else:
+        yield path or _ALONE, msgspec.json.encode(to_tagged(value)).decode()

@@ -407,7 +407,6 @@ def tracker(kind: str, uri: str | None) -> Ask:
         TargetUnavailable: (from the function) the tracker does not answer.
     """
 
-    from localtrace.uploader.limits import Limits
     from localtrace.uploader.retry import patiently
 
     def ask(entries: Sequence[Entry]) -> dict[str, bool]:
@@ -417,7 +416,7 @@ def tracker(kind: str, uri: str | None) -> Ask:
             target.check()
             held: dict[str, bool] = {}
             for _, of_place in groupby(entries, key=lambda entry: entry.place):
-                held |= patiently(Limits().patience_s)(target.find, list(of_place))
+                held |= patiently()(target.find, list(of_place))
         return held
 
     return ask

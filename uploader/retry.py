@@ -1,12 +1,14 @@
-"""Retries: requests to a target that does not answer are repeated with growing waits."""
+"""Waits: for a target that does not answer, and to keep within a rate."""
 
 from __future__ import annotations
 
 import logging
+import time
 from threading import Event
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tenacity.nap import sleep_using_event
+from tenacity.stop import stop_after_delay, stop_base, stop_when_event_set
 from tenacity.wait import wait_random_exponential
 
 from localtrace.uploader.targets.http import Doubtful, TryAgain
@@ -18,7 +20,7 @@ _log = logging.getLogger("localtrace.uploader")
 _spread = wait_random_exponential(multiplier=0.5, max=WAIT_MAX_S)
 
 
-def patiently(patience_s: float, ended: Event | None = None) -> Retrying:
+def patiently(patience_s: float = 120.0, ended: Event | None = None) -> Retrying:
     """Return a caller that repeats a function while it raises `TryAgain`.
 
     Waits are random and grow, and are at least a server's Retry-After. `Doubtful` is repeated only
@@ -28,33 +30,49 @@ def patiently(patience_s: float, ended: Event | None = None) -> Retrying:
         patience_s: time after which nothing is repeated any more.
         ended: once set, no wait and no repetition follows.
     """
-
-    def stop(state: RetryCallState) -> bool:
-        in_doubt = isinstance(_error(state), Doubtful) and state.attempt_number >= DOUBT_ATTEMPTS
-        over = ended is not None and ended.is_set()
-        return over or in_doubt or (state.seconds_since_start or 0.0) >= patience_s
-
+    ended = ended or Event()
     return Retrying(
         retry=retry_if_exception_type(TryAgain),
-        stop=stop,
-        wait=_wait,
+        stop=stop_after_delay(patience_s) | stop_when_event_set(ended) | _StopInDoubt(),
+        wait=wait_s,
         before_sleep=_tell,
-        sleep=sleep_using_event(ended or Event()),
+        sleep=sleep_using_event(ended),
         reraise=True,
     )
 
 
-def _wait(state: RetryCallState) -> float:
+def wait_s(state: RetryCallState) -> float:
+    """Return the wait before the next attempt, also for a server that asks for none."""
     error = _error(state)
-    asked_s = error.retry_after_s if isinstance(error, TryAgain) else None
-    # A server that asks for no wait, or for a short one again and again, is not hammered.
-    return max(_spread(state), min(asked_s or 0.0, RETRY_AFTER_MAX_S))
+    named_s = error.retry_after_s if isinstance(error, TryAgain) else None
+    return max(_spread(state), min(named_s or 0.0, RETRY_AFTER_MAX_S))
+
+
+class _StopInDoubt(stop_base):
+    def __call__(self, state: RetryCallState) -> bool:
+        return isinstance(_error(state), Doubtful) and state.attempt_number >= DOUBT_ATTEMPTS
 
 
 def _tell(state: RetryCallState) -> None:
-    wait_s = state.next_action.sleep if state.next_action else 0.0
-    _log.warning("%s; next try in %.1f s", _error(state), wait_s)
+    next_s = state.next_action.sleep if state.next_action else 0.0
+    _log.warning("%s; next try in %.1f s", _error(state), next_s)
 
 
 def _error(state: RetryCallState) -> BaseException | None:
     return state.outcome.exception() if state.outcome else None
+
+
+class Pace:
+    """Delays that keep the average number of bytes per second at a rate; None: no delays."""
+
+    def __init__(self, rate_bytes_per_s: float | None) -> None:
+        self._rate = rate_bytes_per_s
+        self._next_s = 0.0
+
+    def wait(self, size_bytes: int, ended: Event) -> None:
+        """Wait until this many more bytes may be sent, or until `ended` is set."""
+        if self._rate is None:
+            return
+        now_s = time.monotonic()
+        ended.wait(max(0.0, self._next_s - now_s))
+        self._next_s = max(self._next_s, now_s) + size_bytes / self._rate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,34 +20,28 @@ if TYPE_CHECKING:
     from localtrace.read.result import Result
     from localtrace.read.store import Store
 
+NOT_IN_STORE = "not in the store"
 _GROUP = "project, experiment, run_id, attempt, step, validate, group_key"
 """The key of a group, as in the view `groups`, but for superseded rollouts too."""
-_CHOSEN = """
-select trace_id, run_id, attempt, project, experiment, start_ns, spans_pruned
-from {view} where {condition}
-order by project, experiment, run_id, attempt, step, sample_index, rollout_n, trace_id
-"""
-_LISTED = "trace_id in (select unnest($trace_ids))"
-_EXTREMES = f"""
-select trace_id from (
-    select
-        trace_id,
-        row_number() over (
-            partition by {_GROUP} order by reward desc, trace_id) as from_best,
-        row_number() over (
-            partition by {_GROUP} order by reward, trace_id) as from_worst,
-    from all_trajectories
-    where isfinite(reward) and group_key is not null and {_LISTED}
-)
-where from_best <= $best or from_worst <= $worst
-"""
+_COLUMNS = f"{_GROUP}, trace_id, sample_index, rollout_n, reward, start_ns, spans_pruned"
+_ORDER = "project, experiment, run_id, attempt, step, sample_index, rollout_n, trace_id"
 _NONE = Filters()
-_EVERY = Filters().relation(with_superseded=True)
+_EVERY = _NONE.relation(with_superseded=True)
+_EXTREMES = f"""
+select * from met where isfinite(reward) and group_key is not null
+qualify row_number() over (partition by {_GROUP} order by reward desc, trace_id) <= $best
+    or row_number() over (partition by {_GROUP} order by reward, trace_id) <= $worst
+"""
 _WHOLE_GROUPS = f"""
-select trace_id from {_EVERY}
-where not superseded and ({_LISTED} or row({_GROUP}) in (
-    select row({_GROUP}) from {_EVERY} where {_LISTED} and group_key is not null
-))
+select {_COLUMNS} from {_EVERY}
+where not superseded and (
+    trace_id in (select trace_id from {{chosen}})
+    or row({_GROUP}) in (select row({_GROUP}) from {{chosen}} where group_key is not null)
+)
+"""
+_UNKNOWN = f"""
+select trace_id from (select unnest($trace_ids) as trace_id)
+where trace_id not in (select trace_id from {_EVERY})
 """
 
 
@@ -113,7 +108,7 @@ class ChosenRun:
     trace_ids: list[str]
     """The ids, ordered by step."""
     pruned: dict[str, str] = field(default_factory=dict)
-    """Time and rules of the pruning, by trace id, of those whose calls were pruned."""
+    """Reasons by trace id why some cannot be replayed: their calls were pruned."""
 
     @property
     def whole_ids(self) -> list[str]:
@@ -138,16 +133,13 @@ class Choice:
 
     @property
     def pruned(self) -> dict[str, str]:
-        """Time and rules of the pruning, by trace id, of those whose calls were pruned."""
-        return {trace_id: mark for part in self.runs for trace_id, mark in part.pruned.items()}
+        """Reasons by trace id why some cannot be replayed: their calls were pruned."""
+        return {trace_id: reason for part in self.runs for trace_id, reason in part.pruned.items()}
 
-    def refused(self) -> dict[str, str]:
-        """Return why trajectories cannot be replayed, by trace id."""
-        return {
-            trace_id: f"{PRUNED} ({mark}), so nothing is sent, and the target keeps "
-            "what it has: leave such ones out with 'where=spans_pruned is null'"
-            for trace_id, mark in self.pruned.items()
-        }
+    @property
+    def total(self) -> int:
+        """Number of trajectories, with the unknown ones."""
+        return sum(len(part.trace_ids) for part in self.runs) + len(self.unknown)
 
 
 def choose(store: Store, chosen: Chosen) -> Choice:
@@ -157,29 +149,29 @@ def choose(store: Store, chosen: Chosen) -> Choice:
         QueryError: the filters or the SQL cannot be run, or the SQL has no column `trace_id`.
     """
     selection = Selection.of(chosen)
+    filters = selection.filters
     ids = _named(store, selection)
-    condition, params = selection.filters.where_clause()
-    view = selection.filters.relation(with_superseded=True)
+    condition, params = filters.where_clause()
     if ids is None:
         condition = f"({condition}) and not superseded"
     else:
         # Ids and SQL may name trajectories of superseded attempts; filters never find them.
-        condition, params = f"({condition}) and {_LISTED}", {**params, "trace_ids": ids}
-    if selection.best or selection.worst or selection.groups:
-        query = _CHOSEN.format(view=view, condition=condition)
-        met = _trace_ids(store.own_sql(query, params, selection.filters))
-        view, condition = _EVERY, _LISTED
-        params = {"trace_ids": _by_group(store, selection, met)}
-    cut = "" if selection.limit is None else f"limit {int(selection.limit)}"
-    query = _CHOSEN.format(view=view, condition=condition) + cut
-    rows = store.own_sql(query, params, selection.filters)
-    return Choice(selection.text, _chosen(store, rows.to_arrow()), _unknown(store, ids or []))
-
-
-def _unknown(store: Store, ids: list[str]) -> list[str]:
-    query = f"select trace_id from {_EVERY} where {_LISTED}"
-    known = set(_trace_ids(store.own_sql(query, {"trace_ids": ids}))) if ids else set()
-    return [trace_id for trace_id in ids if trace_id not in known]
+        condition = f"({condition}) and trace_id in (select unnest($trace_ids))"
+        params = {**params, "trace_ids": ids}
+    has_ends = bool(selection.best or selection.worst)
+    view = filters.relation(*(["reward"] if has_ends else []), with_superseded=True)
+    sql, chosen = f"with met as (select {_COLUMNS} from {view} where {condition})", "met"
+    if has_ends:
+        sql, chosen = f"{sql}, ends as ({_EXTREMES})", "ends"
+        params = {**params, "best": selection.best, "worst": selection.worst}
+    if selection.groups:
+        sql, chosen = f"{sql}, whole as ({_WHOLE_GROUPS.format(chosen=chosen)})", "whole"
+    sql += f" select * from {chosen} order by {_ORDER}"
+    if selection.limit is not None:
+        sql += f" limit {int(selection.limit)}"
+    parts = _by_run(store, store.own_sql(sql, params, filters).to_arrow())
+    unknown = store.own_sql(_UNKNOWN, {"trace_ids": ids}).to_dicts() if ids else []
+    return Choice(selection.text, parts, [row["trace_id"] for row in unknown])
 
 
 def _named(store: Store, selection: Selection) -> list[str] | None:
@@ -196,15 +188,6 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
     return [trace_id for trace_id in dict.fromkeys(lists[0]) if trace_id in both]
 
 
-def _by_group(store: Store, selection: Selection, ids: list[str]) -> list[str]:
-    if selection.best or selection.worst:
-        ends = {"trace_ids": ids, "best": selection.best, "worst": selection.worst}
-        ids = _trace_ids(store.own_sql(_EXTREMES, ends))
-    if not selection.groups:
-        return ids
-    return _trace_ids(store.own_sql(_WHOLE_GROUPS, {"trace_ids": ids}))
-
-
 def _trace_ids(rows: Result) -> list[str]:
     table = rows.to_arrow()
     if "trace_id" not in table.column_names:
@@ -215,10 +198,11 @@ def _trace_ids(rows: Result) -> list[str]:
     return [str(trace_id) for trace_id in table["trace_id"].to_pylist() if trace_id is not None]
 
 
-def _chosen(store: Store, rows: pa.Table) -> list[ChosenRun]:
+def _by_run(store: Store, table: pa.Table) -> list[ChosenRun]:
     known = {(run.run_id, run.attempt): run for run in runs(store)}
     parts: dict[tuple[Any, ...], ChosenRun] = {}
-    for row in _rows(rows):
+    # With few rows in memory at a time: a selection may be a whole store.
+    for row in chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000)):
         key = (row["run_id"], row["attempt"], row["project"], row["experiment"])
         if key not in parts:
             run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None, None, None)
@@ -227,14 +211,11 @@ def _chosen(store: Store, rows: pa.Table) -> list[ChosenRun]:
         # Interned, as in trajectories that are read: results keep the ids, and share them so.
         parts[key].trace_ids.append(intern(row["trace_id"]))
         if row["spans_pruned"] is not None:
-            parts[key].pruned[row["trace_id"]] = row["spans_pruned"]
+            parts[key].pruned[row["trace_id"]] = (
+                f"{PRUNED} ({row['spans_pruned']}), so nothing is sent, and the target keeps what "
+                "it has: leave such ones out with 'where=spans_pruned is null'"
+            )
     return list(parts.values())
-
-
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield rows as dicts, with few in memory at a time: a selection may be a whole store."""
-    for batch in table.to_batches(max_chunksize=1000):
-        yield from batch.to_pylist()
 
 
 def runs(store: Store, filters: Filters = _NONE) -> Iterator[Run]:

@@ -236,7 +236,7 @@ def otlp(source: Source, file: BinaryIO, service: str | None) -> None:
     """
     from localtrace.exporters.otlp import lines_of
 
-    source.failures |= source.choice.refused()
+    source.failures |= source.choice.pruned
     for part in source.runs:
         lines = lines_of(part.run, service, source.store.decode)
         source.each_line(file, lines, part.whole_ids)

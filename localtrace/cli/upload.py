@@ -127,7 +127,7 @@ def _target(
 ) -> dict[str, Any]:
     """Return the arguments that `upload` and `estimate` share, from the options of the command."""
     from localtrace.uploader import TargetOptions
-    from localtrace.uploader.limits import Limits
+    from localtrace.uploader.plan import Limits
 
     return {
         "kind": kind,

@@ -14,7 +14,7 @@ from localtrace.printing import bar, say
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
-    from localtrace.uploader.progress import Progress
+    from localtrace.uploader.plan import Progress
 
 LINE_INTERVAL_S = 10.0
 WINDOW_S = 30.0

@@ -22,7 +22,7 @@ from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.progress import Progress
+from localtrace.uploader.plan import Progress
 from localtrace.uploader.selection import Selection, choose
 from localtrace.uploader.targets import Record, Target, open_target
 from tests.benchmarks.figures import Figure, Promise, Table

@@ -10,7 +10,7 @@ import pytest
 from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.rules import Rules
 from localtrace.types import Trajectory
-from localtrace.uploader.records import Records
+from localtrace.uploader.plan import Records
 from localtrace.uploader.selection import ChosenRun
 from localtrace.uploader.targets import Place, Target, TargetOptions, open_target
 from tests.hostile.test_keys import KEY

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tenacity import Retrying
 
 import localtrace
 from localtrace.exporters.chrome import in_start_order
@@ -23,10 +24,9 @@ from localtrace.read.filters import Filters
 from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.redactor import UNREAD_IDS
 from localtrace.uploader.bundles.build import build_bundle
-from localtrace.uploader.limits import Limits
-from localtrace.uploader.records import Records
-from localtrace.uploader.replay import Replay
-from localtrace.uploader.targets import Metric, MetricsTarget, ParametersDelivery, Place
+from localtrace.uploader.metrics import send_metrics
+from localtrace.uploader.receipts import RunReceipt
+from localtrace.uploader.targets import Metric, MetricsTarget, Place
 from localtrace.values.codec import to_json
 from tests.recording import recording
 
@@ -410,13 +410,11 @@ def test_names_of_metrics_and_workers_hold_no_key_where_they_go(tmp_path: Path) 
         source = Source(store, Filters())
         (worker,) = in_start_order(store, source.choice.trace_ids, source.redaction.text).values()
         sent = FakeMetrics()
-        tally: Any = None
-        records = Records(store, sent, Redaction.load(None))  # type: ignore[arg-type]
-        replay = Replay(records, tally, Limits(), tally)
-        (run,) = source.runs
-        replay._send_metrics(run.run, Place("d", "c", "r"))
-        known = replace(run.run, config={"a": {f"lr {KEY}": f"use {KEY}", "b": [KEY]}})
-        replay._send_parameters(known, Place("d", "c", "r"))
+        (part,) = source.runs
+        run = replace(part.run, config={"a": {f"lr {KEY}": f"use {KEY}", "b": [KEY]}})
+        receipt = RunReceipt("run", 0, "c", Place("d", "c", "r"))
+        receipt = send_metrics(receipt, run, store, Redaction.load(None), sent, Retrying())
+        assert (receipt.metrics, receipt.parameters) == ({sent.names[0]: 1}, 2)
     with localtrace.open_store(built.path) as bundle:
         names = [row["name"] for row in bundle.sql("select name from metrics").to_dicts()]
         workers = [row["worker"] for row in bundle.sql("select worker from stored.runs").to_dicts()]
@@ -484,9 +482,9 @@ class FakeMetrics(MetricsTarget):
 
     def send_parameters(
         self, place: Place, parameters: list[tuple[str, str]]
-    ) -> ParametersDelivery:
+    ) -> tuple[int, tuple[str, ...]]:
         self.parameters += parameters
-        return ParametersDelivery()
+        return len(parameters), ()
 
 
 FakeMetrics.__abstractmethods__ = frozenset()  # only metrics are sent to it

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sqlite3
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,8 +23,7 @@ from mlflow import MlflowClient
 from localtrace.cli import main
 from localtrace.read.store import open_store
 from localtrace.uploader import upload as upload_chosen
-from localtrace.uploader.ledger import Ledger, State
-from localtrace.uploader.progress import Progress
+from localtrace.uploader.plan import Progress
 from localtrace.uploader.selection import Selection
 from tests.servers.many import record
 from tests.servers.weave import WeaveServer
@@ -60,12 +61,9 @@ def check_rejected(done: Any, state_folder: Path, poisoned: str) -> None:
     assert f"{COUNT - 1} sent" in done.stdout
     assert f"{COUNT - 1} read back" in done.stdout
     assert f"failed {poisoned}: HTTP 400" in done.stderr
-    ledger = Ledger(state_folder)
-    rows = ledger._file.rows(
-        "select trace_id, reason from entries where state = ?", [State.REJECTED]
-    )
-    ledger.close()
-    ((trace_id, reason),) = rows
+    with closing(sqlite3.connect(state_folder / "ledger.sqlite")) as ledger:
+        query = "select trace_id, reason from entries where state = 'rejected'"
+        ((trace_id, reason),) = ledger.execute(query).fetchall()
     assert trace_id == poisoned
     assert reason.startswith("HTTP 400")
 

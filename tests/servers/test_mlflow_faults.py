@@ -22,7 +22,7 @@ from localtrace.errors import TargetUnavailable
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
 from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.limits import Limits
+from localtrace.uploader.plan import Limits
 from localtrace.uploader.receipts import Delivery, Receipt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 from mlflow import MlflowClient
@@ -13,7 +14,8 @@ from localtrace import testing
 from localtrace.read.store import Store
 from localtrace.types import Run
 from localtrace.uploader import upload
-from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.metrics import metric_batches
+from localtrace.uploader.selection import runs
 from localtrace.uploader.targets import Metric, MetricsTarget, Place, mlflow_metrics
 from localtrace.uploader.targets.mlflow import MlflowTarget
 
@@ -65,8 +67,8 @@ def place(target: MlflowTarget, request: pytest.FixtureRequest) -> Place:
 
 
 def values(store: Store) -> list[Metric]:
-    run = store.runs().to_dicts()[0]
-    return list(run_metrics(store, run["run_id"], run["attempt"]))
+    (run,) = runs(store)
+    return list(chain.from_iterable(metric_batches(store, run)))
 
 
 def test_values_keep_their_steps_and_times(measured, client, target, place) -> None:
@@ -160,10 +162,10 @@ def test_a_parameter_that_mlflow_holds_otherwise_stays_and_is_told(
     client: MlflowClient, target, place
 ) -> None:
     client.log_param(place.run, "lr", "0.1")
-    sent = target.send_parameters(place, [("lr", "0.2"), ("epochs", "3"), ("epochs", "4")])
+    count, notes = target.send_parameters(place, [("lr", "0.2"), ("epochs", "3"), ("epochs", "4")])
     assert client.get_run(place.run).data.params == {"lr": "0.1", "epochs": "3"}
-    assert sent.count == 1
-    held, left_out = sent.notes
+    assert count == 1
+    held, left_out = notes
     assert held == "MLflow holds other values and never changes them: lr"
     assert left_out.startswith("1 left out")
 
@@ -172,8 +174,7 @@ def test_parameters_of_every_size_and_kind_are_taken(client: MlflowClient, targe
     # Far more than a hundred, and far more than a million bytes.
     many = [(f"wide.{number}", "🙂" * 6000) for number in range(120)]
     odd = [("x" * 300, ""), ("a\0b", "c"), ("\ud800", "\ud800"), ("..", "\n"), ("a@b", "'\"%")]
-    sent = target.send_parameters(place, [*many, *odd])
-    assert (sent.count, sent.notes) == (125, ())
+    assert target.send_parameters(place, [*many, *odd]) == (125, ())
     held = client.get_run(place.run).data.params
     assert held["wide.7"] == "🙂" * 6000
     assert held["a_at_b"] == "'\"%"

@@ -19,7 +19,7 @@ import localtrace
 from localtrace.cli import main
 from localtrace.cli.upload_progress import Remaining
 from localtrace.errors import TargetUnavailable
-from localtrace.uploader.progress import Progress
+from localtrace.uploader.plan import Progress
 
 
 @pytest.fixture

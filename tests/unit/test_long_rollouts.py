@@ -25,7 +25,9 @@ from localtrace.store.whole_prompts import SeenLists, shared_prefix
 from localtrace.testing import recording
 from localtrace.types import Trajectory
 from localtrace.uploader.content import prompts_bytes
-from localtrace.uploader.records import Records
+from localtrace.uploader.plan import Records
+from localtrace.uploader.receipts import TraceReceipt
+from localtrace.uploader.selection import choose
 from localtrace.uploader.targets import Place
 from localtrace.uploader.targets.mlflow import MlflowTarget
 from localtrace.uploader.transcripts import transcript_of
@@ -135,10 +137,11 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     assert least <= target.encode(trajectory, place, transcript_of(trajectory)).size_bytes
     monkeypatch.setattr(MlflowTarget, "record_max_bytes", least - 1)
     monkeypatch.setattr(MlflowTarget, "encode", None)
-    rejected: dict[str, str] = {}
+    (part,) = choose(store, [trajectory.trace_id]).runs
     records = Records(store, target, Redaction.load(None))
-    assert records._encode(trajectory, place, False, None, rejected.__setitem__) is None
-    assert f"{least} bytes alone, at most {least - 1}" in rejected[trajectory.trace_id]
+    (receipt,) = records.of(part.run, {trajectory.trace_id: place})
+    assert isinstance(receipt, TraceReceipt)
+    assert f"{least} bytes alone, at most {least - 1}" in str(receipt.reason)
 
 
 numbers = st.lists(st.integers(0, 2), max_size=40)

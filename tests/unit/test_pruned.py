@@ -169,7 +169,7 @@ def test_a_replay_is_refused(store: Path, opened: Store, ids: list[str], tmp_pat
     choice = choose(opened, Selection())
     assert choice.trace_ids == ids
     assert [part.whole_ids for part in choice.runs] == [ids[2:]]
-    assert choice.refused().keys() == set(ids[:2])
+    assert choice.pruned.keys() == set(ids[:2])
     done = run("export", "otlp", "--all", "-o", tmp_path / "out", "-s", store)
     assert done.exit_code == 1
     assert re.search(rf"failed {ids[0]}: .*Z step=3", done.stderr)

@@ -13,8 +13,7 @@ import pytest
 from localtrace.redaction.redaction import Redaction
 from localtrace.uploader.estimation import Estimate, measure
 from localtrace.uploader.ledger import Ledger, State
-from localtrace.uploader.limits import Limits
-from localtrace.uploader.records import Records
+from localtrace.uploader.plan import Limits, Records
 from localtrace.uploader.selection import Choice, ChosenRun
 from tests.unit.test_uploader_replay import IDS, RUN, MemoryStore, MemoryTarget, trajectory
 

@@ -15,7 +15,7 @@ from tenacity import RetryCallState, Retrying
 
 from localtrace.errors import ConfigError, MissingDependency, TargetUnavailable, UploadError
 from localtrace.types import Run
-from localtrace.uploader.retry import RETRY_AFTER_MAX_S, _wait
+from localtrace.uploader.retry import RETRY_AFTER_MAX_S, wait_s
 from localtrace.uploader.targets import open_target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
 
@@ -161,8 +161,8 @@ def busy(asked_s: float) -> RetryCallState:
 
 
 def test_the_time_that_a_server_asks_for_is_waited_within_reason() -> None:
-    assert _wait(busy(7.0)) == 7
-    assert _wait(busy(1e9)) == RETRY_AFTER_MAX_S
+    assert wait_s(busy(7.0)) == 7
+    assert wait_s(busy(1e9)) == RETRY_AFTER_MAX_S
 
 
 def test_a_server_that_hangs_up_may_be_asked_again(serve) -> None:
@@ -190,8 +190,8 @@ def test_an_answer_of_another_shape_is_an_error_that_names_the_route(serve) -> N
 
 def test_a_server_that_asks_for_no_wait_is_not_hammered(monkeypatch) -> None:
     monkeypatch.setattr("localtrace.uploader.retry._spread", lambda state: 3.0)
-    assert _wait(busy(0.0)) == 3
-    assert _wait(busy(7.0)) == 7
+    assert wait_s(busy(0.0)) == 3
+    assert wait_s(busy(7.0)) == 7
 
 
 @pytest.mark.parametrize(

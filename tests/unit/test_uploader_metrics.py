@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import localtrace
 from localtrace import testing
 from localtrace.read.store import Store
+from localtrace.types import Run
 from localtrace.uploader import metrics
-from localtrace.uploader.metrics import run_metrics
+from localtrace.uploader.metrics import metric_batches
 from localtrace.uploader.targets import Metric, mlflow_metrics
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.mlflow_metrics import MetricNames
@@ -51,14 +53,17 @@ def shown(*recorded: str) -> list[str]:
     return [names.shown(name) for name in recorded]
 
 
-@pytest.mark.parametrize("page_rows", [1, 7, 16, 32, 10_000])
-def test_values_come_in_the_order_of_recording_whatever_the_page(
-    store: Store, monkeypatch: pytest.MonkeyPatch, page_rows: int
+def read(store: Store, attempt: int) -> list[Metric]:
+    run = Run("run", attempt, "p", "e", 1, None, None, None, None)
+    return list(chain.from_iterable(metric_batches(store, run)))
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_values_come_in_the_order_of_recording_whatever_the_batch(
+    store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    paged = metrics._PAGE.replace(str(metrics.PAGE_ROWS), str(page_rows))
-    monkeypatch.setattr(metrics, "_PAGE", paged)
-    monkeypatch.setattr(metrics, "PAGE_ROWS", page_rows)
-    found = list(run_metrics(store, "run", 1))
+    monkeypatch.setattr(metrics, "BATCH_VALUES", batch)
+    found = read(store, 1)
     assert len(found) == 32
     names = [(metric.name, metric.step) for metric in found]
     assert names[:4] == [("a", 0), ("b", 0), ("loss", 0), ("a", 1)]
@@ -68,7 +73,7 @@ def test_values_come_in_the_order_of_recording_whatever_the_page(
 
 
 def test_a_run_without_metrics_has_none(store: Store) -> None:
-    assert list(run_metrics(store, "run", 2)) == []
+    assert read(store, 2) == []
 
 
 def test_names_that_mlflow_takes_stay() -> None:

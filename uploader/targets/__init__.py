@@ -83,26 +83,13 @@ class Record:
         return sum(map(len, self.parts)) + len(self.assessment or b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """One value of a run's metric."""
 
     name: str
     step: int
     value: float
     time_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ParametersDelivery:
-    """The result of sending a run's configuration."""
-
-    count: int = 0
-    """Number of parameters that the target holds with these values."""
-    notes: tuple[str, ...] = ()
-    """Remarks on those that it holds otherwise, or not at all."""
-    problem: str | None = None
-    """Reason why they are missing at the target."""
 
 
 class Target(ABC):
@@ -223,8 +210,12 @@ class MetricsTarget(Target):
     @abstractmethod
     def send_parameters(
         self, place: Place, parameters: Sequence[tuple[str, str]]
-    ) -> ParametersDelivery:
-        """Send names and values to the place's run. Those that it has already stay as they are."""
+    ) -> tuple[int, tuple[str, ...]]:
+        """Send names and values to the place's run. Those that it has already stay as they are.
+
+        Returns:
+            The number that it holds with these values, and remarks on the others.
+        """
 
 
 @dataclass(frozen=True, slots=True)

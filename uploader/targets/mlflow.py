@@ -23,7 +23,6 @@ from localtrace.uploader.targets import (
     Entry,
     Metric,
     MetricsTarget,
-    ParametersDelivery,
     Place,
     Record,
     mlflow_metrics,
@@ -228,7 +227,7 @@ class MlflowTarget(MetricsTarget):
 
     def send_parameters(
         self, place: Place, parameters: Sequence[tuple[str, str]]
-    ) -> ParametersDelivery:
+    ) -> tuple[int, tuple[str, ...]]:
         """Send the parameters that the run does not have."""
         return mlflow_parameters.send(self._http, place.run, parameters)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from localtrace.uploader.targets import ParametersDelivery, otlp_values
+from localtrace.uploader.targets import otlp_values
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.mlflow_answers import RunAnswer
 from localtrace.uploader.targets.mlflow_metrics import MetricNames, log_batches
@@ -23,7 +23,7 @@ _NAMED_MAX = 5
 
 def send(
     http: HttpSession, run_id: str, parameters: Sequence[tuple[str, str]]
-) -> ParametersDelivery:
+) -> tuple[int, tuple[str, ...]]:
     """Send the parameters that the run does not have, and read back which it has then."""
     names = MetricNames()
     whole: dict[str, str] = {}
@@ -48,7 +48,7 @@ def send(
         notes.append(
             f"{left_out} left out, of names that others have or beyond {PARAMETERS_MAX:,} in all"
         )
-    return ParametersDelivery(len(shown) - len(others), tuple(notes))
+    return len(shown) - len(others), tuple(notes)
 
 
 def _there(http: HttpSession, run_id: str) -> dict[str, str]:

@@ -1,0 +1,279 @@
+"""What an upload does with each chosen trajectory: the batch in which it is sent, or why it is not.
+
+A plan changes nothing; an upload carries it out, and a dry run counts it. It is made a few
+trajectories ahead of the sending, so that their bodies are built once, and only a few megabytes of
+them are in memory, however long the selection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import structs
+
+from localtrace.redaction.redaction import Redaction
+from localtrace.types import Decode, Run, Trajectory
+from localtrace.uploader.content import (
+    left_out,
+    model_name,
+    prompts_bytes,
+    wants_text,
+    with_text,
+)
+from localtrace.uploader.ledger import Known, Ledger
+from localtrace.uploader.receipts import Delivery, TraceReceipt
+from localtrace.uploader.selection import ChosenRun
+from localtrace.uploader.targets import Entry, Place, Record, Target
+from localtrace.uploader.transcripts import transcript_of
+
+if TYPE_CHECKING:
+    from localtrace.read.store import Store
+
+READ_FIRST = 16
+READ_MAX = 512
+READ_MAX_BYTES = 16 * 2**20
+"""Size of the records to read at a time: one trajectory may hold megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one upload."""
+
+    max_bytes: int | None = None
+    """Most bytes to send; the rest is left for the next upload."""
+    rate_bytes_per_s: float | None = None
+    patience_s: float = 120.0
+    """Longest time for which one request is repeated while the target does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of an upload, for a progress bar."""
+
+    done: int
+    """Number of trajectories with a result: sent, already there, rejected or left out."""
+    total: int
+    sent_bytes: int
+    doing: str = ""
+    """Text for people about the thing waited for, while nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records that are sent together."""
+
+    records: list[Record]
+    ask: bool
+    """True if the target may hold some of them, and is asked first."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes that the records add to requests."""
+        return sum(record.size_bytes for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A trajectory that is not sent."""
+
+    receipt: TraceReceipt
+    entry: Entry | None = None
+    """Its entry, if the target holds it already."""
+
+
+Step: TypeAlias = Batch | Skip
+Recognise: TypeAlias = Callable[[Sequence[str]], Mapping[str, Entry]]
+"""Function that asks which trajectories are there under other ids; as `Target.recognise`."""
+
+
+def receipt_of(record: Record, delivery: Delivery, reason: str | None = None) -> TraceReceipt:
+    """Return the result of a record that was built."""
+    entry = record.entry
+    return TraceReceipt(
+        entry.trace_id, delivery, entry.remote_id, entry.digest, record.size_bytes,
+        entry.span_count, reason, cuts=record.cuts,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A source of records: trajectories of a store, redacted and encoded for a target."""
+
+    store: Store
+    target: Target
+    redaction: Redaction
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of values that recording had dropped, by field and reason; of all that was read."""
+
+    def of(self, run: Run, places: Mapping[str, Place]) -> Iterator[Record | TraceReceipt]:
+        """Yield the record of each trajectory of a run, or a receipt that says why it has none.
+
+        Args:
+            run: the run.
+            places: the place of each trajectory, by trace id.
+        """
+        failures: dict[str, str] = {}
+
+        def unreadable(trace_id: str, error: Exception) -> None:
+            failures[trace_id] = f"cannot be read: {error}"
+
+        model = model_name(run.config)
+        model = None if model is None else self.redaction.text(model)
+        encode = partial(self._encode, as_text=wants_text(run.config), model=model)
+        for trajectory in self.store.read_each(list(places), unreadable):
+            try:
+                yield encode(trajectory, places[trajectory.trace_id])
+            except _TooLarge as error:
+                failures[trajectory.trace_id] = f"too large: {error}"
+            except Exception as error:
+                # Recorded values are hostile input: what fails here costs this trajectory only.
+                message = f"cannot be encoded: {type(error).__name__}: {error}"
+                failures[trajectory.trace_id] = message
+        for trace_id, reason in failures.items():
+            yield TraceReceipt(trace_id, Delivery.REJECTED, reason=reason)
+
+    def _encode(
+        self, trajectory: Trajectory, place: Place, as_text: bool, model: str | None
+    ) -> Record:
+        limit = self.target.record_max_bytes
+        self.left_out.update(left_out(trajectory))
+        if as_text:
+            trajectory = with_text(trajectory, self.store.decode)
+        trajectory = self.redaction.trajectory(trajectory, self.store.decode)
+        least_bytes = 0 if self.target.shortens_calls else prompts_bytes(trajectory)
+        if least_bytes > limit:
+            # A record of this size would take gigabytes of memory, only to be refused below.
+            raise _TooLarge(f"prompts of {least_bytes} bytes alone, at most {limit} are sent")
+        # Decoded texts are redacted again: a key may show only where the text is cut.
+        readable = replace(trajectory, model=model, decode=self._decode(trajectory.run_id))
+        record = self.target.encode(trajectory, place, transcript_of(readable))
+        if record.size_bytes > limit:
+            raise _TooLarge(f"{record.size_bytes} bytes, at most {limit} are sent")
+        return record
+
+    def _decode(self, run_id: str) -> Decode:
+        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
+            text = self.store.decode(run_id, ids, skip_special_tokens=skip_special_tokens)
+            return None if text is None else self.redaction.text(text)
+
+        return decode
+
+
+class _TooLarge(Exception):
+    """The target takes no record of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps for the trajectories of one run."""
+
+    records: Records
+    ledger: Ledger
+    limits: Limits
+    part: ChosenRun
+    place: Place
+    """The run's place at the target."""
+    planned_bytes: int = 0
+    """Number of bytes that other runs of the same upload send."""
+    is_empty: bool = False
+    """True if the place is known to be empty.
+
+    What the ledger knows is then about an earlier place of this name.
+    """
+    recognise: Recognise | None = None
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each trajectory once, in a batch or skipped."""
+        for trace_id, reason in self.part.pruned.items():
+            yield Skip(TraceReceipt(trace_id, Delivery.REJECTED, reason=reason))
+        target = self.records.target
+        # A low rate also means small batches, so that every second keeps to it.
+        max_bytes = min(target.batch_max_bytes, self.limits.rate_bytes_per_s or math.inf)
+        first_alone = self.is_empty and target.starts_slowly
+        batch: list[Record] = []
+        size_bytes = parts = 0
+        ask = False
+        for step in self._decided():
+            if isinstance(step, Skip):
+                yield step
+                continue
+            record, doubt = step
+            size_bytes += record.size_bytes
+            parts += len(record.parts)
+            is_full = size_bytes > max_bytes or parts > target.batch_max_parts
+            if batch and (is_full or first_alone):
+                yield Batch(batch, ask)
+                first_alone = ask = False
+                batch, size_bytes, parts = [], record.size_bytes, len(record.parts)
+            batch.append(record)
+            ask = ask or doubt
+        if batch:
+            yield Batch(batch, ask)
+
+    def _decided(self) -> Iterator[tuple[Record, bool] | Skip]:
+        """Yield each record to be sent, and whether to ask for it first; and what is skipped."""
+        trace_ids, count = self.part.whole_ids, READ_FIRST
+        max_bytes = math.inf if self.limits.max_bytes is None else self.limits.max_bytes
+        left_bytes = max_bytes - self.planned_bytes
+        over_limit = f"at most {max_bytes} bytes are sent at a time: repeat the upload to go on"
+        while trace_ids and left_bytes >= 0:
+            some, trace_ids = trace_ids[:count], trace_ids[count:]
+            known = self.ledger.known(self.place.destination, some)
+            places, there = self._places(some, known)
+            yield from there
+            read_bytes = 0
+            for record in self.records.of(self.part.run, places):
+                if isinstance(record, TraceReceipt):
+                    yield Skip(record)
+                    continue
+                read_bytes += record.size_bytes
+                if self._is_there(record.entry, known):
+                    yield Skip(receipt_of(record, Delivery.PRESENT), record.entry)
+                elif record.size_bytes > max_bytes:
+                    reason = f"{record.size_bytes} bytes, and at most {max_bytes} are sent"
+                    yield Skip(receipt_of(record, Delivery.LEFT_OUT, reason))
+                elif left_bytes < 0 or (left_bytes := left_bytes - record.size_bytes) < 0:
+                    yield Skip(receipt_of(record, Delivery.LEFT_OUT, over_limit))
+                else:
+                    yield record, record.entry.trace_id in known or not self.is_empty
+            fitting = READ_MAX_BYTES * len(some) // max(1, read_bytes)
+            count = max(1, min(fitting, 2 * count, READ_MAX))
+        for trace_id in trace_ids:
+            yield Skip(TraceReceipt(trace_id, Delivery.LEFT_OUT, reason=over_limit))
+
+    def _is_there(self, entry: Entry, known: Mapping[str, Known]) -> bool:
+        believed = not (self.is_empty and self.records.target.reads_back)
+        return believed and entry.trace_id in known and known[entry.trace_id].holds(entry)
+
+    def _places(
+        self, trace_ids: Sequence[str], known: Mapping[str, Known]
+    ) -> tuple[dict[str, Place], list[Skip]]:
+        """Return each trajectory's place, with the seed of the ids that it has there already.
+
+        Those that are there under ids that cannot be derived again are skipped.
+        """
+        places = {
+            trace_id: structs.replace(self.place, ids_from=known[trace_id].ids_from)
+            if trace_id in known
+            else self.place
+            for trace_id in trace_ids
+        }
+        skipped = []
+        doubtful = [t for t in trace_ids if t not in known or not known[t].accepted]
+        if self.recognise is not None and doubtful:
+            for entry in self.recognise(doubtful).values():
+                if entry.place.destination:
+                    places[entry.trace_id] = entry.place
+                    continue
+                del places[entry.trace_id]
+                receipt = TraceReceipt(
+                    entry.trace_id, Delivery.PRESENT, entry.remote_id, entry.digest,
+                    span_count=entry.span_count,
+                )  # fmt: skip
+                skipped.append(Skip(receipt, entry))
+        return places, skipped
