@@ -16,8 +16,8 @@ import pytest
 from localtrace.errors import ConfigError, UploadError
 from localtrace.uploader.targets import Place, http, open_target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
-from localtrace.uploader.targets.mlflow_answers import SearchAnswer
-from localtrace.uploader.targets.mlflow_metrics import count
+from localtrace.uploader.targets.mlflow import SearchAnswer
+from localtrace.uploader.targets.mlflow_runs import count_metric
 from tests.hostile.servers import Request, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -214,7 +214,7 @@ def list_traces(uri: str) -> None:
 
 def count_metrics(uri: str) -> None:
     with closing(session(uri)) as asked:
-        count(asked, "run", "loss")
+        count_metric(asked, "run", "loss")
 
 
 @pytest.mark.parametrize("ask", [list_traces, count_metrics])

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from localtrace.errors import UploadError
 from localtrace.uploader.targets.http import HttpSession
-from localtrace.uploader.targets.mlflow_answers import Trace
+from localtrace.uploader.targets.mlflow import Trace
 from tests.commands import answer, record, run
 from tests.hostile.servers import Request, serving
 

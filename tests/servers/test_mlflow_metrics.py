@@ -16,7 +16,7 @@ from localtrace.types import Run
 from localtrace.uploader import upload
 from localtrace.uploader.metrics import metric_batches
 from localtrace.uploader.selection import runs
-from localtrace.uploader.targets import Metric, MetricsTarget, Place, mlflow_metrics
+from localtrace.uploader.targets import Metric, MetricsTarget, Place, mlflow_runs
 from localtrace.uploader.targets.mlflow import MlflowTarget
 
 STEPS = 400
@@ -131,7 +131,7 @@ def test_sending_again_changes_nothing(measured, target, place, mlflow_url) -> N
 def test_long_histories_are_counted_page_by_page(
     measured, target, place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_metrics, "PAGE_MAX", 7)
+    monkeypatch.setattr(mlflow_runs, "PAGE_MAX", 7)
     target.send_metrics(place, values(measured))
     assert target.count_metrics(place, ["loss", "none"]) == {"loss": STEPS + 1, "none": 0}
 

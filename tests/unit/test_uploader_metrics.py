@@ -17,9 +17,9 @@ from localtrace.read.store import Store
 from localtrace.types import Run
 from localtrace.uploader import metrics
 from localtrace.uploader.metrics import metric_batches
-from localtrace.uploader.targets import Metric, mlflow_metrics
+from localtrace.uploader.targets import Metric, mlflow_runs
 from localtrace.uploader.targets.http import HttpSession
-from localtrace.uploader.targets.mlflow_metrics import MetricNames
+from localtrace.uploader.targets.mlflow_runs import ShownNames
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Requests(HttpSession):
 
 
 def shown(*recorded: str) -> list[str]:
-    names = MetricNames()
+    names = ShownNames()
     return [names.shown(name) for name in recorded]
 
 
@@ -113,22 +113,22 @@ def test_long_names_are_cut_and_stay_apart() -> None:
     names = shown("x" * 250, "x" * 251, "x" * 252)
     assert names[0] == "x" * 250
     assert len(set(names)) == 3
-    assert max(map(len, names)) == mlflow_metrics.NAME_MAX_CHARS
+    assert max(map(len, names)) == mlflow_runs.NAME_MAX_CHARS
 
 
 def test_requests_stay_within_both_limits() -> None:
     http = Requests()
     values = [Metric("é" * 250, step, 0.1, 10**18) for step in range(2500)]
-    mlflow_metrics.send(http, "run", values, MetricNames())
+    mlflow_runs.send_metrics(http, "run", values, ShownNames())
     assert all(len(body) < 1_000_000 for body in http.bodies)
     batches = [json.loads(body)["metrics"] for body in http.bodies]
-    assert max(map(len, batches)) <= mlflow_metrics.BATCH_MAX
+    assert max(map(len, batches)) <= mlflow_runs.METRICS_MAX
     assert [point["step"] for batch in batches for point in batch] == list(range(2500))
 
 
 def test_values_that_json_has_no_word_for_are_text() -> None:
     http = Requests()
     values = [Metric("m", 0, value, 1) for value in (math.nan, math.inf, -math.inf, 0.5)]
-    mlflow_metrics.send(http, "run", values, MetricNames())
+    mlflow_runs.send_metrics(http, "run", values, ShownNames())
     sent = [point["value"] for point in json.loads(http.bodies[0])["metrics"]]
     assert sent == ["NaN", "Infinity", "-Infinity", 0.5]

@@ -1,5 +1,4 @@
-"""The target MLflow. Routes are in this module, `mlflow_places.py`, `mlflow_metrics.py` and
-`mlflow_parameters.py` only.
+"""The target MLflow. Routes are in this module and `mlflow_runs.py` only.
 
 Spans go to `/v1/traces` as OTLP. One request holds many traces, and the server stores all of them
 or none; the same spans sent again overwrite themselves. The server also accepts a run that does not
@@ -11,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from localtrace.errors import TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
@@ -25,9 +25,7 @@ from localtrace.uploader.targets import (
     MetricsTarget,
     Place,
     Record,
-    mlflow_metrics,
-    mlflow_parameters,
-    mlflow_places,
+    mlflow_runs,
 )
 from localtrace.uploader.targets.http import (
     Doubtful,
@@ -38,21 +36,39 @@ from localtrace.uploader.targets.http import (
     printable,
     without_login,
 )
-from localtrace.uploader.targets.mlflow_answers import (
-    InfosAnswer,
-    SearchAnswer,
-    Trace,
-    found,
-)
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
-from localtrace.uploader.targets.mlflow_spans import encode
+from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, encode
 from localtrace.uploader.transcripts import Transcript
 
 OLDEST_VERSION = (3, 14)
 """First version that takes the tags and the run together with the spans."""
-LINKS_MAX = 100
+TRACES_MAX = 100
+"""Most traces in a request by id."""
 SEARCH_MAX = 500
 _URI = "MLflow uri (--uri or MLFLOW_TRACKING_URI): give http://HOST:PORT or sqlite:///FILE.db"
+
+
+class _Assessment(msgspec.Struct):
+    assessment_id: str
+
+
+class Trace(msgspec.Struct):
+    """One trace, as far as it is read."""
+
+    trace_id: str
+    tags: dict[str, str] = {}
+    assessments: list[_Assessment] = []
+
+
+class _InfosAnswer(msgspec.Struct):
+    trace_infos: list[Trace] = []
+
+
+class SearchAnswer(msgspec.Struct):
+    """One page of a search."""
+
+    traces: list[Trace] = []
+    next_page_token: str = ""
 
 
 class MlflowTarget(MetricsTarget):
@@ -78,9 +94,7 @@ class MlflowTarget(MetricsTarget):
             self.uri = str(without_login(url)).rstrip("/")
         self._base_url = uri
         self._assessments = assessments
-        self._metric_names = defaultdict[str, mlflow_metrics.MetricNames](
-            mlflow_metrics.MetricNames
-        )
+        self._names = defaultdict[str, mlflow_runs.ShownNames](mlflow_runs.ShownNames)
         self._opened = ExitStack()
         self._http: HttpSession
 
@@ -94,12 +108,12 @@ class MlflowTarget(MetricsTarget):
             http = HttpSession(self._base_url, self._explain, headers=headers, login=login)
         self._http = self._opened.enter_context(closing(http))
         try:
-            answer = self._http.call("GET", "/version").decode("utf-8", "replace")
+            answer = self._http.call("GET", "/version")
         except (Refused, TryAgain) as error:
             raise TargetUnavailable(
                 f"no MLflow server at {self.uri}: {error}; start it, or correct the uri"
             ) from error
-        version = printable(answer)
+        version = printable(answer.decode("utf-8", "replace"))
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers is None:
             raise UploadError(f"{self.uri} is not an MLflow server: check the uri")
@@ -118,13 +132,13 @@ class MlflowTarget(MetricsTarget):
         """
         experiment = self.expected(run, container).container
         try:
-            there = mlflow_places.experiment(self._http, experiment)
+            there = mlflow_runs.find_experiment(self._http, experiment)
             if there.lifecycle_stage != "active":
                 raise UploadError(
                     f"the experiment {experiment!r} was deleted at {self.uri}: restore it, or name "
                     "another"
                 )
-            run_id = mlflow_places.run(self._http, run, there.experiment_id)
+            run_id = mlflow_runs.find_run(self._http, run, there.experiment_id)
         except Refused as error:
             raise UploadError(
                 f"{self.uri} refused the experiment {experiment!r}: {error}; "
@@ -147,10 +161,13 @@ class MlflowTarget(MetricsTarget):
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask by id which entries are there, and whether their content is the same."""
-        by_id = {entry.remote_id: entry for entry in entries}
-        route = "/api/3.0/mlflow/traces/batchGetInfos"
-        answer = self._http.ask(InfosAnswer, "POST", route, json={"trace_ids": list(by_id)})
-        return found(by_id, answer.trace_infos)
+        there: dict[str, bool] = {}
+        for start in range(0, len(entries), TRACES_MAX):
+            part = {entry.remote_id: entry for entry in entries[start : start + TRACES_MAX]}
+            route, ids = "/api/3.0/mlflow/traces/batchGetInfos", {"trace_ids": list(part)}
+            answer = self._http.ask(_InfosAnswer, "POST", route, json=ids)
+            there |= _complete(part, answer.trace_infos)
+        return there
 
     def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the spans in one request, then each assessment."""
@@ -182,20 +199,20 @@ class MlflowTarget(MetricsTarget):
         place = entries[0].place
         linked = self._linked(place, entries)
         loose = [entry for entry in entries if entry.trace_id not in linked]
-        for start in range(0, len(loose), LINKS_MAX):
-            part = loose[start : start + LINKS_MAX]
-            there = self.find(part)
-            ids = [entry.remote_id for entry in part if there.get(entry.trace_id)]
-            links = {"run_id": place.run, "trace_ids": ids}
-            if ids:
-                self._http.call("POST", "/api/2.0/mlflow/traces/link-to-run", json=links)
-        return linked | self._linked(place, loose) if loose else linked
+        if not loose:
+            return linked
+        there = self.find(loose)
+        ids = [entry.remote_id for entry in loose if there.get(entry.trace_id)]
+        for start in range(0, len(ids), TRACES_MAX):
+            links = {"run_id": place.run, "trace_ids": ids[start : start + TRACES_MAX]}
+            self._http.call("POST", "/api/2.0/mlflow/traces/link-to-run", json=links)
+        return linked | self._linked(place, loose)
 
     def _linked(self, place: Place, entries: Sequence[Entry]) -> set[str]:
-        by_id = {entry.remote_id: entry for entry in entries}
         linked: set[str] = set()
+        by_id = {entry.remote_id: entry for entry in entries}
         for page in self._pages(place):
-            linked |= {trace_id for trace_id, same in found(by_id, page).items() if same}
+            linked |= {trace_id for trace_id, same in _complete(by_id, page).items() if same}
             if len(linked) == len(entries):
                 break
         return linked
@@ -210,26 +227,24 @@ class MlflowTarget(MetricsTarget):
         route = "/api/3.0/mlflow/traces/search"
         for answer in self._http.ask_pages(SearchAnswer, "POST", route, search):
             yield answer.traces
-            if not answer.traces:
-                return
 
     def send_metrics(self, place: Place, metrics: Sequence[Metric]) -> dict[str, str]:
         """Send values to the run; return the names that MLflow changed."""
-        names = self._metric_names[place.run]
-        mlflow_metrics.send(self._http, place.run, metrics, names)
+        names = self._names[place.run]
+        mlflow_runs.send_metrics(self._http, place.run, metrics, names)
         shown = {metric.name: names.shown(metric.name) for metric in metrics}
         return {name: other for name, other in shown.items() if other != name}
 
     def count_metrics(self, place: Place, names: Iterable[str]) -> dict[str, int]:
         """Count the values that the run holds of each recorded name."""
-        shown = self._metric_names[place.run].shown
-        return {name: mlflow_metrics.count(self._http, place.run, shown(name)) for name in names}
+        shown = self._names[place.run].shown
+        return {n: mlflow_runs.count_metric(self._http, place.run, shown(n)) for n in names}
 
     def send_parameters(
         self, place: Place, parameters: Sequence[tuple[str, str]]
     ) -> tuple[int, tuple[str, ...]]:
         """Send the parameters that the run does not have."""
-        return mlflow_parameters.send(self._http, place.run, parameters)
+        return mlflow_runs.send_parameters(self._http, place.run, parameters)
 
     def close(self) -> None:
         """Close connections and end the embedded server."""
@@ -257,3 +272,15 @@ def _credentials() -> tuple[tuple[str, str] | None, dict[str, str]]:
     if user and password:
         return (user, password), {}
     return None, {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _complete(by_id: Mapping[str, Entry], traces: Sequence[Trace]) -> dict[str, bool]:
+    """Return whether each entry that is complete among these traces has the same digest."""
+    complete: dict[str, bool] = {}
+    for trace in traces:
+        if entry := by_id.get(trace.trace_id):
+            is_same = trace.tags.get(DIGEST_TAG) == entry.digest
+            attached = {assessment.assessment_id for assessment in trace.assessments}
+            if not is_same or entry.assessment_id is None or entry.assessment_id in attached:
+                complete[entry.trace_id] = is_same
+    return complete

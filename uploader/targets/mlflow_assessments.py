@@ -85,18 +85,9 @@ def body(
         "request_time": _iso(start_ms),
         "execution_duration": f"{(end_ms - start_ms) / 1000:.3f}s",
         "state": "ERROR" if trajectory.status in FAILED_STATUSES else "OK",
-        "assessments": [_on_trace(one, remote_id) for one in found],
+        "assessments": [{**assessment, "trace_id": remote_id} for assessment in found],
     }
     return json.dumps({"trace": {"trace_info": info}}).encode()
-
-
-def _on_trace(assessment: dict[str, Any], remote_id: str) -> dict[str, Any]:
-    head = ("assessment_id", "assessment_name")
-    return (
-        {name: assessment[name] for name in head}
-        | {"trace_id": remote_id}
-        | {name: value for name, value in assessment.items() if name not in head}
-    )
 
 
 def _value(label: Outcome) -> float | str | None:

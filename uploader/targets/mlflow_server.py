@@ -6,19 +6,19 @@ when it is killed, so no server is ever left behind. This module knows `/health`
 route.
 
 MLflow cannot go on with a set-up of tables that was interrupted, and refuses the file for ever. So
-a new file gets its tables in a folder beside it, and its name once all are there.
+the keeper removes a file that it began and whose server was never healthy.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import closing, suppress
 from importlib.util import find_spec
@@ -32,6 +32,8 @@ SQLITE = "sqlite:///"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 _POLL_INTERVAL_S = 0.1
+_HEALTHY = b"1"
+"""Sent to the keeper once the server is healthy."""
 _ERROR = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception)\b")
 """The beginning of a traceback's last line."""
 _QUIET = {
@@ -81,6 +83,8 @@ class EmbeddedServer:
             # Ctrl-C in a terminal must not end the server before the uploader is done with it.
             start_new_session=True,
         )
+        assert self._keeper.stdin is not None
+        self._stdin = self._keeper.stdin
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -98,6 +102,8 @@ class EmbeddedServer:
                     )
                 with suppress(Refused, TryAgain):
                     http.call("GET", "/health")
+                    self._stdin.write(_HEALTHY)
+                    self._stdin.flush()
                     return
                 time.sleep(_POLL_INTERVAL_S)
         raise TargetUnavailable(
@@ -112,8 +118,7 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """End the server and wait until it is gone."""
-        if self._keeper.stdin is not None:
-            self._keeper.stdin.close()
+        self._stdin.close()
         try:
             self._keeper.wait(2 * STOP_TIMEOUT_S)
         finally:
@@ -126,52 +131,39 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _keep(database: str, port: str) -> int:
+def _keep(database: Path, port: str) -> int:
     """Run the server until it ends by itself or until standard input closes."""
-    is_over = threading.Event()
-    threading.Thread(target=_note_end_of_stdin, args=(is_over,), daemon=True).start()
-    if not Path(database).exists() and (failed := _set_up(Path(database), is_over)):
-        return failed
-    return _run(
-        is_over,
+    is_new, is_healthy = not database.exists(), False
+    arguments = [
         *("server", "--host", "127.0.0.1", "--port", port, "--workers", "1"),
         *("--backend-store-uri", f"{SQLITE}{database}"),
-        *("--artifacts-destination", str(Path(database).with_name("mlartifacts"))),
-    )
-
-
-def _note_end_of_stdin(is_over: threading.Event) -> None:
-    sys.stdin.read()
-    is_over.set()
-
-
-def _set_up(database: Path, is_over: threading.Event) -> int:
-    """Make a database with all of MLflow's tables, or none; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as folder:
-        draft = Path(folder) / database.name
-        failed = _run(is_over, "db", "upgrade", f"{SQLITE}{draft}")
-        if not failed:
-            with suppress(FileExistsError):  # another upload has just made it
-                os.link(draft, database)
-    return failed
-
-
-def _run(is_over: threading.Event, *arguments: str) -> int:
-    """Run a command of MLflow until it ends or is to end; return its exit code."""
-    child = subprocess.Popen(
+        *("--artifacts-destination", str(database.with_name("mlartifacts"))),
+    ]
+    server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", *arguments], stdin=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
-    while child.poll() is None:
-        if is_over.wait(_POLL_INTERVAL_S):
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-                try:
-                    child.wait(STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(child.pid, signal.SIGKILL)
-    return child.wait()
+    while server.poll() is None:
+        if select.select([sys.stdin], [], [], _POLL_INTERVAL_S)[0]:
+            if os.read(sys.stdin.fileno(), 1) != _HEALTHY:
+                _end(server)
+                break
+            is_healthy = True
+    if is_new and not is_healthy:
+        for suffix in ("", "-journal"):
+            Path(f"{database}{suffix}").unlink(missing_ok=True)
+    return server.wait()
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(_keep(*sys.argv[1:]))
+    sys.exit(_keep(Path(sys.argv[1]), sys.argv[2]))

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from localtrace.errors import UploadError
 from localtrace.uploader.targets.http import HttpSession, http_url, printable, without_login
-from localtrace.uploader.targets.weave_answers import GraphAnswer
 
 PUBLIC_URL = "https://trace.wandb.ai"
 PUBLIC_API_URL = "https://api.wandb.ai"
@@ -22,6 +22,28 @@ _QUERY = """query Project($name: String!, $entityName: String!) {
 _MUTATION = """mutation UpsertModel($name: String!, $entity: String!) {
     upsertModel(input: { name: $name, entityName: $entity }) { model { name } }
 }"""
+
+
+class _Project(msgspec.Struct):
+    name: str
+
+
+class _Model(msgspec.Struct):
+    model: _Project | None = None
+
+
+class _Data(msgspec.Struct):
+    project: _Project | None = None
+    upsertModel: _Model | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _GraphAnswer(msgspec.Struct):
+    data: _Data | None = None
+    errors: list[_Error] = []
 
 
 def server_url(uri: str | None) -> httpx.URL:
@@ -78,20 +100,22 @@ def existing_project(api: HttpSession, entity: str, name: str) -> str:
     Raises:
         UploadError: W&B refuses to make it.
     """
-    found = {"name": name, "entityName": entity}
-    answer = _ask(api, _QUERY, found)
-    if answer.project is None:
+    answer = _ask(api, _QUERY, {"name": name, "entityName": entity})
+    project = answer.data.project if answer.data else None
+    if project is None:
         answer = _ask(api, _MUTATION, {"name": name, "entity": entity})
-    if answer.project is None:
+        made = answer.data.upsertModel if answer.data else None
+        project = made.model if made else None
+    if project is None:
         reasons = "; ".join(printable(error.message) for error in answer.errors)
         raise UploadError(
             f"W&B did not make the project {entity}/{name} ({reasons}): use a key that may write "
             "there, or name another with --project"
         )
-    if names(answer.project.name) != [answer.project.name]:
+    if names(project.name) != [project.name]:
         raise UploadError(f"W&B calls {entity}/{name} by an odd name: check WANDB_BASE_URL")
-    return answer.project.name
+    return project.name
 
 
-def _ask(api: HttpSession, query: str, variables: dict[str, str]) -> GraphAnswer:
-    return api.ask(GraphAnswer, "POST", "/graphql", json={"query": query, "variables": variables})
+def _ask(api: HttpSession, query: str, variables: dict[str, str]) -> _GraphAnswer:
+    return api.ask(_GraphAnswer, "POST", "/graphql", json={"query": query, "variables": variables})

@@ -9,12 +9,13 @@ calls by id and leaves out those that are there, even within one trajectory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from threading import Lock
 from urllib.parse import quote
 
-from msgspec import structs
+import msgspec
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
@@ -28,8 +29,13 @@ from localtrace.uploader.targets.wandb import (
     names,
     server_url,
 )
-from localtrace.uploader.targets.weave_answers import ServerInfo
-from localtrace.uploader.targets.weave_calls import call_id, encode, root_id, split_digests
+from localtrace.uploader.targets.weave_calls import (
+    call_digest,
+    call_id,
+    encode,
+    root_id,
+    split_digests,
+)
 from localtrace.uploader.targets.weave_feedback import (
     digest_of_calls,
     feedback_there,
@@ -40,15 +46,36 @@ from localtrace.uploader.targets.weave_feedback import (
     with_feedback,
 )
 from localtrace.uploader.targets.weave_reading import Reading, askable
-from localtrace.uploader.targets.weave_requests import (
-    CALLS_MAX,
-    REQUEST_MAX_BYTES,
-    Held,
-    requests,
-)
 from localtrace.uploader.transcripts import Transcript
 
+CALLS_MAX = 1000
+REQUEST_MAX_BYTES = 30 * 2**20
+"""Largest request; the service refuses those above 32 MiB."""
 JSON = {"content-type": "application/json"}
+
+
+class _ServerInfo(msgspec.Struct):
+    min_required_weave_python_version: str
+
+
+@dataclass(slots=True)
+class _Held:
+    """The calls of a trajectory that must not be sent again."""
+
+    ids: set[str] = field(default_factory=set)
+    digests: set[str] | None = None
+    """Digests of the calls there, if they belong to an earlier version; otherwise None."""
+
+    def has(self, part: bytes) -> bool:
+        """Return whether an encoded call is there with the same content."""
+        there = call_id(part) in self.ids
+        return there and (self.digests is None or call_digest(part) in self.digests)
+
+    def add(self, part: bytes) -> None:
+        """Note that an encoded call was stored."""
+        self.ids.add(call_id(part))
+        if self.digests is not None:
+            self.digests.add(call_digest(part))
 
 
 class WeaveTarget(Target):
@@ -85,7 +112,7 @@ class WeaveTarget(Target):
         self._doubt = ""
         """Reason, for errors, why it is not known whether the project exists; else empty."""
         self._runs_held: dict[tuple[str, str], bool] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, _Held] = {}
         """Calls that are there of incomplete trajectories, by the trajectory's id at Weave."""
         self._lock = Lock()
         self._opened = ExitStack()
@@ -100,7 +127,7 @@ class WeaveTarget(Target):
         self._reading = Reading(self._http, self._not_listed)
         self._api = self._session(str(self._api_url), login)
         try:
-            self._http.ask(ServerInfo, "GET", "/server_info")
+            self._http.ask(_ServerInfo, "GET", "/server_info")
         except (Refused, TryAgain) as error:
             raise TargetUnavailable(
                 f"no Weave server at {self.uri}: {error}; start it, or correct the uri"
@@ -181,8 +208,8 @@ class WeaveTarget(Target):
                 usual.add(facts.trace_id)
                 continue
             is_known = root_id(facts.ids_from, facts.trace_id) == root.id
-            there = structs.replace(place, ids_from=facts.ids_from) if is_known else None
-            there = there or structs.replace(place, destination="")
+            there = msgspec.structs.replace(place, ids_from=facts.ids_from) if is_known else None
+            there = there or msgspec.structs.replace(place, destination="")
             count = 1 + facts.span_count
             entry = Entry(there, facts.trace_id, root.id, facts.digest, count)
             found.setdefault(facts.trace_id, entry)
@@ -203,7 +230,7 @@ class WeaveTarget(Target):
             roots = self._reading.roots([e for e in part if e.remote_id in calls[e.remote_id]])
             feedback = feedback_there(self._http, [e for e in part if e.remote_id in roots])
             for entry in part:
-                held = Held(calls[entry.remote_id])
+                held = _Held(calls[entry.remote_id])
                 root = roots.get(entry.remote_id)
                 if root is not None and root.facts.digest != digest_of_calls(entry):
                     found[entry.trace_id] = False
@@ -217,7 +244,7 @@ class WeaveTarget(Target):
                 self._remember(entry, held)
         return found
 
-    def _remember(self, entry: Entry, held: Held) -> None:
+    def _remember(self, entry: Entry, held: _Held) -> None:
         with self._lock:
             self._held.pop(entry.remote_id, None)
             if held.ids:
@@ -228,7 +255,7 @@ class WeaveTarget(Target):
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
         sent_bytes = dict.fromkeys((record.entry.trace_id for record in records), 0)
-        for request in requests(list(self._missing(records))):
+        for request in _requests(list(self._missing(records))):
             body = b'{"batch":[' + b",".join(part for _, part in request) + b"]}"
             try:
                 self._http.call("POST", path, content=body, headers=JSON)
@@ -244,16 +271,16 @@ class WeaveTarget(Target):
             with self._lock:
                 for entry, part in request:
                     sent_bytes[entry.trace_id] += len(part)
-                    self._held.setdefault(entry.remote_id, Held()).add(part)
+                    self._held.setdefault(entry.remote_id, _Held()).add(part)
         send_missing(self._http, records)
         for record in records:
-            self._remember(record.entry, Held())
+            self._remember(record.entry, _Held())
         return sent_bytes
 
     def _missing(self, records: Sequence[Record]) -> Iterator[tuple[Entry, bytes]]:
         for record in records:
             with self._lock:
-                held = self._held.get(record.entry.remote_id, Held())
+                held = self._held.get(record.entry.remote_id, _Held())
             for part in record.parts:
                 if not held.has(part):
                     yield record.entry, part
@@ -263,7 +290,7 @@ class WeaveTarget(Target):
         found = self.find([record.entry for record in records])
         for record in records:
             if found.get(record.entry.trace_id):
-                self._remember(record.entry, Held(set(map(call_id, record.parts))))
+                self._remember(record.entry, _Held(set(map(call_id, record.parts))))
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read back which trajectories are there with the same content."""
@@ -299,3 +326,17 @@ class WeaveTarget(Target):
         else:
             return None
         return UploadError(f"{self.uri} refused: {refused}; {remedy}{self._doubt}")
+
+
+def _requests(parts: Iterable[tuple[Entry, bytes]]) -> Iterator[list[tuple[Entry, bytes]]]:
+    """Divide calls into requests within the service's limits, in their order."""
+    request: list[tuple[Entry, bytes]] = []
+    size_bytes = 0
+    for entry, part in parts:
+        if request and (len(request) == CALLS_MAX or size_bytes + len(part) > REQUEST_MAX_BYTES):
+            yield request
+            request, size_bytes = [], 0
+        request.append((entry, part))
+        size_bytes += len(part)
+    if request:
+        yield request

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import msgspec
+
 from localtrace.errors import UploadError
 from localtrace.uploader.targets import Entry, Place
 from localtrace.uploader.targets.http import HttpSession, Refused
-from localtrace.uploader.targets.weave_answers import CallId, Count, Root
 
 IDS_MAX = 1000
 """Most ids in one filter."""
@@ -22,6 +23,41 @@ _QUERY = "/calls/stream_query"
 _NEWEST = {"latest_only": True}
 
 T = TypeVar("T")
+
+
+class _CallId(msgspec.Struct):
+    id: str
+    trace_id: str
+
+
+class _Count(msgspec.Struct):
+    count: int
+
+
+class Facts(msgspec.Struct):
+    """Facts with which localtrace identifies a record."""
+
+    trace_id: str = ""
+    digest: str = ""
+    call_digests: str = ""
+    ids_from: str = ""
+    span_count: int = 0
+
+
+class _Attributes(msgspec.Struct):
+    localtrace: Facts = msgspec.field(default_factory=Facts)
+
+
+class Root(msgspec.Struct):
+    """The root call of a trajectory."""
+
+    id: str
+    attributes: _Attributes = msgspec.field(default_factory=_Attributes)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts that identify the record."""
+        return self.attributes.localtrace
 
 
 class Reading:
@@ -39,13 +75,13 @@ class Reading:
 
     def is_empty(self, place: Place) -> bool:
         """Return whether the project has no call at all."""
-        return not self._calls(place, CallId, ["id", "trace_id"], limit=1)
+        return not self._calls(place, _CallId, ["id", "trace_id"], limit=1)
 
     def ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
         """Return the ids of the calls that are there, by the trajectory's id at Weave."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         columns = ["id", "trace_id"]
-        for call in self._calls(entries[0].place, CallId, columns, filter=_traces(entries)):
+        for call in self._calls(entries[0].place, _CallId, columns, filter=_traces(entries)):
             found[call.trace_id].add(call.id)
         return found
 
@@ -76,11 +112,11 @@ class Reading:
         place, traces = entries[0].place, _traces(entries)
         query = {"project_id": place.experiment, "filter": traces}
         with self._listing(place):
-            rows = self._http.ask(Count, "POST", "/calls/query_stats", json=query).count
+            rows = self._http.ask(_Count, "POST", "/calls/query_stats", json=query).count
             if rows <= sum(entry.span_count for entry in entries):
                 return 0
             query |= {"columns": ["id", "trace_id"]}
-            calls = self._http.ask_lines(CallId, "POST", _QUERY, json=query)
+            calls = self._http.ask_lines(_CallId, "POST", _QUERY, json=query)
         return len(calls) - len({call.id for call in calls})
 
     @contextmanager
