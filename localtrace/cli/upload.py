@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,23 @@ import click
 from localtrace.cli.options import store_option
 from localtrace.cli.selection import REDACT_HELP, SELECTION_HELP, selection_options
 from localtrace.cli.sizes import show_duration, show_size, size
+from localtrace.cli.uploads import describe, print_counts
 from localtrace.errors import NothingChosen, QueryError, UploadError
-from localtrace.printing import say
+from localtrace.printing import bar, say
+from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
-    from localtrace.read.store import Store
     from localtrace.uploader.estimation import Estimate
+    from localtrace.uploader.plan import Progress
     from localtrace.uploader.receipts import Receipt
     from localtrace.uploader.selection import Selection
 
+LINE_INTERVAL_S = 10.0
 _REASONS_SHOWN = 10
+_BAR = (
+    "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} trajectories "
+    "[{elapsed}<{remaining}{postfix}]"
+)
 
 
 @click.command(epilog=SELECTION_HELP)
@@ -75,38 +83,49 @@ _REASONS_SHOWN = 10
 @store_option
 def command(
     selection: Selection,
+    kind: str,
     uri: str | None,
+    experiment: str | None,
+    project: str | None,
+    wandb_run: str | None,
+    assessments: bool,
     metrics: bool,
+    redact: Path | None,
+    max_bytes: int | None,
+    rate: int | None,
     dry_run: bool,
     receipt: Path | None,
     quiet: bool,
     store_paths: tuple[Path, ...],
-    **target_options: Any,
 ) -> None:
     """Send trajectories to a tracker, each exactly once.
 
     Repeat an interrupted upload to complete it. API keys are read from the trackers' own variables
     (WANDB_API_KEY or netrc, MLFLOW_TRACKING_TOKEN, OTEL_EXPORTER_OTLP_HEADERS).
     """
-    _refuse_options_of_others(metrics=metrics, **target_options)
-    from localtrace.cli.upload_progress import show_progress
+    from localtrace.cli.no_match import why_nothing
     from localtrace.read.store import open_store
-    from localtrace.uploader import estimate, upload
+    from localtrace.uploader import TargetOptions, estimate, upload
+    from localtrace.uploader.plan import Limits
 
-    target = _target(**target_options)
-    with (
-        open_store(*store_paths) as store,
-        _explained(store, selection),
-        show_progress(quiet) as on_progress,
-    ):
-        target["on_progress"] = on_progress
-        if dry_run:
-            found = estimate(store, selection, uri, **target)
-        else:
+    with open_store(*store_paths) as store, _progress(quiet) as on_progress:
+        target: dict[str, Any] = {
+            "kind": kind,
+            "container": experiment or project,
+            "options": TargetOptions(assessments, wandb_run),
+            "redact": redact,
+            "limits": Limits(max_bytes, rate),
+            "on_progress": on_progress,
+        }
+        try:
+            if dry_run:
+                _print_estimate(estimate(store, selection, uri, **target))
+                return
             done = upload(store, selection, uri, **target, metrics=metrics)
-    if dry_run:
-        _print_estimate(found)
-        return
+        except NothingChosen as error:
+            filters = selection.filters
+            why = why_nothing(store, filters) if filters.terms else str(error)
+            raise QueryError(f"nothing to upload: {why}") from error
     _print_receipt(done, quiet)
     if receipt is not None:
         _copy(done, receipt)
@@ -114,59 +133,38 @@ def command(
         sys.exit(1)
 
 
-def _target(
-    *,
-    kind: str,
-    experiment: str | None,
-    project: str | None,
-    wandb_run: str | None,
-    assessments: bool,
-    redact: Path | None,
-    max_bytes: int | None,
-    rate: int | None,
-) -> dict[str, Any]:
-    """Return the arguments that `upload` and `estimate` share, from the options of the command."""
-    from localtrace.uploader import TargetOptions
-    from localtrace.uploader.plan import Limits
-
-    return {
-        "kind": kind,
-        "container": experiment or project,
-        "options": TargetOptions(assessments, wandb_run),
-        "redact": redact,
-        "limits": Limits(max_bytes, rate),
-    }
-
-
 @contextmanager
-def _explained(store: Store, selection: Selection) -> Iterator[None]:
-    """Name the filter to blame for an empty selection."""
-    from localtrace.cli.no_match import why_nothing
+def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Give a function to call after each trajectory: a bar on a terminal, lines elsewhere."""
+    if quiet:
+        yield lambda progress: None
+    elif not sys.stderr.isatty():
+        yield _Lines()
+    else:
+        with bar(leave=False, bar_format=_BAR) as shown:
 
-    try:
-        yield
-    except NothingChosen as error:
-        why = why_nothing(store, selection.filters) if selection.filters.terms else str(error)
-        raise QueryError(f"nothing to upload: {why}") from error
+            def show(progress: Progress) -> None:
+                shown.total = progress.total
+                shown.set_postfix_str(show_size(progress.sent_bytes), refresh=False)
+                doing = f"{escape_line(progress.doing)} " if progress.doing else ""
+                shown.set_description_str(doing, refresh=bool(doing))
+                shown.update(progress.done - shown.n)
 
-
-_ONLY_FOR = {
-    "experiment": ("mlflow",),
-    "project": ("weave", "otlp"),
-    "wandb_run": ("weave",),
-    "assessments": ("mlflow", "weave"),
-    "metrics": ("mlflow",),
-}
-"""Trackers that take an option, for options that not all of them take."""
+            yield show
 
 
-def _refuse_options_of_others(kind: str, **given: Any) -> None:
-    for name, trackers in _ONLY_FOR.items():
-        if given[name] and kind not in trackers:
-            option = name.replace("_", "-")
-            raise click.UsageError(
-                f"--{option} is only for --to {' or '.join(trackers)}: leave it out"
-            )
+class _Lines:
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + LINE_INTERVAL_S
+
+    def __call__(self, progress: Progress) -> None:
+        is_first = bool(progress.doing) and not progress.done
+        if time.monotonic() < self._next_s and not is_first:
+            return
+        self._next_s = time.monotonic() + LINE_INTERVAL_S
+        so_far = f"{progress.done} of {progress.total} trajectories"
+        line = f"{so_far}, {show_size(progress.sent_bytes)}, {progress.doing}".removesuffix(", ")
+        say(progress.doing if is_first else line, err=True)
 
 
 def _print_estimate(found: Estimate) -> None:
@@ -184,20 +182,21 @@ def _print_estimate(found: Estimate) -> None:
         say(f"left out    {found.over_limit} for the next time: --max-bytes is reached")
     if found.cuts:
         say(f"cut         {found.cuts} values that are too long for the target")
-    _print_counts("left out    ", found.left_out, "at recording")
-    _print_counts("redacted    ", found.redactions)
-    _print_counts("not searched ", found.unsearched, "for keys:")
+    print_counts(found.left_out, found.redactions, found.unsearched)
     _print_rejected(found.rejected)
 
 
 def _print_receipt(done: Receipt, quiet: bool) -> None:
+    from localtrace.uploader.state import receipts_folder
+
     if not quiet:
-        _print_summary(done)
+        describe(done)
+        say(f"receipt     {receipts_folder() / done.upload_id}.html")
     _print_rejected(done.failures)
     for problem in done.problems:
         say(problem, err=True)
     if done.failures or done.problems:
-        say(f"not everything was uploaded: {_remedy(done)}", err=True)
+        say("not everything was uploaded: repeat the command to try again", err=True)
 
 
 def _copy(done: Receipt, path: Path) -> None:
@@ -211,49 +210,6 @@ def _copy(done: Receipt, path: Path) -> None:
             f"cannot write the copy of the receipt to {path} ({error.strerror or error}): the "
             f"upload is done, copy {kept}"
         ) from error
-
-
-def _remedy(done: Receipt) -> str:
-    from localtrace.read.unseen import PRUNED
-
-    pruned = sum(reason.startswith(PRUNED) for reason in done.failures.values())
-    again = "repeat the command to try again"
-    if not pruned:
-        return again
-    leave_out = f"leave out the {pruned} without calls with 'where=spans_pruned is null'"
-    is_all = pruned == len(done.failures) and not done.problems
-    return leave_out if is_all else f"{leave_out}, and {again} what else failed"
-
-
-def _print_summary(done: Receipt) -> None:
-    from localtrace.uploader.state import receipts_folder
-
-    n = done.counts
-    checked = f"{n['verified']} read back" if done.reads_back else "accepted, not verified"
-    replaced = f", of which {n['replaced']} replace an earlier version" if n["replaced"] else ""
-    say(
-        f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}){replaced}, "
-        f"{n['already there']} already there, {n['rejected']} rejected; {checked}"
-    )
-    say(f"target      {done.target}")
-    for run in done.runs:
-        say(f"into        {run.container}, run {run.place.run or run.run_id}{run.beside}")
-        for note in run.parameter_notes:
-            say(f"parameters  {note}")
-    if done.double_rows:
-        say(f"double rows {done.double_rows}, which the service shows until it merges them")
-    if n["left out"]:
-        say(f"left out    {n['left out']} for the next time: repeat the command to go on")
-    _print_counts("left out    ", done.left_out, "at recording")
-    _print_counts("redacted    ", done.redactions)
-    _print_counts("not searched ", done.unsearched, "for keys:")
-    say(f"receipt     {receipts_folder() / done.upload_id}.html")
-
-
-def _print_counts(title: str, counts: Mapping[str, int], when: str = "") -> None:
-    if counts:
-        listed = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
-        say(f"{title}{when}{' ' if when else ''}{listed}")
 
 
 def _print_rejected(reasons: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,7 @@ from localtrace.cli.sizes import show_size
 from localtrace.printing import say
 
 if TYPE_CHECKING:
-    from localtrace.uploader.receipts import Receipt, RunReceipt
-
-_OTHER_STATES = ("already there", "rejected", "left out")
+    from localtrace.uploader.receipts import Receipt
 
 
 @click.command()
@@ -118,36 +117,51 @@ def _show(folder: Path, upload_id: str, form: str) -> None:
 
 
 def _print(receipt: Receipt, path: Path) -> None:
-    counts = receipt.counts
-    cuts = sum(len(trace.cuts) for trace in receipt.traces)
-    doubles = receipt.double_rows
-    checked = f"{counts['verified']} read back" if receipt.reads_back else "accepted, not verified"
-    lines = [
-        ("upload", f"{receipt.upload_id}, {'' if receipt.complete else 'not '}complete"),
-        ("selection", receipt.selection),
-        ("store", receipt.store),
-        ("target", f"{receipt.kind}, {receipt.target}"),
-        ("time", f"{receipt.started_at} to {receipt.ended_at}"),
-        ("selected", f"{counts['selected']} trajectories"),
-        ("sent", f"{counts['sent']} ({show_size(counts['sent_bytes'])}), {checked}"),
-        *((state, str(counts[state])) for state in _OTHER_STATES if counts[state]),
-        *([("replaced", f"{n} earlier versions")] if (n := counts["replaced"]) else []),
-        *([("double rows", f"{doubles}, until they are merged")] if doubles else []),
-        *(("run", _place(run)) for run in receipt.runs),
-        *(("parameters", note) for run in receipt.runs for note in run.parameter_notes),
-        *([("cut", f"{cuts} values that are too long for the target")] if cuts else []),
-        *(("not stored", f"{n} x {what}") for what, n in sorted(receipt.left_out.items())),
-        *(("redacted", f"{n} x {what}") for what, n in sorted(receipt.redactions.items())),
-        *(("not searched", f"{n} x {what}") for what, n in sorted(receipt.unsearched.items())),
-        *(("failed", f"{trace}: {reason}") for trace, reason in receipt.failures.items()),
-        *(("failed", problem) for problem in receipt.problems),
-        ("receipt", str(path)),
-        ("page", str(path.with_suffix(".html"))),
-    ]
-    for name, text in lines:
-        say(f"{name:14}{text}")
+    say(f"upload      {receipt.upload_id}, {'' if receipt.complete else 'not '}complete")
+    say(f"selection   {receipt.selection}")
+    say(f"store       {receipt.store}")
+    say(f"time        {receipt.started_at} to {receipt.ended_at}")
+    describe(receipt)
+    for trace_id, reason in receipt.failures.items():
+        say(f"failed      {trace_id}: {reason}")
+    for problem in receipt.problems:
+        say(f"failed      {problem}")
+    say(f"receipt     {path}")
+    say(f"page        {path.with_suffix('.html')}")
 
 
-def _place(run: RunReceipt) -> str:
-    there = f", run {run.place.run}" if run.place.run else ""
-    return f"{run.run_id} (attempt {run.attempt}) in {run.container}{there}{run.beside}"
+def describe(receipt: Receipt) -> None:
+    """Print what an upload sent, where it went, and what was cut, left out or redacted."""
+    n = receipt.counts
+    checked = f"{n['verified']} read back" if receipt.reads_back else "accepted, not verified"
+    replaced = f", of which {n['replaced']} replace an earlier version" if n["replaced"] else ""
+    say(
+        f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}){replaced}, "
+        f"{n['already there']} already there, {n['rejected']} rejected; {checked}"
+    )
+    say(f"target      {receipt.kind}, {receipt.target}")
+    for run in receipt.runs:
+        say(f"into        {run.container}, run {run.place.run or run.run_id}{run.beside}")
+        for note in run.parameter_notes:
+            say(f"parameters  {note}")
+    if receipt.double_rows:
+        say(f"double rows {receipt.double_rows}, which the service shows until it merges them")
+    if cuts := sum(len(trace.cuts) for trace in receipt.traces):
+        say(f"cut         {cuts} values that are too long for the target")
+    if n["left out"]:
+        say(f"left out    {n['left out']} for the next time: repeat the upload to go on")
+    print_counts(receipt.left_out, receipt.redactions, receipt.unsearched)
+
+
+def print_counts(
+    left_out: Mapping[str, int], redactions: Mapping[str, int], unsearched: Mapping[str, int]
+) -> None:
+    """Print what was left out, redacted, and not searched for keys, by kind."""
+    for title, counts in (
+        ("left out    at recording ", left_out),
+        ("redacted    ", redactions),
+        ("not searched for keys: ", unsearched),
+    ):
+        if counts:
+            listed = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+            say(f"{title}{listed}")

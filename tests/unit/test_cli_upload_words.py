@@ -17,9 +17,7 @@ from click.testing import CliRunner, Result
 
 import localtrace
 from localtrace.cli import main
-from localtrace.cli.upload_progress import Remaining
 from localtrace.errors import TargetUnavailable
-from localtrace.uploader.plan import Progress
 
 
 @pytest.fixture
@@ -173,25 +171,6 @@ def test_a_dry_run_needs_nothing_that_only_sending_needs(store: Path) -> None:
     assert "tenacity" in refused.stderr
     assert 'pip install "localtrace[weave]"' in refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-def test_no_time_is_named_before_it_can_be_known() -> None:
-    remaining = Remaining()
-    assert remaining(Progress(0, 1000, 0, "starting a server"), 0.0) is None
-    # A server took 40 s to start; then there are 50 trajectories in each second.
-    said = [remaining(Progress(n, 1000, 0), 40 + n / 50) for n in range(1, 1001)]
-    assert said[:200] == [None] * 200
-    known = [(n, left) for n, left in enumerate(said, 1) if left is not None]
-    assert known
-    assert all(abs(left - (1000 - n) / 50) < 0.5 for n, left in known)
-
-
-def test_what_was_skipped_at_first_does_not_make_the_rest_look_fast() -> None:
-    remaining = Remaining()
-    for n in range(1, 9001):
-        remaining(Progress(n, 10_000, 0), n / 100_000)
-    said = [remaining(Progress(9000 + n, 10_000, 0), 0.1 + n) for n in range(1, 61)]
-    assert said[-1] == pytest.approx(940, rel=0.05)
 
 
 def test_the_start_of_an_mlflow_server_is_said_before_it_is_waited_for(

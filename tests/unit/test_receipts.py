@@ -336,8 +336,8 @@ def test_the_command_shows_one_upload(known: Receipt, tmp_path: Path) -> None:
     shown = command(known.upload_id)
     assert shown.exit_code == 0
     assert "not complete" in shown.stdout
-    assert f"failed        {2:032x}: too large" in shown.stdout
-    assert f"page          {tmp_path}/receipts/{known.upload_id}.html" in shown.stdout
+    assert f"failed      {2:032x}: too large" in shown.stdout
+    assert f"page        {tmp_path}/receipts/{known.upload_id}.html" in shown.stdout
     assert "\x1b" not in shown.stdout
     rows = json.loads(command(known.upload_id, "--format", "json").stdout)
     assert [row["state"] for row in rows] == ["sent", "sent", "rejected", "left out"]

@@ -247,6 +247,8 @@ def open_target(kind: str, uri: str | None, options: TargetOptions | None = None
     """
     if kind not in KINDS:
         raise ConfigError(f"unknown target {kind!r}: choose one of {', '.join(KINDS)}")
+    if options is not None and options.wandb_run and kind != "weave":
+        raise ConfigError("a W&B run is only for weave: leave it out")
     try:
         return _opened(kind, uri, options or TargetOptions())
     except ModuleNotFoundError as error:
