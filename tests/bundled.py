@@ -7,8 +7,7 @@ import hashlib
 import json
 import random
 import subprocess
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -80,7 +79,11 @@ def record_large(path: Path, count: int, numbers: int = 20_000) -> list[str]:
 
 def tables_read_here() -> contextlib.AbstractContextManager[Any]:
     """No child process reads the tables of bundles, where they are our own."""
-    return patch.object(check, "read_pages", partial(map, read_file))
+
+    def read(files: Mapping[str, str]) -> dict[str, int | str]:
+        return {path: read_file(path, table) for path, table in files.items()}
+
+    return patch.object(check, "read_pages", read)
 
 
 def bundle(store: Path, out: Path, chosen: Any = None, **options: Any) -> Built:

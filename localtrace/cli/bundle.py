@@ -49,8 +49,8 @@ def command(
 ) -> None:
     """Write a selection as a bundle: a folder with checksums, to carry to another machine.
 
-    upload, and all commands that read, accept a bundle in place of a store. Repeat an interrupted
-    command unchanged to complete the bundle.
+    upload, and all commands that read, accept a bundle in place of a store. An interrupted command
+    leaves no bundle: repeat it.
     """
     from localtrace.cli.progress import progress_bar
     from localtrace.read.store import open_store
@@ -75,11 +75,10 @@ def _print(built: Built) -> None:
         numbers = f"{parts} parts, numbers {first.sequence} to {last.sequence}"
     say(f"{built.trajectories} trajectories, {show_size(built.size_bytes)}, {numbers}")
     say(f"bundle      {built.path}")
-    for name, count in sorted(built.redactions.items()):
+    for name, count in first.redactions.items():
         say(f"redacted    {count} x {name}")
-    for kind, count in sorted(built.unsearched.items()):
+    for kind, count in first.unsearched.items():
         say(f"not searched for keys: {count} x {kind}")
-    for reason, count in sorted(first.left_out.items()):
+    for reason, count in first.left_out.items():
         say(f"left out    {count} trajectories of these runs: {reason}")
-    for bag in built.bags:
-        say(f"summary     {bag.data / 'summary.html'}")
+    say(f"summary     {built.bags[0].root / 'data' / 'summary.html'}")

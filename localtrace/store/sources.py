@@ -14,7 +14,7 @@ from localtrace.store.layout import META_NAME, StoreLayout, open_layout, read_me
 
 _BELOW = {
     f"*/{META_NAME}": "*",
-    f"*/data/{INFO_FILE}": "*",
+    f"*/{INFO_FILE}": "*",
     f"*/localtrace/{META_NAME}": "*/localtrace",
 }
 """Files that stores below a folder would have, and the pattern that names such stores."""

@@ -20,11 +20,9 @@ from localtrace.cli import COMMANDS, main
 from localtrace.errors import BundleError
 from localtrace.read.store import open_store
 from localtrace.schema import FORMAT_VERSION, METRICS, RUNS, SPANS, TableSchema
-from localtrace.store.bundle import read_manifest
 from localtrace.uploader.bundles import pages
 from localtrace.uploader.bundles.check import check_bundle
-from localtrace.uploader.bundles.manifest import bundle_id_of
-from localtrace.uploader.bundles.pages import TableFile, read_pages
+from localtrace.uploader.bundles.pages import read_pages
 from tests.bundled import allow, bundle, edit_info, make_key, record, seal_again
 from tests.commands import run
 
@@ -48,8 +46,6 @@ def put_table(root: Path, schema: TableSchema, file: Path) -> None:
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
     shutil.copy(file, path.with_name(f"v{FORMAT_VERSION}-{digest}.parquet"))
     seal_again(root)
-    files = read_manifest(root / "manifest-sha256.txt")
-    edit_info(bundle_id=bundle_id_of(files))(root)
 
 
 def unfolding(path: Path, schema: TableSchema, column: str, values: pa.Array) -> Path:
@@ -80,6 +76,9 @@ BOMBS: dict[str, tuple[TableSchema, str, Callable[[], pa.Array]]] = {
 }  # fmt: skip
 
 
+REFUSED = rf"decodes to more than any table|cannot be read in {pages.MEMORY_MAX_BYTES} bytes"
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_table_that_unfolds_is_refused_by_verify_and_by_upload(
     name: str, copy: Path, tmp_path: Path
@@ -88,10 +87,10 @@ def test_a_table_that_unfolds_is_refused_by_verify_and_by_upload(
     put_table(copy, schema, unfolding(tmp_path / "bomb", schema, column, values()))
     (problem,) = check_bundle(copy).problems
     assert f"tables/{schema.name}/v" in problem
-    assert pages._DECODES in problem
+    assert re.search(REFUSED, problem)
     done = run("upload", "--all", "--to", "mlflow", "--uri", "sqlite:///x.db", "-s", str(copy))
     assert done.exit_code == 1
-    assert pages._DECODES in done.stderr
+    assert re.search(REFUSED, done.stderr)
 
 
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
@@ -108,27 +107,26 @@ def test_a_corrupt_page_is_found_though_all_checksums_are_right(
     assert [one for one in check_bundle(copy).problems if "tables/spans/v" in one]
 
 
-def test_a_reader_that_dies_costs_the_file_that_it_read(
+def test_a_file_that_the_reader_dies_of_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = []
     for name in ("a", "b", "c"):
         pq.write_table(RUNS.arrow().empty_table(), tmp_path / name, store_schema=False)
-        files.append(TableFile(str(tmp_path / name), "runs", FORMAT_VERSION))
+    files = {str(tmp_path / name): "runs" for name in ("a", "b", "c")}
     script = tmp_path / "dies"
     script.write_text(
         f"#!{sys.executable}\n"
         "import json, os, sys\n"
-        "for line in sys.stdin:\n"
-        "    if json.loads(line)['path'].endswith('b'):\n"
+        "for path in json.load(sys.stdin):\n"
+        "    if path.endswith('b'):\n"
         "        os.kill(os.getpid(), 9)\n"
-        '    print(json.dumps({"rows": 3}), flush=True)\n'
+        "    print(3, flush=True)\n"
     )
     script.chmod(0o755)
     monkeypatch.setattr(pages.sys, "executable", str(script))
-    first, second, third = read_pages(files)
-    assert (first.rows, first.problem, third.rows, third.problem) == (3, None, 3, None)
-    assert str(pages.MEMORY_MAX_BYTES) in str(second.problem)
+    first, second = read_pages(files).values()
+    assert first == 3
+    assert str(pages.MEMORY_MAX_BYTES) in str(second)
 
 
 # -- what no bundle holds ------------------------------------------------------------------
@@ -146,33 +144,20 @@ def test_an_empty_folder_is_no_part_of_a_bundle(copy: Path, folder: str) -> None
 def test_a_file_that_was_cut_by_copying_is_named_by_verify(copy: Path) -> None:
     (table,) = copy.glob("data/tables/spans/*")
     os.truncate(table, table.stat().st_size - 1)
-    with pytest.raises(BundleError, match="localtrace verify tells which"):
-        open_store(copy)
     assert check_bundle(copy).problems == [f"{table}: its checksum is wrong: copy it again"]
 
 
-def test_a_sum_of_sizes_that_no_checksum_explains_is_refused_by_verify_too(copy: Path) -> None:
-    info = copy / "bag-info.txt"
-    tags = copy / "tagmanifest-sha256.txt"
-    before = hashlib.sha256(info.read_bytes()).hexdigest()
-    info.write_text(info.read_text().replace("Payload-Oxum: ", "Payload-Oxum: 1"))
-    after = hashlib.sha256(info.read_bytes()).hexdigest()
-    tags.write_text(tags.read_text().replace(before, after))
-    (problem,) = check_bundle(copy).problems
-    assert "bag-info.txt" in problem
-
-
 @pytest.mark.parametrize("name", [".DS_Store", "data/._bundle.json"])
-def test_what_macos_leaves_beside_copies_is_named_with_its_remedy(copy: Path, name: str) -> None:
+def test_what_macos_leaves_beside_copies_is_named(copy: Path, name: str) -> None:
     (copy / name).touch()
-    with pytest.raises(BundleError, match=r"macOS.*remove.*find"):
+    with pytest.raises(BundleError, match=rf"{name}: does not belong to the bundle"):
         check_bundle(copy).require()
 
 
 @pytest.mark.parametrize("version", [-5, 0, -(2**63), 2**63, 1.5, "1", None, True])
 def test_a_version_that_never_was_is_refused(copy: Path, version: object) -> None:
     edit_info(format_version=version)(copy)
-    with pytest.raises(BundleError, match=r"bundle\.json: .*: (copy|upgrade) "):
+    with pytest.raises(BundleError, match=r"bundle\.json: .*: copy .* upgrade "):
         open_store(copy)
 
 

@@ -14,7 +14,7 @@ import localtrace
 from localtrace.errors import ConfigError, QueryError
 from localtrace.read.named_queries import load_queries
 from localtrace.redaction.rule_files import load_rules
-from localtrace.uploader.bundles.manifest import sha256_of
+from localtrace.uploader.bundles.bag import sha256_of
 from tests.commands import answer, record, run
 
 pytestmark = pytest.mark.timeout(60)

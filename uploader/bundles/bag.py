@@ -1,83 +1,240 @@
-"""Turn a finished payload into a BagIt 1.0 bag (RFC 8493).
+"""Write one BagIt 1.0 bag (RFC 8493): the tables of a part, then the files that describe them.
 
-The five small tag files are written here. The package `bagit` makes bags of version 0.97, lists tag
-files in the order of the file system, and changes the working directory while it runs; only the
-tests use it, to check these bags. A bag records neither the time nor the host of bundling, so the
-same selection gives the same bytes.
+The package `bagit` makes bags of version 0.97, lists tag files in the order of the file system, and
+changes the working directory while it runs; only the tests use it, to check these bags. A bag
+records neither the time nor the host of bundling, so the same selection gives the same bytes.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
+from localtrace.errors import MissingDependency
+from localtrace.schema import FORMAT_VERSION, TABLES, TableSchema
 from localtrace.store.bundle import (
     BAG_INFO_FILE,
     BAGIT_FILE,
     BAGIT_TEXT,
     INFO_FILE,
     MANIFEST_FILE,
-    SIGNATURE_FILE,
     SUMMARY_FILE,
     TAG_FILES,
     TAG_MANIFEST_FILE,
+    TEXTS_FILE,
     Bag,
     BundleInfo,
 )
-from localtrace.store.files import sync
-from localtrace.uploader.bundles.manifest import (
-    NOT_IN_ID,
-    bundle_id_of,
-    manifest_text,
-    sha256_of,
-)
-from localtrace.uploader.bundles.summary import summary_page
+from localtrace.store.files import open_given, sync
+from localtrace.store.journal.disk import size_of
+from localtrace.store.layout import META_NAME, StoreLayout, meta_text, read_meta
+from localtrace.store.tables.parquet_files import parquet_writer, row_groups
+from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
+from localtrace.terminal import escape
+from localtrace.uploader.bundles.rows import Batch
 from localtrace.version import __version__
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+    from jinja2 import Template
 
-def make_bag(root: Path, facts: Mapping[str, object]) -> Bag:
-    """Write the rest of a bag around the tables, texts and tokenizers of its payload.
+_GROUPS_BYTES = 64 * 2**20
+"""Rows that wait until they are worth several row groups."""
+_RESERVED_BYTES = 128 * 2**10
+"""Room for the summary, the manifests and the footers of open files."""
+_RUNS_SHOWN = 20
+_TEXT_SHOWN = 600
+_RUN_COLUMNS = ["run_id", "attempt", "project", "experiment", "host", "command"]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
+    with open_given(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Payload:
+    """The payload of one bag while it is written, in bounded memory."""
+
+    def __init__(
+        self,
+        root: Path,
+        origin: StoreLayout,
+        run_ids: Iterable[str],
+        of_runs: Mapping[str, pa.Table],
+    ) -> None:
+        """Open the files, and write what is about the runs, which every part holds.
+
+        Args:
+            root: folder of the bag.
+            origin: the store.
+            run_ids: the runs.
+            of_runs: rows about the runs by table.
+        """
+        self.root = root
+        self.trajectories = 0
+        data = root / "data"
+        data.mkdir(parents=True)
+        self._tables = {name: _TableFile(data, schema) for name, schema in TABLES.items()}
+        self._file = (root / TEXTS_FILE).open("wb")
+        # Neither a time nor a name in its header: same texts, same bytes.
+        self._texts = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._file, mtime=0)
+        (data / META_NAME).write_bytes(meta_text(read_meta(origin)))
+        for run_id in run_ids:
+            _copy_tokenizer(origin, run_id, data / "tokenizers")
+        for name, rows in of_runs.items():
+            self._tables[name].add(rows)
+        self._waiting_bytes = 0
+
+    def add(self, batch: Batch) -> None:
+        """Append whole trajectories. Batches arrive in the bundle's order."""
+        for name, rows in batch.tables.items():
+            self._tables[name].add(rows)
+        self._texts.write(batch.texts)
+        self.trajectories += len(batch.trace_ids)
+        self._waiting_bytes += batch.size_bytes
+
+    def has_room(self, batch: Batch, max_bytes: int) -> bool:
+        """Return whether the bag stays within a size with one more batch, even uncompressed."""
+        more = self._waiting_bytes + batch.size_bytes
+        return size_of(self.root) + _RESERVED_BYTES + more <= max_bytes or (
+            self.size_bytes() + batch.size_bytes <= max_bytes
+        )
+
+    def size_bytes(self) -> int:
+        """Write out all rows that wait, and return about the size of the bag."""
+        for table in self._tables.values():
+            table.flush()
+        self._texts.flush()
+        self._file.flush()
+        self._waiting_bytes = 0
+        return size_of(self.root) + _RESERVED_BYTES
+
+    def close(self) -> dict[str, int]:
+        """Finish all files, and return the number of rows by table."""
+        self._texts.close()
+        self._file.close()
+        return {name: table.close() for name, table in self._tables.items()}
+
+
+class _TableFile:
+    """The file of one table, which is named after its content once it is finished."""
+
+    def __init__(self, data: Path, schema: TableSchema) -> None:
+        self._path = data / "tables" / schema.name / ".draft"
+        self._schema = schema
+        self._rows = 0
+        self._waiting = schema.no_rows()
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        self._rows += len(rows)
+        self._waiting = pa.concat_tables([self._waiting, rows])
+        if self._waiting.nbytes > _GROUPS_BYTES:
+            *whole, self._waiting = row_groups(self._waiting, self._schema)
+            self._write(whole)
+
+    def flush(self) -> None:
+        if len(self._waiting):
+            self._write(row_groups(self._waiting, self._schema))
+            self._waiting = self._schema.no_rows()
+
+    def _write(self, groups: Iterable[pa.Table]) -> None:
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True)
+            self._writer = parquet_writer(self._path, self._schema.arrow())
+        for group in groups:
+            self._writer.write_table(group, row_group_size=len(group))
+
+    def close(self) -> int:
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+            name = f"v{FORMAT_VERSION}-{sha256_of(self._path)[:32]}.parquet"
+            os.replace(self._path, self._path.with_name(name))
+        return self._rows
+
+
+def _copy_tokenizer(origin: StoreLayout, run_id: str, folder: Path) -> None:
+    source = tokenizer_file(origin, run_id)
+    if source is None or not source.is_file():
+        return
+    digest = sha256_of(source)
+    kept, pointer = folder / digest / FILE_NAME, folder / "runs" / pointer_in_bundle(run_id)
+    for path in (kept, pointer):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    copyfile(source, kept)
+    pointer.write_text(digest, "ascii")
+
+
+def make_bag(root: Path, info: BundleInfo, runs: pa.Table) -> Bag:
+    """Write the rest of a bag around its finished payload, and sync all of it.
 
     Args:
-        root: the folder that holds `data`.
-        facts: the fields of `BundleInfo` other than its id and version.
+        root: folder of the bag.
+        info: what the bag is.
+        runs: rows of the table of runs, for the summary.
     """
-    (root / SIGNATURE_FILE).unlink(missing_ok=True)
-    files = _checksums(root)
-    given = {"format_version": 1, "bundle_id": bundle_id_of(files), **facts}
-    info = msgspec.convert(given, BundleInfo)
-    text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
-    (root / "data" / INFO_FILE).write_bytes(text)
-    files[f"data/{INFO_FILE}"] = hashlib.sha256(text).hexdigest()
-    page = summary_page(Bag(root, info, files)).encode()
-    (root / "data" / SUMMARY_FILE).write_bytes(page)
-    files[f"data/{SUMMARY_FILE}"] = hashlib.sha256(page).hexdigest()
-    size_bytes = sum((root / name).stat().st_size for name in files)
+    (root / INFO_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+    (root / SUMMARY_FILE).write_text(_summary(root, info, runs), "utf-8")
+    paths = [path for path in (root / "data").rglob("*") if path.is_file()]
+    files = {path.relative_to(root).as_posix(): sha256_of(path) for path in paths}
+    size_bytes = sum(path.stat().st_size for path in paths)
     (root / BAGIT_FILE).write_bytes(BAGIT_TEXT)
     (root / BAG_INFO_FILE).write_text(
         f"Bag-Count: {info.part} of {info.parts}\n"
         f"Bag-Group-Identifier: {info.series_id}\n"
         f"Bag-Software-Agent: localtrace {__version__}\n"
-        f"External-Identifier: {info.bundle_id}\n"
         f"Payload-Oxum: {size_bytes}.{len(files)}\n",
         "utf-8",
     )
-    (root / MANIFEST_FILE).write_text(manifest_text(files), "utf-8")
-    tags = {name: sha256_of(root / name) for name in TAG_FILES}
-    (root / TAG_MANIFEST_FILE).write_text(manifest_text(tags), "utf-8")
-    written = [root / name for name in (*TAG_FILES, TAG_MANIFEST_FILE, *NOT_IN_ID)]
-    for path in (*written, root / "data", root):
+    _write_manifest(root / MANIFEST_FILE, files)
+    _write_manifest(root / TAG_MANIFEST_FILE, {name: sha256_of(root / name) for name in TAG_FILES})
+    for path in (*root.rglob("*"), root):
         sync(path)
     return Bag(root, info, files)
 
 
-def _checksums(root: Path) -> dict[str, str]:
-    paths = {path.relative_to(root).as_posix(): path for path in (root / "data").rglob("*")}
-    return {
-        name: sha256_of(path)
-        for name, path in paths.items()
-        if name not in NOT_IN_ID and path.is_file()
+def _write_manifest(path: Path, files: Mapping[str, str]) -> None:
+    """Write checksums by file name as sha256sum writes and reads them."""
+    path.write_text("".join(f"{files[name]}  {name}\n" for name in sorted(files)), "utf-8")
+
+
+def _summary(root: Path, info: BundleInfo, runs: pa.Table) -> str:
+    """Render the page for people who inspect a bundle before it leaves. It loads nothing."""
+    attempts = {
+        (row["run_id"], row["attempt"]): row for row in runs.select(_RUN_COLUMNS).to_pylist()
     }
+    sizes = {name: size_of(root / "data" / "tables" / name) for name in TABLES}
+    return template().render(
+        info=info,
+        runs=[attempts[key] for key in sorted(attempts)][:_RUNS_SHOWN],
+        runs_more=max(0, len(attempts) - _RUNS_SHOWN),
+        sizes=sizes,
+        tokenizers=len(list(root.glob("data/tokenizers/*/tokenizer.json"))),
+    )
+
+
+@cache
+def template() -> Template:
+    """Return the template of the summary.
+
+    Raises:
+        MissingDependency: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise MissingDependency.for_extra("jinja2", "bundle") from None
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    page.filters["shown"] = lambda value: escape(str(value))[:_TEXT_SHOWN]
+    return page.from_string(Path(__file__).with_name("summary.html").read_text("utf-8"))

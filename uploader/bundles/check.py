@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,24 +13,19 @@ from localtrace.errors import BundleError, StoreFormatError
 from localtrace.schema import TABLES, refuse_other_version
 from localtrace.store.bundle import (
     INFO_FILE,
-    MANIFEST_FILE,
     TAG_FILES,
     TAG_MANIFEST_FILE,
-    TRACE_IDS_FILE,
     Bag,
-    find_bags,
-    read_limited,
+    open_bundle,
     read_manifest,
 )
 from localtrace.store.files import open_file, read_json
 from localtrace.store.layout import META_NAME, StoreMeta
 from localtrace.terminal import escape_line
-from localtrace.uploader.bundles.manifest import bundle_id_of, previous_of
-from localtrace.uploader.bundles.pages import TableFile, read_pages
+from localtrace.uploader.bundles.bag import sha256_of
+from localtrace.uploader.bundles.pages import read_pages
 from localtrace.uploader.bundles.signature import who_signed
 
-_ID_LINE_BYTES = 33
-_BLOCK_BYTES = 2**20
 _TABLE_FILE = re.compile(r"data/tables/(\w+)/v(\d+)-([0-9a-f]{32})\.parquet")
 
 Progress = Callable[[int, int], None]
@@ -66,19 +61,21 @@ class BundleReport:
 
 
 def check_bundle(
-    path: Path, progress: Progress | None = None, signers: Path | None = None
+    path: Path, progress: Progress = lambda done, total: None, signers: Path | None = None
 ) -> BundleReport:
     """Check one bundle: a bag, or the folder of all its parts."""
     return check_bundles([path], progress, signers)
 
 
 def check_bundles(
-    paths: Iterable[Path], progress: Progress | None = None, signers: Path | None = None
+    paths: Iterable[Path],
+    progress: Progress = lambda done, total: None,
+    signers: Path | None = None,
 ) -> BundleReport:
     """Check bundles one by one, and that their sequence has no gap.
 
     Args:
-        paths: bags, folders of parts, or folders that hold several of these.
+        paths: bags, or folders of parts.
         progress: called with the numbers of files checked and of all files.
         signers: a file of allowed signers. If given, one of them must have signed every bag.
 
@@ -87,159 +84,86 @@ def check_bundles(
     """
     report = BundleReport()
     for path in paths:
-        _open(path.expanduser().absolute(), report, nested=True)
+        try:
+            bags = open_bundle(path.expanduser().absolute())
+            report.bags += bags
+            if not bags:
+                problem = f"{path}: is not a bundle: name the folder that localtrace made"
+                report.problems.append(problem)
+        except BundleError as error:
+            report.problems.append(str(error))
     report.bags.sort(key=lambda bag: (bag.info.sequence, bag.root))
     total = sum(len(bag.files) for bag in report.bags)
     for bag in report.bags:
-        _check_bag(bag, report, total, progress, signers)
+        try:
+            report.problems += _checksum_problems(bag, report, lambda n: progress(n, total))
+            signer = who_signed(bag, signers)
+            if signer is not None:
+                report.signers.append(f"{bag.root}: {signer}")
+            elif signers is not None:
+                report.problems.append(f"{bag.root}: is not signed: ask the sender to sign it")
+            if not report.problems:  # never give the Parquet reader bytes with wrong checksums
+                report.problems += _content_problems(bag)
+        except BundleError as error:
+            report.problems.append(str(error))
     report.problems += _gaps(report.bags)
     return report
 
 
-def _open(path: Path, report: BundleReport, nested: bool) -> None:
-    try:
-        bags = find_bags(path)
-    except BundleError as error:
-        report.problems.append(str(error))
-        return
-    report.bags += bags
-    if bags:
-        return
-    inner = sorted(p for p in path.iterdir() if p.is_dir()) if nested and path.is_dir() else []
-    before = len(report.bags) + len(report.problems)
-    for folder in inner:
-        if not folder.name.startswith("."):
-            _open(folder, report, nested=False)
-    if len(report.bags) + len(report.problems) == before:
-        report.problems.append(f"{path}: is not a bundle: name the folder that localtrace made")
-
-
-def _check_bag(
-    bag: Bag,
-    report: BundleReport,
-    total: int,
-    progress: Progress | None,
-    signers: Path | None,
-) -> None:
-    problems: list[str] = []
-    try:
-        problems += _tag_problems(bag)
-        signer = who_signed(bag, signers)
-        if signer is not None:
-            report.signers.append(f"{bag.root}: {signer}")
-        elif signers is not None:
-            problems.append(f"{bag.root}: is not signed: ask the sender to sign it")
-        whole = True
-        for name, digest in sorted(bag.files.items()):
-            found = _checked_sha256(bag.root / name, report)
-            if found != digest:
-                whole = False
-                problems.append(f"{bag.root / name}: its checksum is wrong: copy it again")
-            report.files += 1
-            if progress is not None:
-                progress(report.files, total)
-        if whole and bag.wrong_size:
-            problems.append(bag.wrong_size)
-        elif whole:  # never give the Parquet reader bytes whose checksum is wrong
-            problems += _content_problems(bag)
-    except BundleError as error:
-        problems.append(str(error))
-    report.problems += problems
-
-
-def _tag_problems(bag: Bag) -> list[str]:
+def _checksum_problems(
+    bag: Bag, report: BundleReport, progress: Callable[[int], None]
+) -> Iterator[str]:
     tags = read_manifest(bag.root / TAG_MANIFEST_FILE)
     if set(tags) != set(TAG_FILES):
-        return [f"{bag.root / TAG_MANIFEST_FILE}: does not name {', '.join(TAG_FILES)}"]
-    return [
-        f"{bag.root / name}: its checksum is wrong: copy it again"
-        for name, digest in tags.items()
-        if _checked_sha256(bag.root / name) != digest
-    ]
+        yield f"{bag.root / TAG_MANIFEST_FILE}: does not name {', '.join(TAG_FILES)}"
+        return
+    for name, digest in sorted({**tags, **bag.files}.items()):
+        try:
+            with open(open_file(bag.root / name), "rb") as file:
+                actual = hashlib.file_digest(file, "sha256").hexdigest()
+                report.size_bytes += file.tell()
+        except (OSError, StoreFormatError) as error:
+            raise BundleError(f"{bag.root / name}: cannot be read ({error})") from error
+        if actual != digest:
+            yield f"{bag.root / name}: its checksum is wrong: copy it again"
+        report.files += name in bag.files
+        progress(report.files)
 
 
-def _checked_sha256(path: Path, report: BundleReport | None = None) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(open_file(path), "rb", buffering=0) as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                if report is not None:
-                    report.size_bytes += len(block)
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return digest.hexdigest()
-
-
-def _content_problems(bag: Bag) -> list[str]:
-    problems = []
-    if bundle_id_of(bag.files) != bag.info.bundle_id:
-        problems.append(f"{bag.data / INFO_FILE}: its id is not that of {MANIFEST_FILE}")
+def _content_problems(bag: Bag) -> Iterator[str]:
+    """Yield what is wrong with the tables, which have the right checksums."""
+    files: dict[str, str] = {}
     try:
         meta = read_json(bag.data / META_NAME, StoreMeta)
         refuse_other_version(bag.root, meta.format_version)
-        if meta.store_id != bag.info.store_id:
-            problems.append(f"{bag.data / META_NAME}: is of another store")
-    except StoreFormatError as error:
-        problems.append(str(error))
-    for name in sorted(bag.files):
-        if name.startswith("data/tokenizers/"):
-            problems += _tokenizer_problems(bag, name)
-    if problems:
-        return problems  # reading all tables takes long, and the bundle is refused anyway
-    rows, problems = _table_rows(bag)
-    size_bytes = (bag.data / TRACE_IDS_FILE).stat().st_size
-    if not problems and (
-        rows != bag.info.counts or size_bytes != _ID_LINE_BYTES * rows["trajectories"]
-    ):
-        problems.append(f"{bag.data / INFO_FILE}: counts other rows than the tables hold")
-    return problems
-
-
-def _table_rows(bag: Bag) -> tuple[dict[str, int], list[str]]:
-    """Return the number of rows by table, and the problems of the table files."""
-    rows, problems = dict.fromkeys(TABLES, 0), []
-    files = []
-    for name in sorted(bag.files):
-        if match := _TABLE_FILE.fullmatch(name):
-            try:
+        for name, digest in sorted(bag.files.items()):
+            if match := _TABLE_FILE.fullmatch(name):
                 refuse_other_version(bag.root / name, int(match[2]))
-            except StoreFormatError as error:
-                problems.append(str(error))
-            else:
-                if bag.files[name].startswith(match[3]):
-                    files.append(TableFile(str(bag.root / name), match[1]))
-                else:
-                    problems.append(f"{bag.root / name}: its name does not match its content")
-    for file, pages in zip(files, read_pages(files), strict=True):
-        rows[file.table] += pages.rows
-        if pages.problem:
-            problems.append(f"{file.path}: {escape_line(pages.problem)}: do not use this bundle")
-    return rows, problems
+                files[str(bag.root / name)] = match[1]
+                if not digest.startswith(match[3]):
+                    yield f"{bag.root / name}: its name does not match its content"
+    except StoreFormatError as error:
+        yield str(error)
+        return
+    counts = dict.fromkeys(TABLES, 0)
+    for path, result in read_pages(files).items():
+        if isinstance(result, str):
+            yield f"{path}: {escape_line(result)}: do not use this bundle"
+            return
+        counts[files[path]] += result
+    if counts != bag.info.counts:
+        yield f"{bag.root / INFO_FILE}: counts other rows than the tables hold"
 
 
-def _tokenizer_problems(bag: Bag, name: str) -> list[str]:
-    _, _, kind, last = name.split("/")
-    if kind != "runs":
-        same = kind == bag.files[name]
-        return [] if same else [f"{bag.root / name}: its folder is named like another content"]
-    digest = read_limited(bag.root / name, 64).decode("ascii", "replace")
-    if f"data/tokenizers/{digest}/tokenizer.json" in bag.files:
-        return []
-    return [f"{bag.root / name}: the tokenizer of run {last} is not in the bundle"]
-
-
-def _gaps(bags: Sequence[Bag]) -> list[str]:
-    """Return the gaps and breaks between bags, which are in the order of their sequence."""
-    problems = []
+def _gaps(bags: Sequence[Bag]) -> Iterator[str]:
+    """Yield the gaps and breaks between bags, which are in the order of their sequence."""
     for before, bag in pairwise(bags):
         number, expected = bag.info.sequence, before.info.sequence + 1
         if number > expected:
             missing = f"{expected}" if number == expected + 1 else f"{expected} to {number - 1}"
-            problems.append(f"{bag.root}: has number {number}, and {missing} is missing: bring it")
-        elif number < expected or bag.info.previous != previous_of(before):
-            problems.append(
+            yield f"{bag.root}: has number {number}, and {missing} is missing: bring it"
+        elif number < expected or bag.info.previous != sha256_of(before.root / TAG_MANIFEST_FILE):
+            yield (
                 f"{bag.root}: number {number} does not continue {before.root}: one of them is of "
                 "another sequence"
             )
-    return problems

@@ -1,16 +1,15 @@
-"""The rows of a selection, redacted and in a fixed order."""
+"""The rows of a selection, redacted and in a fixed order, a few trajectories at a time."""
 
 from __future__ import annotations
 
-import gzip
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from localtrace.errors import StoreError
 from localtrace.redaction.redaction import Redaction
@@ -28,17 +27,28 @@ _TEXT_COLUMNS = ("error", "prompt_text", "output_text")
 _JSON_COLUMNS = ("messages", "inputs", "outputs")
 _RUN_TEXTS = ("host", "worker", "command", "git_commit")
 _RUN_JSON = ("config", "versions", "losses")
-_BATCH_MAX = 256
 _NOT_FOLDED = f"replace ({', '.join(f'null as {name}' for name in FOLDED_COLUMNS)})"
-_TOKENS_AS_ONE_CALL = 512
-_ORDERED = f"""
-select
-    trace_id, run_id,
-    1 + coalesce(span_count, 0) + coalesce(output_tokens, 0) // {_TOKENS_AS_ONE_CALL} as weight
-from stored.trajectories
-where trace_id in (select unnest($trace_ids))
+# The weight of a trajectory is one for each call and every 512 tokens.
+_ORDERED = """
+select trace_id, run_id, step, sum(weight) over (
+    order by project, experiment, step nulls last, sample_index nulls last, rollout_n nulls last,
+        trace_id
+    rows unbounded preceding
+) // $weight as batch
+from (
+    select *, 1 + coalesce(span_count, 0) + coalesce(output_tokens, 0) // 512 as weight
+    from stored.trajectories where trace_id in (select unnest($trace_ids))
+)
 order by project, experiment, step nulls last, sample_index nulls last, rollout_n nulls last,
     trace_id
+"""
+_LEFT_OUT = """
+select
+    count(*) filter (not chosen and superseded) as "superseded by a newer attempt",
+    count(*) filter (not chosen and not superseded) as "not selected",
+    count(spans_pruned) filter (chosen) as "only their calls, which were pruned"
+from (select *, trace_id in (select unnest($trace_ids)) as chosen from stored.flagged)
+where run_id in (select unnest($run_ids))
 """
 
 
@@ -47,14 +57,9 @@ class Batch:
     """Whole trajectories."""
 
     trace_ids: list[str]
-    weight: int
-    """An estimate of the work: one for each trajectory, each call and every 512 tokens."""
     tables: dict[str, pa.Table]
     texts: bytes
     """One line of JSON per call, with all its texts."""
-    redactions: Counter[str]
-    unsearched: Counter[str]
-    """Amount of content that could not be searched for keys, by kind."""
 
     @property
     def size_bytes(self) -> int:
@@ -65,58 +70,45 @@ class Batch:
 class SelectedRows:
     """The rows of chosen trajectories and of their runs, read from a store."""
 
-    def __init__(self, store: Store, redaction: Redaction, trace_ids: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, redaction: Redaction, trace_ids: Sequence[str], batch_weight: int
+    ) -> None:
+        """Order the trajectories.
+
+        Args:
+            store: the store.
+            redaction: what must not leave.
+            trace_ids: the trajectories.
+            batch_weight: weight of a batch; only a single trajectory may exceed it by itself.
+        """
         self._store = store
         self._redaction = redaction
-        found = store.own_sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
-        self.trace_ids: list[str] = found["trace_id"].to_pylist()
+        params = {"trace_ids": list(trace_ids), "weight": batch_weight}
+        self._rows = store.own_sql(_ORDERED, params).to_dicts()
+        self.trace_ids: list[str] = [row["trace_id"] for row in self._rows]
         """The chosen ids in the order of the bundle."""
-        self._weights: list[int] = found["weight"].to_pylist()
-        self.run_ids: list[str] = sorted(pc.unique(found["run_id"]).to_pylist())
-
-    def counts(self) -> dict[str, int]:
-        """Count the rows of the selection by table."""
-        runs, ids = "run_id in (select unnest($ids))", "trace_id in (select unnest($ids))"
-        counts = {}
-        for table in TABLES.values():
-            whole_runs = table in (RUNS, METRICS)
-            query = f"select count(*) as n from stored.{table.name} where "
-            query += runs if whole_runs else ids
-            params = {"ids": self.run_ids if whole_runs else self.trace_ids}
-            counts[table.name] = self._store.own_sql(query, params).to_dicts()[0]["n"]
-        return counts
+        self.run_ids: list[str] = sorted({row["run_id"] for row in self._rows})
 
     def left_out(self) -> dict[str, int]:
         """Count the trajectories of the same runs that are not here whole, by reason."""
-        query = """
-        select
-            count(*) filter (not chosen) as others,
-            count(*) filter (not chosen and superseded) as superseded,
-            count(spans_pruned) filter (chosen) as pruned
-        from (select *, trace_id in (select unnest($trace_ids)) as chosen from stored.flagged)
-        where run_id in (select unnest($run_ids))
-        """
         params = {"run_ids": self.run_ids, "trace_ids": self.trace_ids}
-        (found,) = self._store.own_sql(query, params).to_dicts()
-        counts = {
-            "superseded by a newer attempt": found["superseded"],
-            "not selected": found["others"] - found["superseded"],
-            "only their calls, which were pruned": found["pruned"],
-        }
+        (counts,) = self._store.own_sql(_LEFT_OUT, params).to_dicts()
         return {reason: count for reason, count in counts.items() if count}
 
-    def of_runs(self) -> tuple[dict[str, pa.Table], Counter[str]]:
-        """Return all rows about the runs by table, and what was redacted in them by rule."""
-        before = self._redaction.counts.copy()
+    def of_runs(self) -> dict[str, pa.Table]:
+        """Return all rows about the runs by table."""
         tables = {}
         for table in (RUNS, METRICS):
             query = f"select * from stored.{table.name} where run_id in (select unnest($run_ids))"
             rows = self._store.own_sql(query, {"run_ids": self.run_ids}).to_arrow()
             tables[table.name] = _ordered(rows, table)
         runs = [self._run(row) for row in tables["runs"].to_pylist()]
-        tables["runs"] = pa.Table.from_pylist(runs, schema=RUNS.arrow())
-        tables["metrics"] = self._metrics(tables["metrics"])
-        return tables, self._redaction.counts - before
+        names = [self._redaction.text(name) for name in tables["metrics"]["name"].to_pylist()]
+        place = METRICS.arrow().get_field_index("name")
+        return {
+            "runs": pa.Table.from_pylist(runs, schema=RUNS.arrow()),
+            "metrics": tables["metrics"].set_column(place, "name", pa.array(names, pa.string())),
+        }
 
     def _run(self, row: Row) -> Row:
         for name in _RUN_TEXTS:
@@ -130,55 +122,36 @@ class SelectedRows:
                     row[name] = to_json(safe)
         return row
 
-    def _metrics(self, rows: pa.Table) -> pa.Table:
-        names = pc.unique(rows["name"]).to_pylist()
-        safe = {name: self._redaction.text(name) for name in names if name is not None}
-        if all(safe[name] is name for name in safe):
-            return rows
-        column = pa.array([safe.get(name) for name in rows["name"].to_pylist()], pa.string())
-        return rows.set_column(rows.schema.get_field_index("name"), "name", column)
+    def batches(self) -> Iterator[Batch]:
+        """Read all trajectories, a few whole ones at a time."""
+        for _, rows in groupby(self._rows, itemgetter("batch")):
+            chosen = list(rows)
+            steps = {row["step"] for row in chosen if row["step"] is not None}
+            yield self._batch([row["trace_id"] for row in chosen], steps)
 
-    def batch_at(self, start: int, weight_max: int) -> Batch:
-        """Read whole trajectories from index `start` on, at least one.
-
-        Args:
-            weight_max: limit on the batch's weight; only a single trajectory may exceed it.
-        """
-        end = start + 1
-        left = weight_max - self._weights[start]
-        while end < min(len(self.trace_ids), start + _BATCH_MAX) and self._weights[end] <= left:
-            left -= self._weights[end]
-            end += 1
-        return self._batch(self.trace_ids[start:end], sum(self._weights[start:end]))
-
-    def _batch(self, trace_ids: list[str], weight: int) -> Batch:
-        names = {f"id_{number}": trace_id for number, trace_id in enumerate(trace_ids)}
-        chosen = f"trace_id in ({', '.join(f'${name}' for name in names)})"
-        trajectories = self._read("trajectories", chosen, names)
+    def _batch(self, trace_ids: list[str], steps: set[int]) -> Batch:
+        ids = {f"id_{number}": trace_id for number, trace_id in enumerate(trace_ids)}
+        chosen = f"trace_id in ({', '.join(f'${name}' for name in ids)})"
         # With the steps named, DuckDB skips the files of all other steps.
-        steps = set(trajectories["step"].to_pylist()) - {None}
-        in_steps = f"(step is null or step in ({', '.join(map(str, sorted(steps))) or 'null'}))"
+        named = ", ".join(map(str, steps)) or "null"
         tables = {
-            "trajectories": trajectories,
-            "spans": self._read("spans", f"{chosen} and {in_steps}", names),
-            "outcomes": self._read("outcomes", chosen, names),
+            # A bundle holds outcomes as rows alone, whether or not they were folded.
+            "trajectories": self._read("trajectories", chosen, ids, _NOT_FOLDED),
+            "spans": self._read("spans", f"{chosen} and (step is null or step in ({named}))", ids),
+            "outcomes": self._read("outcomes", chosen, ids, "replace (false as folded)"),
         }
-        before = self._redaction.counts.copy(), self._redaction.unsearched.copy()
-        whole, calls, values = (table.to_pylist() for table in tables.values())
-        safe = self._redaction.rows(whole, calls, values, self._store.decode)
-        for (name, table), rows, edited in zip(
-            tables.items(), (whole, calls, values), safe, strict=True
-        ):
-            if any(new is not row for new, row in zip(edited, rows, strict=True)):
-                tables[name] = pa.Table.from_pylist(edited, schema=table.schema)
-        redactions = self._redaction.counts - before[0]
-        unsearched = self._redaction.unsearched - before[1]
-        return Batch(trace_ids, weight, tables, _texts(safe[1]), redactions, unsearched)
+        rows = [table.to_pylist() for table in tables.values()]
+        trajectories, spans, outcomes = rows
+        safe = self._redaction.rows(trajectories, spans, outcomes, self._store.decode)
+        for name, before, after in zip(tables, rows, safe, strict=True):
+            if any(new is not old for new, old in zip(after, before, strict=True)):
+                tables[name] = pa.Table.from_pylist(after, schema=tables[name].schema)
+        return Batch(trace_ids, tables, _texts(safe[1]))
 
-    def _read(self, name: str, condition: str, params: Mapping[str, str]) -> pa.Table:
-        # A bundle holds outcomes as rows alone, whether or not they were folded.
-        kept = {"trajectories": _NOT_FOLDED, "outcomes": "replace (false as folded)"}.get(name, "")
-        query = f"select * {kept} from stored.{name} where {condition}"
+    def _read(
+        self, name: str, condition: str, params: Mapping[str, str], replaced: str = ""
+    ) -> pa.Table:
+        query = f"select * {replaced} from stored.{name} where {condition}"
         return _ordered(self._store.own_sql(query, params).to_arrow(), TABLES[name])
 
 
@@ -208,8 +181,3 @@ def _texts(spans: list[Row]) -> bytes:
         }
         lines.append(msgspec.json.encode(line) + b"\n")
     return b"".join(lines)
-
-
-def open_texts(file: Any) -> gzip.GzipFile:
-    """Open a gzip stream whose header holds neither a time nor a name: same texts, same bytes."""
-    return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0)
