@@ -146,19 +146,6 @@ def test_a_changed_reward_takes_the_place_of_the_one_before(
     assert feedback(failing_weave, project) == [label, *rewards(0.25, 0.5)]
 
 
-def test_plain_uploads_have_rewards_only_if_they_are_asked_for(
-    failing_weave: WeaveServer, project: str, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    ids = record(store, [1.0])
-    with localtrace.open_store(store) as opened:
-        localtrace.label(opened, ids, who="anna", rating=4)
-    sent(store, project, TargetOptions(plain=True))
-    assert feedback(failing_weave, project) == []
-    sent(store, project, TargetOptions(plain=True, assessments=True))
-    assert feedback(failing_weave, project) == rewards(1.0)
-
-
 def test_an_upload_killed_among_rewards_doubles_none(
     failing_weave: WeaveServer, project: str, tmp_path: Path
 ) -> None:
