@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import localtrace
-from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -25,6 +24,7 @@ from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.plan import Progress
 from localtrace.uploader.selection import Selection, choose
 from localtrace.uploader.targets import Record, Target, open_target
+from localtrace.uploader.transcripts import transcript_of
 from tests.benchmarks.figures import Figure, Promise, Table
 
 ROUNDS = 2
@@ -130,7 +130,7 @@ def _batches(store: Store, target: Target, container: str) -> list[list[Record]]
     place = target.place(part.run, container)
     batches: list[list[Record]] = [[]]
     for trajectory in store.read(part.trace_ids):
-        record = target.encode(trajectory, place, transcript_of(trajectory, store.decode))
+        record = target.encode(trajectory, place, transcript_of(trajectory))
         full = [*batches[-1], record]
         too_many = sum(len(one.parts) for one in full) > target.batch_max_parts
         if batches[-1] and (

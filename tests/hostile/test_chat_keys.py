@@ -11,8 +11,7 @@ from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.rules import Rules
 from localtrace.types import Trajectory
 from localtrace.uploader.plan import Records
-from localtrace.uploader.selection import ChosenRun
-from localtrace.uploader.targets import Place, Target, TargetOptions, open_target
+from localtrace.uploader.targets import Place, Record, Target, TargetOptions, open_target
 from tests.hostile.test_keys import KEY
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 from tests.unit.test_uploader_replay import RUN
@@ -83,8 +82,8 @@ def sent(
 ) -> bytes:
     held = trajectory(spans=spans, reward=1.0, **fields)
     records = Records(OneStore(held), target, redaction)  # type: ignore[arg-type]
-    part = ChosenRun(replace(RUN, config=config), [held.trace_id])
-    (record,) = records.of(part, lambda ids: dict.fromkeys(ids, PLACE), pytest.fail)
+    (record,) = records.of(replace(RUN, config=config), {held.trace_id: PLACE})
+    assert isinstance(record, Record), record
     return b"".join([*record.parts, record.assessment or b""])
 
 

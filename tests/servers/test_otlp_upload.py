@@ -16,7 +16,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
 from localtrace.read.filters import Filters
-from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store
 from localtrace.types import Run
 from localtrace.uploader import upload
@@ -24,6 +23,7 @@ from localtrace.uploader.receipts import Delivery
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 from localtrace.uploader.targets.otlp import OtlpTarget
+from localtrace.uploader.transcripts import transcript_of
 from localtrace.values.codec import to_json
 from tests.servers.otlp_endpoint import Endpoint
 
@@ -67,7 +67,7 @@ def traces(client: MlflowClient, experiment: str) -> Callable[[], list[Trace]]:
 
 def records(store: Store, target: OtlpTarget, place: Place) -> list[Record]:
     ids = [row["trace_id"] for row in store.trajectories().to_dicts()]
-    return [target.encode(one, place, transcript_of(one, store.decode)) for one in store.read(ids)]
+    return [target.encode(one, place, transcript_of(one)) for one in store.read(ids)]
 
 
 def opened(uri: str | None) -> tuple[OtlpTarget, Place]:

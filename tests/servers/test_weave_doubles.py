@@ -12,12 +12,12 @@ import pytest
 
 import localtrace
 from localtrace.read.filters import Filters
-from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store
 from localtrace.uploader import estimate, upload
 from localtrace.uploader.receipts import Delivery, Receipt
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.weave import WeaveTarget
+from localtrace.uploader.transcripts import transcript_of
 from tests.servers.weave import WeaveServer
 
 
@@ -50,7 +50,7 @@ def send(store: Store, project: str) -> Callable[..., Receipt]:
 
 def encoded(target: WeaveTarget, store: Store, place: Place) -> list[Record]:
     ids = [row["trace_id"] for row in store.sql("select trace_id from trajectories").to_dicts()]
-    return [target.encode(one, place, transcript_of(one, store.decode)) for one in store.read(ids)]
+    return [target.encode(one, place, transcript_of(one)) for one in store.read(ids)]
 
 
 def sendings(server: WeaveServer, project: str) -> Counter[int]:

@@ -14,7 +14,6 @@ import pytest
 import localtrace
 from localtrace.errors import ConfigError, TargetRejected, UploadError
 from localtrace.read.filters import Filters
-from localtrace.read.messages import transcript_of
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -24,6 +23,7 @@ from localtrace.uploader.targets import Entry, Place, Record
 from localtrace.uploader.targets.http import TryAgain
 from localtrace.uploader.targets.weave import WeaveTarget
 from localtrace.uploader.targets.weave_calls import call_id
+from localtrace.uploader.transcripts import transcript_of
 from tests.servers.weave import KEY, WeaveServer
 from tests.servers.weave_client import read_back, run_client
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
@@ -127,7 +127,7 @@ def many(count: int, spans: int, **fields: Any) -> list[Any]:
 
 
 def records(target: WeaveTarget, place: Place, trajectories: list[Any]) -> list[Record]:
-    return [target.encode(one, place, transcript_of(one, lambda *_: None)) for one in trajectories]
+    return [target.encode(one, place, transcript_of(one)) for one in trajectories]
 
 
 def entries(found: list[Record]) -> list[Entry]:

@@ -55,7 +55,9 @@ class MemoryStore:
     def read(self, trace_ids: Sequence[str], batch_size: int) -> Iterator[Trajectory]:
         return map(self.trajectory, trace_ids)
 
-    def decode(self, run_id: str, ids: list[int]) -> str | None:
+    def decode(
+        self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
+    ) -> str | None:
         return None
 
     def trajectory(self, trace_id: str) -> Trajectory:

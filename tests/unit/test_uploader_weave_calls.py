@@ -13,6 +13,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 from hypothesis import assume, given
+from msgspec import structs
 
 from localtrace.types import Outcome, Trajectory
 from localtrace.uploader.lone import lone_call
@@ -32,7 +33,7 @@ from tests.values import values
 
 HERE = Place("weave:trace.wandb.ai:team/project", "team/project", "")
 THERE = Place("weave:trace.wandb.ai:team/other", "team/other", "")
-ON_RUN = replace(HERE, run="team/project/run1")
+ON_RUN = structs.replace(HERE, run="team/project/run1")
 JSON_COLUMNS = ("attributes", "inputs", "output", "summary")
 
 
