@@ -169,12 +169,11 @@ def call_item(recorder: Recorder, rollout: Rollout, call: CallIn) -> Item:
         duration_ns=call.duration_ns,
         status=STATUSES.index(call.status),
         error=recorder.values.as_text(call.error),
-        inputs=msgspec.Raw(encode_inputs(recorder, call.inputs)),
+        inputs=raw_map(encode_inputs(recorder, call.inputs)) or {},
         outputs=msgspec.Raw(_outputs(recorder, call.outputs)),
+        kind=call.kind,
+        detail=call.is_detail,
     )
-    record.kind = call.kind
-    if isinstance(record, TurnCall):
-        record.detail = call.is_detail
     return Item(kind, _key(rollout), _encode(record), counted=rollout.is_carried)
 
 
@@ -182,12 +181,7 @@ def turn_totals(recorder: Recorder, rollout: Rollout) -> TurnTotals:
     """Count the turns of a trajectory, as the writer does where it is given all calls."""
     totals = TurnTotals()
     for call in rollout.calls:
-        record = _DECODER.decode(call_item(recorder, rollout, call).record)
-        if isinstance(record, TurnCall):
-            inputs = raw_map(record.inputs) or {}
-            totals.add(record, inputs, totals.settle(record, inputs, raw_map(record.outputs)))
-        else:
-            totals.pass_on(record)
+        totals.count(_DECODER.decode(call_item(recorder, rollout, call).record))
     return totals
 
 

@@ -342,4 +342,5 @@ def encode_inputs(
         signature: what they are arguments of; where it is known, lists of tokens are not looked at
             token by token.
     """
-    return recorder.values.inputs(inputs, _NO_NAMES if signature is None else signature.per_token)
+    named = {name.encode("utf-8", "replace").decode(): value for name, value in inputs.items()}
+    return recorder.values.inputs(named, _NO_NAMES if signature is None else signature.per_token)

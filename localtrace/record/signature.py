@@ -141,16 +141,8 @@ def _takes_nothing() -> None: ...
 
 def record_tail(signature: Signature, *, is_detail: bool) -> tuple[Any, ...]:
     """Return the fields after the result in the record of a call; empty if all are defaults."""
-    kind, is_async = signature.kind, signature.is_async
-    is_turn = signature.record_kind is Kind.TURN
-    if signature.is_stream and is_turn:
-        return ((), is_detail, None, kind, False, 0, is_async, True)
-    if kind is None and is_async is None:
-        return ((), True) if is_detail and is_turn else ()
-    own = (is_detail, None) if is_turn else ()
-    if is_async is None:
-        return ((), *own, kind)
-    return ((), *own, kind, False, *((0,) if is_turn else ()), is_async)
+    fields = (signature.kind, signature.is_async, signature.is_stream, is_detail)
+    return () if fields == (None, None, False, False) else ((), *fields)
 
 
 def _is_method(name: str, parameters: list[inspect.Parameter]) -> bool:

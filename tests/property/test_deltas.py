@@ -47,7 +47,7 @@ class Turn:
     def record(self) -> bytes:
         call = TurnCall(
             Head(self.key), self.span_id, None, self.span_id, "generate", 0, 1, 0, None,
-            msgspec.Raw(encode(self.inputs)), msgspec.Raw(encode(self.outputs)),
+            raw_map(encode(self.inputs)) or {}, msgspec.Raw(encode(self.outputs)),
         )  # fmt: skip
         return msgspec.msgpack.encode(call)
 
@@ -266,7 +266,7 @@ def test_rewriting_changes_nothing_but_the_lists(turns: list[Turn]) -> None:
     (journal,) = write(turns)
     for call, turn in zip(calls_of(journal), turns, strict=True):
         rest = dict.fromkeys(listed_arguments(turn)) if call.deltas else {}
-        assert encode(decode(call.inputs)) == encode(decode(encode(turn.inputs | rest)))
+        assert encode(decode(encode(call.inputs))) == encode(decode(encode(turn.inputs | rest)))
         assert bytes(call.outputs) == encode(turn.outputs)
 
 

@@ -20,9 +20,8 @@ from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.frames import Frames
 from localtrace.store.journal.journal_files import JournalName, JournalStatus
-from localtrace.store.journal.prompts import prompt_hash
 from localtrace.store.journal.records import Head, TurnCall
-from localtrace.store.journal.turns import TurnTotals
+from localtrace.store.journal.turns import TurnTotals, prompt_hash
 from localtrace.store.tables.rows import JournalRows
 from localtrace.values.codec import ValueEncoder, encode, from_json
 from localtrace.values.encoded import raw_map
@@ -95,7 +94,7 @@ def test_a_hash_is_what_the_format_says_in_every_process() -> None:
     program = (
         "from localtrace.values.codec import encode\n"
         "from localtrace.values.encoded import raw_map\n"
-        "from localtrace.store.journal.prompts import prompt_hash\n"
+        "from localtrace.store.journal.turns import prompt_hash\n"
         f"for inputs in ({', '.join(f'dict({inputs})' for inputs in known)}):\n"
         "    print(prompt_hash(raw_map(encode(inputs))).hex())\n"
     )
@@ -263,8 +262,8 @@ def test_as_many_turns_are_counted_as_are_marked(made: list[Any]) -> None:
     for span_id, (inputs, outputs, detail, parent_id, kind, is_stream) in enumerate(made):
         call = TurnCall(
             Head(bytes(16)), span_id, parent_id, span_id, "generate", 0, 1, 0, None,
-            msgspec.Raw(encode(inputs)), msgspec.Raw(encode(outputs)), [], detail, None, kind,
-            is_stream=is_stream,
+            raw_map(encode(inputs)) or {}, msgspec.Raw(encode(outputs)), kind=kind,
+            is_stream=is_stream, detail=detail,
         )  # fmt: skip
         record = writer.rewrite(bytes(16), msgspec.msgpack.encode(call), totals)
         payloads.append(msgspec.msgpack.encode((("p", "e", "r", 0), span_id, msgspec.Raw(record))))
@@ -323,7 +322,7 @@ def test_a_call_that_the_disk_refused_is_the_same_the_second_time() -> None:
         msgspec.msgpack.encode(
             TurnCall(
                 Head(bytes(16)), span_id, parent_id, span_id, "ask", 0, 1, 0, None,
-                msgspec.Raw(encode({"prompt": "2 + 2?"})), msgspec.Raw(encode({"text": "4"})),
+                raw_map(encode({"prompt": "2 + 2?"})) or {}, msgspec.Raw(encode({"text": "4"})),
             )
         )
         for span_id, parent_id in ((2, 1), (1, None))

@@ -92,7 +92,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(turns_module, "_message", lambda message: 1)
     count(Rules, "search", lambda rules, text, *before: len(text))
     count(whole_prompts, "encode", lambda message: 1)
-    count(whole_prompts, "_ids_crc32", lambda ids, crc: len(ids))
+    count(whole_prompts, "_elements", lambda items: len(items or ()))
     count(whole_prompts, "shared_prefix", lambda left, right: 1)
     return done
 

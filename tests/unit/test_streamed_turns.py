@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import localtrace
 from localtrace.read.store import Store, open_store
-from localtrace.store.journal.streams import whole
+from localtrace.store.journal.results import whole
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from tests.environment import examples

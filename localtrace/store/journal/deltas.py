@@ -1,10 +1,10 @@
 """Prompts and message lists stored as what each turn adds.
 
 `DeltaWriter` works in the writer thread on encoded bytes: it never decodes a list that simply goes
-on from an earlier one. `DeltaReader` puts whole lists back together from the records of one
-journal. A base is always in the same journal and was written before the turn that names it. After
-sixteen links a list is whole again, unless it is far longer than what the links added: so all lists
-of a trajectory together take a few times the room of what its turns added, however many they are.
+on from an earlier one. `Chains` puts whole lists back together. A base is always in the same
+journal and was written before the turn that names it. After sixteen links a list is whole again,
+unless it is far longer than what the links added: so all lists of a trajectory together take a few
+times the room of what its turns added, however many they are.
 
 Each crc32 is that of a list's elements, which are its MessagePack bytes without the header.
 """
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
 
 from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES
-from localtrace.store.journal.checksum import crc32
-from localtrace.store.journal.records import Call, Delta, Kind, TurnCall
+from localtrace.store.journal.frames import crc32
+from localtrace.store.journal.records import Call, Delta, TurnCall
 from localtrace.store.journal.results import Fields, output_elements
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.arrays import Bytes
@@ -42,12 +43,7 @@ _NIL = msgspec.Raw(b"\xc0")
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-class _NamedCall(TurnCall, array_like=True, tag=int(Kind.TURN)):
-    inputs: Fields  # type: ignore[assignment]
-
-
-_NAMED_DECODER = msgspec.msgpack.Decoder(_NamedCall)
-_TURN_DECODER = msgspec.msgpack.Decoder(TurnCall)
+_DECODER = msgspec.msgpack.Decoder(TurnCall)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -100,25 +96,18 @@ class DeltaWriter:
             totals: of the turns of the trajectory.
             counted: True where the totals must not count the call, or have done so before.
         """
-        call, inputs = _read_call(record)
-        outputs = raw_map(call.outputs)
-        made = totals.settle(call, inputs, outputs)
-        call.deltas = self._deltas(key, call, inputs, output_elements(outputs))
-        if call.deltas:
-            rest = inputs | dict.fromkeys((delta.name for delta in call.deltas), _NIL)
-            call.inputs = msgspec.Raw(_ENCODER.encode(rest))
-        if not counted:
-            totals.add(call, inputs, made)
+        call = _DECODER.decode(record)
+        totals.count(call, again=counted)
+        call.deltas = self._deltas(key, call, output_elements(raw_map(call.outputs)))
+        call.inputs |= dict.fromkeys((delta.name for delta in call.deltas), _NIL)
         return _ENCODER.encode(call)
 
-    def _deltas(
-        self, key: bytes, call: TurnCall, inputs: Fields, output: tuple[int, bytes] | None
-    ) -> list[Delta]:
+    def _deltas(self, key: bytes, call: TurnCall, output: tuple[int, bytes] | None) -> list[Delta]:
         deltas, bases = [], []
         for names, following in ((PROMPT_NAMES, output), (MESSAGE_NAMES, None)):
-            name = first_named(inputs, names)
-            listed = list_elements(bytes(inputs[name])) if name else None
-            if name is None or listed is None or is_list_of_lists(inputs[name]):
+            name = first_named(call.inputs, names)
+            listed = list_elements(bytes(call.inputs[name])) if name else None
+            if name is None or listed is None or is_list_of_lists(call.inputs[name]):
                 continue
             delta, links, added_bytes = self._delta(key, name, *listed)
             deltas.append(delta)
@@ -174,16 +163,6 @@ class DeltaWriter:
         return best, longest
 
 
-def _read_call(record: Bytes) -> tuple[TurnCall, Fields]:
-    """Return a call, and its arguments by name, still encoded; none where they have no names."""
-    try:
-        # In one pass, because even to pass over a long prompt takes time.
-        call = _NAMED_DECODER.decode(record)
-    except msgspec.MsgspecError:
-        return _TURN_DECODER.decode(record), {}
-    return call, call.inputs
-
-
 def _shared_prefix(left: bytes, right: bytes) -> int:
     """Return the length of the common prefix in bytes."""
     low, high = 0, min(len(left), len(right))
@@ -210,7 +189,7 @@ def _whole_elements(base: _Base, shared: int, count: int, elements: bytes) -> tu
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A list as its record holds it, and the checksums from which those of later lists go on."""
+    """A list as what it adds to its base, and the checksums from which later ones go on."""
 
     base: _Link | None
     kept: int
@@ -218,7 +197,7 @@ class _Link:
     count: int
     """Number of elements of the whole list."""
     own: bytes
-    """The new elements, and those that the model generated after the list."""
+    """The new elements, and those that follow the list."""
     whole_count: int
     """Number of elements of the whole list and of what follows."""
     kept_crc32: int
@@ -230,10 +209,10 @@ class _Link:
         """Return the checksum of the first elements."""
         if count == self.whole_count:
             return self.whole_crc32
-        one = self
-        while one.base is not None and count <= one.kept:
-            one = one.base
-        return crc32(one.own_until(count), one.kept_crc32)
+        link = self
+        while link.base is not None and count <= link.kept:
+            link = link.base
+        return crc32(link.own_until(count), link.kept_crc32)
 
     def own_until(self, count: int) -> bytes:
         """Return those of the own elements that are among the first elements of the whole list."""
@@ -242,26 +221,70 @@ class _Link:
         items = _LIST_DECODER.decode(list_bytes(self.whole_count - self.kept, self.own))
         return b"".join(bytes(item) for item in items[: count - self.kept])
 
-    def elements(self) -> bytes:
-        """Return the elements of the whole list."""
-        parts, one = [self.new], self
-        count = self.kept
-        while one.base is not None:
-            one = one.base
-            if count > one.kept:
-                parts.append(one.own_until(count))
-                count = one.kept
-        return b"".join(reversed(parts))
 
+class Chains:
+    """Lists that each continue an earlier one, checked, and rebuilt one at a time.
 
-class DeltaReader:
-    """The lists of one journal, checked and rebuilt from its turns, which are fed in order.
-
-    It holds what the records hold, never the whole lists, so its memory is linear in the journal.
+    They are held as what each of them added, so their memory is linear in that.
     """
 
     def __init__(self) -> None:
-        self._links: dict[tuple[bytes, int, str], _Link] = {}
+        self._links: dict[Hashable, _Link] = {}
+
+    def add(
+        self,
+        key: Hashable,
+        base_key: Hashable | None,
+        kept: int,
+        new: tuple[int, bytes] | None,
+        following: tuple[int, bytes] | None,
+        checksum: int | None,
+    ) -> int | None:
+        """Add a list, and return the number of its elements; None: it cannot be rebuilt.
+
+        Args:
+            key: names the list.
+            base_key: names the list that it continues; None: it is whole.
+            kept: how many elements of the base, and of what follows that, it begins with.
+            new: count and bytes of the other elements.
+            following: count and bytes of the elements that come after the list.
+            checksum: of all elements of the list; None where it is not known.
+        """
+        base, kept_crc = None, 0
+        if base_key is not None:
+            base = self._links.get(base_key)
+            if base is None or not 0 <= kept <= base.whole_count:
+                return None
+            kept_crc = base.first_crc32(kept)
+        if new is None or (base is None and kept):
+            return None
+        crc = crc32(new[1], kept_crc)
+        if checksum not in (None, crc):
+            return None
+        count, (more, elements) = kept + new[0], following or (0, b"")
+        own, whole_crc = new[1] + elements, crc32(elements, crc)
+        self._links[key] = _Link(base, kept, new[1], count, own, count + more, kept_crc, whole_crc)
+        return count
+
+    def whole(self, key: Hashable) -> bytes | None:
+        """Return a list, whole and encoded; None where it cannot be rebuilt."""
+        link = self._links.get(key)
+        if link is None:
+            return None
+        parts, total, kept = [link.new], link.count, link.kept
+        while link.base is not None:
+            link = link.base
+            if kept > link.kept:
+                parts.append(link.own_until(kept))
+                kept = link.kept
+        return list_bytes(total, b"".join(reversed(parts)))
+
+
+class DeltaReader:
+    """The lists of one journal, checked and rebuilt from its turns, which are fed in order."""
+
+    def __init__(self) -> None:
+        self._chains = Chains()
 
     def add(self, call: Call, outputs: Fields | None) -> dict[str, int | None]:
         """Return the whole length of each list argument of a turn; None: it cannot be rebuilt.
@@ -270,39 +293,20 @@ class DeltaReader:
             call: the turn.
             outputs: the fields of its result; None where it has none.
         """
-        if not call.deltas:
-            return {}
-        output = output_elements(outputs)
-        return {delta.name: self._add(call, delta, output) for delta in call.deltas}
+        output = output_elements(outputs) if call.deltas else None
+        trace_id = call.head.trace_id
+        return {
+            delta.name: self._chains.add(
+                (trace_id, call.span_id, delta.name),
+                None if delta.base is None else (trace_id, delta.base, delta.name),
+                delta.kept,
+                list_elements(bytes(delta.new)),
+                output if delta.name in PROMPT_NAMES else None,
+                delta.crc32,
+            )
+            for delta in call.deltas
+        }
 
     def whole(self, trace_id: bytes, span_id: int, name: str) -> bytes | None:
         """Return one list argument, whole and encoded."""
-        link = self._links.get((trace_id, span_id, name))
-        return None if link is None else list_bytes(link.count, link.elements())
-
-    def _add(self, call: Call, delta: Delta, output: tuple[int, bytes] | None) -> int | None:
-        listed = list_elements(bytes(delta.new))
-        if listed is None:
-            return None
-        base, kept, kept_crc = None, 0, 0
-        if delta.base is not None:
-            base = self._links.get((call.head.trace_id, delta.base, delta.name))
-            if base is None or not 0 <= delta.kept <= base.whole_count:
-                return None
-            kept, kept_crc = delta.kept, base.first_crc32(delta.kept)
-        count, new = kept + listed[0], listed[1]
-        crc = crc32(new, kept_crc)
-        if crc != delta.crc32:
-            return None
-        following = output if delta.name in PROMPT_NAMES and output else (0, b"")
-        self._links[(call.head.trace_id, call.span_id, delta.name)] = _Link(
-            base,
-            kept,
-            new,
-            count,
-            new + following[1] if following[1] else new,
-            count + following[0],
-            kept_crc,
-            crc32(following[1], crc),
-        )
-        return count
+        return self._chains.whole((trace_id, span_id, name))

@@ -107,40 +107,33 @@ class Call(msgspec.Struct, array_like=True):
     duration_ns: int
     status: int
     error: str | None
-    inputs: msgspec.Raw
+    inputs: dict[str, msgspec.Raw]
+    """The arguments by name; those that became deltas are null."""
     outputs: msgspec.Raw
     deltas: list[Delta] = []
+    kind: str | None = None
+    """One of KINDS, where the recording code says it."""
+    is_async: bool | None = None
+    """Whether a coroutine function was called, where the recording code says it."""
+    is_stream: bool = False
+    """True where a generator was called, whose result is the list of what it yielded."""
+    detail: bool = False
+    """True where the call is not counted as a turn: its caller recorded the same generation, the
+    turns are inside it, or it is a part of a tool or of scoring."""
+    has_turns: bool = False
+    """True where turns were made inside it, in the same process."""
+    turns: int = 0
+    """Number of generations that it made."""
+    prompt_hash: bytes | None = None
+    """Identity of the prompt, where this is the first turn of its trajectory."""
 
 
 class SpanCall(Call, array_like=True, tag=int(Kind.SPAN)):
     """One finished call whose arguments hold no prompt."""
 
-    kind: str | None = None
-    """One of KINDS, where the recording code says it."""
-    has_turns: bool = False
-    """True where turns were made inside it, in the same process."""
-    is_async: bool | None = None
-    """Whether a coroutine function was called, where the recording code says it."""
-
 
 class TurnCall(Call, array_like=True, tag=int(Kind.TURN)):
     """One finished call whose arguments may hold a prompt or messages."""
-
-    detail: bool = False
-    """True where the call is not counted as a turn: its caller recorded the same generation, the
-    turns are inside it, or it is a part of a tool or of scoring."""
-    prompt_hash: bytes | None = None
-    """Identity of the prompt, where this is the first turn of its trajectory."""
-    kind: str | None = None
-    """One of KINDS, where the recording code says it."""
-    has_turns: bool = False
-    """True where turns were made inside it, in the same process."""
-    turns: int = 0
-    """Number of generations that it made."""
-    is_async: bool | None = None
-    """Whether a coroutine function was called, where the recording code says it."""
-    is_stream: bool = False
-    """True where a generator was called, whose result is the list of what it yielded."""
 
 
 class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):

@@ -1,14 +1,16 @@
 """The generations in a call's result, whatever form the result has.
 
 A result is a map of one generation, a message, the answer of an OpenAI-compatible server (raw, or
-as the body of an HTTP response), a list of such, or a map of lists. Here each generation becomes
-one map with the names of `field_names`. Values stay encoded, so long lists are not decoded.
+as the body of an HTTP response), a list of such, a map of lists, or what a generator yielded. Here
+each generation becomes one map with the names of `field_names`. Values stay encoded where they can,
+so long lists are not decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +25,7 @@ from localtrace.field_names import (
     REASONING_NAMES,
 )
 from localtrace.store.journal.choices import of_openai, of_sglang
+from localtrace.store.journal.pieces import merge, merge_sglang
 from localtrace.values import codec
 from localtrace.values.encoded import (
     first_named,
@@ -33,14 +36,29 @@ from localtrace.values.encoded import (
     raw_items,
     raw_map,
 )
-from localtrace.values.token_lists import TokenList, read_ids, read_logprobs, read_mask
+from localtrace.values.token_lists import (
+    TokenList,
+    read_ids,
+    read_logprobs,
+    read_mask,
+    read_numbers,
+)
 
 Fields = dict[str, msgspec.Raw]
 """Arguments or a result by name, still encoded."""
+Piece = dict[str, Any]
+"""A map that a generator yielded, decoded."""
 GENERATIONS_MAX = 65_536
 """Most generations of one call; a larger list is taken for something else."""
-_EMPTY = b"\x90"
+_NIL, _EMPTY = b"\xc0", b"\x90"
 _BESIDE_IDS = frozenset({*LOGPROB_NAMES, *MASK_NAMES})
+_TEXTS = frozenset(OUTPUT_TEXT_NAMES)
+_LISTS = _BESIDE_IDS | set(OUTPUT_NAMES)
+_CERTAIN_IDS, _CERTAIN_CHARS = 3, 8
+"""Repeated ids or characters that are no coincidence: pieces hold everything so far."""
+
+
+# -- what one generation says ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +74,12 @@ class Message:
     @property
     def is_empty(self) -> bool:
         """True where nothing is known of it."""
-        return self.text is None and self.reasoning is None and not self.tool_calls
+        return self.text is None and self.is_text
 
-    def parts(self) -> dict[str, Any] | None:
-        """Return the content of the column `output_message`; None where there is only text."""
-        if not self.tool_calls and self.reasoning is None:
-            return None
-        return {
-            "role": "assistant",
-            "content": self.text,
-            "reasoning": self.reasoning,
-            "tool_calls": self.tool_calls or None,
-        }
+    @property
+    def is_text(self) -> bool:
+        """True where there is nothing but text."""
+        return self.reasoning is None and not self.tool_calls
 
 
 class TokenLists(NamedTuple):
@@ -86,45 +98,13 @@ class TokenLists(NamedTuple):
         """Ids that the model generated, without those that a mask excludes; None: no ids."""
         if self.ids is None:
             return None
-        excluded = 0 if self.mask is None else self.mask.values.count(0)
-        return len(self.ids.values) - excluded
-
-
-def results(outputs: bytes | msgspec.Raw) -> list[Fields]:
-    """Return the fields of each generation that a result may hold, in order.
-
-    An item that is no generation gets empty fields, so that the others keep their places.
-    """
-    fields = raw_map(outputs)
-    if fields is not None:
-        return of_map(fields)
-    items = raw_items(outputs)
-    if not items or len(items) > GENERATIONS_MAX:
-        return []
-    maps = [raw_map(item) for item in items]
-    found: list[list[Fields]] = [[{}] if one is None else of_map(one) for one in maps]
-    return [one for several in found for one in several]
-
-
-def of_map(fields: Fields) -> list[Fields]:
-    """Return the fields of each generation that a map may hold; a single one is the map itself."""
-    if "status_code" in fields and "body" in fields:  # an HTTP response
-        fields = raw_map(fields["body"]) or {}
-    for name in ("choices", "outputs"):
-        items = raw_items(fields[name]) if name in fields else None
-        if items and len(items) <= GENERATIONS_MAX and raw_map(items[0]) is not None:
-            found = _choices(fields) if name == "choices" else [raw_map(i) or {} for i in items]
-            return found or [fields]
-    return _side_by_side(fields) or [fields]
+        return len(self.ids.values) - (self.mask.values.count(0) if self.mask else 0)
 
 
 def with_details(fields: Fields) -> Fields:
     """Return the fields of a result, with those that engines and trainers put one level deeper."""
-    found: Fields = {}
-    for name in DETAIL_NAMES:
-        if name in fields:
-            found |= raw_map(fields[name]) or {}
-    return found | fields
+    deeper = (raw_map(fields[name]) or {} for name in DETAIL_NAMES if name in fields)
+    return {name: value for level in (*deeper, fields) for name, value in level.items()}
 
 
 def named_value(fields: Fields, names: tuple[str, ...]) -> Any:
@@ -171,19 +151,18 @@ def token_lists(fields: Fields) -> TokenLists:
     ids = read_ids(fields[name])
     if ids is None:
         return TokenLists(unusable=_is_unusable(fields[name]))
-    size, unusable = len(ids.values), 0
-    found: list[TokenList | None] = []
-    for names in (LOGPROB_NAMES, MASK_NAMES):
-        name = first_named(fields, names)
-        one = None
-        if name is not None:
-            own = fields[name]
-            one = read_logprobs(own, ids.values) if names is LOGPROB_NAMES else read_mask(own)
-            if one is None or len(one.values) != size:
-                one, unusable = None, unusable + _is_unusable(own)
-        found.append(one)
-    logprobs = found[0] or _engine_logprobs(fields, size)
-    return TokenLists(ids, logprobs, found[1], unusable)
+    lists: list[TokenList | None] = [None, None]
+    unusable = 0
+    for place, names in enumerate((LOGPROB_NAMES, MASK_NAMES)):
+        if name := first_named(fields, names):
+            value = fields[name]
+            values = read_mask(value) if place else read_logprobs(value, ids.values)
+            if values is not None and len(values.values) == len(ids.values):
+                lists[place] = values
+            else:
+                unusable += _is_unusable(value)
+    logprobs = lists[0] or _engine_logprobs(fields, len(ids.values))
+    return TokenLists(ids, logprobs, lists[1], unusable)
 
 
 def _is_unusable(value: msgspec.Raw) -> bool:
@@ -198,90 +177,37 @@ def _engine_logprobs(fields: Fields, size: int) -> TokenList | None:
     details = raw_map(fields["meta_info"]) if "meta_info" in fields else None
     if not details or "output_token_logprobs" not in details:
         return None
-    known = of_sglang({"meta_info": codec.decode(fields["meta_info"])}).outputs
-    logprobs = read_logprobs(codec.encode(known.get("output_logprobs")), ())
+    answer = of_sglang({"meta_info": codec.decode(fields["meta_info"])}).outputs
+    logprobs = read_logprobs(codec.encode(answer.get("output_logprobs")), ())
     return logprobs if logprobs is not None and len(logprobs.values) == size else None
 
 
 def message_of(fields: Fields) -> Message:
     """Return text, reasoning and tool calls of one generation's result."""
-    own = _values(fields, (*REASONING_NAMES, "tool_calls", "function_call", "content"))
-    inner = codec.decode(fields["message"]) if "message" in fields else None
+    names = (*REASONING_NAMES, "tool_calls", "function_call", "content", "message")
+    own = {name: codec.decode(fields[name]) for name in names if name in fields}
+    inner = own.pop("message", None)
     parts = [own, inner] if isinstance(inner, dict) else [own]
-    text = named_text(fields, OUTPUT_TEXT_NAMES)
-    texts = (_text(part.get("content")) for part in parts)
+    texts = [named_text(fields, OUTPUT_TEXT_NAMES), *(_text(part.get("content")) for part in parts)]
     return Message(
-        next((one for one in texts if one is not None), None) if text is None else text,
+        next((text for text in texts if text is not None), None),
         next(filter(None, map(_reasoning, parts)), None),
         next(filter(None, map(_tool_calls, parts)), []),
     )
 
 
-# -- forms of results ---------------------------------------------------------------------------
-
-
-def _choices(fields: Fields) -> list[Fields]:
-    """Return the choices of an OpenAI-compatible answer; none if these are pieces of a stream."""
-    answer = {name: codec.decode(value) for name, value in fields.items()}
-    choices = answer.pop("choices")
-    if not all(isinstance(choice, dict) and "delta" not in choice for choice in choices):
-        return []
-    found = (
-        of_openai(choice, answer, index, is_first=False).outputs
-        for index, choice in enumerate(choices)
-    )
-    return [raw_map(codec.encode(one)) or {} for one in found]
-
-
-def _side_by_side(fields: Fields) -> list[Fields]:
-    """Turn a map of lists into a list of maps; return none where it is not such a map."""
-    listed = next(
-        (
-            raw_items(fields[name])
-            for name in (*OUTPUT_NAMES, *OUTPUT_TEXT_NAMES)
-            if name in fields and _holds_one_each(name, fields[name])
-        ),
-        None,
-    )
-    if not listed or len(listed) > GENERATIONS_MAX:
-        return []
-    found: list[Fields] = [{} for _ in listed]
-    for name, value in fields.items():
-        items = raw_items(value)
-        # The only generation may have its log-probabilities and mask without a list around them.
-        is_whole = len(listed) == 1 and name in _BESIDE_IDS and not is_list_of_lists(value)
-        if items is None or len(items) != len(listed) or is_whole:
-            items = [value] * len(listed)
-        for one, item in zip(found, items, strict=True):
-            one[name] = item
-    return found
-
-
-def _holds_one_each(name: str, value: msgspec.Raw) -> bool:
-    if name in OUTPUT_NAMES:
-        return is_list_of_lists(value)
-    return is_list_of_texts(value)
-
-
-# -- parts of messages --------------------------------------------------------------------------
-
-
-def _values(fields: Fields, names: Iterable[str]) -> dict[str, Any]:
-    return {name: codec.decode(fields[name]) for name in names if name in fields}
-
-
 def _blocks(content: Any, *kinds: str) -> list[Mapping[str, Any]]:
     """Return the blocks of a content that have one of these types."""
     blocks = content if isinstance(content, list) else ()
-    return [one for one in blocks if isinstance(one, dict) and one.get("type") in kinds]
+    return [block for block in blocks if isinstance(block, dict) and block.get("type") in kinds]
 
 
 def _text(content: Any) -> str | None:
     if isinstance(content, str):
         return content
-    texts = [block.get("text") for block in _blocks(content, "text", "output_text")]
-    found = [text for text in texts if isinstance(text, str)]
-    return "".join(found) if found else None
+    blocks = _blocks(content, "text", "output_text")
+    texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
+    return "".join(texts) if texts else None
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
@@ -308,3 +234,264 @@ def _tool_calls(message: Mapping[str, Any]) -> list[Any]:
         }
         for block in _blocks(message.get("content"), "tool_use")
     ]
+
+
+# -- forms of results -----------------------------------------------------------------------------
+
+
+def of_value(outputs: msgspec.Raw) -> list[Fields]:
+    """Return the fields of each generation that a result may hold, in order.
+
+    An item that is no generation gets empty fields, so that the others keep their places.
+    """
+    fields = raw_map(outputs)
+    if fields is not None:
+        return of_map(fields)
+    items = raw_items(outputs)
+    if not items or len(items) > GENERATIONS_MAX:
+        return []
+    maps = map(raw_map, items)
+    return [one for fields in maps for one in ([{}] if fields is None else of_map(fields))]
+
+
+def of_map(fields: Fields) -> list[Fields]:
+    """Return the fields of each generation that a map may hold; a single one is the map itself."""
+    if "status_code" in fields and "body" in fields:  # an HTTP response
+        fields = raw_map(fields["body"]) or {}
+    for name in ("choices", "outputs"):
+        items = raw_items(fields[name]) if name in fields else None
+        if items and len(items) <= GENERATIONS_MAX and raw_map(items[0]) is not None:
+            if name == "choices":
+                return _choices(fields) or [fields]
+            return [raw_map(item) or {} for item in items]
+    return _side_by_side(fields) or [fields]
+
+
+def of_bare(outputs: msgspec.Raw) -> list[Fields]:
+    """Return the texts or lists of ids of a result without names, each as a field."""
+    items = raw_items(outputs)
+    if not items or isinstance(codec.decode(items[0]), int):
+        items = [outputs]
+    generations = [_named(item) for item in items[:GENERATIONS_MAX]]
+    return [] if None in generations else [fields for fields in generations if fields]
+
+
+def _named(value: msgspec.Raw) -> Fields | None:
+    ids = None if is_list_of_lists(value) else read_ids(value)
+    if ids is not None and ids.is_exact:
+        return {"output_ids": value}
+    return {"text": value} if isinstance(codec.decode(value), str) else None
+
+
+def _choices(fields: Fields) -> list[Fields]:
+    """Return the choices of an OpenAI-compatible answer; none if these are pieces of a stream."""
+    answer = {name: codec.decode(value) for name, value in fields.items()}
+    choices = answer.pop("choices")
+    if not all(isinstance(choice, dict) and "delta" not in choice for choice in choices):
+        return []
+    return [
+        _encoded(of_openai(choice, answer, index, is_first=False).outputs)
+        for index, choice in enumerate(choices)
+    ]
+
+
+def _side_by_side(fields: Fields) -> list[Fields]:
+    """Turn a map of lists into a list of maps; return none where it is not such a map."""
+    is_each = dict.fromkeys(OUTPUT_NAMES, is_list_of_lists)
+    is_each |= dict.fromkeys(OUTPUT_TEXT_NAMES, is_list_of_texts)
+    names = (name for name, holds in is_each.items() if name in fields and holds(fields[name]))
+    listed = raw_items(fields[name]) if (name := next(names, None)) else None
+    if not listed or len(listed) > GENERATIONS_MAX:
+        return []
+    columns: dict[str, list[msgspec.Raw]] = {}
+    for name, value in fields.items():
+        items = raw_items(value)
+        # The only generation may have its log-probabilities and mask without a list around them.
+        is_whole = len(listed) == 1 and name in _BESIDE_IDS and not is_list_of_lists(value)
+        is_column = items is not None and len(items) == len(listed) and not is_whole
+        columns[name] = items if items and is_column else [value] * len(listed)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _encoded(fields: Piece) -> Fields:
+    return raw_map(codec.encode(fields)) or {}
+
+
+# -- what a generator yielded ---------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """One generation of a stream."""
+
+    fields: Fields
+    unusable: int = 0
+    """Lists or texts of which it is not known how to join them."""
+
+
+def yielded(outputs: msgspec.Raw) -> msgspec.Raw:
+    """Return the list of what a generator yielded, beside which its result may hold another."""
+    return (raw_map(outputs) or {}).get("yielded", outputs)
+
+
+def joined(outputs: msgspec.Raw) -> list[Joined]:
+    """Return the generations whose pieces a generator yielded; none where they are no pieces.
+
+    Pieces are texts, lists of ids or single ids; maps of these, each with what is new or with
+    everything so far; the chunks of OpenAI-compatible servers; or the outputs of SGLang and vLLM.
+    Where it cannot be told whether pieces hold what is new or everything so far, what they hold is
+    left out.
+
+    Args:
+        outputs: the list of what was yielded, or a map of it and of what was returned.
+    """
+    items = [item for item in raw_items(yielded(outputs)) or [] if memoryview(item)[:1] != _NIL]
+    last = (raw_map(outputs) or {}).get("returned")
+    if last is None and len(items) > 1 and raw_map(items[0]) is None and raw_map(items[-1]):
+        last = items.pop()
+    generations = _joined(items)
+    rest = raw_map(last) if last is not None else None
+    if rest is not None and len(generations) < 2:
+        first = generations[0] if generations else Joined({})
+        generations = [first._replace(fields=first.fields | rest)]
+    return generations
+
+
+def _joined(items: list[msgspec.Raw]) -> list[Joined]:
+    maps = [fields for fields in map(raw_map, items) if fields is not None]
+    if maps:
+        return _of_maps(maps) if len(maps) == len(items) else []
+    values = [codec.decode(item) for item in items]
+    if values and all(isinstance(value, str) for value in values):
+        return _of_parts("text", values, _CERTAIN_CHARS)
+    if values and all(type(value) is int for value in values):
+        return [Joined(_encoded({"output_ids": values}))]
+    chunks = [read_ids(item) for item in items]
+    if not chunks or any(chunk is None or not chunk.is_exact for chunk in chunks):
+        return []
+    return _of_parts("output_ids", [list(chunk.values) for chunk in chunks if chunk], _CERTAIN_IDS)
+
+
+def _of_parts(name: str, parts: list[Any], certain: int) -> list[Joined]:
+    pieces = whole(parts, certain)
+    if pieces is None:
+        return [Joined({}, 1)]
+    return [Joined(_encoded({name: sum_of(pieces or parts[:1])}))]
+
+
+def whole(parts: Sequence[Any], certain: int) -> Sequence[Any] | None:
+    """Return the parts that together are the whole: all of them, or only the last.
+
+    Only the last where each goes on from the one before, or where it is all the others, and that
+    cannot be a coincidence. None where it may be one.
+
+    Args:
+        parts: texts or lists.
+        certain: so many repeated items are no coincidence.
+    """
+    parts = [part for part in parts if len(part)]
+    pairs = list(pairwise(parts))
+    if all(before == after for before, after in pairs):  # if short, a model that repeats one token
+        return None if pairs and len(parts[0]) >= certain else parts
+    if all(after[: len(before)] == before for before, after in pairs):
+        repeated = sum(len(before) for before, after in pairs if before != after)
+    elif len(parts[-1]) == sum(map(len, parts[:-1])) and parts[-1] == sum_of(parts[:-1]):
+        repeated = len(parts[-1])
+    else:
+        return parts
+    return parts[-1:] if repeated >= certain else None
+
+
+def sum_of(parts: Sequence[Any]) -> Any:
+    """Return texts or lists, at least one, put one after the other."""
+    if isinstance(parts[0], str):
+        return "".join(parts)
+    return [item for part in parts for item in part]
+
+
+def _of_maps(items: list[Fields]) -> list[Joined]:
+    if any("choices" in fields for fields in items):
+        return _of_chunks([_plain(fields) for fields in items])
+    if any("meta_info" in fields for fields in items):
+        return _of_sglang([_plain(fields) for fields in items])
+    by_place: dict[int, list[Piece]] = {}
+    for fields in items:
+        outputs = raw_items(fields["outputs"]) if "outputs" in fields else None
+        parts = [fields] if outputs is None else [raw_map(part) or {} for part in outputs]
+        for place, part in enumerate(parts):
+            by_place.setdefault(place, []).append(_plain(part))
+    return [_of_pieces(pieces) for _, pieces in sorted(by_place.items())]
+
+
+def _of_pieces(pieces: list[Piece]) -> Joined:
+    """Join maps that each hold a part of one generation, or everything so far."""
+    texts = _filled(pieces, OUTPUT_TEXT_NAMES, str)
+    lists = _filled(pieces, OUTPUT_NAMES, list)
+    parts, certain = texts, _CERTAIN_CHARS
+    if len(lists) > (1 if texts else 0):
+        parts, certain = lists, _CERTAIN_IDS
+    kept = whole(parts, certain)
+    if kept is None:
+        left = _LISTS | _TEXTS
+        rest = [{name: piece[name] for name in piece.keys() - left} for piece in pieces]
+        return Joined(_encoded(_merged(rest)), 1)
+    if len(kept) == len(parts):
+        return Joined(_encoded(_merged(pieces)))
+    newest: Piece = {}
+    for piece in pieces:  # each holds everything so far
+        newest |= {name: value for name, value in piece.items() if value not in (None, "", [])}
+    return Joined(_encoded(newest))
+
+
+def _filled(pieces: list[Piece], names: Sequence[str], kind: type) -> list[Any]:
+    """Return the values of the first of `names` that holds something of this type."""
+    for name in names:
+        values = [piece[name] for piece in pieces if isinstance(piece.get(name), kind)]
+        if any(values):
+            return [value for value in values if value]
+    return []
+
+
+def _merged(pieces: list[Piece]) -> Piece:
+    merged: Piece = {}
+    for piece in pieces:
+        merge(merged, piece)
+    return merged
+
+
+def _plain(fields: Fields) -> Piece:
+    """Return a decoded map, its per-token lists as lists whatever form they had."""
+    piece: Piece = {}
+    for name, value in fields.items():
+        numbers = read_numbers(value) if name in _LISTS and is_list(value) else None
+        piece[name] = codec.decode(value) if numbers is None else list(numbers)
+    return piece
+
+
+def _of_chunks(pieces: list[Piece]) -> list[Joined]:
+    """Join chunks of an OpenAI-compatible server, each with a `delta` or a text for its choice."""
+    choices: dict[int, Piece] = {}
+    rest: Piece = {}
+    for piece in pieces:
+        listed = piece.pop("choices", None)
+        for place, choice in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(choice, dict):
+                if "message" in choice:
+                    return []  # whole answers
+                index = choice.get("index")
+                index = index if type(index) is int else place
+                choices[index] = merge(choices.get(index, {}), choice)
+        merge(rest, piece)
+    usage = {"usage": rest["usage"]} if "usage" in rest else {}
+    return [
+        Joined(_encoded(usage | of_openai(choice, rest, index, is_first=False).outputs))
+        for index, choice in sorted(choices.items())
+    ]
+
+
+def _of_sglang(pieces: list[Piece]) -> list[Joined]:
+    answers: dict[int, Piece] = {}
+    for piece in pieces:
+        index = piece.pop("index", 0)
+        index = index if type(index) is int else 0
+        answers[index] = merge_sglang(answers.get(index), piece)[0]
+    return [Joined(_encoded(of_sglang(answer).outputs)) for _, answer in sorted(answers.items())]

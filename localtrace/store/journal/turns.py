@@ -6,6 +6,7 @@ bytes, so `turn_count` and `is_turn` agree.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -14,28 +15,46 @@ from localtrace.field_names import (
     DROPPED_NAMES,
     LOGPROB_NAMES,
     MASK_NAMES,
+    MESSAGE_NAMES,
     OUTPUT_NAMES,
     PROMPT_NAMES,
+    PROMPT_TEXT_NAMES,
+    PROMPTS_NAME,
 )
-from localtrace.store.journal.prompts import batched_prompts, has_prompt, prompt_hash
-from localtrace.store.journal.records import Call, SpanCall, TurnCall
+from localtrace.store.journal.records import Call, TurnCall
 from localtrace.store.journal.results import (
     GENERATIONS_MAX,
     Fields,
+    Joined,
     finish_reason,
     has_ids,
+    joined,
     message_of,
+    named_text,
+    of_bare,
     of_map,
-    results,
+    of_value,
     token_lists,
+    yielded,
 )
-from localtrace.store.journal.streams import joined, yielded
 from localtrace.values import codec
-from localtrace.values.arrays import read_array
-from localtrace.values.encoded import first_named, is_list_of_lists, raw_items, raw_map
+from localtrace.values.arrays import EXT, read_array
+from localtrace.values.encoded import (
+    first_named,
+    is_list,
+    is_list_of_lists,
+    is_list_of_texts,
+    list_elements,
+    listed_elements,
+    raw_items,
+    raw_map,
+)
 from localtrace.values.token_lists import read_ids
 
 _LISTS = frozenset({*OUTPUT_NAMES, *LOGPROB_NAMES})
+_HASH_BYTES = 16
+_NOTHING = (b"\xc0", b"\x80", b"\x90")
+"""Nil, and an empty map or list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,7 @@ class Generation:
     """Lists and texts that are missing in its fields because they could not be used."""
 
 
-def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Generation]:
+def generations(call: Call, inputs: Fields, fields: Fields | None) -> list[Generation]:
     """Return the generations that a call made, in order; none where it was not a turn.
 
     A call is a turn if its result holds generated ids or a finish reason. If it was given a prompt,
@@ -61,134 +80,184 @@ def generations(call: Call, inputs: Fields, outputs: Fields | None) -> list[Gene
     code says that the call is a generation. What a generator yielded are pieces of one generation.
 
     Args:
-        call: any call; only a `TurnCall` can be a turn.
+        call: any call that may be a turn.
         inputs: its arguments; those that became deltas may be missing.
-        outputs: the fields of its result; None where it has none.
+        fields: the fields of its result; None where it has none.
     """
-    if not isinstance(call, TurnCall) or not call.turns:
+    if call.detail or call.kind not in (None, "generation"):
         return []
-    return _turns_of(call, inputs, outputs)
+    is_said = call.kind == "generation"
+    prompts = _several_prompts(inputs)
+    is_prompted = is_said or prompts is not None or bool(call.deltas) or _has_prompt(inputs)
+    if call.is_stream:
+        fields = None
+    if call.is_stream and not (prompts and len(prompts) > 1) and not _are_whole(call.outputs):
+        results = joined(call.outputs) if is_prompted else []
+        is_alone = prompts is None and len(results) == 1
+    else:
+        found = of_value(yielded(call.outputs)) if fields is None else of_map(fields)
+        if fields is None and (is_said or (call.is_stream and prompts is not None)):
+            found = of_bare(yielded(call.outputs)) or found
+        is_alone = prompts is None and len(found) == 1 and (fields is not None or is_said)
+        if fields is None and prompts is None and not (is_alone or all(map(finish_reason, found))):
+            return []  # they may be the pieces of a stream
+        results = [Joined(one) for one in found]
+    per_prompt, rest = divmod(len(results), len(prompts)) if prompts else (1, 0)
+    text_counts = is_said or call.is_stream or (is_prompted and not rest)
+    made = [
+        Generation(
+            result.fields,
+            # The samples of one prompt follow one another.
+            None if prompts is None else {} if rest else prompts[index // per_prompt],
+            None if is_alone else index,
+            result.unusable,
+        )
+        for index, result in enumerate(results)
+        if result.unusable
+        or _is_certain(result.fields)
+        or (text_counts and not message_of(result.fields).is_empty)
+    ]
+    return _without_prompts(made, call, inputs, fields)
 
 
-def _may_be_turn(call: TurnCall) -> bool:
-    return not call.detail and call.kind in (None, "generation")
+def _several_prompts(inputs: Fields) -> list[Fields] | None:
+    """Return the prompts of a call that took several, each under an argument name; else None."""
+    for name in (*PROMPT_NAMES, *MESSAGE_NAMES, "prompt", PROMPTS_NAME):
+        if name not in inputs:
+            continue
+        are_texts = name in ("prompt", PROMPTS_NAME) and is_list_of_texts(inputs[name])
+        if are_texts or is_list_of_lists(inputs[name]):
+            items = raw_items(inputs[name]) or []
+            if len(items) <= GENERATIONS_MAX:
+                return [{"prompt" if are_texts else _name_of(name, item): item} for item in items]
+    return None
 
 
-def _turns_of(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
-    made = _made(call, inputs, fields)
+def _name_of(name: str, prompt: msgspec.Raw) -> str:
+    if name in PROMPT_NAMES or name in MESSAGE_NAMES:
+        return name
+    items = raw_items(prompt)
+    return "messages" if items and raw_map(items[0]) is not None else "prompt_ids"
+
+
+def _has_prompt(inputs: Fields) -> bool:
+    names = PROMPT_NAMES + MESSAGE_NAMES
+    is_listed = any(is_list(inputs[name]) for name in names if name in inputs)
+    return is_listed or named_text(inputs, PROMPT_TEXT_NAMES) is not None
+
+
+def _are_whole(outputs: msgspec.Raw) -> bool:
+    """Tell whether a generator yielded several generations, of which each says why it stopped."""
+    items = [raw_map(item) for item in raw_items(yielded(outputs)) or ()]
+    return len(items) > 1 and all(item and finish_reason(item) is not None for item in items)
+
+
+def _is_certain(fields: Fields) -> bool:
+    """Tell whether these fields can only be those of a generation."""
+    return has_ids(fields) or finish_reason(fields) is not None
+
+
+def _without_prompts(
+    made: list[Generation], call: Call, inputs: Fields, fields: Fields | None
+) -> list[Generation]:
+    """Take away the rows of an array that all begin with their prompt.
+
+    So `generate` of transformers answers; where the answers begin and end is not known.
+    """
     name = first_named(fields, OUTPUT_NAMES)
     value = call.outputs if fields is None else fields[name] if name else None
     if not made or value is None or read_array(value) is None or not is_list_of_lists(value):
         return made
-    if not all(_repeats_prompt(one, inputs) for one in made):
+    if not all(_begins_with_prompt(one, inputs) for one in made):
         return made
-    # As of `generate` of transformers: where the answers begin and end is not known.
     return [
         replace(one, outputs={k: v for k, v in one.outputs.items() if k not in _LISTS}, unusable=1)
         for one in made
     ]
 
 
-def _repeats_prompt(one: Generation, inputs: Fields) -> bool:
+def _begins_with_prompt(generation: Generation, inputs: Fields) -> bool:
     """Tell whether ids begin with the whole prompt, and no mask says which were generated."""
-    prompt = inputs if one.prompt is None else one.prompt
-    names = first_named(prompt, PROMPT_NAMES), first_named(one.outputs, OUTPUT_NAMES)
-    if names[0] is None or names[1] is None or first_named(one.outputs, MASK_NAMES) is not None:
+    prompt, outputs = generation.prompt, generation.outputs
+    fields = inputs if prompt is None else prompt
+    name, listed = first_named(fields, PROMPT_NAMES), first_named(outputs, OUTPUT_NAMES)
+    if name is None or listed is None or first_named(outputs, MASK_NAMES) is not None:
         return False
-    if one.prompt is None and read_array(prompt[names[0]]) is None:
+    if prompt is None and read_array(fields[name]) is None:
         return False  # a list, which the sealer finds among the deltas
-    given, ids = read_ids(prompt[names[0]]), read_ids(one.outputs[names[1]])
-    if given is None or ids is None or not len(given.values):
+    before, ids = read_ids(fields[name]), read_ids(outputs[listed])
+    if before is None or ids is None or not len(before.values):
         return False
-    return list(ids.values[: len(given.values)]) == list(given.values)
+    return list(ids.values[: len(before.values)]) == list(before.values)
 
 
-def _made(call: TurnCall, inputs: Fields, fields: Fields | None) -> list[Generation]:
-    is_said = call.kind == "generation"
-    prompts, outputs = batched_prompts(inputs), call.outputs
-    if call.is_stream:
-        outputs, fields = yielded(outputs), None
-        if not (prompts and len(prompts) > 1) and not _are_whole(outputs):
-            is_given = is_said or _has_prompt(call, inputs)
-            return _streamed(call, prompts) if is_given else []
-    found = results(outputs) if fields is None else of_map(fields)
-    if fields is None and (is_said or (call.is_stream and prompts is not None)):
-        found = _bare(outputs) or found
-    is_alone = prompts is None and (fields is not None or (is_said and len(found) == 1))
-    if is_alone and len(found) == 1:
-        counts = _says_so(found[0]) or (
-            (is_said or _has_prompt(call, inputs)) and not message_of(found[0]).is_empty
-        )
-        return [Generation(found[0])] if counts else []
-    if fields is None and prompts is None and not all(finish_reason(one) for one in found):
-        return []  # they may be the pieces of a stream
-    per_prompt, rest = divmod(len(found), len(prompts or found or (None,)))
-    text_counts = is_said or (not rest and (prompts is not None or _has_prompt(call, inputs)))
-    return [
-        Generation(one, _own_prompt(prompts, index, per_prompt, rest), index)
-        for index, one in enumerate(found)
-        if _says_so(one) or (text_counts and not message_of(one).is_empty)
-    ]
+# -- the hash of a prompt -------------------------------------------------------------------------
 
 
-def _are_whole(outputs: msgspec.Raw) -> bool:
-    """Tell whether a generator yielded several generations, of which each says why it stopped."""
-    items = [raw_map(item) for item in raw_items(outputs) or ()]
-    return len(items) > 1 and all(one and finish_reason(one) is not None for one in items)
+def prompt_hash(inputs: Fields) -> bytes | None:
+    """Return the identity of a prompt, 16 bytes; None without one, or if a part is unknown.
 
-
-def _streamed(call: TurnCall, prompts: list[Fields] | None) -> list[Generation]:
-    """Return the generations whose pieces a generator yielded."""
-    found = joined(call.outputs)
-    is_alone = len(found) == 1 and prompts is None
-    per_prompt, rest = divmod(len(found), len(prompts or found or (None,)))
-    return [
-        Generation(
-            one.fields,
-            _own_prompt(prompts, index, per_prompt, rest),
-            None if is_alone else index,
-            one.unusable,
-        )
-        for index, one in enumerate(found)
-        if one.unusable or _says_so(one.fields) or not message_of(one.fields).is_empty
-    ]
-
-
-def _own_prompt(
-    prompts: list[Fields] | None, index: int, per_prompt: int, rest: int
-) -> Fields | None:
-    """Return the prompt of a generation: the samples of one prompt follow one another.
-
-    It is empty where the generations cannot be divided evenly among the prompts.
+    It is the BLAKE2b hash of the prompt's kind and elements, and of the images and the like beside
+    it. The same prompt has the same hash wherever it is recorded. Token ids, messages and text of
+    one prompt have different hashes.
     """
-    if prompts is None:
+    try:
+        prompt = _prompt(inputs)
+        if prompt is None:
+            return None
+        digest = hashlib.blake2b(prompt, digest_size=_HASH_BYTES)
+        for name in sorted(DROPPED_NAMES.intersection(inputs)):
+            if bytes(inputs[name]) not in _NOTHING:
+                digest.update(codec.encode(name) + _canonical(inputs[name]))
+    except (_Unknown, msgspec.MsgspecError, RecursionError):
         return None
-    return {} if rest else prompts[index // per_prompt]
+    return digest.digest()
 
 
-def _has_prompt(call: Call, inputs: Fields) -> bool:
-    return bool(call.deltas) or has_prompt(inputs)
+class _Unknown(Exception):
+    """A part of the prompt was left out without a checksum."""
 
 
-def _says_so(fields: Fields) -> bool:
-    """Tell whether these fields can only be those of a generation."""
-    return has_ids(fields) or finish_reason(fields) is not None
+def _prompt(inputs: Fields) -> bytes | None:
+    """Return the bytes that identify a prompt; they begin with its kind.
+
+    Raises:
+        _Unknown: a part of it was left out.
+    """
+    for name in PROMPT_NAMES:
+        ids = listed_elements(inputs[name]) if name in inputs else None
+        if ids is not None and ids[0]:
+            return b"ids\0" + ids[1]
+    for name in MESSAGE_NAMES:
+        messages = list_elements(_canonical(inputs[name])) if name in inputs else None
+        if messages is not None and messages[0]:
+            return b"messages\0" + messages[1]
+    text = named_text(inputs, PROMPT_TEXT_NAMES)
+    return None if text is None else b"text\0" + text.encode("utf-8", "surrogatepass")
 
 
-def _bare(outputs: msgspec.Raw) -> list[Fields]:
-    """Return the texts or lists of ids of a result without names, each as a field."""
-    items = raw_items(outputs)
-    if not items or isinstance(codec.decode(items[0]), int):
-        return _bare_one(outputs)
-    found = [_bare_one(item) for item in items[:GENERATIONS_MAX]]
-    return [fields for one in found for fields in one] if all(found) else []
+def _canonical(data: msgspec.Raw) -> bytes:
+    """Return bytes that do not depend on the order of keys in maps, where all keys are text."""
+    value = _DECODER.decode(data)
+    try:
+        return _SORTED.encode(value)
+    except TypeError:
+        return bytes(data)
 
 
-def _bare_one(value: msgspec.Raw) -> list[Fields]:
-    ids = None if is_list_of_lists(value) else read_ids(value)
-    if ids is not None and ids.is_exact:
-        return [{"output_ids": value}]
-    return [{"text": value}] if isinstance(codec.decode(value), str) else []
+def _ext_hook(code: int, data: memoryview) -> msgspec.msgpack.Ext:
+    if code == EXT:
+        kind, *parts = msgspec.msgpack.decode(data)
+        if kind == "omitted" and parts[-1] is None:  # without a checksum
+            raise _Unknown
+    return msgspec.msgpack.Ext(code, bytes(data))
+
+
+_DECODER = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
+_SORTED = msgspec.msgpack.Encoder(order="deterministic")
+
+
+# -- what the writer counts -----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -205,32 +274,34 @@ class TurnTotals:
     around: set[int] = field(default_factory=set)
     """Span ids of the calls that turns were made in."""
 
-    def settle(self, call: TurnCall, inputs: Fields, outputs: Fields | None) -> list[Generation]:
-        """Note in the record how many generations a call made, and whether turns are inside it.
+    def count(self, call: Call, *, again: bool = False) -> None:
+        """Say in the record how many generations a call made, and count them.
 
         A call with turns inside is not a turn itself, unless its result lists generated ids.
 
         Args:
-            call: the record, which is changed.
-            inputs: its arguments, as they were before deltas.
-            outputs: the fields of its result; None where it has none.
+            call: the record, whose arguments are not deltas yet.
+            again: True where the call was counted before, or must not be.
         """
         call.has_turns = call.span_id in self.around
-        made = _turns_of(call, inputs, outputs) if _may_be_turn(call) else []
-        if call.has_turns and not any(has_ids(one.outputs) for one in made):
-            call.detail, made = True, []
+        made = []
+        if isinstance(call, TurnCall):
+            made = generations(call, call.inputs, raw_map(call.outputs))
+            if call.has_turns and not any(has_ids(one.outputs) for one in made):
+                call.detail, made = True, []
         call.turns = len(made)
-        return made
-
-    def add(self, call: TurnCall, inputs: Fields, made: list[Generation]) -> None:
-        """Count the generations of a call, as `settle` returned them."""
-        self.pass_on(call)
-        if not made:
+        if again:
             return
+        if (made or call.has_turns) and call.parent_id is not None:
+            self.around.add(call.parent_id)
+        if made:
+            self._add(call, made)
+
+    def _add(self, call: Call, made: list[Generation]) -> None:
         if self.turns == 0:
             prompt = made[0].prompt
-            beside = {name: inputs[name] for name in DROPPED_NAMES.intersection(inputs)}
-            self.prompt_hash = prompt_hash(inputs if prompt is None else beside | prompt)
+            beside = {name: call.inputs[name] for name in DROPPED_NAMES.intersection(call.inputs)}
+            self.prompt_hash = prompt_hash(call.inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
         lists = [token_lists(one.outputs) for one in made]
         self.unusable += sum(one.unusable for one in lists) + sum(one.unusable for one in made)
@@ -240,16 +311,3 @@ class TurnTotals:
         elif self.turns == 0:
             self.output_tokens = None
         self.turns += len(made)
-        if call.parent_id is not None:
-            self.around.add(call.parent_id)
-
-    def pass_on(self, call: SpanCall | TurnCall) -> bool:
-        """Mark a call that has turns inside it, and note that its caller has them too.
-
-        Returns:
-            Whether the call has turns inside it.
-        """
-        call.has_turns = call.span_id in self.around
-        if call.has_turns and call.parent_id is not None:
-            self.around.add(call.parent_id)
-        return call.has_turns

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import msgspec
 
+from localtrace.field_names import TOKEN_OUTCOMES
 from localtrace.schema import FORMAT_VERSION
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.frames import frame
 from localtrace.store.journal.journal_files import JournalName, JournalWriter, WriterLock
-from localtrace.store.journal.plain_values import unusable_lists
 from localtrace.store.journal.records import Begin, Context, End, Kind, OutcomeRecord, SpanCall
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.arrays import PIECE_BYTES, Bytes, joined
+from localtrace.values.encoded import is_list, raw_items
+from localtrace.values.token_lists import read_numbers
 
 _RETRY_INTERVAL_S = 1.0
 _OPEN_FILES_MAX = 16
@@ -225,10 +227,10 @@ class JournalSeries:
                     self._totals[item.key] = totals
             unusable = totals.unusable
             record = self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
-            self._count_lost("token_list", totals.unusable - unusable)
+            self._count_lost(totals.unusable - unusable)
             return record
         if item.kind is Kind.OUTCOME and not item.counted:
-            self._count_lost("token_list", unusable_lists(_OUTCOME_DECODER.decode(item.record)))
+            self._count_lost(_unusable_lists(_OUTCOME_DECODER.decode(item.record)))
         if totals is None:
             return item.record
         if item.kind is Kind.BEGIN:
@@ -240,13 +242,13 @@ class JournalSeries:
             return _encode(end)
         if item.kind is Kind.SPAN and totals.around:
             call = _CALL_DECODER.decode(item.record)
-            if totals.pass_on(call):
-                return _encode(call)
+            totals.count(call, again=item.counted)
+            return _encode(call) if call.has_turns else item.record
         return item.record
 
-    def _count_lost(self, reason: str, count: int) -> None:
-        if count:
-            self._on_lost_value(reason, count)
+    def _count_lost(self, lists: int) -> None:
+        if lists:
+            self._on_lost_value("token_list", lists)
 
     def _enveloped(self, record: Bytes, marker: bytes) -> Bytes:
         payload = (self._prefix, _encode(self._seq), record)
@@ -317,6 +319,16 @@ class JournalSeries:
             journal.finish()
         if len(self._to_sync) > _OPEN_FILES_MAX:
             self.sync()
+
+
+def _unusable_lists(record: OutcomeRecord) -> int:
+    """Count the lists of per-token values that are no lists of numbers."""
+    count = 0
+    for name in TOKEN_OUTCOMES.intersection(record.values):
+        data = record.values[name]
+        items = (raw_items(data) or ()) if record.batch else (data,)
+        count += sum(is_list(item) and read_numbers(item) is None for item in items)
+    return count
 
 
 def _begun(record: Bytes, totals: TurnTotals | None) -> Bytes:

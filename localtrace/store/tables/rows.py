@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -11,13 +12,14 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
+from localtrace.field_names import TOKEN_OUTCOMES
 from localtrace.schema import TABLES
 from localtrace.store.journal.frames import Frames
 from localtrace.store.journal.journal_files import JournalName, JournalStatus
-from localtrace.store.journal.plain_values import as_number, outcome_items
 from localtrace.store.journal.records import (
     STATUSES,
     Begin,
+    Call,
     Closed,
     End,
     Envelope,
@@ -25,8 +27,6 @@ from localtrace.store.journal.records import (
     Opened,
     OutcomeRecord,
     RunRecord,
-    SpanCall,
-    TurnCall,
     read_envelopes,
 )
 from localtrace.store.tables.columns import Columns
@@ -35,8 +35,9 @@ from localtrace.store.tables.spans import SpanReader, head_columns, started_at
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
 from localtrace.values.doubles import floats
-from localtrace.values.encoded import raw_map
+from localtrace.values.encoded import is_list, is_list_of_lists, raw_items, raw_map
 from localtrace.values.plain_json import valid_text
+from localtrace.values.token_lists import read_numbers
 
 _FOLDER_NAME_MAX_BYTES = 240
 """Longest value of a partition: file systems allow 255 bytes, of which `experiment=` takes 11."""
@@ -128,34 +129,34 @@ class _JournalReader:
             **msgspec.structs.asdict(envelope.context),
             "writer_seq": envelope.seq,
         }
-        columns = self._rows.columns
-        if isinstance(record, SpanCall | TurnCall):
-            self._note_prompt(record)
-            for row in self._spans.rows(record, envelope.context.run_id):
-                columns["spans"].add(common | row)
+        rows: Iterable[dict[str, Any]]
+        table, rows = "", ()
+        if isinstance(record, Call):
+            if record.prompt_hash and record.head.trace_id in self._open:
+                # The end record has it too, but an interrupted trajectory has no end record.
+                self._open[record.head.trace_id][1].prompt_hash = record.prompt_hash
+            table, rows = "spans", self._spans.rows(record, envelope.context.run_id)
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):
             self._open.pop(record.begin.head.trace_id, None)
-            columns["trajectories"].add(common | _trajectory(record))
+            table, rows = "trajectories", [_trajectory(record)]
         elif isinstance(record, OutcomeRecord):
-            for row in _outcomes(record):
-                columns["outcomes"].add(common | row)
+            table, rows = "outcomes", list(_outcomes(record))
         elif isinstance(record, MetricsRecord):
-            for name, value in record.values.items():
-                row = {"step": record.step, "name": name, "value": value, "time_ns": record.time_ns}
-                columns["metrics"].add(common | row)
+            table = "metrics"
+            rows = [
+                {"step": record.step, "name": name, "value": value, "time_ns": record.time_ns}
+                for name, value in record.values.items()
+            ]
         elif isinstance(record, RunRecord):
-            columns["runs"].add(common | _run(record))
+            table, rows = "runs", [_run(record)]
         elif isinstance(record, Opened):
             self._opened = {"writer_id": record.writer_id, "host": record.host, "pid": record.pid}
         elif isinstance(record, Closed):
             self.closed = True
-
-    def _note_prompt(self, call: SpanCall | TurnCall) -> None:
-        # The end record has the hash too, but an interrupted trajectory has no end record.
-        if isinstance(call, TurnCall) and call.prompt_hash and call.head.trace_id in self._open:
-            self._open[call.head.trace_id][1].prompt_hash = call.prompt_hash
+        for row in rows:
+            self._rows.columns[table].add(common | row)
 
     def end_open(self, status: str) -> None:
         """Give a row to every trajectory that has begun and not ended."""
@@ -175,7 +176,7 @@ def _is_folder_name(text: str) -> bool:
 def _trajectory(end: End) -> dict[str, Any]:
     begin = end.begin
     values = raw_map(end.values) or {}
-    reward = as_number(codec.decode(values["reward"])) if "reward" in values else None
+    reward = _as_number(codec.decode(values["reward"])) if "reward" in values else None
     if reward is not None:
         del values["reward"]
     return {
@@ -199,22 +200,56 @@ def _trajectory(end: End) -> dict[str, Any]:
     }
 
 
-def _outcomes(record: OutcomeRecord) -> list[dict[str, Any]]:
-    rows = []
+def _as_number(value: Any) -> float | None:
+    """Return a number as a double; None for anything else, or where it is too large."""
+    try:
+        return float(value) if isinstance(value, bool | int | float) else None
+    except OverflowError:
+        return None
+
+
+def _outcomes(record: OutcomeRecord) -> Iterator[dict[str, Any]]:
     for name in record.values:
-        for trace_id, item in outcome_items(record, name):
-            rows.append(
-                {
+        for trace_id, value in zip(record.trace_ids, _values(record, name), strict=False):
+            if value is not None:
+                yield {
                     "trace_id": trace_id,
                     "step": record.step,
                     "name": name,
                     "time_ns": record.time_ns,
                     "source": record.source,
                     "folded": False,
-                    **_outcome_value(item),
+                    **_outcome_value(value),
                 }
-            )
-    return rows
+
+
+def _values(record: OutcomeRecord, name: str) -> Sequence[Any]:
+    """Return the outcome `name` of each trajectory, or null.
+
+    A list of numbers comes as a sequence that is no list. Values per token, by their name, may be
+    the one row of an array, and null where they are not known.
+    """
+    data, is_per_token = record.values[name], name in TOKEN_OUTCOMES
+    if not record.batch:
+        return [_plain(data, is_per_token)] * len(record.trace_ids)
+    items = raw_items(data) or ()
+    if any(map(is_list, items)):
+        return [_plain(item, is_per_token) for item in items]
+    value = _decoded(data)
+    return value if isinstance(value, list) else [value] * len(record.trace_ids)
+
+
+def _plain(data: msgspec.Raw, is_per_token: bool) -> Any:
+    numbers = read_numbers(data)
+    has_null = isinstance(numbers, list) and None in numbers
+    if numbers is None or not (is_per_token or not (has_null or is_list_of_lists(data))):
+        return _decoded(data)
+    return tuple(numbers) if isinstance(numbers, list) else numbers
+
+
+def _decoded(data: msgspec.Raw) -> Any:
+    value = codec.decode(data)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _outcome_value(value: Any) -> dict[str, Any]:
@@ -222,7 +257,7 @@ def _outcome_value(value: Any) -> dict[str, Any]:
         return {"values": floats(value)}
     if isinstance(value, str):
         return {"text": valid_text(value)}
-    number = as_number(value)
+    number = _as_number(value)
     if number is not None:
         return {"number": number}
     return {"text": codec.to_json(value)}

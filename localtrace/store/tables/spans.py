@@ -1,32 +1,72 @@
-"""From the record of a call to its row: token lists become columns, the rest becomes JSON."""
+"""From the record of a call to its rows: token lists become columns, the rest becomes JSON.
+
+A call that made several generations, for a batch of prompts or as samples of one prompt, has a row
+that holds what was recorded, which a replay sends, and one for each generation, which queries see.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from localtrace.field_names import MESSAGE_NAMES, OUTPUT_NAMES
-from localtrace.store.journal.deltas import DeltaReader
-from localtrace.store.journal.records import KINDS, STATUSES, Call, Delta, Head, SpanCall, TurnCall
-from localtrace.store.journal.results import Fields
-from localtrace.store.journal.turns import generations
-from localtrace.store.tables.batched import rows_of
-from localtrace.store.tables.generated import (
-    Row,
-    add_generated,
-    ids_column,
-    take_tokens,
-    told_columns,
+from localtrace.field_names import (
+    FINISH_NAMES,
+    LOGPROB_NAMES,
+    MASK_NAMES,
+    MESSAGE_NAMES,
+    OUTPUT_NAMES,
+    PROMPT_NAMES,
+    PROMPT_TEXT_NAMES,
+    WEIGHT_NAMES,
+    WEIGHT_RANGE_NAMES,
 )
+from localtrace.store.journal.deltas import DeltaReader
+from localtrace.store.journal.frames import crc32
+from localtrace.store.journal.records import KINDS, STATUSES, Call, Delta, Head
+from localtrace.store.journal.results import (
+    Fields,
+    has_ids,
+    message_of,
+    named_value,
+    token_lists,
+    with_details,
+)
+from localtrace.store.journal.turns import Generation, generations
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
-from localtrace.values.encoded import first_named, raw_map
+from localtrace.values.doubles import floats, rests
+from localtrace.values.encoded import first_named, listed_elements, raw_map
+from localtrace.values.plain_json import valid_text
+from localtrace.values.token_lists import TokenList, read_ids
 
+Row = dict[str, Any]
+"""A row of the table `spans`, by column name."""
+_Lengths = Mapping[str, int | None]
+"""Whole length of each list argument of a call; None: it cannot be rebuilt."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LISTS = {
+    "output_ids": ("output_name", OUTPUT_NAMES, pa.int32()),
+    "output_logprobs": ("logprobs_name", LOGPROB_NAMES, pa.float32()),
+    "response_mask": ("mask_name", MASK_NAMES, pa.int8()),
+}
+"""Columns of a result's lists: the column of the name, the names, the type of an element."""
+_OF_CALL = (
+    "trace_id", "step", "sample_index", "rollout_n", "seq", "op", "status", "error", "start_ns",
+    "end_ns", "started_at", "kind", "weight_version",
+)  # fmt: skip
+"""Columns that the rows of a call's generations share with its own."""
+_PROMPT = (
+    "prompt_name", "prompt_tokens", "prompt_base", "prompt_kept", "prompt_ids", "prompt_crc32",
+    "messages_name", "messages_base", "messages_kept", "messages", "messages_crc32", "placeholder",
+)  # fmt: skip
+_NO_IDS = pa.nulls(0, pa.int32())
+"""An empty list; to make one, `pa.array` would import pandas if that is installed."""
 
 
 class SpanReader:
@@ -42,7 +82,7 @@ class SpanReader:
 
         Later prompts cannot refer to these."""
 
-    def rows(self, call: SpanCall | TurnCall, run_id: str) -> list[Row]:
+    def rows(self, call: Call, run_id: str) -> list[Row]:
         """Return the row of a call and, if it made several generations, one row for each of them.
 
         The call's row comes first; with several generations it is not a turn itself.
@@ -62,19 +102,20 @@ class SpanReader:
             "has_turns": call.has_turns or None,
             "is_async": call.is_async,
         }
-        inputs = raw_map(call.inputs) or {}
         outputs = raw_map(call.outputs)
-        made = generations(call, inputs, outputs)
+        made = generations(call, call.inputs, outputs) if call.turns else []
         is_batch = bool(made) and made[0].index is not None
         row |= {
             "is_turn": bool(made) and not is_batch,
             "batch_size": len(made) if is_batch else None,
         }
         _add_result(call, outputs, row)
-        lengths = self._arguments(call, inputs, outputs, row)
-        rows = [row, *(rows_of(row, inputs, lengths, made) if is_batch else ())]
-        if row["is_turn"]:
-            add_generated(made[0].outputs, row)
+        lengths = self._add_arguments(call, outputs, row)
+        rows = [row]
+        if is_batch:
+            rows += [_row_of(one, row, call.inputs, lengths, one is made[0]) for one in made]
+        elif made:
+            _add_generated(made[0].outputs, row)
         for row in rows:
             self._add_texts(run_id, row)
         return rows
@@ -86,11 +127,9 @@ class SpanReader:
             text = self._decode(run_id, _listed(known)) if known else None
             row[column] = row.get(column) if text is None else text
 
-    def _arguments(
-        self, call: Call, inputs: Fields, outputs: Fields | None, row: Row
-    ) -> dict[str, int | None]:
+    def _add_arguments(self, call: Call, outputs: Fields | None, row: Row) -> _Lengths:
         """Move prompt and messages into columns, and return their whole lengths, where known."""
-        fields = dict(inputs)
+        fields = dict(call.inputs)
         lengths = self._deltas.add(call, outputs)
         has_output = first_named(outputs, OUTPUT_NAMES) is not None
         for delta in call.deltas:
@@ -105,15 +144,15 @@ class SpanReader:
                 row |= {f"messages_{key}": value for key, value in shape.items()}
                 row["messages"] = codec.msgpack_to_json(delta.new)
                 continue
-            column = ids_column(delta.new)
+            column = _ids_column(delta.new)
             output_fits = row.get("output_name") is not None or not has_output
             if length is not None and not self._fits_columns(call, delta, column, output_fits):
-                fields[delta.name] = self._whole(call, delta.name)
+                whole = self._deltas.whole(call.head.trace_id, call.span_id, delta.name)
+                fields[delta.name] = msgspec.Raw(whole or b"\xc0")
                 continue
             row |= {f"prompt_{key}": value for key, value in shape.items()}
             row |= {"prompt_ids": column, "prompt_tokens": length}
-        left = msgspec.msgpack.encode(fields) if fields or call.deltas else call.inputs
-        row["inputs"] = codec.msgpack_to_json(left)
+        row["inputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(fields))
         return lengths
 
     def _fits_columns(
@@ -126,12 +165,8 @@ class SpanReader:
             self._not_in_columns.add((trace_id, call.span_id))
         return fits
 
-    def _whole(self, call: Call, name: str) -> msgspec.Raw:
-        whole = self._deltas.whole(call.head.trace_id, call.span_id, name)
-        return msgspec.Raw(whole if whole is not None else b"\xc0")
 
-
-def head_columns(head: Head) -> dict[str, Any]:
+def head_columns(head: Head) -> Row:
     """Return the columns that every record of a trajectory has."""
     return {
         "trace_id": head.trace_id.hex(),
@@ -155,12 +190,155 @@ def _listed(ids: pa.Array) -> list[int]:
     return numbers[ids.offset : ids.offset + len(ids)].tolist()
 
 
+# -- results --------------------------------------------------------------------------------------
+
+
 def _add_result(call: Call, outputs: Fields | None, row: Row) -> None:
-    """Add the result, its token lists in columns."""
+    """Add the result, its token lists in columns if it has ids.
+
+    The result loses a list that the column holds exactly. What floats round away goes into
+    `logprobs_rest`; where that is not exact either, the list stays in both places.
+    """
     if outputs is None:
         row["outputs"] = codec.msgpack_to_json(call.outputs)
         return
     fields = dict(outputs)
-    take_tokens(fields, row)
-    row |= told_columns(fields)
+    if has_ids(fields):
+        for column in _add_lists(fields, row):
+            name_column, names, _ = _LISTS[column]
+            if name := first_named(fields, names):
+                row[name_column] = name
+                del fields[name]
+    row |= _reasons(fields)
     row["outputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(fields))
+
+
+def _add_lists(fields: Fields, row: Row) -> list[str]:
+    """Add the columns of a generation's lists; return those that hold what was recorded exactly."""
+    exact = []
+    for column, tokens in zip(_LISTS, token_lists(fields)[:3], strict=True):
+        if tokens is None:
+            continue
+        row[column], is_exact = _column(tokens, _LISTS[column][2]), tokens.is_exact
+        if is_exact and column == "output_logprobs":
+            left = rests(tokens.values)
+            is_exact = left is not None
+            if left and any(left):
+                row["logprobs_rest"] = pa.array(left, pa.int32())
+        if is_exact:
+            exact.append(column)
+    return exact
+
+
+def _column(tokens: TokenList, kind: pa.DataType) -> pa.Array:
+    if kind == pa.float32():
+        return floats(tokens.values)
+    numbers = tokens.values if isinstance(tokens.values, array) else array("i", tokens.values)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _ids_column(data: msgspec.Raw) -> pa.Array | None:
+    """Turn encoded token ids into a column's list; None where it could not hold them exactly."""
+    ids = read_ids(data)
+    return _column(ids, pa.int32()) if ids is not None and ids.is_exact else None
+
+
+def _reasons(fields: Fields) -> Row:
+    """Return the columns of a generation's finish reason and of its weights."""
+    known = with_details(fields)
+    # The weights may have changed while it generated.
+    first, last = (named_value(known, (name,)) for name in WEIGHT_RANGE_NAMES)
+    is_range = None not in (first, last) and first != last
+    weights = f"{first}..{last}" if is_range else named_value(known, WEIGHT_NAMES)
+    reason = named_value(known, FINISH_NAMES)
+    return {"finish_reason": _text(reason), "weight_version": _text(weights)}
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return valid_text(value) if isinstance(value, str) else codec.to_json(value)
+
+
+def _add_generated(fields: Fields, row: Row) -> None:
+    """Add the columns of one generation's result; columns that are filled already stay."""
+    if row.get("output_ids") is None:
+        # The result keeps these lists too, so no name says that they belong back into it.
+        _add_lists(fields, row)
+    row |= {name: value for name, value in _reasons(fields).items() if row.get(name) is None}
+    message = message_of(fields)
+    row["output_text"] = _text(message.text)
+    if not message.is_text:
+        parts = {
+            "role": "assistant",
+            "content": message.text,
+            "reasoning": message.reasoning,
+            "tool_calls": message.tool_calls or None,
+        }
+        row["output_message"] = valid_text(codec.to_json(parts))
+
+
+# -- one of several generations -------------------------------------------------------------------
+
+
+def _row_of(
+    generation: Generation, call: Row, inputs: Fields, lengths: _Lengths, is_first: bool
+) -> Row:
+    """Return the row of one of several generations of a call.
+
+    It depends on the record alone, so that it is the same at every reading.
+    """
+    name = f"{call['span_id']}/{generation.index}".encode()
+    row = {column: call.get(column) for column in _OF_CALL}
+    row |= {
+        "span_id": hashlib.blake2b(name, digest_size=8).hexdigest(),
+        "parent_id": call["span_id"],
+        "is_turn": True,
+        "batch_index": generation.index,
+    }
+    if generation.prompt is None:
+        # The first generation has the call's new elements; the others refer to the call for them.
+        row |= {n: call.get(n) for n in _PROMPT} if is_first else _shared_prompt(call, lengths)
+        left = {name: inputs[name] for name in PROMPT_TEXT_NAMES if name in inputs}
+    else:
+        left = _own_prompt(generation.prompt, row)
+    row["inputs"] = codec.msgpack_to_json(msgspec.msgpack.encode(left))
+    _add_generated(generation.outputs, row)
+    return row
+
+
+def _shared_prompt(call: Row, lengths: _Lengths) -> Row:
+    """Return a prompt that is the call's whole prompt, with nothing added."""
+    row: Row = {"placeholder": call.get("placeholder")}
+    for kind, nothing in (("prompt", {"prompt_ids": _NO_IDS}), ("messages", {"messages": "[]"})):
+        name = call.get(f"{kind}_name")
+        length = lengths.get(name) if name is not None else None
+        if length is not None:
+            row |= {
+                f"{kind}_name": name,
+                f"{kind}_base": call["span_id"],
+                f"{kind}_kept": length,
+                f"{kind}_crc32": call[f"{kind}_crc32"],
+                **nothing,
+            }
+            if kind == "prompt":
+                row["prompt_tokens"] = length
+    return row
+
+
+def _own_prompt(prompt: Fields, row: Row) -> Fields:
+    """Put a generation's own prompt into columns, and return the fields that have no column."""
+    left = {}
+    for name, value in prompt.items():
+        listed = listed_elements(value)
+        ids = _ids_column(value) if name in PROMPT_NAMES else None
+        if listed is None or (ids is None and name not in MESSAGE_NAMES):
+            left[name] = value
+            continue
+        if ids is not None:
+            row |= {"prompt_ids": ids, "prompt_tokens": listed[0]}
+        else:
+            row["messages"] = codec.msgpack_to_json(value)
+        kind = "messages" if ids is None else "prompt"
+        row |= {f"{kind}_name": name, f"{kind}_kept": 0, f"{kind}_crc32": crc32(listed[1])}
+    return left
