@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from localtrace.errors import StoreError, StoreFormatError, StoreUnwritable
-from localtrace.store.files import probe_write, put_file, read_small
+from localtrace.errors import StoreFormatError, StoreUnwritable
+from localtrace.store.files import explained, probe_write, put_file, read_json, read_small
 from localtrace.store.layout import StoreLayout, network_of, read_meta
 
 OWNER_NAME = "store.json"
@@ -50,36 +50,29 @@ def journal_folders(layout: StoreLayout) -> list[Path]:
 
 def find_journal_folders(layout: StoreLayout) -> JournalFolders:
     """Find the folders that hold journals of this store, and those that only seem to."""
-    found = JournalFolders([layout.journals])
+    folders = JournalFolders([layout.journals])
     for pointer in sorted(layout.journals.glob("*.path")):
-        try:
+        # It may be no pointer, a pointer to a folder of another host, or another user's.
+        with contextlib.suppress(OSError, ValueError):
             folder = Path(os.fsdecode(read_small(pointer)).strip())
-            if folder.is_absolute() and folder not in found.own and folder.is_dir():
+            if folder.is_absolute() and folder not in folders.own and folder.is_dir():
                 problem = _why_foreign(layout, folder)
                 if problem is None:
-                    found.own.append(folder)
+                    folders.own.append(folder)
                 elif any(folder.glob("*.journal*")):
-                    found.foreign.append(problem)
-        except PermissionError:
-            continue  # another user's, who seals them
-        except (OSError, ValueError):
-            continue  # not a pointer, or a pointer to a folder of another host
-    return found
+                    folders.foreign.append(problem)
+    return folders
 
 
 def _why_foreign(layout: StoreLayout, folder: Path) -> str | None:
     if folder.is_symlink():
         return f"{folder} is a link, so the journals behind it may be another store's: remove it"
-    try:
-        owner = msgspec.json.decode(read_small(folder / OWNER_NAME), type=Owner)
-    except (FileNotFoundError, StoreFormatError, msgspec.MsgspecError, RecursionError):
-        return _instead(layout, folder, "does not say whose journals it holds")
-    if owner.store_id == read_meta(layout).store_id and _is_at(layout, owner):
-        return None
-    return _instead(layout, folder, f"holds journals of the store at {owner.root}")
-
-
-def _instead(layout: StoreLayout, folder: Path, reason: str) -> str:
+    reason = "does not say whose journals it holds"
+    with contextlib.suppress(FileNotFoundError, StoreFormatError):
+        owner = read_json(folder / OWNER_NAME, Owner)
+        if owner.store_id == read_meta(layout).store_id and _is_at(layout, owner):
+            return None
+        reason = f"holds journals of the store at {owner.root}"
     return (
         f"{folder} {reason}, so they are neither read nor sealed here: seal that store; if it was "
         f"moved here from another disk, move its journals too: mv {folder}/*.journal* "
@@ -94,7 +87,7 @@ def _is_at(layout: StoreLayout, owner: Owner) -> bool:
         if os.path.samefile(there.root, layout.root):
             return True
         original_stays = read_meta(there).store_id == owner.store_id
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except OSError:
         original_stays = False
     return not original_stays and os.stat(layout.root).st_ino == owner.inode
 
@@ -108,10 +101,10 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
         StoreUnwritable: the folder is on a network file system, cannot be written, or may be
             another user's trap.
     """
-    folder = layout.journals
+    folder, root = layout.journals, os.path.realpath(layout.root)
+    owner = Owner(read_meta(layout).store_id, root, os.stat(layout.root).st_ino)
     if journal_dir is not None:
-        owner = _owner(layout)
-        digest = _digest(f"{owner.store_id} {os.geteuid()} {owner.root}")
+        digest = _digest(f"{owner.store_id} {os.geteuid()} {root}")
         folder = journal_dir / f"{layout.root.name}-{digest}"
     if kind := network_of(folder):
         raise StoreUnwritable(
@@ -119,25 +112,13 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
             "local disk"
         )
     if journal_dir is not None:
-        try:
+        then = "set LOCALTRACE_JOURNAL_DIR to a folder that this user can write"
+        with explained(f"cannot write journals in {folder}", then):
             _make_own(folder)
             _put_new(folder / OWNER_NAME, msgspec.json.encode(owner))
             name = f"{_digest(str(folder))}-{os.uname().nodename}.path"
             _put_new(layout.journals / name, os.fsencode(f"{folder}\n"))
-        except StoreError:
-            raise
-        except OSError as error:
-            raise StoreUnwritable(
-                f"cannot write journals in {folder} ({error.strerror or error}): set "
-                "LOCALTRACE_JOURNAL_DIR to a folder that this user can write"
-            ) from error
     return folder
-
-
-def _owner(layout: StoreLayout) -> Owner:
-    return Owner(
-        read_meta(layout).store_id, os.path.realpath(layout.root), os.stat(layout.root).st_ino
-    )
 
 
 def _digest(text: str) -> str:
@@ -169,9 +150,7 @@ def _make_own(folder: Path) -> None:
 
 
 def _put_new(path: Path, data: bytes) -> None:
-    try:
+    with contextlib.suppress(OSError):
         if read_small(path) == data:
             return
-    except OSError:
-        pass
     put_file(path, data)

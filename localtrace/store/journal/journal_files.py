@@ -96,58 +96,52 @@ def list_journals(folders: Sequence[Path]) -> list[tuple[JournalFile, JournalSta
     """
     # Locks are looked at before names are listed: a writer gone by then adds no later journal.
     lives: dict[str, bool] = {}
-    for folder in folders:
-        for match, lock in _files(folder, _LOCK_NAME):
-            lives[match[1]] = lives.get(match[1], False) or is_locked(lock)
-    found: dict[JournalName, JournalFile] = {}
-    for folder in folders:
-        for match, path in _files(folder, _NAME):
-            refuse_other_version(path, int(match[3] or 3))
-            name = JournalName(match[1], int(match[2]))
-            found[name] = JournalFile(name, path, bool(match[4]))
-    last = {name.writer_id: name for name in sorted(found)}
-    statuses = []
-    for name in sorted(found):
-        if last[name.writer_id] != name:
-            status = JournalStatus.ROTATED
-        else:
+    for match, lock in _entries(folders, _LOCK_NAME):
+        lives[match[1]] = lives.get(match[1], False) or is_locked(lock)
+    files: dict[JournalName, JournalFile] = {}
+    for match, path in _entries(folders, _NAME):
+        refuse_other_version(path, int(match[3] or 3))
+        name = JournalName(match[1], int(match[2]))
+        files[name] = JournalFile(name, path, bool(match[4]))
+    last = {name.writer_id: name for name in sorted(files)}
+    journals = []
+    for name in sorted(files):
+        status = JournalStatus.ROTATED
+        if last[name.writer_id] == name:
             # A lock that appeared after the first look belongs to a writer that has just begun.
-            alive = lives.get(name.writer_id)
-            if alive is None:
-                alive = is_locked(found[name].lock_path)
-            status = JournalStatus.LIVE if alive else JournalStatus.LAST
-        statuses.append((found[name], status))
-    return statuses
+            is_alive = lives.get(name.writer_id)
+            if is_alive is None:
+                is_alive = is_locked(files[name].lock_path)
+            status = JournalStatus.LIVE if is_alive else JournalStatus.LAST
+        journals.append((files[name], status))
+    return journals
 
 
-def _files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:
-    """Yield the files with such names; links, FIFOs and the like are skipped."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            match = names.fullmatch(entry.name)
-            if match and entry.is_file(follow_symlinks=False):
-                yield match, Path(entry.path)
+def _entries(
+    folders: Sequence[Path], *names: re.Pattern[str], are_files: bool = True
+) -> Iterator[tuple[re.Match[str], Path]]:
+    """Yield what has such names: the files; or links, FIFOs and the like."""
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                match = next(filter(None, (name.fullmatch(entry.name) for name in names)), None)
+                if match and entry.is_file(follow_symlinks=False) is are_files:
+                    yield match, Path(entry.path)
 
 
 def strangers(folder: Path) -> list[Path]:
     """Return links, FIFOs and the like that are named like a journal or lock; none is read."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        return sorted(
-            Path(entry.path)
-            for entry in entries
-            if not entry.is_file(follow_symlinks=False)
-            and any(names.fullmatch(entry.name) for names in (_NAME, _LOCK_NAME, _DRAFT_NAME))
-        )
-    return []
+    entries = _entries([folder], _NAME, _LOCK_NAME, _DRAFT_NAME, are_files=False)
+    return sorted(path for _, path in entries)
 
 
 def leftovers(folder: Path) -> Iterator[Path]:
     """Yield locks of writers that are gone, and the drafts of journals that they left."""
     kept = {file.name.writer_id for file, _ in list_journals([folder])}
-    for match, lock in _files(folder, _LOCK_NAME):
+    for match, lock in _entries([folder], _LOCK_NAME):
         if match[1] not in kept and not is_locked(lock):
             yield lock
-    for match, draft in _files(folder, _DRAFT_NAME):
+    for match, draft in _entries([folder], _DRAFT_NAME):
         if not is_locked(lock_path(folder, match[1])):
             yield draft
 
@@ -254,20 +248,17 @@ class JournalWriter(OwnedFile):
         whole = 0
         for start in range(0, len(buffers), _WRITEV_MAX):
             batch = buffers[start : start + _WRITEV_MAX]
-            wanted = sum(map(len, batch))
-            written = self._writev(batch)
-            self.size_bytes += written
-            if written < wanted:
-                count, torn_bytes = _count_whole(batch, written)
-                self._cut(torn_bytes)
-                return whole + count
-            whole += len(batch)
+            left_bytes = self._writev(batch)
+            self.size_bytes += left_bytes
+            for buffer in batch:
+                if left_bytes < len(buffer):
+                    # Truncating works on a full disk too, and leaves a file without damage.
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self.descriptor, self.size_bytes - left_bytes)
+                    return whole
+                left_bytes -= len(buffer)
+                whole += 1
         return whole
-
-    def _cut(self, torn_bytes: int) -> None:
-        # Truncating works on a full disk too, and leaves a file without damage.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self.descriptor, self.size_bytes - torn_bytes)
 
     def _writev(self, batch: Sequence[Bytes]) -> int:
         written = 0
@@ -284,12 +275,3 @@ class JournalWriter(OwnedFile):
         """Mark the file as done; it stays open to be synced."""
         with contextlib.suppress(OSError):
             os.rename(self.path, self.path.with_name(f"{self.path.name}.done"))
-
-
-def _count_whole(batch: Sequence[Bytes], written: int) -> tuple[int, int]:
-    """Return how many buffers are wholly in the first `written` bytes, and the bytes beyond."""
-    for count, buffer in enumerate(batch):
-        if written < len(buffer):
-            return count, written
-        written -= len(buffer)
-    return len(batch), 0

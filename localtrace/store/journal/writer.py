@@ -186,9 +186,7 @@ class JournalSeries:
             self._append([Item(Kind.CLOSED, b"", _encode((int(Kind.CLOSED), time.time_ns())))])
         self._leave_journal()
         self.sync()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._release_lock()
 
     def abandon(self) -> None:
         """Close the parent's files in a forked child, without changing their content."""
@@ -201,50 +199,49 @@ class JournalSeries:
 
     def _append(self, items: list[Item]) -> int:
         assert self._journal is not None
-        frames = [self._frame(item) for item in items]
+        frames = [self._enveloped(self._completed(item), self._marker) for item in items]
         count = self._journal.append(frames)
         with self._sync_lock:
             self.unsynced_bytes += sum(map(len, frames[:count]))
         self._records += count
         for item in items[:count]:
-            self._follow(item)
+            if item.kind is Kind.BEGIN:
+                self._open[item.key] = item.record
+            elif item.kind is Kind.END:
+                self._open.pop(item.key, None)
+                self._totals.pop(item.key, None)
+                self._deltas.forget(item.key)
         return count
-
-    def _frame(self, item: Item) -> Bytes:
-        try:
-            record = self._completed(item)
-        except Exception:
-            record = item.record  # better stored as it is than lost
-        return self._enveloped(record, self._marker)
 
     def _completed(self, item: Item) -> Bytes:
         """Return the record, completed with what the writer knows of its trajectory."""
-        totals = self._totals.get(item.key)
-        if item.kind is Kind.TURN:
-            if totals is None:
-                totals = TurnTotals()
-                if not item.counted:
-                    self._totals[item.key] = totals
-            unusable = totals.unusable
-            record = self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
-            self._count_lost(totals.unusable - unusable)
-            return record
-        if item.kind is Kind.OUTCOME and not item.counted:
-            self._count_lost(_unusable_lists(_OUTCOME_DECODER.decode(item.record)))
-        if totals is None:
-            return item.record
-        if item.kind is Kind.BEGIN:
-            return _begun(item.record, totals)
-        if item.kind is Kind.END:
-            end = _END_DECODER.decode(item.record)
-            end.begin.prompt_hash = totals.prompt_hash
-            end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
-            return _encode(end)
-        if item.kind is Kind.SPAN and totals.around:
-            call = _CALL_DECODER.decode(item.record)
-            totals.count(call, again=item.counted)
-            return _encode(call) if call.has_turns else item.record
+        try:
+            totals = self._totals.get(item.key)
+            if item.kind is Kind.TURN:
+                return self._rewritten(item, totals or TurnTotals())
+            if item.kind is Kind.OUTCOME and not item.counted:
+                self._count_lost(_unusable_lists(_OUTCOME_DECODER.decode(item.record)))
+            elif item.kind is Kind.END and totals is not None:
+                end = _END_DECODER.decode(item.record)
+                end.begin.prompt_hash = totals.prompt_hash
+                end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
+                return _encode(end)
+            elif item.kind is Kind.SPAN and totals is not None and totals.around:
+                call = _CALL_DECODER.decode(item.record)
+                totals.count(call, again=item.counted)
+                if call.has_turns:
+                    return _encode(call)
+        except Exception:
+            pass  # better stored as it is than lost
         return item.record
+
+    def _rewritten(self, item: Item, totals: TurnTotals) -> Bytes:
+        if not item.counted:
+            self._totals[item.key] = totals
+        unusable = totals.unusable
+        record = self._deltas.rewrite(item.key, item.record, totals, counted=item.counted)
+        self._count_lost(totals.unusable - unusable)
+        return record
 
     def _count_lost(self, lists: int) -> None:
         if lists:
@@ -258,14 +255,6 @@ class JournalSeries:
             return head + b"".join(payload)
         return joined((head, *payload))
 
-    def _follow(self, item: Item) -> None:
-        if item.kind is Kind.BEGIN:
-            self._open[item.key] = item.record
-        elif item.kind is Kind.END:
-            self._open.pop(item.key, None)
-            self._totals.pop(item.key, None)
-            self._deltas.forget(item.key)
-
     # -- from journal to journal -----------------------------------------------------------
 
     def _ready(self) -> bool:
@@ -278,19 +267,20 @@ class JournalSeries:
             # Without its lock this writer counts as dead, and the sealer may take its journals:
             # nothing may be appended to them, and the next one comes under a new lock.
             self._leave_journal()
-            self._lock.close()
-            self._lock = None
+            self._release_lock()
         if self._journal is None:
             with contextlib.suppress(OSError):
-                self._move_to(self._prepare_folder())
+                folder = self._prepare_folder()
+                if folder != self._folder:
+                    self._release_lock()
+                self._folder = folder
                 self.open()
         return self._journal is not None
 
-    def _move_to(self, folder: Path) -> None:
-        if folder != self._folder and self._lock is not None:
+    def _release_lock(self) -> None:
+        if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._folder = folder
 
     def _begin_journal(self) -> None:
         name = JournalName(self.writer_id, self._number + 1)
@@ -300,8 +290,7 @@ class JournalSeries:
         )  # fmt: skip
         # The first turn, and so its prompt's hash, may be in an earlier journal alone.
         begun = (_begun(record, self._totals.get(key)) for key, record in self._open.items())
-        records = (_encode(opened), *begun)
-        frames = [self._enveloped(record, name.marker) for record in records]
+        frames = [self._enveloped(record, name.marker) for record in (_encode(opened), *begun)]
         journal = JournalWriter(self._folder, name, frames)
         self._leave_journal()
         self._journal, self._marker = journal, name.marker
