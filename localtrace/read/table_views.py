@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localtrace.errors import StoreError
 from localtrace.read.copies import rows_once
 from localtrace.schema import OUTCOMES, TABLES, UPLOADS, TableSchema
 
@@ -37,12 +35,7 @@ def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
 
 
 def stored_views(stores: Sequence[Copies]) -> dict[str, str]:
-    """Return the SELECT of each table's view by its name.
-
-    Raises:
-        StoreError: a folder above a store is named like a partition, which DuckDB would take for
-            one.
-    """
+    """Return the SELECT of each table's view by its name."""
     selects = {table.name: rows_of(table, stores) for table in TABLES.values()}
     return selects | {UPLOADS.name: _uploads(list(chain(*stores)))}
 
@@ -83,8 +76,6 @@ def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
 
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
     files = snapshot.files[table.name]
-    if snapshot.partitioned:
-        _refuse_misleading_path(table, files)
     parts = [] if _is_sealed(snapshot, table) else [_unsealed(table, number)]
     if files:
         parts.append(_sealed(table, files, snapshot.partitioned))
@@ -113,20 +104,6 @@ def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:
         else ("hive_partitioning = false")
     )
     return f"read_parquet({list_literal(files)}, {hive})"
-
-
-def _refuse_misleading_path(table: TableSchema, files: list[str]) -> None:
-    # DuckDB takes every `name=value` folder of a path for a partition, the first one winning.
-    if not files:
-        return
-    above = files[0].partition(f"/tables/{table.name}/")[0]
-    for folder in Path(above).parts:
-        name, equals, _ = folder.partition("=")
-        if equals and name.lower() in table.column_names:
-            raise StoreError(
-                f"a store lies below a folder named {folder!r}, which cannot be told from a "
-                f"partition: move the store, or rename that folder"
-            )
 
 
 def listed(names: Iterable[str]) -> str:

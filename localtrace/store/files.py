@@ -247,17 +247,6 @@ def explained(what: str, then: str) -> Iterator[None]:
         raise StoreUnwritable(f"{what} ({reason}): {then}") from error
 
 
-def probe_write(folder: Path) -> None:
-    """Make an empty file in a folder and remove it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    probe = folder / f".probe-{uuid.uuid4().hex}"
-    os.close(open_file(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    probe.unlink()
-
-
 def sync(path: Path) -> None:
     """Sync a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

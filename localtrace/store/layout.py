@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import msgspec
 
 from localtrace.errors import StoreFormatError, StoreNotFound, StoreUnwritable
 from localtrace.schema import FORMAT_VERSION, TABLES, refuse_other_version
-from localtrace.store.addresses import refuse_address
 from localtrace.store.bundle import Bag, open_bundle
 from localtrace.store.files import (
     explained,
-    probe_write,
     read_json,
     refuse_other_than_folder,
     sync,
 )
+from localtrace.terminal import escape_line
 from localtrace.version import __version__
 
 META_NAME = "localtrace.json"
@@ -42,6 +43,12 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )  # fmt: skip
 
 
+_COLUMNS = "|".join({name for table in TABLES.values() for name in table.column_names})
+_MISREAD = re.compile(
+    rf"%[0-9a-f]{{2}}|[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]|(?<=/)({_COLUMNS})=", re.IGNORECASE
+)
+
+
 class StoreMeta(msgspec.Struct):
     """The content of localtrace.json."""
 
@@ -50,7 +57,7 @@ class StoreMeta(msgspec.Struct):
     created_by: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True)
 class StoreLayout:
     """The folders of one store, or of a bundle, which is read like one and never written."""
 
@@ -58,55 +65,28 @@ class StoreLayout:
     bags: tuple[Bag, ...] = ()
     """The parts of a bundle; none where this is a store."""
 
-    @property
-    def meta(self) -> Path:
-        """The file that makes a folder a store."""
-        return self._data / META_NAME
-
-    @property
-    def _data(self) -> Path:
+    def __post_init__(self) -> None:
+        root = self.root
         # Every part of a bundle holds the same tokenizers and the same origin.
-        return self.bags[0].data if self.bags else self.root
-
-    @property
-    def tables(self) -> Path:
+        data = self.bags[0].data if self.bags else root
+        self.meta = data / META_NAME
+        """The file that makes a folder a store."""
+        self.tables = root / "tables"
         """One Delta Lake table per folder."""
-        return self.root / "tables"
-
-    @property
-    def journals(self) -> Path:
+        self.journals = root / "journals"
         """Journals and their writers' lock files; pointers to journal folders elsewhere."""
-        return self.root / "journals"
-
-    @property
-    def quarantine(self) -> Path:
+        self.quarantine = root / "quarantine"
         """Files that could not be read, kept for a person to look at."""
-        return self.root / "quarantine"
-
-    @property
-    def tokenizers(self) -> Path:
+        self.tokenizers = data / "tokenizers"
         """Tokenizer files, one folder per content."""
-        return self._data / "tokenizers"
-
-    @property
-    def sampling(self) -> Path:
-        """The rules of runs that have any: which trajectories keep their spans."""
-        return self.root / "sampling"
-
-    @property
-    def receipts(self) -> Path:
+        self.sampling = root / "sampling"
+        """The rules of runs that have any: which trajectories keep their calls."""
+        self.receipts = root / "receipts"
         """Receipts of uploads, brought back."""
-        return self.root / "receipts"
-
-    @property
-    def gathering(self) -> Path:
+        self.gathering = root / "gathering"
         """Files of other stores on their way into this one, one folder per store."""
-        return self.root / "gathering"
-
-    @property
-    def gathered(self) -> Path:
+        self.gathered = root / "gathered"
         """Notes on which of this store's rows others hold, one file per store."""
-        return self.root / "gathered"
 
     def table(self, name: str) -> Path:
         """Return the folder of one table."""
@@ -121,6 +101,23 @@ class StoreLayout:
         if self.bags:
             raise StoreUnwritable(
                 f"{self.root} is a bundle, which is only read: name a store to write to"
+            )
+
+
+def refuse_address(root: Path) -> None:
+    """Refuse a path that a library would read as another one, which may be another store's.
+
+    delta-rs takes paths for URLs: it decodes `%20` once more, and reads a backslash as a slash.
+    DuckDB takes a folder `step=3` for a partition.
+
+    Raises:
+        StoreFormatError: the path cannot be used; the message says why.
+    """
+    for path in (str(root), os.path.realpath(root)):
+        if match := _MISREAD.search(path):
+            raise StoreFormatError(
+                f"a store cannot be at {escape_line(path)}: its tables cannot be addressed with "
+                f"{match[0]!r} in the path; rename that folder, or name another path"
             )
 
 
@@ -187,7 +184,8 @@ def create_layout(path: Path) -> StoreLayout:
             layout = open_layout(path)
             layout.refuse_bundle()
             layout.journals.mkdir(exist_ok=True)
-            probe_write(layout.journals)
+            with NamedTemporaryFile(dir=layout.journals, prefix=".probe-"):
+                pass  # it can be written
         except FileExistsError:
             raise StoreFormatError(f"{path} is a file, not a folder: name another path") from None
     return layout

@@ -14,8 +14,7 @@ import localtrace
 from localtrace.errors import StoreError, StoreFormatError
 from localtrace.read.store import open_store
 from localtrace.schema import RUNS, SPANS, TableSchema
-from localtrace.store.addresses import refuse_address
-from localtrace.store.layout import create_layout, open_layout
+from localtrace.store.layout import create_layout, open_layout, refuse_address
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import commit, committed_files, open_table, table_files
 from localtrace.store.tables.parquet_files import WrittenFile
@@ -23,7 +22,7 @@ from localtrace.testing import recording
 from tests.commands import run
 
 REFUSED = [b"a%20b", b"a%2Fb", b"a%2e%2eb", b"a%25b", b"a%00b", b"a\\b", b"a\nb", b"a\x01b",
-           b"a\x7fb", b"\xff", "a\u0085b".encode()]  # fmt: skip
+           b"a\x7fb", b"\xff", "a\u0085b".encode(), b"step=3", b"Run_ID=x"]  # fmt: skip
 TAKEN = ["a b", "a?b", "a#b", "a*b", "a[b]", "ä", "a:b", "%", "%zz", "a;b", "a&b=c", "a'b",
          'a"b', " a", "a ", "a|b", "{a}", "~a", "..a", "\u202ea"]  # fmt: skip
 

@@ -279,9 +279,9 @@ def test_a_disk_that_refuses_is_told_and_leaves_the_store_whole(
 def test_a_folder_that_may_not_be_written_is_told(
     store: Store, ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(folder: Path) -> None:
+    def refused(**_: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("localtrace.store.layout.probe_write", refused)
+    monkeypatch.setattr("localtrace.store.layout.NamedTemporaryFile", refused)
     with pytest.raises(LocalTraceError, match="Permission denied"):
         localtrace.label(store, ids, who="anna", rating=1)

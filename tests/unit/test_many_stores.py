@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import localtrace
-from localtrace.errors import BundleError, StoreError, StoreNotFound
+from localtrace.errors import BundleError, StoreNotFound
 from localtrace.read.store import Store, open_store
 from localtrace.schema import TABLES
 from localtrace.store.layout import open_layout
@@ -428,13 +428,6 @@ def test_folders_of_any_name_are_read_beside_each_other(tmp_path: Path, name: st
     with open_store(first, second, copy) as store:
         assert [row["step"] for row in store.trajectories().to_dicts()] == [0, 1, 2]
         assert len(store.spans(step=1).to_dicts()) == len(store.spans(step=2).to_dicts()) == 5
-
-
-def test_a_folder_like_a_partition_above_the_second_store_is_refused(tmp_path: Path) -> None:
-    first = sealed(node(tmp_path / "a", 0))
-    second = sealed(node(tmp_path / "step=9" / "b", 1))
-    with pytest.raises(StoreError, match=r"step=9.*rename"), open_store(first, second) as store:
-        store.trajectories()
 
 
 def test_reading_many_stores_leaves_them_as_they_were(history: dict[str, Path]) -> None:

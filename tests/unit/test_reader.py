@@ -279,16 +279,6 @@ def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, folder: str) ->
         assert len(store.spans(step=0).to_dicts()) == 2 * (2 * TURNS + 1)
 
 
-@pytest.mark.parametrize("folder", ["step=9", "Project=x", "run_id=3"])
-def test_a_folder_that_looks_like_a_partition_is_refused(tmp_path: Path, folder: str) -> None:
-    (tmp_path / folder).mkdir()
-    record = Recording(tmp_path / folder / "store")
-    record(range(1))
-    sealed(record.path)
-    with pytest.raises(StoreError, match=rf"\b{folder}\b.*\brename\b"):
-        open_store(record.path).runs()
-
-
 def test_unknown_steps_are_null(tmp_path: Path) -> None:
     path = tmp_path / "store"
     localtrace.init(path, min_free_bytes=0, seal=False)

@@ -13,11 +13,12 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import msgspec
 
 from localtrace.errors import StoreFormatError, StoreUnwritable
-from localtrace.store.files import explained, probe_write, put_file, read_json, read_small
+from localtrace.store.files import explained, put_file, read_json, read_small
 from localtrace.store.layout import StoreLayout, network_of, read_meta
 
 OWNER_NAME = "store.json"
@@ -146,7 +147,8 @@ def _make_own(folder: Path) -> None:
             f"everybody may replace what is in {folder.parent}, so no journal is written there: "
             "set LOCALTRACE_JOURNAL_DIR to a folder of your own"
         )
-    probe_write(folder)
+    with NamedTemporaryFile(dir=folder, prefix=".probe-"):
+        pass  # it can be written
 
 
 def _put_new(path: Path, data: bytes) -> None:
