@@ -63,7 +63,7 @@ _BATCH_ROWS = 1024
 _FOLDER_MAX_BYTES = 255
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _TOKENIZER = re.compile(r"tokenizers/([0-9a-f]{64})/tokenizer\.json")
-_TOKENIZER_OF_RUN = re.compile(r"tokenizers/runs/[\w.~%-]{1,255}", re.ASCII)
+_TOKENIZER_OF_RUN = re.compile(r"tokenizers/runs/[\w.~=-]{1,255}", re.ASCII)
 _RECEIPT = re.compile(rf"receipts/{UPLOAD_ID.pattern}\.(json|parquet)")
 OnProgress = Callable[[int, int], None]
 """Called with the bytes that have come and the bytes that are known to be new."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -70,12 +70,11 @@ def has_tokenizer(layout: StoreLayout, run_id: str) -> bool:
 
 
 def _pointer(layout: StoreLayout, run_id: str) -> Path:
-    name = pointer_in_bundle(run_id) if layout.bags else quote(run_id, safe="")
-    return layout.tokenizers / "runs" / name
+    return layout.tokenizers / "runs" / pointer_name(run_id)
 
 
-def pointer_in_bundle(run_id: str) -> str:
-    """Return the name of the file in a bundle's `tokenizers/runs` that points to a run's tokenizer.
+def pointer_name(run_id: str) -> str:
+    """Return the name of the file in `tokenizers/runs` that points to a run's tokenizer.
 
     BagIt and sha256sum disagree about `%` in names, so `=` replaces it.
     """
@@ -99,33 +98,24 @@ def tokenizer_file(layout: StoreLayout, run_id: str) -> Path | None:
     return layout.tokenizers / digest / FILE_NAME if _DIGEST.fullmatch(digest) else None
 
 
-def tokenizer_of(layout: StoreLayout, run_id: str) -> Any | None:
-    """Load the run's tokenizer, a `tokenizers.Tokenizer`.
-
-    None where the run kept none, the package `tokenizers` is not installed (extra `text`), or the
-    file cannot be read or would make huge texts of short tokens.
-    """
-    return _attempt(lambda: _load(tokenizer_file(layout, run_id)))
-
-
 class RunTokenizers:
     """The tokenizers that stores keep for runs, which turn ids into text.
 
     Each file is read once, at its first use. Threads may share an instance. Nothing here raises:
-    files that came with a bundle may be damaged or hostile.
+    files that came with a bundle may be damaged or hostile, and the package `tokenizers` (extra
+    `text`) may be missing.
     """
 
     def __init__(self, *layouts: StoreLayout) -> None:
         self._layouts = layouts
         self._of_run = cache(self._find)
-        self._of_file = cache(_vocabulary)
+        self._of_file = cache(_Vocabulary)
 
     def decode(
         self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
     ) -> str | None:
         """Return ids as one text; None without a usable tokenizer."""
-        vocabulary = self._of_run(run_id)
-        return None if vocabulary is None else vocabulary.decode(ids, skip_special_tokens)
+        return self._of_run(run_id).decode(ids, skip_special_tokens)
 
     def piece(self, run_id: str | None, token_id: int | None) -> str | None:
         """Return the text that one token adds after others, its leading space included.
@@ -133,54 +123,45 @@ class RunTokenizers:
         U+FFFD stands for a part of a character, which a token of bytes may hold. None where there
         is no usable tokenizer, and for ids that it does not have or cannot decode.
         """
-        vocabulary = None if run_id is None else self._of_run(run_id)
-        return None if vocabulary is None or token_id is None else vocabulary.piece(token_id)
+        return None if run_id is None or token_id is None else self._of_run(run_id).piece(token_id)
 
     def encoded_again(self, run_id: str, ids: list[int]) -> list[int] | None:
         """Return the ids into which the text of `ids` is encoded; None without a usable tokenizer.
 
         Tokenizers of bundles are not used: their patterns could take any time.
         """
-        vocabulary = self._of_run(run_id)
-        return None if vocabulary is None else vocabulary.encoded_again(ids)
+        return self._of_run(run_id).encoded_again(ids)
 
     def special_ids(self, run_id: str) -> frozenset[int]:
         """Return the ids of special tokens, such as an end of text; empty also where unknown."""
-        vocabulary = self._of_run(run_id)
-        return frozenset() if vocabulary is None else vocabulary.special_ids
+        return self._of_run(run_id).special_ids
 
-    def _find(self, run_id: str) -> _Vocabulary | None:
+    def _find(self, run_id: str) -> _Vocabulary:
         """Return the vocabulary of the first store that keeps a usable one for the run."""
-        for layout in self._layouts:
-            file = _attempt(partial(tokenizer_file, layout, run_id))
-            found = None if file is None else self._of_file(file, bool(layout.bags))
-            if found is not None:
-                return found
-        return None
+        files = ((tokenizer_file(one, run_id), bool(one.bags)) for one in self._layouts)
+        vocabularies = (self._of_file(file, is_bundle) for file, is_bundle in files if file)
+        return next((one for one in vocabularies if one.is_usable), _Vocabulary(None, False))
 
 
 class _Vocabulary:
-    """The texts of one tokenizer's ids."""
+    """The texts of one tokenizer's ids; None everywhere where it is not usable."""
 
-    def __init__(self, tokenizer: Any, *, only_decodes: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, file: Path | None, only_decodes: bool) -> None:
+        self._tokenizer: Any = _attempt(lambda: _load(file))
+        self.is_usable = self._tokenizer is not None
         self._only_decodes = only_decodes
         self.piece = lru_cache(_PIECES_MAX)(self._piece)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str | None:
-        decode = self._tokenizer.decode
-        return _attempt(lambda: str(decode(ids, skip_special_tokens=skip_special_tokens)))
+        return _attempt(lambda: str(self._tokenizer.decode(ids, skip_special_tokens)))
 
     def encoded_again(self, ids: list[int]) -> list[int] | None:
         text = None if self._only_decodes else self.decode(ids)
-        encode = self._tokenizer.encode
-        return (
-            None if text is None else _attempt(lambda: list(encode(text, None, False, False).ids))
-        )
+        return _attempt(lambda: list(self._tokenizer.encode(text, None, False, False).ids))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        added = _attempt(self._tokenizer.get_added_tokens_decoder) or {}
+        added = _attempt(lambda: self._tokenizer.get_added_tokens_decoder()) or {}
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def _piece(self, token_id: int) -> str | None:
@@ -197,11 +178,6 @@ def _added_text(tokenizer: Any, token_id: int) -> str | None:
     after = decode([_ANCHOR, _ANCHOR]).removeprefix(before)
     text: str = decode([_ANCHOR, token, _ANCHOR]).removeprefix(before).removesuffix(after)
     return text if len(text) <= _PIECE_MAX_CHARS else None
-
-
-def _vocabulary(file: Path, only_decodes: bool) -> _Vocabulary | None:
-    tokenizer = _attempt(lambda: _load(file))
-    return None if tokenizer is None else _Vocabulary(tokenizer, only_decodes=only_decodes)
 
 
 def _load(file: Path | None) -> Any | None:

@@ -14,7 +14,7 @@ from localtrace.errors import ConfigError
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.snapshot import take_snapshot
-from localtrace.store.tokenizers import RunTokenizers, keep_tokenizer, tokenizer_of
+from localtrace.store.tokenizers import RunTokenizers, keep_tokenizer
 from tests.recording import recording
 
 WORDS = ["<s>", "two", "plus", "is", "four", "</s>"]
@@ -56,7 +56,8 @@ def test_the_same_tokenizer_is_kept_once(layout: StoreLayout, tokenizer: Path) -
     kept.write_bytes(b"")  # as a crash of the machine could leave it before it was synced
     keep_tokenizer(layout, tokenizer, "a")
     assert kept.stat().st_size == whole.st_size
-    assert tokenizer_of(layout, "a").decode([1]) == tokenizer_of(layout, "b").decode([1]) == "two"
+    tokenizers = RunTokenizers(layout)
+    assert tokenizers.decode("a", [1]) == tokenizers.decode("b", [1]) == "two"
 
 
 def test_a_path_without_a_tokenizer_is_refused(layout: StoreLayout, tmp_path: Path) -> None:
@@ -100,7 +101,6 @@ def test_ids_that_no_vocabulary_has_are_no_text(
 def test_a_damaged_tokenizer_means_no_text(layout: StoreLayout, tokenizer: Path) -> None:
     digest = keep_tokenizer(layout, tokenizer, "r")
     (layout.tokenizers / digest / "tokenizer.json").write_text("{")
-    assert tokenizer_of(layout, "r") is None
     assert RunTokenizers(layout).decode("r", [1]) is None
 
 

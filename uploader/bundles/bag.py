@@ -38,7 +38,7 @@ from localtrace.store.files import open_given, sync
 from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import META_NAME, StoreLayout, meta_text, read_meta
 from localtrace.store.tables.parquet_files import parquet_writer, row_groups
-from localtrace.store.tokenizers import FILE_NAME, pointer_in_bundle, tokenizer_file
+from localtrace.store.tokenizers import FILE_NAME, pointer_name, tokenizer_file
 from localtrace.terminal import escape
 from localtrace.uploader.bundles.rows import Batch
 from localtrace.version import __version__
@@ -169,7 +169,7 @@ def _copy_tokenizer(origin: StoreLayout, run_id: str, folder: Path) -> None:
     if source is None or not source.is_file():
         return
     digest = sha256_of(source)
-    kept, pointer = folder / digest / FILE_NAME, folder / "runs" / pointer_in_bundle(run_id)
+    kept, pointer = folder / digest / FILE_NAME, folder / "runs" / pointer_name(run_id)
     for path in (kept, pointer):
         path.parent.mkdir(parents=True, exist_ok=True)
     copyfile(source, kept)
