@@ -35,7 +35,6 @@ from localtrace.errors import (
 SMALL_MAX_BYTES = 16 * 2**20
 """Largest size of a file that describes a store, such as localtrace.json."""
 T = TypeVar("T")
-_PIECE_BYTES = 2**20
 _CREATE_MODE = 0o666  # less the umask, so that a user can share a store
 _LOCK_CHECK_INTERVAL_S = 0.05
 _KINDS = {
@@ -103,7 +102,7 @@ def refuse_other_than_file(path: Path | str) -> None:
         NotAFile: there is one.
     """
     kind = _kind_of(path)
-    if kind != stat.S_IFREG:
+    if kind not in (None, stat.S_IFREG):
         raise NotAFile(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a file: move it away, or put the "
             "file itself in its place"
@@ -116,11 +115,8 @@ def refuse_other_than_folder(path: Path) -> None:
     Raises:
         NotAFolder: there is one.
     """
-    try:
-        kind = stat.S_IFMT(os.lstat(path).st_mode)
-    except OSError:
-        return
-    if kind != stat.S_IFDIR:
+    kind = _kind_of(path)
+    if kind not in (None, stat.S_IFDIR):
         raise NotAFolder(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a folder, and might lead into "
             "another store: put the folder itself in its place"
@@ -145,25 +141,23 @@ def make_folder(root: Path, folder: Path) -> None:
         place.mkdir(exist_ok=True)
 
 
-def _kind_of(path: Path | str) -> int:
+def _kind_of(path: Path | str) -> int | None:
+    """Return what is there, a link itself and not its target; None where nothing is."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:
-        return stat.S_IFREG  # a missing file is none of the other kinds
+        return None
 
 
 def passed_over(path: Path) -> str:
     """Return the message that something is not a file and was not read."""
-    kind = _KINDS.get(_kind_of(path), "no file")
+    kind = _KINDS.get(_kind_of(path) or 0, "no file")
     return f"{path} is {kind} and was passed over: move it away"
 
 
 def is_file(path: Path) -> bool:
     """Tell whether a regular file is there; a link to one does not count."""
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    return _kind_of(path) == stat.S_IFREG
 
 
 def read_file(path: Path, max_bytes: int | None = None) -> bytes:
@@ -177,16 +171,11 @@ def read_file(path: Path, max_bytes: int | None = None) -> bytes:
         StoreFormatError: something else than a file is there, or it is larger.
         OSError: it cannot be opened or read.
     """
-    with open(open_file(path), "rb", buffering=0) as file:
-        if max_bytes is None:
-            return file.readall()
-        pieces, left = [], max_bytes + 1
-        while left > 0 and (piece := file.read(min(left, _PIECE_BYTES))):
-            pieces.append(piece)
-            left -= len(piece)
-    if left <= 0:
+    with open(open_file(path), "rb") as file:
+        data = file.read(-1 if max_bytes is None else max_bytes + 1)
+    if max_bytes is not None and len(data) > max_bytes:
         raise StoreFormatError(f"{path} has more than {max_bytes} bytes: move it away")
-    return b"".join(pieces)
+    return data
 
 
 def read_small(path: Path) -> bytes:

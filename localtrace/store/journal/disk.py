@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -51,15 +52,8 @@ class DiskWatch:
 def size_of(folder: Path) -> int:
     """Return the bytes of all files below a folder; files that vanish meanwhile count as none."""
     total = 0
-    stack = [str(folder)]
-    while stack:
-        try:
-            with os.scandir(stack.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_size
     return total
