@@ -81,7 +81,7 @@ def command(
     from localtrace.store.layout import open_layout
     from localtrace.store.tables.replacing import GRACE_HOURS
 
-    retention = _retention(**rules)
+    retention = _retention(rules)
     if retention.is_empty and not filters.terms:
         raise click.UsageError(
             "say what to prune: --older-than 14d, --to-size 200GB, --keep-every 10, "
@@ -90,12 +90,6 @@ def command(
     layout = open_layout(one_store(store_paths))
     layout.refuse_bundle()
     if dry_run:
-        if intent := begun(layout):
-            say(
-                f"an earlier pruning of {len(intent.trace_ids)} trajectories ended early: the next "
-                "one completes it first",
-                err=True,
-            )
         print_problems(context, _choose(layout, retention, filters, form).problems)
         return
     with alone(layout) as healed:
@@ -113,11 +107,7 @@ def command(
                 count, size_bytes = give_back(layout, grace_hours=0)
                 say(f"gave back {show_size(size_bytes)}: {count} old files deleted", err=True)
             elif choice.groups:
-                say(
-                    f"the old files stay {GRACE_HOURS} hours for readers of the earlier state; "
-                    "then localtrace compact or the sealer deletes them; --now does it at once",
-                    err=True,
-                )
+                say(f"old files stay {GRACE_HOURS} hours for readers; --now deletes them", err=True)
             if not problems:
                 note(layout.root, PRUNING, None)  # what the sealer tried in vain, went well by hand
     print_problems(context, list(dict.fromkeys(problems)))
@@ -125,16 +115,16 @@ def command(
         context.exit(1)
 
 
-def _retention(gathered: bool, **values: str | None) -> Retention:
+def _retention(rules: dict[str, str | bool | None]) -> Retention:
     """Return the rules that options named, by the names of their parameters."""
     from localtrace.store.retention_rules import parse_retention
 
-    rules = ["gathered"] if gathered else []
-    for name in ("to_size", "older_than", "keep_every", "keep"):
-        if values[name] is not None:  # empty text is refused: a variable of the shell was not set
-            rules.append(f"{name.replace('_', '-')}={values[name]}")
+    named = {name.replace("_", "-"): value for name, value in rules.items()}
+    # Empty text is refused: a variable of the shell was not set.
+    texts = [f"{name}={value}" for name, value in named.items() if isinstance(value, str)]
+    switches = [name for name, value in named.items() if value is True]
     try:
-        return parse_retention(",".join(rules))
+        return parse_retention(",".join(switches + texts))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

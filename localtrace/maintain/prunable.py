@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +27,7 @@ from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import StoreLayout
 from localtrace.store.retention_rules import Retention
 from localtrace.store.tables.delta import committed_files, open_table
-from localtrace.store.tables.parquet_files import partition_values
+from localtrace.store.tables.parquet_files import partition_folder
 
 CHOOSING_LIMITS = Limits(timeout_s=3600.0, memory_max_bytes=2**30)
 """Time and memory of the query that chooses, which may run beside training."""
@@ -103,9 +101,8 @@ group by project, experiment, run_id, attempt, validate, step, group_of
 having bool_or(considered)
 order by max(ended_ns), trace_ids
 """
-_OF_STEP = ["run_id", "attempt", "step", "validate"]
-_SUMS = ["trajectories", "rows", "size_bytes"]
-_STEP_TYPES = (pa.string(), pa.int64(), pa.int64(), pa.bool_(), pa.int64(), pa.int64(), pa.int64())
+_STEP_KEYS = ["run_id", "attempt", "step", "validate"]
+_STEP_SUMS = ["trajectories", "rows", "size_bytes"]
 
 
 class Group(NamedTuple):
@@ -120,6 +117,8 @@ class Group(NamedTuple):
     size_bytes: int
     """The bytes of files that the rows take, about."""
     trace_ids: list[str]
+    folder: str
+    """Its partition of `spans`, below the table."""
 
 
 @dataclass(slots=True)
@@ -146,12 +145,12 @@ class Choice:
 
     def by_step(self) -> pa.Table:
         """Return the trajectories, calls and bytes to prune of each step, in order."""
-        schema = pa.schema(zip(_OF_STEP + _SUMS, _STEP_TYPES, strict=True))
+        names = _STEP_KEYS + _STEP_SUMS
+        kinds = [pa.string(), pa.int64(), pa.int64(), pa.bool_(), *[pa.int64()] * 3]
+        schema = pa.schema(zip(names, kinds, strict=True))
         groups = pa.Table.from_pylist([group._asdict() for group in self.groups], schema)
-        steps = groups.group_by(_OF_STEP).aggregate([(name, "sum") for name in _SUMS])
-        return steps.rename_columns(schema.names).sort_by(
-            [(name, "ascending") for name in _OF_STEP]
-        )
+        steps = groups.group_by(_STEP_KEYS).aggregate([(name, "sum") for name in _STEP_SUMS])
+        return steps.rename_columns(names).sort_by([(name, "ascending") for name in _STEP_KEYS])
 
 
 def choose(
@@ -180,7 +179,7 @@ def choose(
     choice.problems += damage.problems
     if retention.to_size is not None:
         choice.excess_bytes = max(0, live_bytes(layout) - retention.to_size)
-    bytes_per_row = _row_sizes(layout)
+    bytes_per_row = defaultdict(float, _row_sizes(layout))
     for row in groups:
         choice.newest_ns = row["end_ns"]
         if damage.touches(row):
@@ -190,10 +189,11 @@ def choose(
         elif retention.to_size is not None and not choice.excess_bytes:
             choice.left_alone[NOT_NEEDED] += len(row["trace_ids"])
         elif row["trace_ids"]:
-            size_bytes = round(row["rows"] * bytes_per_row.get(_partition_of(row), 0.0))
+            folder = partition_folder({name: row[name] for name in SPANS.partitions})
+            size_bytes = round(row["rows"] * bytes_per_row[folder])
             of_step = row["run_id"], row["attempt"], row["step"], row["validate"]
             sums = len(row["trace_ids"]), row["rows"], size_bytes
-            choice.groups.append(Group(*of_step, *sums, row["trace_ids"]))
+            choice.groups.append(Group(*of_step, *sums, row["trace_ids"], folder))
             choice.excess_bytes = max(0, choice.excess_bytes - size_bytes)
     choice.left_alone += Counter()  # drops what no trajectory stays for
     return choice
@@ -236,19 +236,14 @@ def _unsealed(store: Store) -> list[str]:
     return list(trace_ids)
 
 
-def _partition_of(row: Mapping[str, Any]) -> tuple[str | None, ...]:
-    return row["project"], row["experiment"], None if row["step"] is None else str(row["step"])
-
-
-def _row_sizes(layout: StoreLayout) -> dict[tuple[str | None, ...], float]:
+def _row_sizes(layout: StoreLayout) -> dict[str, float]:
     """Return the mean bytes of a row in files, by partition of `spans`."""
-    sums: dict[tuple[str | None, ...], list[int]] = defaultdict(lambda: [0, 0])
-    values_of = cache(partition_values)
+    sizes: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
     for file in committed_files(open_table(layout, SPANS)):
-        of = sums[tuple(values_of(file.folder).values())]
-        of[0] += file.size_bytes
-        of[1] += file.rows or 0
-    return {partition: size / max(1, rows) for partition, (size, rows) in sums.items()}
+        sizes[file.folder] += file.size_bytes
+        rows[file.folder] += file.rows or 0
+    return {folder: size / max(1, rows[folder]) for folder, size in sizes.items()}
 
 
 def live_bytes(layout: StoreLayout) -> int:

@@ -10,8 +10,9 @@ Order of events, so that a crash at any point leaves no row that claims calls wh
 After a crash the next pruning goes on from `pruning.json` before it does anything else, so that no
 group stays half pruned. Every step does only what is left to do.
 
-Files that are damaged or missing stay as they are, and the rest is done. Then `pruning.json` stays
-too, for when they are restored, and calls go only where the mark of their trajectory was written.
+Only files of the partitions concerned are looked at. Those that are damaged or missing stay as they
+are; then `pruning.json` stays too, for when they are restored, and so do all calls where a file of
+`trajectories` is among them.
 
 The commits say `dataChange: false` although rows go: delta-rs would else refuse what a sealer
 appends at the same moment, and recording never suffers from a pruning.
@@ -59,6 +60,8 @@ class Intent(msgspec.Struct, frozen=True):
 
     mark: str
     trace_ids: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]]
+    folders: list[str]
+    """Partitions of `spans` that hold their calls."""
 
 
 @dataclass(slots=True)
@@ -115,8 +118,9 @@ def prune(layout: StoreLayout, choice: Choice, progress: Progress | None = None)
     if not choice.groups:
         return PruneReport()
     mark = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {choice.rule}"
-    left = begun(layout)  # what damaged files kept from being finished
-    intent = Intent(mark, [*(left.trace_ids if left else ()), *choice.trace_ids])
+    left = begun(layout) or Intent("", [], [])  # what damaged files kept from being finished
+    folders = {*left.folders, *(group.folder for group in choice.groups)}
+    intent = Intent(mark, left.trace_ids + choice.trace_ids, sorted(folders))
     put_file(layout.root / INTENT_NAME, msgspec.json.encode(intent))
     return finish(layout, intent, progress)
 
@@ -129,7 +133,7 @@ def finish(layout: StoreLayout, intent: Intent, progress: Progress | None = None
 
 def _finish(layout: StoreLayout, intent: Intent, progress: Progress | None) -> PruneReport:
     ids = pa.array(intent.trace_ids, pa.string())
-    work = _Work(layout, PruneReport(len(ids)), progress)
+    work = _Work(layout, PruneReport(len(ids)), progress, set(intent.folders))
 
     def is_unmarked(rows: pa.Table) -> pa.ChunkedArray:
         return pc.and_(_is_in(rows, ids), pc.is_null(rows["spans_pruned"]))
@@ -140,13 +144,13 @@ def _finish(layout: StoreLayout, intent: Intent, progress: Progress | None) -> P
         return rows.set_column(place, "spans_pruned", marks)
 
     work.rewrite(TRAJECTORIES, ["trace_id", "spans_pruned"], is_unmarked, mark)
-    marked = work.marked(ids)
-    work.rewrite(
-        SPANS,
-        ["trace_id"],
-        lambda rows: _is_in(rows, marked),
-        lambda rows: rows.filter(pc.invert(_is_in(rows, marked))),
-    )
+    if not work.report.problems:  # else some may not be marked
+        work.rewrite(
+            SPANS,
+            ["trace_id"],
+            lambda rows: _is_in(rows, ids),
+            lambda rows: rows.filter(pc.invert(_is_in(rows, ids))),
+        )
     if not work.report.problems:
         (layout.root / INTENT_NAME).unlink(missing_ok=True)
     return work.report
@@ -173,6 +177,8 @@ class _Work:
     layout: StoreLayout
     report: PruneReport
     progress: Progress | None
+    folders: set[str]
+    """Partitions of `spans`."""
     done: int = 0
     bad: set[CommittedFile] = field(default_factory=set)
     """Files that are damaged."""
@@ -210,18 +216,13 @@ class _Work:
                     self.progress(self.done, known)
         raise StoreError(f"the files of table {schema.name} change all the time: {_GO_ON}")
 
-    def marked(self, ids: pa.Array) -> pa.Array:
-        """Return those of some trajectories whose mark is on the disk."""
-        marked = [ids[:0]]
-        for file in self._undamaged(TRAJECTORIES):
-            rows = self._read(TRAJECTORIES, file, ["trace_id", "spans_pruned"])
-            rows = rows.filter(pc.and_(_is_in(rows, ids), pc.is_valid(rows["spans_pruned"])))
-            marked += rows["trace_id"].chunks
-        return pa.concat_arrays(marked)
-
     def _undamaged(self, schema: TableSchema) -> Iterator[CommittedFile]:
-        files = committed_files(open_table(self.layout, schema))
-        return (file for file in files if file not in self.bad)
+        """Yield the files of the partitions, or of those around them, that can be read."""
+        depth = len(schema.partitions)
+        folders = {"/".join(folder.split("/")[:depth]) for folder in self.folders}
+        for file in committed_files(open_table(self.layout, schema)):
+            if file.folder in folders and file not in self.bad:
+                yield file
 
     def _read(self, schema: TableSchema, file: CommittedFile, columns: list[str]) -> pa.Table:
         """Read columns of a file; no row, where it is damaged."""
