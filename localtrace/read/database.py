@@ -60,10 +60,6 @@ class Database:
         piece_of: returns the text of a token by run id and token id, null where either is null.
             Several threads call it. It must not refer to the database, which would never be freed.
         folder: holds DuckDB's temporary files; a folder of its own when not given.
-
-    Raises:
-        StoreError: a folder above a store is named like a partition, which DuckDB would take for
-            one.
     """
 
     def __init__(
