@@ -7,16 +7,15 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, TypeAlias
 
 from localtrace.errors import StoreError
-from localtrace.redaction.ids import REASON, without_ids
 from localtrace.redaction.matches import mark
-from localtrace.redaction.redactor import Redactor
-from localtrace.redaction.tokens import Parts
-from localtrace.types import Trajectory
+from localtrace.redaction.redactor import REASON, Redactor
+from localtrace.redaction.tokens import Parts, without_ids
+from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import parse_json, to_json
 from localtrace.values.placeholder import Placeholder
 
@@ -25,13 +24,13 @@ Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = tuple[list[Row], list[Row], list[Row]]
 """Rows of the tables `trajectories`, `spans` and `outcomes`."""
 
-_HEAD = ("sample_index", "group_id", "name", "agent", "data_source", "error", "reward",
-         "attributes")  # fmt: skip
-_OUTCOME = ("name", "number", "text", "values", "source")
+_FIXED = frozenset({
+    "trace_id", "span_id", "parent_id", "run_id", "project", "experiment", "status", "kind",
+    "writer_id", "prompt_base", "messages_base", "prompt_name", "messages_name", "output_name",
+    "logprobs_name", "mask_name", "placeholder", "spans_pruned", "prompt_hash", "decode",
+})  # fmt: skip
+"""Columns by which records are found and put together; all others are redacted."""
 _LISTS = ("prompt_ids", "messages", "output_ids", "output_logprobs", "response_mask")
-_SPAN = (*_LISTS, "op", "error", "prompt_text", "output_text", "output_message", "finish_reason",
-         "inputs", "outputs")  # fmt: skip
-_SPAN_ROW = (*_SPAN, "weight_version", "sample_index")
 _ANY = frozenset({"attributes", "inputs", "outputs", "values"})
 """Columns that may hold anything."""
 _JSON = frozenset({"attributes", "inputs", "outputs", "messages", "output_message"})
@@ -62,11 +61,10 @@ class Content:
         """Redact it in place."""
         for outcome in self.outcomes:
             left_out = mark(outcome["name"])
-            if redactor.leaves_out(outcome["name"], outcome) and outcome["text"] != left_out:
-                redactor.count(outcome["name"])
+            if outcome["text"] != left_out and redactor.leaves_out(outcome["name"], outcome):
                 outcome.update(number=None, text=left_out, values=None)
-            for name, value in outcome.items():
-                outcome[name] = _fitting(name, redactor.value(value))
+            for name in ("name", "text", "values", "source"):
+                outcome[name] = _fitting(name, redactor.value(outcome[name]))
         for columns in (*self.heads, *self.calls):
             for name, value in columns.items():
                 columns[name] = _edited(redactor, name, value)
@@ -76,6 +74,8 @@ class Content:
         had_any = False
         for columns in self._columns():
             for name, value in columns.items():
+                if name in _FIXED:
+                    continue
                 edited = None if name in ("prompt_ids", "output_ids") else without_ids(value, [])
                 had_any |= edited is not value
                 columns[name] = _fitting(name, edited)
@@ -105,9 +105,13 @@ class Content:
 def _edited(redactor: Redactor, name: str, value: Any) -> Any:
     if name in _NEVER_LEFT_OUT:
         return redactor.value(value)
-    if name in _IDENTITIES and type(value) is str and not redactor.leaves_out(name, value):
+    if name in _FIXED:
+        return value
+    if redactor.leaves_out(name, value):
+        return None
+    if name in _IDENTITIES and type(value) is str:
         return redactor.identity(value)
-    return _fitting(name, redactor.field(name, value))
+    return _fitting(name, redactor.value(value))
 
 
 def _fitting(name: str, value: Any) -> Any:
@@ -121,39 +125,27 @@ def _fitting(name: str, value: Any) -> Any:
 def of_trajectory(trajectory: Trajectory) -> Content:
     """Take apart a trajectory of the reader."""
     spans = (*trajectory.spans, *trajectory.generations)
-    return Content(
-        [_picked(trajectory, (*_HEAD, "model"), getattr)],
-        [_picked(span, _SPAN, getattr) for span in spans],
-        [_picked(outcome, _OUTCOME, getattr) for outcome in trajectory.outcomes],
-        [span.prompt_ids or [] for span in spans],
-    )
+    head = _by_name(trajectory, ("spans", "generations", "outcomes"))
+    outcomes = [*map(_by_name, trajectory.outcomes)]
+    prompts = [span.prompt_ids or [] for span in spans]
+    return Content([head], [*map(_by_name, spans)], outcomes, prompts)
 
 
 def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
     """Return a copy of the trajectory with this content."""
-    spans = [
-        # Without ids, a mask tells nothing, as when it is read from rows.
-        replace(span, **call | ({"response_mask": None} if call["output_ids"] is None else {}))
-        for span, call in zip(
-            (*trajectory.spans, *trajectory.generations), content.calls, strict=True
-        )
-    ]
-    outcomes = [
-        replace(outcome, **edited)
-        for outcome, edited in zip(trajectory.outcomes, content.outcomes, strict=True)
-    ]
-    count = len(trajectory.spans)
-    return replace(
-        trajectory,
-        **content.heads[0],
-        spans=spans[:count],
-        generations=spans[count:],
-        outcomes=outcomes,
+    for call in content.calls:
+        if call["output_ids"] is None:
+            call["response_mask"] = None  # it tells nothing then, as when it is read from rows
+    spans, count = [Span(**call) for call in content.calls], len(trajectory.spans)
+    outcomes = [Outcome(**outcome) for outcome in content.outcomes]
+    return Trajectory(
+        **content.heads[0], spans=spans[:count], generations=spans[count:], outcomes=outcomes
     )
 
 
-def _picked(record: Any, names: tuple[str, ...], get: Callable[[Any, str], Any]) -> Row:
-    return {name: get(record, name) for name in names}
+def _by_name(record: Any, but: tuple[str, ...] = ()) -> Row:
+    names = (field.name for field in fields(record))
+    return {name: getattr(record, name) for name in names if name not in but}
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -172,54 +164,50 @@ def of_rows(
         text_of: decodes the ids of rows that lack their text; the ids may be left out, and nobody
             could read them then.
     """
-    heads, spans, outcomes = rows
-    calls = [_picked(row, _SPAN_ROW, _read) for row in spans]
+    heads, calls, outcomes = ([_read(row) for row in table] for table in rows)
     for call in calls:
         for text, ids in (("prompt_text", "prompt_ids"), ("output_text", "output_ids")):
             if call[text] is None and call[ids]:
                 call[text] = text_of(call[ids])
-    return Content(
-        [_picked(row, _HEAD, _read) for row in heads],
-        calls,
-        [_picked(row, _OUTCOME, _read) for row in outcomes],
-        # If a prompt cannot be rebuilt, search at least what the turn added to it.
-        [prompts.get(row["span_id"]) or row["prompt_ids"] or [] for row in spans],
-    )
+    # If a prompt cannot be rebuilt, search at least what the turn added to it.
+    whole = [prompts.get(call["span_id"]) or call["prompt_ids"] or [] for call in calls]
+    return Content(heads, calls, outcomes, whole)
 
 
 def onto_rows(rows: Rows, content: Content, edited: Content) -> Rows:
     """Return copies of the rows with the edited content."""
     heads, spans, outcomes = rows
-    new_spans = []
-    for row, new in zip(spans, _written(spans, content.calls, edited.calls), strict=True):
+    new_heads = _written(heads, content.heads, edited.heads)
+    for head in new_heads:
+        head["prompt_hash"] = None  # a short text can be guessed from its hash
+    new_spans = _written(spans, content.calls, edited.calls)
+    for row, new in zip(spans, new_spans, strict=True):
         if any(new[name] is None and row[name] is not None for name in _LISTS):
             new["placeholder"] = REASON
         if new["output_logprobs"] is None:
             new["logprobs_rest"] = None
         # The checksums no longer hold: these lists were edited, or continue an edited one.
-        new_spans.append(new | {"prompt_crc32": None, "messages_crc32": None})
-    # A short text can be guessed from its hash.
-    new_heads = [
-        new | {"prompt_hash": None} for new in _written(heads, content.heads, edited.heads)
-    ]
-    return new_heads, new_spans, [*_written(outcomes, content.outcomes, edited.outcomes)]
+        new |= {"prompt_crc32": None, "messages_crc32": None}
+    return new_heads, new_spans, _written(outcomes, content.outcomes, edited.outcomes)
 
 
-def _written(rows: list[Row], content: list[Row], edited: list[Row]) -> Iterator[Row]:
+def _written(rows: list[Row], content: list[Row], edited: list[Row]) -> list[Row]:
+    """Return edited rows, with the text that they had of all JSON that is the same."""
+    new = []
     for row, before, after in zip(rows, content, edited, strict=True):
         texts = {
-            name: row[name] if value is before[name] else None if value is None else to_json(value)
-            for name, value in after.items()
-            if name in _JSON
+            name: row[name] if after[name] is before[name] else to_json(after[name])
+            for name in _JSON.intersection(row)
+            if after[name] is not None
         }
-        yield row | after | texts
+        new.append(after | texts)
+    return new
 
 
-def _read(row: Row, name: str) -> Any:
-    if name not in _JSON or row[name] is None:
-        return row[name]
+def _read(row: Row) -> Row:
     try:
-        return parse_json(row[name])
+        texts = {name: row[name] for name in _JSON.intersection(row) if row[name] is not None}
+        return row | {name: parse_json(text) for name, text in texts.items()}
     except ValueError as error:
         raise StoreError(
             f"trajectory {row['trace_id']} holds a text that cannot be read, so it cannot be "

@@ -7,9 +7,10 @@ all its token ids are left out. Run, project and experiment stay, because record
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,14 @@ class Redaction:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self.report = Report()
+        self._report = Report()
+        self.counts = self._report.counts
+        """Replacements by the name of the rule."""
+        self.unsearched = self._report.unsearched
+        """Values that could not be searched, by kind."""
+        self.digest = rules.digest
+        """sha256 of the rules."""
+        self.describe = rules.describe
 
     @classmethod
     def load(cls, path: Path | None) -> Redaction:
@@ -50,32 +58,13 @@ class Redaction:
         """
         return cls(load_rules(path))
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Replacements by the name of the rule."""
-        return self.report.counts
-
-    @property
-    def unsearched(self) -> Counter[str]:
-        """Values that could not be searched, by kind."""
-        return self.report.unsearched
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the rules."""
-        return self._rules.digest
-
-    def describe(self) -> str:
-        """Return the rules in words, for receipts."""
-        return self._rules.describe()
-
     def text(self, text: str) -> str:
         """Return a text with every match replaced."""
-        return Redactor(self._rules, self.report).text(text)
+        return Redactor(self._rules, self._report).text(text)
 
     def value(self, value: Any) -> Any:
         """Return a value with every match in its texts replaced; the same object without one."""
-        return Redactor(self._rules, self.report).value(value)
+        return Redactor(self._rules, self._report).value(value)
 
     def trajectory(self, trajectory: Trajectory, decode: Decode) -> Trajectory:
         """Return a redacted copy of a trajectory, or the same object if nothing was redacted."""
@@ -91,33 +80,32 @@ class Redaction:
     ) -> Rows:
         """Return redacted rows of the tables. All rows of a trajectory must come in one call."""
         tables = ([*trajectories], [*spans], [*outcomes])
-        places: dict[str, tuple[list[int], ...]] = defaultdict(lambda: ([], [], []))
-        for table, rows in enumerate(tables):
-            for place, row in enumerate(rows):
-                places[row["trace_id"]][table].append(place)
-        for chosen in places.values():
-            heads, calls, later = (
-                [rows[place] for place in its] for rows, its in zip(tables, chosen, strict=True)
-            )
-            text_of = partial(decode, (heads + calls + later)[0]["run_id"])
-            content = of_rows((heads, calls, later), whole_prompts(calls), text_of)
+        traces: dict[str, Rows] = defaultdict(lambda: ([], [], []))
+        for place, table in enumerate(tables):
+            for row in table:
+                traces[row["trace_id"]][place].append(row)
+        new: dict[int, Row] = {}
+        for rows in traces.values():
+            text_of = partial(decode, next(chain(*rows))["run_id"])
+            content = of_rows(rows, whole_prompts(rows[1]), text_of)
             edited = self._edited(content, text_of)
             if edited is not None:
-                new_rows = onto_rows((heads, calls, later), content, edited)
-                for rows, its, new in zip(tables, chosen, new_rows, strict=True):
-                    for place, row in zip(its, new, strict=True):
-                        rows[place] = row
-        return tables
+                changed = chain(*onto_rows(rows, content, edited))
+                new |= {
+                    id(row): row_now for row, row_now in zip(chain(*rows), changed, strict=True)
+                }
+        heads, calls, later = ([new.get(id(row), row) for row in table] for table in tables)
+        return heads, calls, later
 
     def _edited(self, content: Content, text_of: TextOf) -> Content | None:
         """Return a redacted copy; None where nothing has to be redacted."""
-        before = self.report.counts.total()
+        before = self.counts.total()
         found = spelled(self._rules, content.id_lists(), text_of)
         if found.is_unread:
-            self.report.unsearched[UNREAD_IDS] += 1
-        redactor = Redactor(self._rules.plus(found.pieces), self.report)
+            self.unsearched[UNREAD_IDS] += 1
+        redactor = Redactor(self._rules.plus(found.pieces), self._report)
         edited = content.copy()
         edited.edit(redactor)
         if (found.is_found or redactor.matched) and edited.leave_out_ids():
-            self.report.counts[IDS_COUNT] += 1
-        return edited if self.report.counts.total() > before else None
+            self.counts[IDS_COUNT] += 1
+        return edited if self.counts.total() > before else None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import is_
 from typing import Any
 
-from localtrace.redaction.assignments import NAME
-from localtrace.redaction.ids import IDS, REASON
 from localtrace.redaction.matches import Match, mark, replaced, with_pseudonyms
-from localtrace.redaction.names import is_secret, may_be_secret
+from localtrace.redaction.names import NAME, is_secret, may_be_secret
 from localtrace.redaction.rules import Rules
 from localtrace.values.placeholder import Placeholder
 
+REASON = "redacted"
+IDS = Placeholder(REASON, "list")
 UNREAD_IDS = "trajectories whose token ids no tokenizer decodes"
 _ARRAYS = "arrays of numbers"
 _DATA = "pictures, sound and other data"
@@ -78,12 +78,9 @@ class Redactor:
 
     def field(self, name: Any, value: Any) -> Any:
         """Return the redacted value of an argument, a field of a result or an item of a dict."""
-        if type(name) is not str:
+        if type(name) is not str or (type(value) is Placeholder and value.reason == REASON):
             return self.value(value)
         if self.leaves_out(name, value):
-            if isinstance(value, Placeholder) and value.reason == REASON:
-                return value
-            self.count(name)
             return Placeholder(REASON, type(value).__name__)
         if self._rules.has_defaults and may_be_secret(name):
             return self._secret(name, value)
@@ -94,21 +91,20 @@ class Redactor:
         return with_pseudonyms(text, self._search(text))
 
     def leaves_out(self, name: str, value: Any) -> bool:
-        """Return whether the rules leave a field out."""
-        return value is not None and name in self._rules.fields
+        """Return whether the rules leave a field out, and count it."""
+        is_left_out = value is not None and name in self._rules.fields
+        self._report.counts.update([name] * is_left_out)
+        return is_left_out
 
-    def _search(self, text: str, *, has_names: bool = True) -> list[Match]:
-        matches = self._rules.search(text, has_names=has_names, is_strict=self._is_strict)
-        self._found(*(match.name for match in matches))
+    def _search(self, text: str) -> list[Match]:
+        matches = self._rules.search(text, is_strict=self._is_strict)
+        for match in matches:
+            self._found(match.name)
         return matches
 
-    def _found(self, *names: str) -> None:
-        self.matched = self.matched or bool(names)
-        self.count(*names)
-
-    def count(self, *names: str) -> None:
-        """Count rules that were applied."""
-        self._report.counts.update(names)
+    def _found(self, name: str) -> None:
+        self.matched = True
+        self._report.counts[name] += 1
 
     def _secret(self, name: str, value: Any) -> Any:
         """Return the redacted value under a name of a secret; lists and dicts keep their form."""
@@ -119,18 +115,14 @@ class Redactor:
                 return self.value(value)
             self._found(NAME)
             return mark(NAME) if kind is str else Placeholder(REASON, "bytes", len(value))
-        if kind is list or kind is tuple:
-            items = [self._secret(name, part) for part in value]
-            return value if all(map(is_, items, value)) else kind(items)
-        if kind is not dict or value.keys() & _SCHEMA_FIELDS:
+        if kind not in (list, tuple, dict) or (kind is dict and value.keys() & _SCHEMA_FIELDS):
             return self.value(value)
-        fields = {
-            key: self.field(key, part)
-            if type(key) is str and may_be_secret(key)
-            else self._secret(name, part)
-            for key, part in value.items()
-        }
-        return value if all(map(is_, fields.values(), value.values())) else fields
+
+        def edit(key: Any, part: Any) -> Any:
+            is_named = type(key) is str and may_be_secret(key)
+            return self.field(key, part) if is_named else self._secret(name, part)
+
+        return rebuilt(value, edit)
 
     def _dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
         edited: dict[Any, Any] = {}
@@ -154,12 +146,13 @@ class Redactor:
         is_whole = self._is_strict or (type(value[0]) is dict and "role" in value[0])
         if not is_whole and self._finds_in_pieces(value):
             return IDS
-        parts = list(map(self.value, value))
-        if kinds == {str}:
-            for place, (name, text) in enumerate(pairwise(value), 1):
-                if parts[place] is text and _goes_before(name, text, len(value)):
-                    parts[place] = self._secret(name, text)
-        return value if all(map(is_, parts, value)) else type(value)(parts)
+        if kinds != {str}:
+            return rebuilt(value, lambda _, part: self.value(part))
+        parts = [
+            self._secret(name, text) if _goes_before(name, text, len(value)) else self.text(text)
+            for name, text in pairwise(["", *value])
+        ]
+        return value if parts == [*value] else type(value)(parts)
 
     def _finds_in_pieces(self, items: Iterable[Any]) -> bool:
         """Return whether a key lies across items, such as strings or the deltas of a stream."""
@@ -194,6 +187,20 @@ class Redactor:
         elif type(value) is bytes and not value.isascii():
             self._report.unsearched[_DATA] += 1
         return value
+
+
+def rebuilt(value: Any, edit: Callable[[Any, Any], Any]) -> Any:
+    """Return a dict, list or tuple with its parts edited; the same object if no part changed.
+
+    Args:
+        value: the dict, list or tuple.
+        edit: gets the key of each part, None in a list, and the part.
+    """
+    if type(value) is dict:
+        fields = {key: edit(key, part) for key, part in value.items()}
+        return value if all(map(is_, fields.values(), value.values())) else fields
+    parts = [edit(None, part) for part in value]
+    return value if all(map(is_, parts, value)) else type(value)(parts)
 
 
 def _texts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from localtrace.field_names import (
     FINISH_NAMES,
@@ -38,30 +37,22 @@ _TOGETHER: tuple[tuple[set[str], set[str]], ...] = (
 _NAMES_SHOWN = 10
 
 
-class Pattern(Protocol):
+class Pattern(NamedTuple):
     """A rule that matches parts of texts."""
 
-    @property
-    def name(self) -> str:
-        """Name of the rule."""
-
-    def find(self, text: str) -> Iterator[Match]:
-        """Yield its matches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A regular expression of Python's `re`."""
-
     name: str
-    regex: re.Pattern[str]
-    replacement: str
+    find: Callable[[str], Iterable[Match]]
 
-    def find(self, text: str) -> Iterator[Match]:
-        """Yield its matches."""
-        for match in self.regex.finditer(text):
-            if match[0] and match[0] != self.replacement:
-                yield Match(*match.span(), self.name, self.replacement)
+
+def expression(name: str, regex: re.Pattern[str], replacement: str) -> Pattern:
+    """Return a rule of a regular expression of Python's `re`."""
+
+    def find(text: str) -> Iterator[Match]:
+        for match in regex.finditer(text):
+            if match[0] and match[0] != replacement:
+                yield Match(*match.span(), name, replacement)
+
+    return Pattern(name, find)
 
 
 class Rules:
@@ -84,7 +75,7 @@ class Rules:
         source: bytes = b"",
     ) -> None:
         self.has_defaults = has_defaults
-        self.patterns: tuple[Pattern, ...] = tuple(patterns)
+        self.patterns = tuple(patterns)
         self._named_fields = sorted(set(fields))
         named = frozenset(self._named_fields)
         self.fields = named.union(*(together for any_of, together in _TOGETHER if any_of & named))
@@ -103,7 +94,7 @@ class Rules:
         for name in dict.fromkeys(pieces.values()):
             texts = sorted((text for text in pieces if pieces[text] == name), key=len, reverse=True)
             regex = re.compile("|".join(map(re.escape, texts)))
-            rules.patterns += (Expression(name, regex, mark(name)),)
+            rules.patterns += (expression(name, regex, mark(name)),)
         return rules
 
     def describe(self) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from localtrace.redaction import assignments, shapes
+from localtrace.redaction import names, shapes
 from localtrace.redaction.matches import Match
 
 _CHARS_MIN = 7
@@ -56,7 +56,7 @@ _STANDARD = str.maketrans("-_", "+/")
 
 NAMES = tuple(
     dict.fromkeys(
-        [*shapes.NAMES, *(rule[0] for rule in _RULES), "password in a url", assignments.NAME,
+        [*shapes.NAMES, *(rule[0] for rule in _RULES), "password in a url", names.NAME,
          _ENCODED]
     )
 )  # fmt: skip
@@ -105,7 +105,7 @@ def _find_plain(
                 end = match.start("rest") + len(password)
                 yield Match(match.start("user"), end, "password in a url")
     if has_names:
-        yield from assignments.find_assignments(text, is_strict=is_strict)
+        yield from names.find_assignments(text, is_strict=is_strict)
 
 
 def _text_of(letters: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Search of the text that token ids decode to.
+"""Token ids: search of the text that they decode to, and lists without them.
 
 A trajectory shows its text in parts: what each prompt adds, and each answer. A key may lie in one
 of them, be cut where two meet, or be hidden where letters of another part touch it. So each part is
@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from localtrace.field_names import OUTPUT_NAMES, PROMPT_NAMES
+from localtrace.redaction.redactor import IDS, rebuilt
 from localtrace.redaction.rules import Rules
 from localtrace.store.whole_prompts import shared_prefix
+from localtrace.values.placeholder import Placeholder
 
 Parts: TypeAlias = list[list[int]]
 """Token ids in their parts: a prompt and what was generated after it, or the rows of a list."""
 TextOf: TypeAlias = Callable[[list[int]], str | None]
 """Turns token ids into text; None where no tokenizer decodes them."""
 
+_ID_NAMES = frozenset({*PROMPT_NAMES, *OUTPUT_NAMES})
+_IDS_AT_LEAST = 9
+"""Length from which a list of whole numbers is taken for ids, whatever its name."""
 _BASES_MAX = 8
 _PARTS_MAX = 4
 _BEFORE_CHARS = 4000
@@ -77,3 +83,74 @@ def _search(rules: Rules, result: Spelled, texts: list[str], known: int) -> None
                     piece = text[max(0, match.start - start) : max(0, match.end - start)].strip()
                     if len(piece) >= _PIECE_MIN_CHARS:
                         result.pieces.setdefault(piece, match.name)
+
+
+# -- values without ids -------------------------------------------------------------------------
+
+
+def without_ids(value: Any, rows: list[Parts]) -> Any:
+    """Return a value without lists that may be token ids; the same object if it has none.
+
+    Log-probabilities and masks stay.
+
+    Args:
+        value: any value.
+        rows: gets the rows of each such list, so that their text can be searched.
+    """
+    kind = type(value)
+    if kind is dict:
+        if value.get("$type") == "ndarray":  # an array, read where NumPy is not installed
+            return IDS
+        return rebuilt(
+            value,
+            lambda key, part: (
+                _without_named(part, rows) if key in _ID_NAMES else without_ids(part, rows)
+            ),
+        )
+    ids = _id_rows(value, _IDS_AT_LEAST)
+    if ids is not None:
+        rows.append(ids)
+        return IDS
+    if kind is not list and kind is not tuple:
+        return value
+    if len(value) >= _IDS_AT_LEAST and all(map(_is_token, value)):
+        return IDS
+    return rebuilt(value, lambda _, part: without_ids(part, rows))
+
+
+def _without_named(value: Any, rows: list[Parts]) -> Any:
+    """Return the mark of a list under a name of token ids, also of one that cannot be rebuilt."""
+    is_damaged = isinstance(value, Placeholder) and value.reason == "damaged"
+    if not (is_damaged or type(value) in (list, tuple) or hasattr(value, "dtype")):
+        return without_ids(value, rows)
+    ids = _id_rows(value, 1)
+    rows += [] if ids is None else [ids]
+    return IDS
+
+
+def _id_rows(value: Any, at_least: int) -> list[list[int]] | None:
+    """Return the rows of an array or list of whole numbers, at most nested once; else None.
+
+    Negative numbers are padding. A list without a number above 1 is a mask.
+    """
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        value = value.reshape(-1, value.shape[-1]).tolist() if value.dtype.kind in "iuf" else []
+    if type(value) not in (list, tuple):
+        return None
+    is_nested = bool(value) and all(type(row) in (list, tuple) for row in value)
+    rows = value if is_nested else [value]
+    numbers = [*chain.from_iterable(rows)]
+    if len(numbers) < at_least or not set(map(type, numbers)) <= {int, float}:
+        return None
+    if not all(type(n) is int or n.is_integer() for n in numbers) or max(numbers) <= 1:
+        return None
+    if len(numbers) < _IDS_AT_LEAST * len(rows):  # short rows, such as pairs, are one text
+        rows = [numbers]
+    return [[int(number) for number in row if number >= 0] for row in rows]
+
+
+def _is_token(row: Any) -> bool:
+    """Tell whether it is a token beside its log-probability, as engines list them."""
+    if type(row) is dict:
+        return "token" in row or "token_id" in row or any(type(key) is int for key in row)
+    return type(row) in (list, tuple) and {int, float} <= set(map(type, row))

@@ -127,7 +127,7 @@ def everything(safe: Trajectory) -> str:
 
 
 PLACES = ("attributes", "name", "error", "outcome", "inputs", "outputs", "messages", "span error",
-          "output_text", "finish_reason")  # fmt: skip
+          "prompt_text", "output_text", "finish_reason")  # fmt: skip
 
 
 def holding(data: st.DataObject, key: str, place: str) -> Trajectory:
@@ -141,6 +141,7 @@ def holding(data: st.DataObject, key: str, place: str) -> Trajectory:
         outputs=value if place == "outputs" else {"output_ids": [3]},
         messages=messages,
         error=text if place == "span error" else None,
+        prompt_text=text if place == "prompt_text" else None,
         output_text=text if place == "output_text" else None,
         finish_reason=text if place == "finish_reason" else None,
     )  # fmt: skip

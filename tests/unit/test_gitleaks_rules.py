@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,7 +91,6 @@ def test_without_re2_it_says_what_to_install(
 
     path = tmp_path / "gitleaks.toml"
     path.write_text(RULES)
-    monkeypatch.delitem(sys.modules, "localtrace.redaction.gitleaks", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"localtrace\[gitleaks\]"):
         Redaction.load(path)
