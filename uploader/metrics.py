@@ -15,7 +15,7 @@ from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run
 from localtrace.uploader.receipts import RunReceipt
 from localtrace.uploader.targets import Metric, MetricsTarget
-from localtrace.values.tagged_json import to_tagged
+from localtrace.values.codec import to_tagged
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store

@@ -15,7 +15,7 @@ where the model generated a token, as the turn's own mask or a late one says. Pr
 and logprobs, which have fields of their own, are left out of `inputs` and `outputs`. NaN and
 infinities are the texts NaN, Infinity and -Infinity in `reward`, `outcomes` and `output_logprobs`.
 Any other value that JSON cannot express (NaN elsewhere, bytes, an array, a value that recording
-left out) becomes an object with `$type`; see `localtrace.values.tagged_json`.
+left out) becomes an object with `$type`; see `localtrace.values.codec`.
 """
 
 from __future__ import annotations

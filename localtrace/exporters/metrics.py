@@ -15,7 +15,7 @@ from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run
 from localtrace.uploader.metrics import NO_STEP
 from localtrace.uploader.selection import runs
-from localtrace.values.tagged_json import to_tagged
+from localtrace.values.codec import to_tagged
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store

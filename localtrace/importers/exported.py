@@ -9,8 +9,8 @@ from typing import Any
 from localtrace.importers.imported_rollouts import OutcomeIn
 from localtrace.importers.times import is_time
 from localtrace.store.journal.records import STATUSES
+from localtrace.values.codec import from_tagged
 from localtrace.values.fields import Fields
-from localtrace.values.tagged_json import from_tagged
 
 _OTHER_RUN = "run ids: all trajectories get that of the first one, or of --run"
 _OTHER_PLACE = "projects, experiments and attempts: --project and --experiment give new ones"

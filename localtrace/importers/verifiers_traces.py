@@ -42,8 +42,8 @@ from localtrace.trainer_hooks.verifiers.facts import (
 )
 from localtrace.trainer_hooks.verifiers.graph import Graph, ToolCall, Turn
 from localtrace.trainer_hooks.verifiers.recording import OP, span_id_of
+from localtrace.values.codec import from_tagged
 from localtrace.values.fields import Fields
-from localtrace.values.tagged_json import from_tagged
 
 PATTERN = "**/traces.jsonl"
 SOURCE = "verifiers"

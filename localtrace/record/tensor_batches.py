@@ -25,7 +25,7 @@ from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
 from localtrace.values.arrays import Array, memory_array
 from localtrace.values.kinds import is_kind, is_loaded_kind
-from localtrace.values.objects import listed, plain_numbers, rows_of, shape_of
+from localtrace.values.objects import plain_numbers, rows_of, shape_of
 from localtrace.values.placeholder import type_name
 from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor
 
@@ -140,7 +140,7 @@ def _row(row: Any) -> Array:
     if is_tensor(row):
         found = memory_array(row, "float32")
     elif is_kind(type(row), list, tuple):
-        plain = listed(row)
+        plain = rows_of(row)
         numbers = plain_numbers(plain)
         if numbers is None:
             numbers = [float(scalar_of(_in_memory(item))) for item in plain]

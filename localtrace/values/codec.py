@@ -3,7 +3,17 @@
 On the rollout path a value becomes MessagePack at once (`encode`), so later changes by the trainer
 do not reach the record. Where MessagePack has no word for a value, an extension of type 1 stands
 in; its payload is a MessagePack list `[kind, …]`. In the tables the same values are JSON text
-(`to_json`, `from_json`); `tagged_json` describes the tags.
+(`to_json`, `from_json`), with a tagged object (key `$type`) where JSON has no type for a value:
+
+{"$type": "float", "value": "nan"}                 nan, -nan, inf, -inf
+{"$type": "int", "value": "18446744073709551616"}  beyond 64 bits
+{"$type": "str", "base64": …}                      text with lone surrogates ("surrogatepass")
+{"$type": "bytes", "base64": …}
+{"$type": "complex", "value": [real, imaginary]}   each a number or a tagged float
+{"$type": "datetime", "value": "2026-01-02T03:04:05+00:00"}
+{"$type": "ndarray", "dtype": "<f4", "shape": [2], "base64": …}   little-endian, C order
+{"$type": "dict", "items": [[key, value], …]}      keys that are not text, or the key `$type`
+{"$type": "omitted", "reason": …, "python_type": …, "size_bytes": …, "sha256": …}
 
 Containers come back as JSON's own: tuples, sets, deques, named tuples and `array.array` as lists
 (as tuples where they are keys), dataclasses, attrs classes, pydantic models, namespaces and
@@ -19,6 +29,10 @@ This module knows nothing of trajectories, files or threads.
 
 from __future__ import annotations
 
+import base64
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -27,7 +41,6 @@ from localtrace.field_names import DROPPED_NAMES
 from localtrace.values.arrays import EXT
 from localtrace.values.encoder import ValueEncoder
 from localtrace.values.placeholder import Placeholder
-from localtrace.values.tagged_json import Tag, from_tagged, omitted, to_tagged
 
 encode = ValueEncoder(keep=DROPPED_NAMES).encode
 """Turn any value into MessagePack, and drop nothing; never raises."""
@@ -98,3 +111,128 @@ def _tagged(data: bytes | msgspec.Raw) -> Any:
     except Exception:  # `encode` did not write it: a caller's own msgspec.Raw or Ext
         reason = "damaged"
     return omitted(Placeholder(reason, "object", len(bytes(data))))
+
+
+# -- tagged objects ----------------------------------------------------------------------------
+
+_PLAIN_TYPES = {str, int, bool, type(None)}
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """A decoded extension: its kind and its parts."""
+
+    kind: str
+    parts: tuple[Any, ...]
+
+
+def to_tagged(value: Any) -> Any:
+    """Convert decoded values, with extensions as `Tag`, to values that JSON can hold."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$type": "float", "value": _odd_float(value)}
+    if kind is dict:
+        return _map(value)
+    if kind is list or kind is tuple:  # a list that is a key is decoded as a tuple
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(value))):
+            return value
+        return [to_tagged(item) for item in value]
+    if kind is bytes:
+        return {"$type": "bytes", "base64": _base64(value)}
+    if kind is datetime:
+        return {"$type": "datetime", "value": value.astimezone(UTC).isoformat()}
+    if kind is Placeholder:
+        return omitted(value)
+    writer = _TAG_WRITERS.get(value.kind)
+    if writer is None:
+        return omitted(Placeholder("unsupported", str(value.kind)))
+    return {"$type": value.kind, **writer(*value.parts)}
+
+
+def _odd_float(value: float) -> str:
+    # The sign of a NaN counts in checksums, and processors make negative ones.
+    return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else str(value)
+
+
+def _map(value: dict[Any, Any]) -> dict[str, Any]:
+    if set(map(type, value)) <= {str} and "$type" not in value:
+        return {key: to_tagged(item) for key, item in value.items()}
+    items = [[to_tagged(key), to_tagged(item)] for key, item in value.items()]
+    return {"$type": "dict", "items": items}
+
+
+def omitted(placeholder: Placeholder) -> dict[str, Any]:
+    """Return a placeholder as a tagged object."""
+    return {"$type": "omitted", **placeholder.parts()}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+_TAG_WRITERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "int": lambda digits: {"value": str(int(digits, 16))},
+    "str": lambda data: {"base64": _base64(data)},
+    "complex": lambda *parts: {"value": [*map(to_tagged, parts)]},
+    "ndarray": lambda dtype, shape, data: {
+        "dtype": dtype,
+        "shape": shape,
+        "base64": _base64(data),
+    },
+    "omitted": lambda *parts: Placeholder(*parts).parts(),
+}
+
+
+def from_tagged(value: Any) -> Any:
+    """Turn the tagged objects of parsed JSON back into values; unknown ones stay as they are."""
+    kind = type(value)
+    if kind is list:
+        if set(map(type, value)).isdisjoint((list, dict)):
+            return value
+        return [from_tagged(item) for item in value]
+    if kind is not dict:
+        return value
+    tag = value.get("$type")
+    if tag is None:
+        return {key: from_tagged(item) for key, item in value.items()}
+    reader = _TAG_READERS.get(tag) if isinstance(tag, str) else None
+    try:
+        return reader(value) if reader else value
+    except (KeyError, TypeError, ValueError, OverflowError, MemoryError, msgspec.ValidationError):
+        return value
+
+
+def _read_array(value: dict[str, Any]) -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        return value
+    data = base64.b64decode(value["base64"])
+    return np.frombuffer(data, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+
+
+def _read_dict(value: dict[str, Any]) -> Any:
+    return {_as_key(from_tagged(key)): from_tagged(item) for key, item in value["items"]}
+
+
+def _as_key(value: Any) -> Any:
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value
+
+
+def _read_omitted(value: dict[str, Any]) -> Placeholder:
+    return Placeholder(**{name: part for name, part in value.items() if name != "$type"})
+
+
+_TAG_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "float": lambda value: float(value["value"]),
+    "int": lambda value: int(value["value"]),
+    "str": lambda value: base64.b64decode(value["base64"]).decode("utf-8", "surrogatepass"),
+    "bytes": lambda value: base64.b64decode(value["base64"]),
+    "complex": lambda value: complex(*map(from_tagged, value["value"])),
+    "datetime": lambda value: datetime.fromisoformat(value["value"]),
+    "ndarray": _read_array,
+    "dict": _read_dict,
+    "omitted": _read_omitted,
+}

@@ -77,9 +77,9 @@ class ValueEncoder:
             value: any value.
             per_token: names of its fields that hold a number per token, as for `is_plain`.
         """
-        if value is None or _is_small(value, self.dropped):
-            return value
         try:
+            if value is None or _is_small(value, self.dropped):
+                return value
             if is_plain(value, Budget(self.max_bytes), self.dropped, per_token):
                 return value
         except Exception:  # too large, or another thread changed it meanwhile

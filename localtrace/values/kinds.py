@@ -7,6 +7,8 @@ and in its slots. Nothing here calls a property, `__getattr__`, `__class__` or a
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -74,24 +76,14 @@ def own_fields(value: Any) -> dict[str, Any]:
     return fields if type(fields) is dict else {}
 
 
-def slot(value: Any, name: str) -> Any:
-    """Return what an object holds in a slot.
-
-    Raises:
-        AttributeError: there is no such slot, or it is empty.
-    """
-    where = declared(type(value), name)
-    if type(where) is not MemberDescriptorType:
-        raise AttributeError(name)
-    return where.__get__(value)
-
-
-def stored_fields(value: Any, names: list[str]) -> dict[str, Any]:
+def stored_fields(value: Any, names: Iterable[str]) -> dict[str, Any]:
     """Return those of the named fields that an object stores, in its `__dict__` or in slots."""
     own, fields = own_fields(value), {}
     for name in names:
-        try:
-            fields[name] = own[name] if name in own else slot(value, name)
-        except AttributeError:
-            continue
+        where = declared(type(value), name)
+        if name in own:
+            fields[name] = own[name]
+        elif type(where) is MemberDescriptorType:
+            with suppress(AttributeError):  # an empty slot
+                fields[name] = where.__get__(value)
     return fields

@@ -31,7 +31,6 @@ from localtrace.values.kinds import (
     names_of,
     own_fields,
     package_of,
-    slot,
     stored_fields,
 )
 from localtrace.values.placeholder import left_out, type_name
@@ -68,7 +67,7 @@ def plain_form(value: Any, budget: Budget) -> Any:
         return stored_fields(value, [name for name in fields if type(name) is str])
     attributes = declared(kind, "__attrs_attrs__")
     if attributes is not None:
-        return stored_fields(value, [slot(attribute, "name") for attribute in attributes])
+        return stored_fields(value, [stored_fields(one, ["name"])["name"] for one in attributes])
     return left_out("unsupported", value)
 
 
@@ -151,7 +150,7 @@ def _bytes(value: memoryview, budget: Budget) -> Any:
     return value.tobytes()
 
 
-def _error(value: BaseException, budget: Budget) -> Any:
+def _error(value: BaseException, budget: Budget) -> str:
     return f"{names_of(type(value))[1]}: {message_of(value)}"
 
 
@@ -184,16 +183,8 @@ def _is_short(value: Any) -> bool:
 
 
 def _model(value: Any, budget: Budget) -> dict[str, Any]:
-    try:
-        extra = slot(value, "__pydantic_extra__")
-    except AttributeError:
-        extra = None
+    extra = stored_fields(value, ["__pydantic_extra__"]).get("__pydantic_extra__")
     return {**own_fields(value), **(extra if type(extra) is dict else {})}
-
-
-def _struct(value: Any, budget: Budget) -> dict[str, Any]:
-    names = type(msgspec.Struct).__dict__["__struct_fields__"].__get__(type(value))
-    return stored_fields(value, [*names])
 
 
 def _config(value: Any, budget: Budget) -> Any:
@@ -313,11 +304,15 @@ _READERS: dict[tuple[str, str], Callable[[Any, Budget], Any]] = {
     names_of(float): lambda value, budget: float.__float__(value),
     names_of(complex): _complex,
     names_of(enum.Enum): lambda value, budget: own_fields(value)["_value_"],
-    names_of(BaseException): _error,
+    names_of(BaseException): lambda value, budget: (
+        f"{names_of(type(value))[1]}: {message_of(value)}"
+    ),
     **dict.fromkeys(map(names_of, (datetime, time)), _moment),
     names_of(memoryview): _bytes,
     names_of(PurePath): _path,
-    names_of(msgspec.Struct): _struct,
+    names_of(msgspec.Struct): lambda value, budget: stored_fields(
+        value, type(msgspec.Struct).__dict__["__struct_fields__"].__get__(type(value))
+    ),
     ("pydantic.main", "BaseModel"): _model,
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): _scalar,
@@ -348,11 +343,6 @@ def plain_numbers(items: list[Any]) -> list[Any] | None:
     return items if all(map(is_number, others)) else None
 
 
-def listed(value: Any) -> list[Any]:
-    """Return a copy of a list or a tuple."""
-    return _items(list if is_kind(type(value), list) else tuple, value, Budget(None))
-
-
 def row_count(value: Any) -> int | None:
     """Return the length of a list, a tuple, or an array or tensor with dimensions; else None."""
     for base in (list, tuple):
@@ -379,7 +369,7 @@ def rows_of(value: Any) -> list[Any]:
     if count is None or count > _ROWS_MAX:
         raise TypeError("not a list or array of rows")
     if is_kind(type(value), list, tuple):
-        return listed(value)
+        return _items(list if is_kind(type(value), list) else tuple, value, Budget(None))
     if is_tensor(value):
         return [*value]
     numpy = sys.modules["numpy"]

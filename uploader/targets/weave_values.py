@@ -20,8 +20,8 @@ from datetime import datetime
 from typing import Any
 
 from localtrace.uploader.targets import Cut
+from localtrace.values.codec import omitted
 from localtrace.values.placeholder import Placeholder
-from localtrace.values.tagged_json import omitted
 
 _INTEGERS = range(-(2**63), 2**64)
 _REFERENCE = re.compile(r"(weave[\w-]*:)(?=//)|^(CustomWeaveType)$")
