@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,51 +21,87 @@ from localtrace.record.losses import logger
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.settings import HookSettings
 from localtrace.terminal import escape_line
-from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.harmless import CannotRecord, harmless
 
-_ASKING = ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID")
 _SESSION_FOLDER = re.compile(r"/session_[^/]+/runtime_resources/")
 """Path of Ray's copy of a job's working directory, which Ray deletes with the job."""
 _tried_in: int | None = None
 """Pid of the process that has already tried to start. A forked child may try again."""
-_failure: Exception | None = None
+_failure: str | None = None
 """Reason why that failed."""
 
 
-def record_this_process(worker: str | None = None, **arguments: Any) -> bool:
-    """Start recording if LOCALTRACE_STORE or LOCALTRACE_RUN_ID is set; return whether it records.
-
-    Recording is tried once per process. A failure is reported once, in one line; where recording is
-    required, it is raised at every call.
+def record_this_process(
+    worker: str | None = None, *, who: str | None = None, **arguments: Any
+) -> bool:
+    """Start recording if the environment asks for it; return whether this process records.
 
     Args:
         worker: name of this process, used when LOCALTRACE_WORKER is not set.
+        who: name of what is not recorded where nothing asks for it, which one line then says; None
+            says nothing.
         arguments: further arguments of `localtrace.init`.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    global _tried_in, _failure
     if active.recorder is not None:
         return True
-    if not is_asked_for():
-        return False
-    if _tried_in == os.getpid():
-        if _failure is not None and hook_settings().required:
-            raise _failure.with_traceback(None)
-        return False
-    _tried_in, _failure = os.getpid(), None
-    try:
-        localtrace.init(worker=os.environ.get("LOCALTRACE_WORKER") or worker, **arguments)
-    except Exception as error:
-        _failure = error
-        report(error, "this process does not record")
+    if is_asked_for():
+        return start_recording(worker, **arguments)
+    if who is not None:
+        refuse(
+            f"{who} is not recorded: set LOCALTRACE_STORE in its environment, or call "
+            "localtrace.init(...) before"
+        )
+    return False
+
+
+def start_recording(
+    worker: str | None,
+    *,
+    store: Callable[[], Path] | None = None,
+    run_id: str | None = None,
+    **arguments: Any,
+) -> bool:
+    """Start recording, once in a process; return whether it records.
+
+    A failure is reported once, in one line; where recording is required, it is raised each time.
+
+    Args:
+        worker: name of this process, used when LOCALTRACE_WORKER is not set.
+        store: returns the store's path, or raises what keeps it from being used; by default the
+            path is LOCALTRACE_STORE.
+        run_id: the run's id, used when LOCALTRACE_RUN_ID is not set.
+        arguments: further arguments of `localtrace.init`.
+
+    Raises:
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    """
+    global _tried_in, _failure
+    if active.recorder is None and _tried_in != os.getpid():
+        _tried_in, _failure = os.getpid(), None
+        own = None if os.environ.get("LOCALTRACE_RUN_ID") else run_id
+        name = os.environ.get("LOCALTRACE_WORKER") or worker
+        try:
+            path = None if store is None else store()
+            localtrace.init(path, worker=name, run_id=own, **arguments)
+        except Exception as error:
+            _failure = str(error) or type(error).__name__
+            report(error, "this process does not record")
+    elif active.recorder is None and _failure is not None and hook_settings().required:
+        raise CannotRecord(_failure)
     return active.recorder is not None
+
+
+def failure() -> str | None:
+    """Return why this process failed to start recording; None if it did not."""
+    return _failure if _tried_in == os.getpid() else None
 
 
 def is_asked_for() -> bool:
     """Return whether the environment asks this process to record."""
-    return any(os.environ.get(name) for name in _ASKING)
+    return any(os.environ.get(name) for name in ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID"))
 
 
 def hook_settings() -> HookSettings:
@@ -73,16 +110,32 @@ def hook_settings() -> HookSettings:
 
 
 @lru_cache(maxsize=8)
-def _understood(given: tuple[tuple[str, str], ...]) -> HookSettings:
+def _understood(texts: tuple[tuple[str, str], ...]) -> HookSettings:
     # Cached, so that a process reports each unusable value once.
     known = {field.name: field for field in fields(HookSettings)}
     values: dict[str, Any] = {}
-    for name, text in given:
+    for name, text in texts:
         try:
             values[name] = parse(known[name], text, variable(name))
         except ConfigError as error:
             say(f"{error}; its default is used")
     return HookSettings(**values)
+
+
+@harmless
+def ray_worker() -> str | None:
+    """Return the name of this process's Ray actor, or else of its class; None in other processes.
+
+    Before `ray.init`, asking for the context would start a cluster.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return None
+    name: str = context.get_actor_name() or context.get_task_function_name().split(".")[-2]
+    return name
 
 
 @harmless
@@ -121,24 +174,24 @@ def report(error: Exception, consequence: str) -> None:
     """Say what is not recorded and why; raise if recording is required.
 
     Raises:
-        Exception: `error`, where recording is required.
+        CannotRecord: recording is required.
     """
     if not isinstance(error, LocalTraceError):
         logger.debug("localtrace: %s", consequence, exc_info=error)
     say(f"{consequence}: {error or type(error).__name__}")
     if hook_settings().required:
-        raise error
+        raise CannotRecord(f"{consequence}: {error or type(error).__name__}") from error
 
 
 def refuse(text: str) -> None:
     """Say, once in a process, that something is not recorded, and what to do.
 
     Raises:
-        ConfigError: recording is required.
+        CannotRecord: recording is required.
     """
     say_once(text)
     if hook_settings().required:
-        raise ConfigError(text)
+        raise CannotRecord(text)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.losses import logger
 
@@ -14,16 +15,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class CannotRecord(ConfigError):
+    """Recording cannot start, and LOCALTRACE_REQUIRED is set: the only error that leaves a hook."""
+
+
 def harmless(function: Callable[P, R]) -> Callable[P, R | None]:
     """Make a function return None instead of raising; the error is counted as a loss.
 
-    Only `Exception` is caught: cancellation and interrupts pass through.
+    Only `Exception` is caught: cancellation and interrupts pass through, and so does
+    `CannotRecord`. Seams apply this to all that runs in them; elsewhere it marks work of which one
+    failure must not stop the rest.
     """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return function(*args, **kwargs)
+        except CannotRecord:
+            raise
         except Exception:
             with contextlib.suppress(Exception):
                 if active.recorder is not None:

@@ -1,10 +1,12 @@
-"""The seams: functions of a trainer that its hook replaces when their modules are imported.
+"""Systems and their seams: the trainers and engines, and the places in them that a hook enters.
 
-`Seams.install` registers a post-import hook (wrapt) for each module; those that are imported
-already are entered at once. A seam that this version of the trainer lacks is noted for `localtrace
-doctor` and otherwise ignored.
+A hook declares its `System` once: the versions it was tested with, how it is switched on, and its
+seams, each with the parameters that it reads and with what is lost without it. From this one
+declaration the hook is entered, in the modules as they are imported (`System.install`) or in one
+object (`System.enter`), and `localtrace doctor` tells what an installed version has.
 
-Arguments are read by the names of the trainer's parameters, and reach its function untouched.
+Code of a hook runs inside a guard that its seam puts around it: an error is counted as a loss, and
+the trainer's call goes on with its own arguments and result.
 """
 
 from __future__ import annotations
@@ -12,263 +14,426 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import sys
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from types import MethodType, ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from localtrace.errors import ConfigError
+from localtrace.record import active
 from localtrace.record.losses import logger
+from localtrace.trainer_hooks.environment import is_asked_for, refuse
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.homes import hand_out, holders, home_of
-from localtrace.trainer_hooks.parameters import Parameters, Reader
+from localtrace.trainer_hooks.streams import RecordedStream, Recording
 
 Function = Callable[..., Any]
-Make = Callable[[Function], Function]
-"""A function that makes the replacement from the original."""
-Part = Generator[None, Any, None]
-"""A generator that runs around a call: it yields once, and is sent the result."""
-Call = Callable[[dict[str, Any]], Any]
-"""A call with arguments by name."""
+Part = Generator[Any, Any, Any]
+"""The part of a hook in one call: a generator that yields once, and is sent the result.
+
+It may yield new values of arguments by name, and return a result to give instead. If it ends before
+it yields, it takes no part in the call. If the call raises, the error is raised at the `yield`."""
 _MARK = "__localtrace_seam__"
+_KEYWORDS = inspect.Parameter.VAR_KEYWORD
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A system that loads the hook by itself, through an entry point."""
+
+    group: str
+    variable: str
+    """Environment variable that names the plugins it may load; unset for all."""
+    target: str
+    since: tuple[int, ...] = ()
+    """The first version that looks for entry points."""
+    modules: str = ""
+    """Environment variable that names modules which it imports, in older versions too."""
+    records_with: str = ""
+    """Setting with which the loaded hook records; by default it does where LOCALTRACE_STORE is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable that switches the hook on."""
+
+    name: str
+    value: str
+    otherwise: str
+    """Another way to switch it on."""
+
+
+@dataclass(eq=False, slots=True)
 class Seam:
-    """One place in a trainer that its hook enters."""
+    """A place in a system that its hook enters, or only needs."""
 
     module: str
-    attribute: str
-    """`function` or `Class.method`; else the attribute that matters to `apply`."""
-    apply: Callable[[ModuleType], Function | None]
-    """Function that enters the module; it returns the original, if there is one."""
-    optional: bool = False
-    """Whether some supported versions lack it."""
-    reads: Sequence[str] = ()
-    """Parameters of the function that the hook needs."""
-    applied: bool = False
-    original: Function | None = None
-    """the original, once it is replaced."""
+    names: tuple[str, ...]
+    """`function`, `Class.method`, `Class` or `--option`; of several, the first that is there."""
+    reads: tuple[str, ...] = ()
+    """Parameters of the function, or fields of the class, that the hook needs."""
+    without: str | None = None
+    """What is lost where a version lacks it; empty for nothing, None if the hook needs it."""
+    make: Callable[[Function, inspect.Signature, dict[str, Any]], Function] | None = None
+    """Function that makes the replacement from the original; None where nothing is replaced."""
+    apply: Callable[[ModuleType], None] | None = None
+    """Function that enters the module in another way."""
+    is_stream: bool = False
+    """Whether the function is an async generator."""
+    beneath: str | None = None
+    """Decorator in the module beneath which the original is replaced."""
+    is_entered: bool = False
 
-    def lacking(self) -> list[str]:
-        """Return the parameters that the hook needs and this version lacks."""
-        return [] if self.original is None else Parameters(self.original).lacking(self.reads)
+    def replacement(self, original: Any, target: Any = None) -> Function:
+        """Return the replacement of a function, or the function if it is one already.
 
-    def passed_by(self) -> list[str]:
-        """Return the names under which modules still hold the original, past the hook."""
-        return holders(self.original) if self.original and self.is_function else []
+        Args:
+            target: the object, if it is a method of a single one.
 
-    @property
-    def is_function(self) -> bool:
-        """Whether it is a module's function, which other modules may have imported."""
-        return self.original is not None and "." not in self.attribute
+        Raises:
+            LookupError: it is not the function that the hook knows.
+        """
+        if hasattr(original, _MARK):
+            return original  # type: ignore[no-any-return]
+        if not callable(original) or self.make is None:
+            raise LookupError(self.names[0])
+        # A subclass may pass on all arguments by `*args`; then its base class has their names.
+        name = getattr(original, "__name__", "")
+        bases = [vars(one).get(name) for one in type(target).__mro__] if target is not None else []
+        like = [original, *(MethodType(one, target) for one in bases if inspect.isfunction(one))]
+        known = {"self": target} if target is not None else {}
+        missing = [self._missing(one) - known.keys() for one in like]
+        if all(missing) or self.is_stream != inspect.isasyncgenfunction(inspect.unwrap(original)):
+            raise LookupError(f"{self.names[0]}({', '.join(sorted(missing[0]))})")
+        signature = inspect.signature(like[missing.index(set())])
+        made = functools.wraps(original)(self.make(original, signature, known))
+        setattr(made, _MARK, True)
+        return made
+
+    def _missing(self, function: Function) -> set[str]:
+        parameters = inspect.signature(function).parameters
+        if any(one.kind is _KEYWORDS for one in parameters.values()):
+            return set()
+        return {name for name in self.reads if name not in parameters}
+
+    def enter(self, module: ModuleType) -> None:
+        """Enter the module.
+
+        Raises:
+            LookupError: it lacks the place.
+        """
+        if self.apply is not None:
+            self.apply(module)
+        elif self.make is not None:
+            self._replace(module)
+        self.is_entered = True
+
+    def _replace(self, module: ModuleType) -> None:
+        owner, name = _find(module, self.names)
+        found = inspect.getattr_static(owner, name)
+        wrap = type(found) if isinstance(found, staticmethod | classmethod) else None
+        original = found.__func__ if wrap is not None else found
+        decorator = getattr(module, self.beneath, None) if self.beneath else None
+        if decorator is None:
+            replacement: Any = self.replacement(original)
+        else:
+            replacement = decorator(self.replacement(original.__wrapped__))
+        setattr(owner, name, replacement if wrap is None else wrap(replacement))
+        if owner is module:
+            for other in _loaded(module.__name__.partition(".")[0], "__main__"):
+                for held in [name for name, value in vars(other).items() if value is original]:
+                    setattr(other, held, replacement)
 
 
-class Seams:
-    """The seams of one trainer, in the order in which they were registered.
+@dataclass(eq=False)
+class System:
+    """A trainer, an engine or a client library that a hook enters."""
 
-    Args:
-        lacks: called with the name of a seam that a loaded module lacks, unless it is optional.
-    """
+    name: str
+    """Name of the hook, and of its check in `localtrace doctor`."""
+    package: str
+    """Name under which Python imports it."""
+    tested: Sequence[str]
+    """Versions, or commits, that the hook was tested with."""
+    switch: Plugin | Variable | str = ""
+    """How the hook is switched on; a text says what to do for that."""
+    distributions: Sequence[str] = ()
+    """Names under which it is installed; by default the package's."""
+    otherwise: str = "localtrace doctor shows what its hook needs"
+    """What to do where a version lacks a place that the hook needs."""
+    seams: list[Seam] = field(default_factory=list)
+    _is_installed: bool = False
 
-    def __init__(self, lacks: Callable[[str], None] | None = None) -> None:
-        self._lacks = lacks
-        self._seams: list[Seam] = []
-        self._is_installed = False
+    # -- declaration -----------------------------------------------------------------------
 
-    def seam(
-        self, module: str, attribute: str, *, optional: bool = False, reads: Sequence[str] = ()
-    ) -> Callable[[Make], Make]:
-        """Replace an attribute of a module or class by what the decorated function returns.
-
-        The decorated function is called with the original."""
-
-        def register(make: Make) -> Make:
-            apply = functools.partial(_replace, attribute=attribute, make=make)
-            self._seams.append(Seam(module, attribute, apply, optional, reads))
-            return make
-
-        return register
+    def needs(
+        self, module: str, *names: str, reads: Sequence[str] = (), without: str | None = None
+    ) -> None:
+        """Declare a place that the hook uses without replacing it."""
+        self.seams.append(Seam(module, names, tuple(reads), without))
 
     def around(
-        self, module: str, attribute: str, *, optional: bool = False
+        self, module: str, *names: str, without: str | None = None, beneath: str | None = None
     ) -> Callable[[Callable[..., Part | None]], Callable[..., Part | None]]:
-        """Run the decorated generator around every call of an attribute.
+        """Run the decorated generator around every call of a function.
 
-        It takes the call's arguments by name, those that it has parameters for. It yields once and
-        is sent the result; if the call raises, the error is raised at the `yield`. Its own errors
-        are counted and change nothing.
-        """
-
-        return self._registering(module, attribute, optional, lambda run: run)
-
-    def before(
-        self, module: str, attribute: str, *, optional: bool = False
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Run the decorated function before every call of an attribute.
-
-        It takes the call's arguments by name, those that it has parameters for. Its own errors are
-        counted and change nothing.
-        """
-
-        def part_of(note: Call) -> Call:
-            def part(given: dict[str, Any]) -> Part:
-                note(given)
-                yield
-
-            return part
-
-        return self._registering(module, attribute, optional, part_of)
-
-    def after(
-        self, module: str, attribute: str, *, optional: bool = False
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Run the decorated function after every successful call of an attribute.
-
-        It takes the call's arguments by name, those that it has parameters for, and the result as
-        `result`. Its own errors are counted and change nothing.
-        """
-
-        def part_of(record: Call) -> Call:
-            def part(given: dict[str, Any]) -> Part:
-                result = yield
-                record(given | {"result": result})
-
-            return part
-
-        return self._registering(module, attribute, optional, part_of)
-
-    def on_import(
-        self, module: str, what: str, *, optional: bool = False
-    ) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
-        """Call the decorated function with a module of the trainer, once that is imported.
+        It takes the call's arguments by name, those that it has parameters for.
 
         Args:
             module: name of the module.
-            what: attribute that matters there, shown by `localtrace doctor`.
-            optional: whether some supported versions lack it.
+            names: `function` or `Class.method`; of several, the first that is there.
+            without: what is lost where a version lacks it; empty for nothing, None if the hook
+                needs it.
+            beneath: decorator in the module beneath which the original is replaced.
         """
 
-        def register(apply: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-            self._seams.append(Seam(module, what, apply, optional))
+        def declare(run: Callable[..., Part | None]) -> Callable[..., Part | None]:
+            make = functools.partial(_around, run)
+            self.seams.append(
+                Seam(module, names, _needed(run), without, make=make, beneath=beneath)
+            )
+            return run
+
+        return declare
+
+    def stream(
+        self, module: str, *names: str
+    ) -> Callable[[Callable[..., Recording | None]], Callable[..., Recording | None]]:
+        """Record what an async generator yields.
+
+        The decorated function takes the call's arguments by name, as its first item is asked for,
+        and returns the recording; None records nothing.
+        """
+
+        def declare(begin: Callable[..., Recording | None]) -> Callable[..., Recording | None]:
+            make = functools.partial(_streamed, begin)
+            self.seams.append(Seam(module, names, _needed(begin), make=make, is_stream=True))
+            return begin
+
+        return declare
+
+    def on_import(
+        self, module: str, name: str, *, without: str | None = None
+    ) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+        """Call the decorated function with a module, once that is imported.
+
+        Args:
+            name: what matters there.
+        """
+
+        def declare(apply: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+            self.seams.append(Seam(module, (name,), without=without, apply=apply))
             return apply
 
-        return register
+        return declare
+
+    # -- entering --------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Register every seam, once, to be applied as soon as its module is imported."""
+        """Enter every seam, once, as soon as its module is imported."""
         from wrapt import register_post_import_hook
 
         if self._is_installed:
             return
         self._is_installed = True
-        for one in self._seams:
-            register_post_import_hook(functools.partial(self._apply, one), one.module)
+        for seam in self.seams:
+            register_post_import_hook(functools.partial(self._enter, seam), seam.module)
+        if is_asked_for():
+            files = [(seam, self.file_of(seam)) for seam in self.seams if seam.without is None]
+            absent = [seam for seam, file in files if file is not None and not file.exists()]
+            if absent:
+                self._lacks(absent[0])
 
-    def is_entered(self, module: str, attribute: str) -> bool:
-        """Return whether the hook has entered this place in this process."""
-        return any(
-            one.applied for one in self._seams if (one.module, one.attribute) == (module, attribute)
+    def _enter(self, seam: Seam, module: ModuleType) -> None:
+        try:
+            seam.enter(module)
+        except Exception:
+            logger.debug("localtrace: no %s in %s", seam.names, seam.module, exc_info=True)
+            if seam.without is None and is_asked_for():
+                self._lacks(seam)
+
+    def _lacks(self, seam: Seam) -> None:
+        refuse(
+            f"{self.package} {self.version} has no {seam.names[0]} in {seam.module} as its hook "
+            f"needs it, so it is not recorded: {self.otherwise}"
         )
 
-    def status(self) -> list[Seam]:
-        """Return every seam, with its state in this process."""
-        return list(self._seams)
-
-    def _apply(self, one: Seam, module: ModuleType) -> None:
-        try:
-            one.original = one.apply(module)
-            one.applied = True
-        except Exception:
-            logger.debug("localtrace: no %s in %s", one.attribute, one.module, exc_info=True)
-            if self._lacks is not None and not one.optional:
-                self._lacks(f"{one.module}.{one.attribute}")
-
-    def _registering(
-        self, module: str, attribute: str, optional: bool, part_of: Callable[[Call], Call]
-    ) -> Callable[[Function], Function]:
-        """Return the decorator of a function that takes part in the calls of an attribute.
+    def enter(self, target: Any, kind: str) -> None:
+        """Enter one object alone, at the seams that are methods of a class.
 
         Args:
-            part_of: makes a call's part from the decorated function. Both take the arguments.
+            target: object of the class, or one with the same methods.
+            kind: name of the class.
+
+        Raises:
+            ConfigError: it lacks one of the methods.
         """
+        for name, replacement in self.replacements(target, kind).items():
+            if not hasattr(getattr(target, name), _MARK):
+                setattr(target, name, replacement)
 
-        def register(function: Function) -> Function:
-            guarded, reader = harmless(function), Reader(function)
-            part = part_of(lambda given: guarded(**reader.read(given)))
+    def replacements(self, target: Any, kind: str) -> dict[str, Function]:
+        """Return the replacements of an object's methods, by name.
 
-            def make(original: Function) -> Function:
-                begin = functools.partial(_begin, part, Parameters(original))
-                wrap = _awaited if inspect.iscoroutinefunction(original) else _called
-                return wrap(original, begin)
+        Raises:
+            ConfigError: it lacks one of the methods.
+        """
+        made = {}
+        for seam in self.seams:
+            owner, _, name = seam.names[0].partition(".")
+            if owner != kind or seam.make is None or name == "__init__":
+                continue
+            try:
+                made[name] = seam.replacement(getattr(target, name, None), target)
+            except LookupError as error:
+                if seam.without is None:
+                    raise ConfigError(
+                        f"a {type(target).__qualname__} cannot be recorded, as it has no "
+                        f"{error.args[0]} like that of {self.package} {self.tested[-1]}: "
+                        f"{self.otherwise}"
+                    ) from None
+        return made
 
-            reads = [name for name in reader.needed if name != "result"]
-            self.seam(module, attribute, optional=optional, reads=reads)(make)
-            return guarded
+    def has_entered(self, name: str) -> bool:
+        """Return whether the hook has entered this place in this process."""
+        return any(seam.is_entered and name in seam.names for seam in self.seams)
 
-        return register
+    # -- what is installed -----------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of its package; None where it is not installed."""
+        try:
+            found = find_spec(self.package)
+        except (ImportError, ValueError):
+            return None
+        # Without an origin it is just a folder of this name.
+        return None if found is None or found.origin is None else Path(found.origin).parent
+
+    def file_of(self, seam: Seam) -> Path | None:
+        """Return the file of a seam's module; None where the system is not installed."""
+        folder = self.folder
+        if folder is None:
+            return None
+        path = folder.joinpath(*seam.module.removeprefix(self.package).split(".")[1:])
+        return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+    @property
+    def version(self) -> str:
+        """The version of its folder, and where that is from unless it is a release."""
+        folder = self.folder
+        for name in self.distributions or (self.package,):
+            with contextlib.suppress(PackageNotFoundError):
+                found = distribution(name)
+                origin = json.loads(found.read_text("direct_url.json") or "{}")
+                home = Path(str(found.locate_file(self.package.replace(".", "/"))))
+                if origin.get("dir_info", {}).get("editable"):
+                    home = Path(unquote(urlsplit(origin["url"]).path))
+                if folder is not None and folder.resolve().is_relative_to(home.resolve()):
+                    is_release = origin.keys().isdisjoint(("dir_info", "vcs_info"))
+                    return found.version + ("" if is_release else f" from {origin['url']}")
+        return f"of an unknown version at {folder}"
+
+    def describe(self) -> str:
+        """Return the version, and whether the hook was tested with it, as text."""
+        known = ", ".join(self.tested)
+        if self.version in self.tested:
+            return f"{self.version}, which this hook was tested with"
+        return f"{self.version}; this hook was tested with {known}"
 
 
-# -- around a call -------------------------------------------------------------------------
-
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], Part | None]
+# -- replacements --------------------------------------------------------------------------
 
 
-def _called(original: Function, begin: Begin) -> Function:
+class _Reader:
+    """The arguments of calls of a function, by its own names, for a function of the hook.
+
+    Args:
+        known: further arguments by name, the same in each call.
+    """
+
+    def __init__(self, run: Function, signature: inspect.Signature, known: dict[str, Any]) -> None:
+        wanted = inspect.signature(run).parameters.values()
+        self._takes_all = any(one.kind is _KEYWORDS for one in wanted)
+        self._wanted = [one.name for one in wanted]
+        parameters = signature.parameters.values()
+        self._known = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._known |= known
+        self._rest = next((one.name for one in parameters if one.kind is _KEYWORDS), "")
+
+    def read(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """Return those arguments that it takes, defaults included."""
+        named: dict[str, Any] = self._known | bound.arguments
+        named = named.pop(self._rest, {}) | named
+        if self._takes_all:
+            return named
+        return {name: named[name] for name in self._wanted if name in named}
+
+
+def _around(
+    run: Callable[..., Part | None],
+    original: Function,
+    signature: inspect.Signature,
+    known: dict[str, Any],
+) -> Function:
+    reader = _Reader(run, signature, known)
+
+    @harmless
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        given = signature.bind(*args, **kwargs)
+        part = run(**reader.read(given))
+        changes = None if part is None else next(part, None)
+        if changes:
+            names = signature.parameters
+            given.arguments |= {name: new for name, new in changes.items() if name in names}
+            return part, given.args, given.kwargs
+        return part, args, kwargs
+
     def called(*args: Any, **kwargs: Any) -> Any:
-        running = begin(args, kwargs)
+        part, args, kwargs = begin(args, kwargs) or (None, args, kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            _fail(running, error)
+            _fail(part, error)
             raise
-        _end(running, result)
-        return result
+        instead = _end(part, result)
+        return result if instead is None else instead
 
-    return called
-
-
-def _awaited(original: Function, begin: Begin) -> Function:
-    async def called(*args: Any, **kwargs: Any) -> Any:
-        running = begin(args, kwargs)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        part, args, kwargs = begin(args, kwargs) or (None, args, kwargs)
         try:
             result = await original(*args, **kwargs)
         except BaseException as error:
-            _fail(running, error)
+            _fail(part, error)
             raise
-        _end(running, result)
-        return result
+        instead = _end(part, result)
+        return result if instead is None else instead
 
-    return called
-
-
-@harmless
-def _begin(
-    part: Callable[[dict[str, Any]], Part | None],
-    parameters: Parameters,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Part | None:
-    running = part(parameters.given(args, kwargs))
-    if running is not None:
-        next(running, None)
-    return running
+    return awaited if inspect.iscoroutinefunction(original) else called
 
 
 @harmless
-def _end(running: Part | None, result: Any) -> None:
-    if running is not None:
-        with contextlib.suppress(StopIteration):
-            running.send(result)
+def _end(part: Part | None, result: Any) -> Any:
+    if part is not None:
+        try:
+            part.send(result)
+        except StopIteration as end:
+            return end.value
+    return None
 
 
 @harmless
-def _fail(running: Part | None, error: BaseException) -> None:
-    if running is None:
+def _fail(part: Part | None, error: BaseException) -> None:
+    if part is None:
         return
     traceback = error.__traceback__  # raised once more below, it would grow by our frames
     try:
-        running.throw(error)
+        part.throw(error)
     except BaseException as raised:
         if raised is not error and not isinstance(raised, StopIteration):
             raise
@@ -276,45 +441,44 @@ def _fail(running: Part | None, error: BaseException) -> None:
         error.__traceback__ = traceback
 
 
-# -- in place of what is there -------------------------------------------------------------
+def _streamed(
+    begin: Callable[..., Recording | None],
+    original: Function,
+    signature: inspect.Signature,
+    known: dict[str, Any],
+) -> Function:
+    reader = _Reader(begin, signature, known)
+
+    @harmless
+    def begun(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
+        return begin(**reader.read(signature.bind(*args, **kwargs)))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if active.recorder is None and not is_asked_for():
+            return original(*args, **kwargs)
+        return RecordedStream(lambda: begun(args, kwargs), lambda: original(*args, **kwargs))
+
+    return called
 
 
-def _replace(module: ModuleType, attribute: str, make: Make) -> Function | None:
-    *path, name = attribute.split(".")
-    home = home_of(module, (*path, name)[0])
-    owner: Any = home
-    for part in path:
-        owner = getattr(owner, part)
-    # verl 0.6 makes its worker a Ray actor class, which copies the methods to another class.
-    actor = getattr(owner, "__ray_metadata__", None)
-    owner = owner if actor is None else actor.modified_class
-    found = inspect.getattr_static(owner, name)
-    wrap = type(found) if isinstance(found, staticmethod | classmethod) else None
-    original: Function = found if wrap is None else found.__func__
-    if name not in vars(owner) and is_replacement(original):
-        return None  # inherited from a class that the hook has entered
-    beneath, auto_await = _beneath_auto_await(original)
-    replacement: Any = functools.wraps(beneath)(make(beneath))
-    if auto_await is not None:
-        replacement = auto_await(replacement)
-    setattr(replacement, _MARK, True)
-    setattr(owner, name, replacement if wrap is None else wrap(replacement))
-    if not path:
-        package = module.__name__.partition(".")[0]
-        hand_out(original, replacement, package if home is module else None)
-    return original
+def _needed(run: Function) -> tuple[str, ...]:
+    """Return the parameters of a hook's function that have no default."""
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = inspect.signature(run).parameters.values()
+    return tuple(one.name for one in parameters if one.default is one.empty and one.kind is by_name)
 
 
-def _beneath_auto_await(function: Any) -> tuple[Any, Any]:
-    # verl's `auto_await` inspects its caller's frame to learn whether the result is awaited, so the
-    # replacement goes beneath it.
-    auto_await = getattr(sys.modules.get("verl.utils.ray_utils"), "auto_await", None)
-    code = getattr(function, "__code__", None)
-    if auto_await is None or code is not auto_await(function).__code__:
-        return function, None
-    return function.__wrapped__, auto_await
+def _find(module: ModuleType, names: Sequence[str]) -> tuple[Any, str]:
+    for name in names:
+        *path, attribute = name.split(".")
+        with contextlib.suppress(AttributeError):
+            owner: Any = functools.reduce(getattr, path, module)
+            getattr(owner, attribute)
+            return owner, attribute
+    raise LookupError(names[0])
 
 
-def is_replacement(function: Any) -> bool:
-    """Return whether a function is one of the hook's replacements."""
-    return hasattr(function, _MARK)
+def _loaded(*packages: str) -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and isinstance(module, ModuleType):
+            yield module

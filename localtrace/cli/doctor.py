@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import click
 from localtrace.printing import say, say_text
 
 if TYPE_CHECKING:
-    from localtrace.trainer_hooks.findings import Finding
+    from localtrace.trainer_hooks.doctor import Finding
 
 _INDENT = " " * 20
 
@@ -37,51 +39,47 @@ _INDENT = " " * 20
 def command(context: click.Context, address: str | None, form: str) -> None:
     """Check the settings, and whether a job here would be recorded.
 
-    Prints the LOCALTRACE_* variables and the effect of each, names that are mistyped, and for every
-    trainer and engine that is installed whether its version was tested, whether the places are
-    there that its hook enters, whether the hook is on, and what to do where it is not. For verl,
-    prints where rollouts would be recorded. Only verl is imported, in a process of its own.
+    Prints the LOCALTRACE_* variables and the effect of each, names that are mistyped, the store and
+    its disk, and for every trainer and engine that is installed whether its version was tested,
+    whether the places are there that its hook enters, whether the hook is on, and what to do where
+    it is not. Nothing of them is imported.
     """
     import msgspec
 
-    from localtrace.trainer_hooks import examination
-    from localtrace.trainer_hooks.verl.doctor import examine_nodes
+    from localtrace.trainer_hooks import doctor
 
-    found = [*examination.examine(), *_upkeep()] if address is None else examine_nodes(address)
-    if form == "json":
-        text = msgspec.json.format(msgspec.json.encode([asdict(one) for one in found])).decode()
-        say_text(text)
+    if address is None:
+        findings = [*doctor.examine(), *_upkeep()]
     else:
-        _print(found)
-    if any(one.state == "problem" for one in found):
+        findings = doctor.examine_nodes(address)
+    if form == "json":
+        text = msgspec.json.encode([asdict(finding) for finding in findings])
+        say_text(msgspec.json.format(text).decode())
+    else:
+        _print(findings)
+    if any(finding.state == "problem" for finding in findings):
         context.exit(1)
 
 
-def _upkeep() -> list[Finding]:
-    """Return what the sealer tries in vain on the store of the settings."""
+def _upkeep() -> Iterator[Finding]:
+    """Yield what the sealer tries in vain on the store of the settings."""
     from localtrace.errors import ConfigError
     from localtrace.maintain.upkeep import troubles
-    from localtrace.trainer_hooks.findings import Finding
-    from localtrace.trainer_hooks.verl.checks import store_path
+    from localtrace.trainer_hooks.doctor import Finding, default_store
 
-    try:
-        found = troubles(store_path())
-    except ConfigError:
-        return []  # the settings are a finding of their own
     remedy = "run localtrace verify, and localtrace compact or prune by hand"
-    return [
-        Finding("upkeep", "problem", f"{name} failed {one.times} times since {one.since}: "
-                f"{one.message}", remedy)
-        for name, one in found.items()
-    ]  # fmt: skip
+    with suppress(ConfigError):  # unusable settings are a finding of their own
+        for name, trouble in troubles(default_store()).items():
+            text = f"{name} failed {trouble.times} times since {trouble.since}: {trouble.message}"
+            yield Finding("upkeep", "problem", text, remedy)
 
 
-def _print(found: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     node = None
-    for one in found:
-        if one.node != node:
-            node = one.node
+    for finding in findings:
+        if finding.node != node:
+            node = finding.node
             say(f"{node}:")
-        say(f"{one.state:9}{one.check:11}{one.text}")
-        if one.remedy is not None:
-            say(f"{_INDENT}→ {one.remedy}")
+        say(f"{finding.state:9}{finding.check:11}{finding.text}")
+        if finding.remedy is not None:
+            say(f"{_INDENT}→ {finding.remedy}")

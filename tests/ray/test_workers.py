@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import ray
 
 import localtrace
 from tests.ray import actors
 from tests.ray.actors import AsyncWorker, Worker
-from tests.ray.conftest import Job
+from tests.ray.conftest import ROOT, Job
 
 CALLS = ["generate", "generate"]
 
@@ -109,3 +115,21 @@ def test_the_drivers_own_rollouts_are_of_the_same_run(job: Job) -> None:
     assert (row["worker"], row["run_id"]) == ("driver", localtrace.run_id())
     _, other = ray.get(actors.task.remote("beside the driver"))
     assert job.trajectory(other)["run_id"] == row["run_id"]
+
+
+def test_the_doctor_looks_at_every_node_as_a_worker_of_a_job(job: Job, tmp_path: Path) -> None:
+    address = ray.get_runtime_context().gcs_address
+    environ = {"VERL_USE_EXTERNAL_PLUGINS": "none", "LOCALTRACE_STORE": "mine"}
+    done = subprocess.run(
+        [sys.executable, "-m", "localtrace", "doctor", "--ray", address, "--format", "json"],
+        env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert {one["node"].split()[0] for one in found} == {os.uname().nodename}
+    # What the driver knows is what its workers are told.
+    assert [one["text"] for one in found if one["check"] == "store"] == [f"{tmp_path}/mine"]
+    (problem,) = [one for one in found if one["state"] == "problem"]
+    assert problem["text"].endswith("VERL_USE_EXTERNAL_PLUGINS=none")
+    assert {"trl", "ray"} <= {one["check"] for one in found}
+    assert done.returncode == 1

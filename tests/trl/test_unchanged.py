@@ -15,7 +15,7 @@ import localtrace
 from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.record import active
-from localtrace.trainer_hooks.trl import batch_outcomes, generation_batch, record
+from localtrace.trainer_hooks.trl import generation_batch, record
 from tests.trl.conftest import Stored
 from tests.trl.training import long, make_trainer, small, weights
 
@@ -134,7 +134,7 @@ def test_a_recording_that_is_closed_meanwhile_stops_nothing(
         (generation_batch.GenerationBatch, "record_turns"),
         (generation_batch.GenerationBatch, "score"),
         (generation_batch.GenerationBatch, "end"),
-        (batch_outcomes, "outcome"),
+        (generation_batch, "outcome"),
     ],
 )
 def test_a_hook_that_fails_inside_changes_nothing(

@@ -18,15 +18,13 @@ import torch
 
 import localtrace
 from localtrace import testing
-from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.errors import LocalTraceError
 from localtrace.read.store import open_store
-from localtrace.trainer_hooks import environment, nemo_rl
-from localtrace.trainer_hooks.findings import System
-from localtrace.trainer_hooks.nemo_rl import doctor, job, samples
+from localtrace.trainer_hooks import doctor, environment, nemo_rl
+from localtrace.trainer_hooks.nemo_rl import job, samples
 from localtrace.trainer_hooks.nemo_rl import training as training_seams
 from localtrace.trainer_hooks.nemo_rl.places import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
-from localtrace.trainer_hooks.seams import Seams
 
 DOUBLE = Path(__file__).parents[1] / "data/nemo_rl_double"
 SYSTEM = {"role": "system", "content": "be good"}
@@ -317,21 +315,6 @@ def test_nothing_is_recorded_or_changed_without_being_asked_for(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_version_without_a_place_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seams, module = Seams(NEMO_RL._lacks), types.ModuleType("nemo_rl_of_tomorrow")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    seams.after(module.__name__, "train")(lambda: None)
-    seams.after(module.__name__, "validate", optional=True)(lambda: None)
-    monkeypatch.setenv("LOCALTRACE_STORE", "store")
-    seams.install()
-    assert "has no nemo_rl_of_tomorrow.train that" in capsys.readouterr().err
-    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
-    with pytest.raises(ConfigError, match="localtrace doctor"):
-        NEMO_RL._lacks("nemo_rl.train")
-
-
 def test_errors_of_the_hook_stay_inside_and_those_of_nemo_pass(nemo: Any, store: Path) -> None:
     broken = batch("q7")
     broken["idx"] = [object(), object()]
@@ -365,15 +348,8 @@ def test_the_variable_of_ray_installs_it_in_every_worker(
 
 
 def test_the_doctor_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = doctor.SYSTEM
     monkeypatch.syspath_prepend(DOUBLE)
-    monkeypatch.setattr(
-        doctor,
-        "SYSTEM",
-        System(known.name, known.package, known.tested, known.places, known.distributions),
-    )
-    monkeypatch.setenv("LOCALTRACE_STORE", "store")
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "localtrace.trainer_hooks.nemo_rl.runtime_env_hook")
-    version, switch = doctor.examine()
-    assert version.text.endswith(f"the {len(known.places)} places that the hook uses are there")
+    version, switch = doctor.look(NEMO_RL)
+    assert version.text.endswith("all places that its hook uses are there")
     assert switch.state == "ok"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,34 +128,21 @@ def test_without_a_recorder_the_engines_own_generator_is_given() -> None:
     assert obj.return_prompt_token_ids is False
 
 
-def test_the_plugin_and_wrap_together_record_once(store: Recording) -> None:
-    manager = TokenizerManager()
-    original = type(manager).generate_request
+def test_the_plugin_and_wrap_together_record_once(
+    store: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.sglang import fake_manager
 
-    def generate_request(obj: Any, request: Any = None) -> Any:
-        return hook.generate_request(original, manager, obj, request)
-
-    manager.generate_request = generate_request  # type: ignore[method-assign]
+    kind = type("TokenizerManager", (TokenizerManager,), {**vars(TokenizerManager)})
+    module = SimpleNamespace(__name__="tests.sglang.fake_manager", TokenizerManager=kind)
+    (seam,) = [one for one in hook.SGLANG.seams if one.is_stream]
+    seam.enter(module)  # type: ignore[arg-type]
+    assert fake_manager.TokenizerManager is not kind
+    manager = kind()
+    generate(manager)
     (item,) = generate(wrap(wrap(manager)), text="hello")
     assert "prompt_token_ids" not in item
-    assert len(store.spans()) == 1
-    generate(manager)
     assert len(store.spans()) == 2
-
-
-def test_another_plugin_between_the_two_changes_nothing(store: Recording) -> None:
-    manager = TokenizerManager()
-    original = type(manager).generate_request
-
-    async def generate_request(obj: Any, request: Any = None) -> Any:
-        await asyncio.sleep(0)
-        async for item in hook.generate_request(original, manager, obj, request):
-            yield item
-
-    manager.generate_request = generate_request  # type: ignore[method-assign]
-    (item,) = generate(wrap(manager), text="hello")
-    assert "prompt_token_ids" not in item
-    assert len(store.spans()) == 1
 
 
 def test_an_engine_is_wrapped_at_its_manager(store: Recording) -> None:
@@ -166,70 +153,84 @@ def test_an_engine_is_wrapped_at_its_manager(store: Recording) -> None:
 
 
 def test_what_is_no_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\bSimpleNamespace\b.*sglang\.Engine"):
+    with pytest.raises(ConfigError, match=r"\bSimpleNamespace\b.*TokenizerManager"):
         wrap(SimpleNamespace(tokenizer_manager=None))
 
 
 # -- at start ------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a manager of a process where SGLang has loaded the plugin."""
+    monkeypatch.setattr(environment, "_tried_in", None)
+    environment.say_once.cache_clear()
+
+    def made(name: str) -> Any:
+        module = SimpleNamespace(__name__="a_module", **{name: type(name, (), {"__init__": init})})
+        for seam in hook.SGLANG.seams:
+            if seam.names[0] == f"{name}.__init__":
+                seam.enter(module)
+        return getattr(module, name)()
+
+    def init(self: Any) -> None:
+        """Make nothing."""
+
+    return made
+
+
 def test_the_process_begins_to_record_at_the_first_manager(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Any
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr("localtrace.trainer_hooks.environment._tried_in", None)
     try:
-        hook._made(None, TokenizerManager())
+        started("TokenizerManager")
         assert localtrace.run_id() is not None
     finally:
         localtrace.close()
 
 
 def test_a_process_that_cannot_record_refuses_where_recording_is_required(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: Any,
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "file" / "store"))
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
-    for start in (lambda: hook._made(None, TokenizerManager()), lambda: wrap(TokenizerManager())):
-        monkeypatch.setattr("localtrace.trainer_hooks.environment._tried_in", None)
+    for start in (lambda: started("TokenizerManager"), lambda: wrap(TokenizerManager())):
+        monkeypatch.setattr(environment, "_tried_in", None)
         with pytest.raises(LocalTraceError):
             start()
         assert re.match(rf"localtrace: .*{tmp_path}/file", capsys.readouterr().err)
 
 
 def test_several_tokenizer_workers_are_told_of_at_start(
-    store: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Recording,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: Any,
 ) -> None:
-    environment.say_once.cache_clear()
-    hook._split(object())
+    started("MultiTokenizerRouter")
     (line,) = capsys.readouterr().err.splitlines()
     assert "--tokenizer-worker-num" in line
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     with pytest.raises(ConfigError, match="--tokenizer-worker-num"):
-        hook._split(object())
+        started("MultiTokenizerRouter")
 
 
-def test_a_manager_that_was_not_entered_is_told_of_at_start(
-    store: Recording, capsys: pytest.CaptureFixture[str]
+def test_a_version_without_the_method_is_told_of(
+    store: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    module = ModuleType("sglang.srt.managers.tokenizer_manager")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(hook.SGLANG, "_is_installed", False)
+    monkeypatch.setenv("LOCALTRACE_STORE", str(store.path))
     environment.say_once.cache_clear()
-    hook._made(None, TokenizerManager())
-    remedy = r"TokenizerManager\.generate_request .*http\.record\(client\)"
-    assert re.search(remedy, capsys.readouterr().err)
-
-
-def test_a_version_without_plugins_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sglang", None)
     register()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "0.5.12" in line
-    assert "wrap(engine)" in line
-    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
-    with pytest.raises(SystemExit, match=r"0\.5\.12.*wrap\(engine\)"):
-        register()
+    line = capsys.readouterr().err.splitlines()[0]
+    assert re.search(r"TokenizerManager\.generate_request .*http\.record\(client\)", line)
 
 
 def test_the_plugin_loads_nothing_heavy() -> None:

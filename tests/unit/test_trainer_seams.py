@@ -1,32 +1,217 @@
-"""Replacement of a trainer's functions, on a trainer of one module."""
+"""Systems and their seams, on a trainer of one module."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from localtrace.trainer_hooks.seams import Seams
+import localtrace
+from localtrace.errors import ConfigError
+from localtrace.trainer_hooks import environment
+from localtrace.trainer_hooks.harmless import CannotRecord
+from localtrace.trainer_hooks.seams import System
 from localtrace.trainer_hooks.verl import operations
+from tests.recording import Recording
+
+TRAINER = """
+import functools
+def train(steps, *, lr=0.5, **more):
+    return steps, lr, more
+def fail(steps):
+    raise KeyError(steps)
+class Engine:
+    @staticmethod
+    def concat(data): return data
+    async def generate(self, prompt): return [prompt]
+    async def stream(self, prompt):
+        yield prompt
+def twice(function):
+    @functools.wraps(function)
+    def called(*args): return [function(*args), function(*args)]
+    return called
+@twice
+def doubled(steps): return steps
+"""
 
 
 @pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = ModuleType("a_trainer")
-    exec("def train(steps):\n    return steps", vars(module))
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer, and a script that has imported its function already."""
+    module, script = ModuleType("a_trainer"), ModuleType("a_trainer.script")
+    exec(TRAINER, vars(module))
+    script.known = module.train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_trainer", module)
+    monkeypatch.setitem(sys.modules, "a_trainer.script", script)
     return module
 
 
-def test_a_hook_that_is_installed_twice_sees_a_call_once(trainer: Any) -> None:
-    seams, seen = Seams(), []
-    seams.before("a_trainer", "train")(lambda steps: seen.append(steps))
-    seams.install()
-    seams.install()
-    assert trainer.train(3) == 3
-    assert seen == [3]
+@pytest.fixture
+def system() -> System:
+    environment.say_once.cache_clear()
+    return System("a_trainer", "a_trainer", ("1",), otherwise="use another one")
+
+
+def test_a_part_sees_arguments_by_name_and_the_result(trainer: Any, system: System) -> None:
+    seen = []
+
+    @system.around("a_trainer", "train")
+    def _train(steps: Any, lr: Any, warmup: Any = None) -> Any:
+        seen.append((steps, lr, warmup))
+        seen.append((yield))
+
+    system.install()
+    system.install()
+    assert trainer.train(3, warmup=1) == (3, 0.5, {"warmup": 1})
+    assert seen == [(3, 0.5, 1), (3, 0.5, {"warmup": 1})]
+    assert sys.modules["a_trainer.script"].known is trainer.train
+
+
+def test_a_part_may_change_arguments_and_give_another_result(trainer: Any, system: System) -> None:
+    @system.around("a_trainer", "train")
+    def _train(steps: Any) -> Any:
+        result = yield {"steps": steps + 1, "unknown": 5}
+        return *result, "seen"
+
+    system.install()
+    assert trainer.train(3) == (4, 0.5, {}, "seen")
+    assert trainer.train(lr=1, steps=3) == (4, 1, {}, "seen")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_errors_of_a_part_are_losses_and_change_nothing(
+    trainer: Any, system: System, store: Recording, late: bool
+) -> None:
+    @system.around("a_trainer", "train")
+    def _train(steps: Any) -> Any:
+        if late:
+            yield
+        raise RuntimeError("broken")
+
+    system.install()
+    assert trainer.train(3) == (3, 0.5, {})
+    assert localtrace.losses()["records"] == {"internal": 1}
+
+
+def test_an_error_of_the_trainer_passes_through_a_part_as_it_is(
+    trainer: Any, system: System, store: Recording
+) -> None:
+    seen = []
+
+    @system.around("a_trainer", "fail")
+    def _fail(steps: Any) -> Any:
+        try:
+            yield
+        except KeyError as error:
+            seen.append(error)
+            raise
+
+    system.install()
+    with pytest.raises(KeyError) as raised:
+        trainer.fail(3)
+    assert seen == [raised.value]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
+        trainer.fail()
+
+
+def test_a_refusal_is_the_one_error_that_leaves_a_part(trainer: Any, system: System) -> None:
+    @system.around("a_trainer", "train")
+    def _train() -> Iterator[None]:
+        raise CannotRecord("no space")
+        yield
+
+    system.install()
+    with pytest.raises(ConfigError, match="no space"):
+        trainer.train(3)
+
+
+def test_methods_coroutines_and_decorated_functions_are_entered(
+    trainer: Any, system: System
+) -> None:
+    seen = []
+
+    def note(name: str) -> Any:
+        def part(self: Any = None, prompt: Any = None, data: Any = None, steps: Any = None) -> Any:
+            seen.append((name, prompt or data or steps, (yield)))
+
+        return part
+
+    system.around("a_trainer", "Engine.concat")(note("static"))
+    system.around("a_trainer", "Gone.generate", "Engine.generate")(note("coroutine"))
+    system.around("a_trainer", "doubled", beneath="twice")(note("beneath"))
+    system.install()
+    engine = trainer.Engine()
+    assert engine.concat([1]) == [1]
+    assert asyncio.run(engine.generate("p")) == ["p"]
+    assert trainer.doubled(2) == [2, 2]
+    assert seen == [
+        ("static", [1], [1]), ("coroutine", "p", ["p"]), ("beneath", 2, 2), ("beneath", 2, 2),
+    ]  # fmt: skip
+    assert system.has_entered("Engine.generate")
+
+
+def test_one_object_is_entered_alone_and_once(
+    trainer: Any, system: System, store: Recording
+) -> None:
+    class Heard:
+        def __init__(self) -> None:
+            self.items: list[Any] = []
+
+        def take(self, item: Any) -> None:
+            self.items.append(item)
+
+        def end(self, error: BaseException | None) -> None:
+            self.items.append(error)
+
+    heard = []
+
+    @system.stream("a_trainer", "Engine.stream")
+    def _stream(self: Any, prompt: Any) -> Any:
+        heard.append((self, Heard()))
+        return heard[-1][1]
+
+    async def read(engine: Any) -> list[Any]:
+        return [item async for item in engine.stream("p")]
+
+    engine, other = trainer.Engine(), trainer.Engine()
+    system.enter(engine, "Engine")
+    system.enter(engine, "Engine")
+    assert asyncio.run(read(engine)) == asyncio.run(read(other)) == ["p"]
+    ((found, recording),) = heard
+    assert found is engine
+    assert recording.items == ["p", None]
+    system.install()
+    system.enter(other, "Engine")
+    assert asyncio.run(read(other)) == ["p"]
+    assert len(heard) == 2
+    with pytest.raises(ConfigError, match=r"a module .*no Engine\.stream like that of a_trainer 1"):
+        system.enter(ModuleType("nothing"), "Engine")
+
+
+def test_a_version_without_a_place_is_told_of_once(
+    trainer: Any, system: System, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def part(seconds: Any) -> Iterator[None]:
+        yield
+
+    for without in (None, "the times are not recorded", ""):
+        system.around("a_trainer", "train_for", without=without)(part)
+        system.around("a_trainer", "fail", without=without)(part)  # it takes `steps`
+    monkeypatch.setenv("LOCALTRACE_STORE", "store")
+    system.install()
+    first, second = capsys.readouterr().err.splitlines()
+    assert "has no train_for in a_trainer as its hook needs it" in first
+    assert "has no fail in a_trainer" in second
+    assert second.endswith("so it is not recorded: use another one")
+    assert not hasattr(trainer.fail, "__wrapped__")
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(CannotRecord):
+        System("a", "a_trainer", (), seams=system.seams).install()
 
 
 def test_a_base_class_keeps_what_it_does_with_its_subclasses() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.trainer_hooks import environment
-from localtrace.trainer_hooks.vllm import seams, wrap
+from localtrace.trainer_hooks.vllm import wrap
+from localtrace.trainer_hooks.vllm.hook import VLLM
 from tests.recording import Recording
 from tests.vllm.fakes import AsyncLLM, Completion, LLMEngine, Output, SamplingParams
 
@@ -34,7 +35,7 @@ assert not {"torch", "duckdb", "vllm.v1"} & sys.modules.keys()
 """
 _IMPORT = """
 import vllm.v1.engine.async_llm as a, vllm.v1.engine.llm_engine as b
-print([hasattr(f, "_localtrace_records") for f in (a.AsyncLLM.generate, b.LLMEngine.step)])
+print([hasattr(f, "__localtrace_seam__") for f in (a.AsyncLLM.generate, b.LLMEngine.step)])
 """
 
 
@@ -75,7 +76,7 @@ def test_the_plugin_waits_for_the_engines_to_be_imported_and_loads_nothing(tmp_p
 def test_a_version_without_a_module_is_told_in_one_line(tmp_path) -> None:
     done = in_process(tmp_path, _LOAD, **{"vllm/v1/engine/llm_engine.py": None})
     (line,) = done.stderr.splitlines()
-    assert "LLMEngine in vllm.v1.engine.llm_engine" in line
+    assert "LLMEngine.add_request in vllm.v1.engine.llm_engine" in line
     assert "trainer_hooks.http.record(client)" in line
 
 
@@ -115,9 +116,8 @@ def test_an_engine_wrapped_twice_records_once(store: Recording) -> None:
 def test_an_engine_that_the_plugin_records_can_be_wrapped_too(
     store: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        AsyncLLM, "generate", seams._replacement(AsyncLLM, "generate", seams._ASYNC["generate"])
-    )
+    (seam,) = [one for one in VLLM.seams if one.is_stream]
+    monkeypatch.setattr(AsyncLLM, "generate", seam.replacement(AsyncLLM.generate))
     listen(wrap(AsyncLLM(DONE)))
     assert len(store.spans()) == 1
 
@@ -132,7 +132,7 @@ def test_the_engine_below_an_llm_is_wrapped(store: Recording) -> None:
 
 
 def test_what_is_no_engine_of_vllm_cannot_be_wrapped() -> None:
-    with pytest.raises(ConfigError, match=r"\bmodule: .*\bgenerate\b.*AsyncLLM"):
+    with pytest.raises(ConfigError, match=r"\bmodule .*\bAsyncLLM\.generate\b"):
         wrap(ModuleType("nothing"))
 
 

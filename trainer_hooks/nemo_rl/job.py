@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from localtrace.record import active
-from localtrace.trainer_hooks.environment import (
-    is_asked_for,
-    record_this_process,
-    refuse,
-    run_id_of_ray_job,
-    say,
-)
+from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say
 from localtrace.trainer_hooks.nemo_rl.places import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
 
@@ -79,15 +71,7 @@ def start_recording(config: Any = None) -> bool:
     """Start recording in this process; return whether it records.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    if active.recorder is not None:
-        return True
-    named: dict[str, Any] = {} if config is None else {"config": config}
     run_id = run_id_of_ray_job()
-    if run_id is not None and not os.environ.get("LOCALTRACE_RUN_ID"):
-        named["run_id"] = run_id
-    started = record_this_process("nemo_rl", **named)
-    if not started and not is_asked_for():
-        refuse("NeMo-RL is not recorded: set LOCALTRACE_STORE in its environment")
-    return started
+    return record_this_process("nemo_rl", who="NeMo-RL", run_id=run_id, config=config)

@@ -1,21 +1,23 @@
-"""The seams of NeMo-RL, and the modules that they are in."""
+"""NeMo-RL as a system, and the modules that its hook enters."""
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.environment import is_asked_for, refuse
-from localtrace.trainer_hooks.seams import Seams
+from localtrace.trainer_hooks.ray.job import HOOK_VARIABLE
+from localtrace.trainer_hooks.seams import System, Variable
 
-
-def _lacks(place: str) -> None:
-    if is_asked_for():
-        refuse(
-            f"this version of NeMo-RL has no {place} that the hook knows, so not all is recorded: "
-            "localtrace doctor shows what it needs"
-        )
-
-
-NEMO_RL = Seams(_lacks)
+NEMO_RL = System(
+    "nemo_rl",
+    "nemo_rl",
+    ("0.6.0 (commit 7ea279abf)",),
+    Variable(
+        HOOK_VARIABLE,
+        "localtrace.trainer_hooks.nemo_rl.runtime_env_hook",
+        "call localtrace.trainer_hooks.nemo_rl.install() in your script",
+    ),
+    ("nemo-rl",),
+)
 ROLLOUTS = "nemo_rl.experience.rollouts"
 MANAGER = "nemo_rl.experience.rollout_manager"
 GRPO = "nemo_rl.algorithms.grpo"
 LOGGER = "nemo_rl.utils.logger"
+OLDER = "rollouts in processes of their own are not recorded by this version"

@@ -15,7 +15,7 @@ from typing import Any
 
 from localtrace.record.capture import Beginning
 from localtrace.trainer_hooks.nemo_rl.job import start_recording, training, validated_step
-from localtrace.trainer_hooks.nemo_rl.places import MANAGER, NEMO_RL, ROLLOUTS
+from localtrace.trainer_hooks.nemo_rl.places import MANAGER, NEMO_RL, OLDER, ROLLOUTS
 from localtrace.trainer_hooks.nemo_rl.samples import Event, Events, Sample, record_sample
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
@@ -119,7 +119,7 @@ def _roll_out_async(
         _whole.reset(outer)
 
 
-@NEMO_RL.around(ROLLOUTS, "_run_multi_turn_rollout_async", optional=True)
+@NEMO_RL.around(ROLLOUTS, "_run_multi_turn_rollout_async", without=OLDER)
 def _roll_out_groups(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part | None:
@@ -130,7 +130,7 @@ def _roll_out_groups(
     return _recorded(Batch(input_batch, _sampling(policy_generation, greedy)), _of_batch)
 
 
-@NEMO_RL.around(MANAGER, "AsyncRolloutImpl.run_rollout", optional=True)
+@NEMO_RL.around(MANAGER, "AsyncRolloutImpl.run_rollout", without=OLDER)
 def _roll_out_prompt(self: Any, input_sample: Any) -> Part:
     if not start_recording():
         return _recorded(None, _of_group)
@@ -167,8 +167,9 @@ def _of_group(group: Any) -> Finished:
     )
 
 
-@NEMO_RL.after(MANAGER, "RolloutManager.set_weight_version", optional=True)
-def _note_version(version: Any) -> None:
+@NEMO_RL.around(MANAGER, "RolloutManager.set_weight_version", without=OLDER)
+def _note_version(version: Any) -> Part:
+    yield
     training.weight_version = int(version)
 
 
@@ -196,7 +197,7 @@ def _timed(running: Batch, logs: Sequence[Any]) -> Part:
     running.generated(logs, start_ns, metrics.get("_response_truncated"))
 
 
-@NEMO_RL.around(MANAGER, "AsyncRolloutImpl._generate_response", optional=True)
+@NEMO_RL.around(MANAGER, "AsyncRolloutImpl._generate_response", without=OLDER)
 def _generate_one(message_log: Any) -> Part | None:
     running = _batch.get()
     return None if running is None else _timed(running, [message_log])

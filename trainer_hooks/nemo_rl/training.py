@@ -10,16 +10,14 @@ from typing import Any
 from localtrace.record.session import log_metrics, outcome
 from localtrace.record.tensor_batches import record_tensors
 from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
-from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import (
     start_recording,
     training,
     validated_step,
 )
-from localtrace.trainer_hooks.nemo_rl.places import GRPO, LOGGER, NEMO_RL
+from localtrace.trainer_hooks.nemo_rl.places import GRPO, LOGGER, NEMO_RL, OLDER
 from localtrace.trainer_hooks.nemo_rl.samples import Occurrences, content_of
-from localtrace.trainer_hooks.parameters import Parameters
-from localtrace.trainer_hooks.seams import Function, Part
+from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.token_means import means
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 
@@ -36,44 +34,22 @@ _TOKEN_NAMES = {
 _trained = Occurrences()
 
 
-@NEMO_RL.seam(GRPO, "grpo_train", reads=("grpo_save_state",))
-def _train(original: Function) -> Function:
-    return _loop(original)
+@NEMO_RL.around(GRPO, "grpo_train")
+def _train(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> Part:
+    """Follow a training loop, which stops where recording is required and cannot start."""
+    if start_recording(getattr(master_config, "model_dump", lambda: None)()):
+        keep_tokenizer(tokenizer)
+    training.step = int(grpo_save_state.total_steps) + 1
+    try:
+        yield
+    finally:
+        training.step = None
 
 
-@NEMO_RL.seam(GRPO, "async_grpo_train", optional=True, reads=("grpo_save_state",))
-def _train_async(original: Function) -> Function:
-    return _loop(original)
+NEMO_RL.around(GRPO, "async_grpo_train", without=OLDER)(_train)
 
 
-def _loop(original: Function) -> Function:
-    """Return a training loop that records; it raises where recording is required and cannot be."""
-    parameters = Parameters(original)
-
-    def train(*args: Any, **kwargs: Any) -> Any:
-        given = parameters.given(args, kwargs)
-        if start_recording(_config(given)):
-            keep_tokenizer(given.get("tokenizer"))
-        training.step = _first_step(given)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            training.step = None
-
-    return train
-
-
-@harmless
-def _config(given: Mapping[str, Any]) -> Any:
-    return given["master_config"].model_dump()
-
-
-@harmless
-def _first_step(given: Mapping[str, Any]) -> int:
-    return int(given["grpo_save_state"].total_steps) + 1
-
-
-@NEMO_RL.around(GRPO, "validate", optional=True)
+@NEMO_RL.around(GRPO, "validate", without="validation is not told from training")
 def _validate(step: int) -> Part:
     outer = validated_step.set(int(step))
     try:
@@ -82,8 +58,9 @@ def _validate(step: int) -> Part:
         validated_step.reset(outer)
 
 
-@NEMO_RL.after(LOGGER, "Logger.log_metrics")
-def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False) -> None:
+@NEMO_RL.around(LOGGER, "Logger.log_metrics")
+def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False) -> Part:
+    yield
     numbers = {
         f"{prefix}/{name}" if prefix else str(name): float(value)
         for name, value in metrics.items()
@@ -94,8 +71,8 @@ def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False)
         training.step = int(step) + 1
 
 
-@NEMO_RL.before(LOGGER, "Logger.log_batched_dict_as_jsonl")
-def _log_batch(to_log: Any, filename: str) -> None:
+@NEMO_RL.around(LOGGER, "Logger.log_batched_dict_as_jsonl")
+def _log_batch(to_log: Any, filename: str) -> Part:
     """Record what a step has trained on, which NeMo-RL logs with the tokens of each rollout."""
     if training.step is None:
         return  # a trainer whose rollouts are not recorded
@@ -103,6 +80,7 @@ def _log_batch(to_log: Any, filename: str) -> None:
     columns = {"token_ids", "input_lengths", "generation_logprobs", "token_loss_mask"}
     if found is not None and all(to_log.get(name) is not None for name in columns):
         record_training(int(found[1]), to_log)
+    yield
 
 
 def record_training(step: int, logged: Mapping[str, Any]) -> None:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from localtrace.trainer_hooks.environment import record_this_process
+from localtrace.trainer_hooks.environment import ray_worker, record_this_process
 
 
 def record_worker() -> bool:
     """Start recording in this Ray process if its environment asks; return whether it records.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    return record_this_process(worker=_actor_name())
-
-
-def _actor_name() -> str | None:
-    """Return the name of this process's actor, else of its class; None in a process for tasks."""
-    ray = sys.modules.get("ray")
-    # Before `ray.init`, asking for the context would start a cluster.
-    if ray is None or not ray.is_initialized():
-        return None
-    try:
-        context = ray.get_runtime_context()
-        if context.get_actor_id() is None:
-            return None
-        name = context.get_actor_name()
-        return name or str(context.get_task_function_name()).split(".")[-2]
-    except Exception:  # older versions of Ray lack some of these; the name is only a label
-        return None
+    return record_this_process(ray_worker())
 
 
 def _sent_as_code() -> Callable[[], None]:

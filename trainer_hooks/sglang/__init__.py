@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.sglang.hook import register, wrap
+from localtrace.trainer_hooks.sglang.hook import SGLANG, register, wrap
 
 __all__ = ["register", "wrap"]
+SYSTEMS = (SGLANG,)

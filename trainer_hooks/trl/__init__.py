@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.trl.hook import record
+from localtrace.trainer_hooks.trl.hook import TRL, record
 
 __all__ = ["record"]
+SYSTEMS = (TRL,)

@@ -6,15 +6,30 @@ import contextvars
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localtrace.record.capture import trajectory
 from localtrace.record.op import op
 from localtrace.record.scope import current
+from localtrace.record.session import outcome
+from localtrace.record.tensor_batches import record_tensors
 from localtrace.trainer_hooks.generations import record_generation
 
+if TYPE_CHECKING:
+    import torch
+
+_SOURCE = "trl"
+_TOKEN_NAMES = {
+    "old_per_token_logps": "old_log_probs",
+    "ref_per_token_logps": "ref_log_prob",
+    "importance_sampling_ratio": "importance_ratio",
+    "tool_mask": "response_mask",
+}
+"""Names of outcomes, by the batch's tensor with one value per token of the completion."""
+_TAKEN_NAMES = {"reward", "advantage", "trained_step", "fate", *_TOKEN_NAMES.values()}
+Trained = tuple[str, bool]
+"""The trace id of a rollout, and whether any of its tokens counts in the loss."""
 _OP = "trl.generate"
 _INDEX_NAMES = ("index", "id")
 """Dataset columns that identify a row. The first one present is used."""
@@ -23,14 +38,13 @@ _SAMPLING_NAMES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A finished call of one of the trainer's methods."""
 
     start_ns: int
     duration_ns: int
-    result: Any = None
-    error: BaseException | None = None
+    result: Any
+    error: BaseException | None
 
 
 class Row:
@@ -165,12 +179,51 @@ class GenerationBatch:
 
     def end(self, error: BaseException | None) -> None:
         """End the trajectories, once."""
-        if self._ended:
-            return
+        rows = () if self._ended else self.rows
         self._ended = True
-        kind = None if error is None else type(error)
-        for row in self.rows:
+        for row in rows:
+            kind = None if error is None else type(error)
             row.context.run(row.trajectory.__exit__, kind, error, None)
+
+    def record_outcomes(
+        self, reward_names: Sequence[str], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Record rewards, advantages and per-token values.
+
+        Args:
+            reward_names: names of the reward functions; one that repeats or is taken gets its
+                number.
+            tensors: TRL's scored batch, one row per rollout in the same order; shape (rows,) or
+                (rows, completion tokens), padded on the right.
+        """
+        values: dict[str, list[Any]] = {}
+        for place, name in enumerate(reward_names):
+            known = name in values or name in _TAKEN_NAMES
+            values[f"{name}_{place}" if known else name] = [row.rewards[place] for row in self.rows]
+        values["advantage"] = tensors["advantages"].tolist()
+        ids = [row.trajectory.trace_id for row in self.rows]
+        outcome(ids, step=self.step, source=_SOURCE, **values)
+        per_token = {name: tensors[key] for key, name in _TOKEN_NAMES.items() if key in tensors}
+        lengths = [row.length for row in self.rows]
+        record_tensors(ids, step=self.step, source=_SOURCE, lengths=lengths, **per_token)
+
+    def trained(self, tensors: Mapping[str, torch.Tensor]) -> list[Trained]:
+        """Return each row's rollout, and whether any of its tokens counts in the loss."""
+        mask = tensors["completion_mask"]
+        counted = (mask * tensors.get("tool_mask", mask)).any(dim=1).tolist()
+        ids = [row.trajectory.trace_id for row in self.rows]
+        return list(zip(ids, counted, strict=True))
+
+
+def record_trained(rollouts: Sequence[Trained], *, step: int | None, trained_step: int) -> None:
+    """Record that an update uses these rollouts.
+
+    A rollout that is used several times gets the values each time.
+    """
+    ids = [trace_id for trace_id, _ in rollouts]
+    fates = ["trained" if counts else "filtered" for _, counts in rollouts]
+    steps = [trained_step if counts else None for _, counts in rollouts]
+    outcome(ids, step=step, source=_SOURCE, fate=fates, trained_step=steps)
 
 
 def record_within(row: Row, tool: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,37 +1,63 @@
-"""The hook into one GRPO trainer: replacements of seven of its methods.
+"""The hook into one GRPO trainer, at seven of its methods.
 
-No callback of TRL sees completions, so the methods are replaced on the instance; TRL's classes and
-modules stay as they are. The replacements look at arguments and results. They never raise into the
-trainer, draw no random numbers and change no tensor.
+No callback of TRL sees completions, so the methods are entered on the instance; TRL's classes and
+modules stay as they are. The hook looks at arguments and results. It draws no random numbers and
+changes no tensor.
 """
 
 from __future__ import annotations
 
-import functools
+import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from localtrace.errors import ConfigError
+from localtrace.record import active
+from localtrace.record.config import variable
 from localtrace.record.session import log_metrics
-from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.trl.batch_outcomes import (
+from localtrace.trainer_hooks.environment import record_this_process, say
+from localtrace.trainer_hooks.seams import Part, System
+from localtrace.trainer_hooks.tokenizer import keep_tokenizer
+from localtrace.trainer_hooks.trl.generation_batch import (
+    Finished,
+    GenerationBatch,
     Trained,
-    record_batch,
     record_trained,
-    rollouts_of,
+    record_within,
 )
-from localtrace.trainer_hooks.trl.generation_batch import Finished, GenerationBatch, record_within
-from localtrace.trainer_hooks.trl.job import start_recording
 
-METHODS = (
-    "_prepare_inputs", "_generate_and_score_completions", "_generate", "_generate_single_turn",
-    "_tool_call_loop", "_calculate_rewards", "log",
-)  # fmt: skip
+_GRPO = "trl.trainer.grpo_trainer"
 _ROLLOUTS_KEY = "localtrace_rollouts"
 """Extra key in TRL's batch that keeps each row's rollout while TRL shuffles and splits it."""
-_recorded: weakref.WeakSet[Any] = weakref.WeakSet()
+TRL = System(
+    "trl",
+    "trl",
+    ("1.16.0",),
+    "call localtrace.trainer_hooks.trl.record(trainer)",
+    otherwise="use the GRPOTrainer of trl 1.16",
+)
+
+
+@dataclass(slots=True)
+class _State:
+    """What the hook knows of one trainer."""
+
+    batches: int = 0
+    """Number of generation batches so far, the same in all processes."""
+    batch: GenerationBatch | None = None
+    """The generation batch under way."""
+    messages: Sequence[Any] = ()
+    """Prompts of the batch, by row; tool results are added as they arrive."""
+    parts: list[list[Trained]] = field(default_factory=list)
+    """The rollouts in each part of TRL's buffer."""
+    step: int | None = None
+    """The step at which the rollouts in the buffer were launched."""
+
+
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+"""The recorded trainers."""
 
 
 def record(trainer: Any) -> None:
@@ -43,132 +69,136 @@ def record(trainer: Any) -> None:
 
     Raises:
         ConfigError: the trainer lacks methods that TRL's GRPO trainer has.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    missing = [name for name in METHODS if not callable(getattr(trainer, name, None))]
-    if missing:
-        raise ConfigError(
-            f"cannot record a {type(trainer).__name__} that has no {missing[0]}: use the "
-            "GRPOTrainer of trl 1.16"
+    TRL.replacements(trainer, "GRPOTrainer")
+    if trainer not in _states and _start_recording(trainer):
+        _states[trainer] = _State()
+        TRL.enter(trainer, "GRPOTrainer")
+
+
+def _start_recording(trainer: Any) -> bool:
+    """Record in this process, as part of the main process's run; return whether it records."""
+    accelerator = trainer.accelerator
+    worker, is_main = f"rank{accelerator.process_index}", accelerator.is_main_process
+    if is_main:
+        record_this_process(worker, who="the trainer")
+    if accelerator.num_processes > 1:
+        _follow_main_process(worker)
+    keep_tokenizer(trainer.processing_class)
+    return active.recorder is not None
+
+
+def _follow_main_process(worker: str) -> None:
+    """Join the main process's run, which is broadcast to all. This is a collective call."""
+    from torch import distributed
+
+    recorder, variables = active.recorder, {}
+    if recorder is not None:
+        names = ("project", "experiment", "run_id", "attempt")
+        variables = {variable(name): str(getattr(recorder.context, name)) for name in names}
+        variables["LOCALTRACE_STORE"] = str(recorder.layout.root)
+    told = [variables]
+    distributed.broadcast_object_list(told, src=0)
+    (variables,) = told
+    if recorder is None and variables:
+        os.environ.update(variables)
+        record_this_process(worker)
+    elif recorder and variables and recorder.context.run_id != variables["LOCALTRACE_RUN_ID"]:
+        say(
+            f"{worker} records a run of its own: call localtrace.init(...) in the main process "
+            "only, or with the same run_id everywhere"
         )
-    if trainer not in _recorded and start_recording(trainer):
-        _recorded.add(trainer)
-        Hook(trainer).enter()
 
 
-class Hook:
-    """State that the replaced methods of one trainer share."""
+def _finished() -> Part:
+    """Return how the call ended; what it raises goes on to its caller all the same."""
+    start_ns, mono_ns = time.time_ns(), time.perf_counter_ns()
+    error = result = None
+    try:
+        result = yield
+    except BaseException as raised:
+        error = raised
+    return Finished(start_ns, time.perf_counter_ns() - mono_ns, result, error)
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._batches = 0
-        self._batch: GenerationBatch | None = None
-        """The generation batch under way."""
-        self._messages: Sequence[Any] = ()
-        """Prompts of the batch, by row; tool results are added as they arrive."""
-        self._parts: list[list[Trained]] = []
-        """The rollouts in each part of TRL's buffer."""
-        self._step: int | None = None
-        """The step at which the rollouts in the buffer were launched."""
 
-    def enter(self) -> None:
-        """Replace the trainer's methods by ones that call this hook's."""
-        self._around("_prepare_inputs", after=self._use)
-        self._around("_generate_and_score_completions", self._begin, self._end)
-        self._around("_generate", self._prompt, self._custom_rollout)
-        self._around("_generate_single_turn", after=self._turn)
-        self._around("_tool_call_loop", self._tools)
-        self._around("_calculate_rewards", after=self._score)
-        self._around("log", after=self._log)
+# -- one generation batch, from the dataset's rows to what is trained on -----------------------
 
-    def _around(
-        self,
-        name: str,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
-    ) -> None:
-        original = getattr(self._trainer, name)
-        begin, end = harmless(before or _nothing), harmless(after or _nothing)
 
-        @functools.wraps(original)
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            begin(*args, **kwargs)
-            start_ns, begun_ns = time.time_ns(), time.perf_counter_ns()
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                duration_ns = time.perf_counter_ns() - begun_ns
-                end(Finished(start_ns, duration_ns, error=error), *args, **kwargs)
-                raise
-            end(Finished(start_ns, time.perf_counter_ns() - begun_ns, result), *args, **kwargs)
-            return result
+@TRL.around(_GRPO, "GRPOTrainer._generate_and_score_completions")
+def _generate_and_score(self: Any, inputs: Sequence[dict[str, Any]]) -> Part:
+    state = _states[self]
+    state.batch = None
+    if self.model.training:  # evaluation leaves TRL's buffer as it is
+        state.parts = []
+    state.batches += 1
+    batch = state.batch = GenerationBatch(self, inputs, state.batches)
+    call = yield from _finished()
+    state.batch, state.messages = None, ()
+    batch.end(call.error)
+    if call.error is None:
+        batch.record_outcomes(self.reward_func_names, call.result)
+        if not batch.validate:
+            state.step = batch.step
+            call.result[_ROLLOUTS_KEY] = batch.trained(call.result)
 
-        setattr(self._trainer, name, entered)
 
-    # -- one generation batch, from the dataset's rows to what is trained on -----------------
-
-    def _begin(self, inputs: Sequence[dict[str, Any]]) -> None:
-        self._batch = None
-        if self._trainer.model.training:  # evaluation leaves TRL's buffer as it is
-            self._parts = []
-        self._batches += 1
-        self._batch = GenerationBatch(self._trainer, inputs, self._batches)
-
-    def _end(self, call: Finished, inputs: Sequence[dict[str, Any]]) -> None:
-        batch, self._batch, self._messages = self._batch, None, ()
-        if batch is None:
-            return
-        batch.end(call.error)
-        if call.error is None:
-            record_batch(batch, self._trainer.reward_func_names, call.result)
-            if not batch.validate:
-                self._step = batch.step
-                call.result[_ROLLOUTS_KEY] = rollouts_of(batch, call.result)
-
-    def _prompt(self, prompts: Sequence[Any]) -> None:
-        self._messages = prompts
-
-    def _turn(self, call: Finished, prompt_ids: Sequence[Any], *_: Any, **__: Any) -> None:
-        if self._batch is not None and self._trainer.rollout_func is None:
-            completion_ids, logprobs = call.result or (None, None)
-            self._batch.record_turns(call, self._messages, prompt_ids, completion_ids, logprobs)
-
-    def _custom_rollout(self, call: Finished, prompts: Sequence[Any]) -> None:
-        """Record the result of a `rollout_func`, which generates by itself, as one turn."""
-        if self._batch is None or self._trainer.rollout_func is None or call.error is not None:
-            return
+@TRL.around(_GRPO, "GRPOTrainer._generate")
+def _generate(self: Any, prompts: Sequence[Any]) -> Part:
+    """Note the prompts; record the result of a `rollout_func`, which generates, as one turn."""
+    state = _states[self]
+    state.messages = prompts
+    call = yield from _finished()
+    if state.batch is not None and self.rollout_func is not None and call.error is None:
         prompt_ids, completion_ids, _, _, logprobs, *_ = call.result
-        self._batch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
-
-    def _tools(self, prompts: Sequence[Any], *_: Any, **__: Any) -> None:
-        self._messages = prompts
-        if self._batch is not None:
-            for tools in (self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts):
-                # TRL calls a row's tools through the row's dict.
-                for row, by_name in zip(self._batch.rows, tools, strict=True):
-                    by_name.update({n: record_within(row, tool) for n, tool in by_name.items()})
-
-    def _score(
-        self, call: Finished, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
-    ) -> None:
-        if self._batch is not None and call.error is None:
-            self._batch.score(call.result, completion_ids)
-
-    def _use(self, call: Finished, batch: Any) -> None:
-        """Record that TRL is about to train on a part of its buffer; evaluation has none."""
-        buffer = self._trainer._buffered_inputs or ()
-        if any(_ROLLOUTS_KEY in part for part in buffer):
-            # Removed, so that the loss sees no key but TRL's own.
-            self._parts = [part.pop(_ROLLOUTS_KEY) for part in buffer]
-        for part, rollouts in zip(buffer, self._parts, strict=False):
-            if part is call.result:
-                trained_step = self._trainer.state.global_step
-                record_trained(rollouts, step=self._step, trained_step=trained_step)
-
-    def _log(self, call: Finished, logs: dict[str, Any], *_: Any, **__: Any) -> None:
-        if self._trainer.accelerator.is_main_process:
-            numbers = {n: v for n, v in logs.items() if isinstance(v, int | float)}
-            log_metrics(numbers, step=self._trainer.state.global_step)
+        state.batch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, where a replaced method needs no action before or after the call."""
+@TRL.around(_GRPO, "GRPOTrainer._generate_single_turn")
+def _turn(self: Any, prompt_ids: Sequence[Any]) -> Part:
+    state = _states[self]
+    call = yield from _finished()
+    if state.batch is not None and self.rollout_func is None:
+        completion_ids, logprobs = call.result or (None, None)
+        state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
+
+
+@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop")
+def _tools(self: Any, prompts: Sequence[Any]) -> Part:
+    state = _states[self]
+    state.messages = prompts
+    if state.batch is not None:
+        for tools in (self._sync_tool_dicts, self._async_tool_dicts):
+            # TRL calls a row's tools through the row's dict.
+            for row, by_name in zip(state.batch.rows, tools, strict=True):
+                by_name.update({name: record_within(row, f) for name, f in by_name.items()})
+    yield
+
+
+@TRL.around(_GRPO, "GRPOTrainer._calculate_rewards")
+def _score(self: Any, completion_ids_list: Any) -> Part:
+    rewards = yield
+    batch = _states[self].batch
+    if batch is not None:
+        batch.score(rewards, completion_ids_list)
+
+
+@TRL.around(_GRPO, "GRPOTrainer._prepare_inputs")
+def _use(self: Any) -> Part:
+    """Record that TRL is about to train on a part of its buffer; evaluation has none."""
+    used, state = (yield), _states[self]
+    buffer = self._buffered_inputs or ()
+    if any(_ROLLOUTS_KEY in part for part in buffer):
+        # Removed, so that the loss sees no key but TRL's own.
+        state.parts = [part.pop(_ROLLOUTS_KEY) for part in buffer]
+    for part, rollouts in zip(buffer, state.parts, strict=False):
+        if part is used:
+            record_trained(rollouts, step=state.step, trained_step=self.state.global_step)
+
+
+@TRL.around(_GRPO, "GRPOTrainer.log")
+def _log(self: Any, logs: dict[str, Any]) -> Part:
+    yield
+    if self.accelerator.is_main_process:
+        numbers = {name: one for name, one in logs.items() if isinstance(one, int | float)}
+        log_metrics(numbers, step=self.state.global_step)

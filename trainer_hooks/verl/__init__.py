@@ -2,34 +2,26 @@
 
 verl imports this package itself: through the entry point in the group `verl.plugins` (0.9 and
 later) or through `VERL_USE_EXTERNAL_MODULES=localtrace.trainer_hooks.verl` (0.6 and later). The
-import registers the seams below, which replace functions of verl's modules as those are imported.
-Without `actor_rollout_ref.rollout.trace.backend=localtrace` the replacements do nothing.
+import enters verl's modules as they are imported. Without
+`actor_rollout_ref.rollout.trace.backend=localtrace` the hook does nothing in them.
 """
 
 from __future__ import annotations
 
 from localtrace.trainer_hooks.verl import (
     agent_loops,
-    backend,
     driver,
     operations,
-    seams,
     tracking,
     trainer,
     trainer_v1,
 )
 from localtrace.trainer_hooks.verl.job import refuse_late_start
+from localtrace.trainer_hooks.verl.system import VERL
 
-__all__ = [
-    "agent_loops",
-    "backend",
-    "driver",
-    "operations",
-    "setup_worker",
-    "tracking",
-    "trainer",
-    "trainer_v1",
-]
+__all__ = ["agent_loops", "driver", "operations", "setup_worker", "tracking", "trainer",
+           "trainer_v1"]  # fmt: skip
+SYSTEMS = (VERL,)
 
 
 def setup_worker() -> None:
@@ -37,4 +29,4 @@ def setup_worker() -> None:
 
 
 refuse_late_start()
-seams.install()
+VERL.install()

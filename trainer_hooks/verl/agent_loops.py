@@ -6,12 +6,17 @@ One rollout passes through here four times:
 2. `rollout_trace_attr` opens the trajectory.
 3. The agent loop returns its output, which is remembered.
 4. The trajectory closes and reads the output, which verl has scored by then.
+
+verl's own backends for tracing work as before. When verl starts tracing, the backend's name decides
+whether this process records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -24,20 +29,17 @@ from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.verl import job, trainer_outcomes
-from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
-from localtrace.trainer_hooks.verl.seams import after, around, before
+from localtrace.trainer_hooks.verl.system import AGENT_LOOP, TRACE_ID_KEY, VERL
 
-_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
-_FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
+_TRACE = "verl.utils.rollout_trace"
 _EXTRA_NAMES = (
     "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
 )  # fmt: skip
 _STEPS_REMEMBERED = 8
+_FATES_LOST = "greedy baselines of REMAX count as rollouts here"
 ROLLOUT_FAILED = "the rollout failed"
 _BASELINE = "localtrace_baseline"
 """Key in verl's facts of a rollout that says that it is a greedy baseline."""
-IDENTITY = ("sample_index", "step", "rollout_n", "validate")
-"""Parameters that `rollout_trace_attr` has in every version of verl."""
 
 
 @dataclass(slots=True)
@@ -56,11 +58,6 @@ class Rollout:
     on_policy_version: int | None = None
     """Version that the newest weights have when its step begins; None where it is unknown."""
 
-    @property
-    def is_baseline(self) -> bool:
-        """Whether verl only compares others with it, and never trains on it, as REMAX does."""
-        return _BASELINE in self.fields.get("trajectory", ())
-
 
 _rollout: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("rollout", default=None)
 _sampled: contextvars.ContextVar[Any] = contextvars.ContextVar("sampled", default=None)
@@ -71,14 +68,30 @@ _taken: dict[tuple[Any, bool], set[Any]] = {}
 """Prompts that `max_samples_per_step_per_worker` lets through, by step and validate."""
 
 
+# -- the start of recording ----------------------------------------------------------------
+
+
+@VERL.around(AGENT_LOOP, "AgentLoopWorkerBase.__init__", "AgentLoopWorker.__init__")
+def _start_worker(self: Any, config: Any) -> Part:
+    job.remember(config)
+    yield
+    keep_tokenizer(self)
+
+
+@VERL.around(_TRACE, "RolloutTraceConfig.init")
+def _init(backend: Any, project_name: Any = None, experiment_name: Any = None) -> Part:
+    records, live = job.split_backend(backend)
+    if records:
+        job.start_recording(project=project_name, experiment=experiment_name)
+        yield {"backend": live}
+
+
 # -- the rollout's beginning and end -------------------------------------------------------
 
 
-@around(_AGENT_LOOP, "AgentLoopWorker._run_agent_loop", optional=True)
-@around(_AGENT_LOOP, "AgentLoopWorkerBase._run_agent_loop", optional=True)
+@VERL.around(AGENT_LOOP, "AgentLoopWorkerBase._run_agent_loop", "AgentLoopWorker._run_agent_loop")
 def _run_agent_loop(self: Any, sampling_params: Any, agent_name: str | None, **fields: Any) -> Part:
     if active.recorder is None:
-        yield
         return
     limit = job.select(self.config, "actor_rollout_ref.rollout.response_length")
     token = _rollout.set(Rollout(sampling_params, agent_name, fields, limit))
@@ -88,15 +101,15 @@ def _run_agent_loop(self: Any, sampling_params: Any, agent_name: str | None, **f
         _rollout.reset(token)
 
 
-def open_rollout(
+@VERL.around(_TRACE, "rollout_trace_attr")
+def _attr(
     sample_index: Any = None,
     step: Any = None,
     rollout_n: Any = None,
     name: str | None = None,
     validate: Any = False,
     trace: bool = True,
-) -> RecordedRollout | None:
-    """Return the context manager for a rollout; None when this process does not record."""
+) -> Part:
     if active.recorder is None:
         return None
     rollout = _rollout.get() or Rollout(None, None, {})
@@ -107,7 +120,7 @@ def open_rollout(
         rollout_n = _plain(fields["session_id"])
         trace = _take_prompt(step, bool(validate), fields.get("uid"))
         live = {"trace": trace, "rollout_n": rollout_n}
-    made = trajectory(
+    opened = trajectory(
         _plain(step),
         _plain(sample_index),
         _plain(rollout_n),
@@ -117,11 +130,20 @@ def open_rollout(
         agent=rollout.agent,
         data_source=_plain(fields.get("data_source")),
     )
-    trained_at = None if validate else _plain(step)
     if isinstance(step, int) and step >= 0:  # verl says -1 where rollouts run ahead of training
         # verl numbers weights by the step that made them; validation comes after its step's update.
         rollout.on_policy_version = step if validate else step - 1
-    return RecordedRollout(rollout, made if trace else unrecorded(), live, trained_at)
+    scope = opened if trace else unrecorded()
+    traced = yield live
+    if not hasattr(traced, "__enter__"):
+        return None
+    return _both(_Recorded(rollout, scope, None if validate else _plain(step)), traced)
+
+
+@contextlib.contextmanager
+def _both(local: _Recorded, traced: Any) -> Iterator[Any]:
+    with local, traced as value:
+        yield value
 
 
 def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
@@ -129,7 +151,8 @@ def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
 
     verl ignores that limit in V1. Here the first prompts of a step to reach this worker are taken.
     """
-    limit = _prompts_per_step()
+    tracing = sys.modules[_TRACE].RolloutTraceConfig.get_instance()
+    limit = tracing.max_samples_per_step_per_worker
     if limit is None:
         return True
     taken = _taken.setdefault((_plain(step), validate), set())
@@ -140,31 +163,24 @@ def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
     return uid in taken
 
 
-@harmless
-def _prompts_per_step() -> int | None:
-    tracing = sys.modules["verl.utils.rollout_trace"].RolloutTraceConfig.get_instance()
-    limit: int | None = tracing.max_samples_per_step_per_worker
-    return limit
-
-
 def _plain(value: Any) -> Any:
     """Return a number or text without its numpy, torch or tensordict wrapper."""
     value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-class RecordedRollout:
-    """The context manager that records one rollout. Entering and leaving never raise."""
+class _Recorded:
+    """The context manager that records one rollout. Entering and leaving never raise.
 
-    def __init__(
-        self, rollout: Rollout, scope: trajectory | unrecorded, live: dict[str, Any], step: Any
-    ):
-        self.live = live
-        """Arguments that verl's own live backend gets instead of the caller's."""
-        self._step = step
-        """The training step; None for validation."""
+    Args:
+        scope: its trajectory, or what keeps it from being recorded.
+        step: the training step; None for validation.
+    """
+
+    def __init__(self, rollout: Rollout, scope: trajectory | unrecorded, step: Any) -> None:
         self._rollout = rollout
         self._scope = scope
+        self._step = step
 
     @harmless
     def __enter__(self) -> None:
@@ -172,46 +188,39 @@ class RecordedRollout:
         if isinstance(self._scope, trajectory):
             self._rollout.trace_id = self._scope.trace_id
 
+    @harmless
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(self._scope, trajectory):
-            _read_output(self._rollout, self._scope)
-        self._leave(kind, error, traceback)
-        if self._rollout.is_baseline:
-            _note_baseline(self._rollout, self._step)
-        if isinstance(error, Exception):
-            _note_failure(self._rollout, self._step)
+        try:
+            if isinstance(self._scope, trajectory):
+                self._scope.set(**_values(self._rollout))
+        finally:
+            self._scope.__exit__(kind, error, traceback)
+            if self._rollout.trace_id is not None:
+                self._note_fate(error)
 
-    @harmless
-    def _leave(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
+    def _note_fate(self, error: BaseException | None) -> None:
+        """Record the fate of a greedy baseline of REMAX, and of a failed rollout of V1.
 
+        verl never trains on the one, and its replay buffer has no row of the other.
+        """
+        fields = self._rollout.fields
+        if _BASELINE in fields.get("trajectory", ()):
+            self._record_fate("baseline", "greedy, to compare sampled rollouts with")
+        failed = isinstance(error, Exception) and "session_id" in fields
+        if failed and self._step is not None and trainer_outcomes.is_wanted():
+            self._record_fate("failed", ROLLOUT_FAILED)
 
-@harmless
-def _note_baseline(rollout: Rollout, step: Any) -> None:
-    trace_ids = [rollout.trace_id] if rollout.trace_id else []
-    trainer_outcomes.record_fate(
-        trace_ids, "baseline", step=step, fate_reason="greedy, to compare sampled rollouts with"
-    )
-
-
-@harmless
-def _note_failure(rollout: Rollout, step: Any) -> None:
-    """Record the fate of a failed rollout of V1.
-
-    The replay buffer has no row of it, so its fate is not recorded where verl drops its group.
-    """
-    if "session_id" in rollout.fields and step is not None and trainer_outcomes.is_wanted():
-        trace_ids = [rollout.trace_id] if rollout.trace_id else []
-        trainer_outcomes.record_fate(trace_ids, "failed", step=step, fate_reason=ROLLOUT_FAILED)
+    def _record_fate(self, fate: str, reason: str) -> None:
+        trace_ids = [str(self._rollout.trace_id)]
+        trainer_outcomes.record_fate(trace_ids, fate, step=self._step, fate_reason=reason)
 
 
-@harmless
-def _read_output(rollout: Rollout, opened: trajectory) -> None:
+def _values(rollout: Rollout) -> dict[str, Any]:
     values: dict[str, Any] = {
         "sampling_params": rollout.sampling_params,
         "session_id": rollout.fields.get("session_id"),
@@ -230,10 +239,9 @@ def _read_output(rollout: Rollout, opened: trajectory) -> None:
             # An engine reports only its own limit, and verl's vLLM server not even that.
             "truncated": len(last.response_ids) >= limit if limit else None,
         }
-    opened.set(**{name: value for name, value in values.items() if value is not None})
+    return {name: value for name, value in values.items() if value is not None}
 
 
-@harmless
 def note_output(result: Any) -> None:
     """Remember the output of the agent loop."""
     rollout = _rollout.get()
@@ -242,7 +250,6 @@ def note_output(result: Any) -> None:
         rollout.outputs = outputs
 
 
-@harmless
 def mark_output() -> None:
     """Write the trace id into the agent loop's output, for the trainer."""
     rollout = _rollout.get()
@@ -259,34 +266,50 @@ def mark_output() -> None:
 # All rows of a batch must have the same columns. The process that joins the workers' batches asks
 # for the column, and fills it with None for workers without this hook.
 
+_OUTCOMES_LOST = "outcomes of V0's training are not recorded"
 
-@before(_AGENT_LOOP, "AgentLoopManager.generate_sequences")
-@before(_FULLY_ASYNC, "FullyAsyncAgentLoopManager.generate_sequences_single", optional=True)
-def _mark_batch(self: Any, prompts: Any) -> None:
+
+@VERL.around(
+    AGENT_LOOP, "AgentLoopManager.generate_sequences", without=_OUTCOMES_LOST, beneath="auto_await"
+)
+def _mark_batch(self: Any, prompts: Any) -> Part:
     if job.records_rollouts(self.config) and hook_settings().trainer_outcomes:
         prompts.meta_info[TRACE_ID_KEY] = True
+    yield
 
 
-@before(_AGENT_LOOP, "AgentLoopWorker.generate_sequences", optional=True)
-@before(_AGENT_LOOP, "AgentLoopWorkerBase.generate_sequences", optional=True)
-def _read_mark(batch: Any) -> None:
+VERL.around(
+    "verl.experimental.fully_async_policy.fully_async_rollouter",
+    "FullyAsyncAgentLoopManager.generate_sequences_single",
+    without="outcomes of fully asynchronous training are not recorded",
+)(_mark_batch)
+
+
+@VERL.around(
+    AGENT_LOOP,
+    "AgentLoopWorkerBase.generate_sequences",
+    "AgentLoopWorker.generate_sequences",
+    without=_OUTCOMES_LOST,
+)
+def _read_mark(batch: Any) -> Part:
     meta_info = getattr(batch, "meta_info", {})
     _batch_is_joined.set(bool(meta_info.pop(TRACE_ID_KEY, False)))
     sampled = getattr(batch, "non_tensor_batch", {}).get("__do_sample__")
     _sampled.set(None if meta_info.get("validate") else sampled)
+    yield
 
 
-@after(_AGENT_LOOP, "get_trajectory_info", optional=True)
-def _mark_baselines(result: list[dict[str, Any]]) -> None:
+@VERL.around(AGENT_LOOP, "get_trajectory_info", without=_FATES_LOST)
+def _mark_baselines() -> Part:
     """Mark REMAX's greedy baselines, which verl does not tell the agent loops of."""
-    sampled = _sampled.get()
-    for facts, is_sampled in zip(result, [] if sampled is None else sampled, strict=False):
+    infos, sampled = (yield), _sampled.get()
+    for facts, is_sampled in zip(infos, [] if sampled is None else sampled, strict=False):
         if not is_sampled:
             facts[_BASELINE] = True
 
 
-@before("verl.protocol", "DataProto.concat")
-def _fill_gaps(data: list[Any]) -> None:
+@VERL.around("verl.protocol", "DataProto.concat", without=_OUTCOMES_LOST)
+def _fill_gaps(data: list[Any]) -> Part:
     columns = [batch.non_tensor_batch for batch in data]
     having = [TRACE_ID_KEY in column for column in columns]
     if any(having) and not all(having):
@@ -295,14 +318,4 @@ def _fill_gaps(data: list[Any]) -> None:
         for batch, has in zip(data, having, strict=True):
             if not has:
                 batch.non_tensor_batch[TRACE_ID_KEY] = np.full(len(batch), None, dtype=object)
-
-
-# -- the worker ----------------------------------------------------------------------------
-
-
-@around(_AGENT_LOOP, "AgentLoopWorker.__init__", optional=True)
-@around(_AGENT_LOOP, "AgentLoopWorkerBase.__init__", optional=True)
-def _start_worker(self: Any, config: Any) -> Part:
-    job.remember(config)
     yield
-    keep_tokenizer(self)

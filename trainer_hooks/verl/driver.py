@@ -10,19 +10,20 @@ import json
 import os
 import sys
 import tempfile
-import uuid
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.config import variable
+from localtrace.store.files import put_file
 from localtrace.store.layout import on_network
-from localtrace.trainer_hooks.environment import hook_settings, report, say
+from localtrace.trainer_hooks.environment import hook_settings, say
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.verl import installed, job
-from localtrace.trainer_hooks.verl.seams import seam
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.system import VERL
 
 RUN_FILE = "localtrace_run.json"
 """File beside the checkpoints that names their run.
@@ -31,26 +32,21 @@ A training that resumes from them is the next attempt of that run."""
 _CHECKPOINT_MARK = "latest_checkpointed_iteration.txt"
 _NAMES = ("project", "experiment")
 FORWARDED = ("LOCALTRACE_", "VERL_USE_EXTERNAL_")
-_CALLER_DEPTH = 2
-"""Frames from `_config_of_caller` to verl's `run_ppo`, not counting the one of `harmless`."""
 
 
-@seam("verl.trainer.constants_ppo", "get_ppo_ray_runtime_env")
-def _environment(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_ppo_ray_runtime_env(*args: Any, **kwargs: Any) -> Any:
-        runtime_env = original(*args, **kwargs)
-        config = args[0] if args else kwargs.get("config") or _config_of_caller()
-        if job.wanted(config):
-            announce(config, runtime_env)
-        return runtime_env
-
-    return get_ppo_ray_runtime_env
+@VERL.around("verl.trainer.constants_ppo", "get_ppo_ray_runtime_env")
+def _environment(config: Any = None) -> Part:
+    config = _config_of_caller() if config is None else config
+    runtime_env = yield
+    if job.wanted(config):
+        announce(config, runtime_env)
 
 
-@harmless
 def _config_of_caller() -> Any:
     # Before 0.9 the function has no argument; its caller `run_ppo` has the configuration.
-    frame = sys._getframe(_CALLER_DEPTH + 1)
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "run_ppo":
+        frame = frame.f_back  # type: ignore[assignment]
     return None if frame is None else frame.f_locals.get("config")
 
 
@@ -58,43 +54,24 @@ def announce(config: Any, runtime_env: dict[str, Any]) -> None:
     """Start recording in the driver, and pass the run to the workers through Ray's environment.
 
     Raises:
-        Exception: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    try:
-        hook_settings()  # reports unusable values before anything starts
-        _warn_of_untested_version()
-        variables = _begin(config)
-    except Exception as error:
-        report(error, "the driver does not record")
-        variables = _variables(config)
-    runtime_env.setdefault("env_vars", {}).update(variables)
-
-
-@harmless
-def _warn_of_untested_version() -> None:
-    verl = installed.imported_verl()
-    if not verl.is_tested:
-        say(f"verl {verl.describe()}; localtrace doctor shows what the hook could enter")
-
-
-def _begin(config: Any) -> dict[str, str]:
-    """Start recording in this process; return the variables for the others."""
-    store = job.store_path(config)
-    os.environ["LOCALTRACE_STORE"] = str(store)
-    _choose_local_journals(store)
+    hook_settings()  # reports unusable values before anything starts
+    if VERL.version not in VERL.tested:
+        say(f"verl {VERL.describe()}; localtrace doctor shows what the hook can enter")
+    with suppress(ConfigError):  # which the start reports
+        store = job.store_path(config)
+        os.environ["LOCALTRACE_STORE"] = str(store)
+        _choose_local_journals(store)
     _name_run(config)
     project, experiment = _names(config)
-    begun = job.start_recording(
-        config, project=project, experiment=experiment, worker="driver", first=True
-    )
-    if not begun:
-        raise ConfigError(job.problem() or "recording did not start")
-    recorder = active.recorder
-    assert recorder is not None
-    context = recorder.context
-    _remember_run(config, context.run_id, context.attempt)
-    say(f"run {context.run_id}, attempt {context.attempt}, is recorded in {store}")
-    return _variables(config)
+    job.start_recording(config, project=project, experiment=experiment, worker="driver", first=True)
+    if active.recorder is not None:
+        context = active.recorder.context
+        _remember_run(config, context.run_id, context.attempt)
+        store = active.recorder.layout.root
+        say(f"run {context.run_id}, attempt {context.attempt}, is recorded in {store}")
+    runtime_env.setdefault("env_vars", {}).update(_variables(config))
 
 
 def _variables(config: Any) -> dict[str, str]:
@@ -125,8 +102,7 @@ def _name_run(config: Any) -> None:
     """Take over the run id of the checkpoint that training resumes from, if there is one."""
     if "LOCALTRACE_RUN_ID" in os.environ or "LOCALTRACE_RESUME" in os.environ:
         return
-    resumed = _resumed_run(config) or {}
-    if resumed:
+    if resumed := _resumed_run(config):
         os.environ["LOCALTRACE_RUN_ID"] = str(resumed["run_id"])
         os.environ["LOCALTRACE_ATTEMPT"] = str(int(resumed["attempt"]) + 1)
 
@@ -154,12 +130,7 @@ def _checkpoint_folder(config: Any) -> Path | None:
 @harmless
 def _remember_run(config: Any, run_id: str, attempt: int) -> None:
     checkpoints = job.select(config, "trainer.default_local_dir")
-    if not checkpoints:
-        return
-    folder = Path(checkpoints).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    names = zip(_NAMES, _names(config), strict=True)
-    content = {"run_id": run_id, "attempt": attempt, **dict(names)}
-    draft = folder / f".{RUN_FILE}.{uuid.uuid4().hex}"
-    draft.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    draft.replace(folder / RUN_FILE)
+    if checkpoints:
+        names = dict(zip(_NAMES, _names(config), strict=True))
+        content = {"run_id": run_id, "attempt": attempt, **names}
+        put_file(Path(checkpoints).absolute() / RUN_FILE, json.dumps(content, indent=2).encode())

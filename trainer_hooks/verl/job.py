@@ -7,17 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import localtrace
 from localtrace.errors import ConfigError
-from localtrace.record import active
 from localtrace.record.config import refuse_pattern
-from localtrace.trainer_hooks.environment import (
-    hook_settings,
-    in_session_folder,
-    report,
-    run_id_of_ray_job,
-    say,
-)
+from localtrace.trainer_hooks import environment
+from localtrace.trainer_hooks.environment import hook_settings, in_session_folder, say
 
 BACKEND = "localtrace"
 TRACE_KEY = "actor_rollout_ref.rollout.trace"
@@ -25,7 +18,7 @@ BACKEND_KEY = f"{TRACE_KEY}.backend"
 _EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
 
 _config: Any = None
-_problem: str | None = None
+"""The job's configuration, for use where the environment says too little."""
 
 
 def split_backend(backend: Any) -> tuple[bool, str | None]:
@@ -75,27 +68,21 @@ def wanted(config: Any) -> bool:
 
 
 def remember(config: Any) -> None:
-    """Keep the job's configuration, for use where the environment says too little."""
+    """Keep the job's configuration."""
     global _config
     _config = config
 
 
-def problem() -> str | None:
-    """Return why this process fails to record; None if it records or need not."""
-    return _problem
-
-
 def store_path(config: Any) -> Path:
-    """Return the store's path: LOCALTRACE_STORE, else `localtrace/` beside verl's checkpoints.
+    """Return the store's path: LOCALTRACE_STORE, or `localtrace/` beside verl's checkpoints.
 
     Raises:
         ConfigError: the path is a pattern, or lies in Ray's copy of the working directory.
     """
-    given = os.environ.get("LOCALTRACE_STORE")
-    refuse_pattern(given or "")
-    checkpoints = select(config, "trainer.default_local_dir")
-    path = Path(given or (Path(checkpoints).parent / "localtrace" if checkpoints else "localtrace"))
-    path = path.expanduser().absolute()
+    named = os.environ.get("LOCALTRACE_STORE", "")
+    refuse_pattern(named)
+    checkpoints = select(config, "trainer.default_local_dir") or "checkpoints"
+    path = Path(named or Path(checkpoints).parent / "localtrace").expanduser().absolute()
     if in_session_folder(path):
         raise ConfigError(
             f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE or "
@@ -114,8 +101,8 @@ def start_recording(
 ) -> bool:
     """Start recording in this process, as part of the job; return whether it records.
 
-    A failure is reported once, in one line. Workers learn the run and the store from the
-    environment that the driver set up. Without it they follow the configuration.
+    Workers learn the run and the store from the environment that the driver set up. Without it
+    they follow the configuration.
 
     Args:
         config: verl's configuration, if this process has it.
@@ -123,35 +110,16 @@ def start_recording(
         first: whether this process starts the job and therefore records the configuration.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
-    global _problem
-    if active.recorder is not None:
-        return True
-    if _problem is not None:
-        return False
     config = _config if config is None else config
-    try:
-        _start(config, project, experiment, worker, first)
-    except Exception as error:
-        _problem = f"{error}"
-        report(error, "this process does not record")
-    return active.recorder is not None
-
-
-def _start(
-    config: Any, project: str | None, experiment: str | None, worker: str | None, first: bool
-) -> None:
-    # The driver's variables come before this call's arguments.
-    environ = os.environ
-    known = "LOCALTRACE_RUN_ID" in environ
-    localtrace.init(
-        store_path(config),
-        project=environ.get("LOCALTRACE_PROJECT") or project,
-        experiment=environ.get("LOCALTRACE_EXPERIMENT") or experiment,
-        run_id=None if known else run_id_of_ray_job(),
-        worker=environ.get("LOCALTRACE_WORKER") or worker or _actor_name(),
-        config=config if first or not known else None,
+    return environment.start_recording(
+        worker or environment.ray_worker(),
+        store=lambda: store_path(config),
+        project=os.environ.get("LOCALTRACE_PROJECT") or project,
+        experiment=os.environ.get("LOCALTRACE_EXPERIMENT") or experiment,
+        run_id=environment.run_id_of_ray_job(),
+        config=config if first or "LOCALTRACE_RUN_ID" not in os.environ else None,
         tokenizer=_tokenizer_folder(config),
     )
 
@@ -161,14 +129,6 @@ def _tokenizer_folder(config: Any) -> Path | None:
     path = select(model, "tokenizer_path") or select(model, "path")
     folder = Path(str(path)).expanduser()
     return folder if (folder / "tokenizer.json").is_file() else None
-
-
-def _actor_name() -> str | None:
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    return (context.get_actor_name() or None) if context.get_actor_id() else None
 
 
 def refuse_late_start() -> None:

@@ -11,25 +11,24 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from localtrace.record import active
+from localtrace.record.capture import begin_call
 from localtrace.record.op import record_calls
 from localtrace.record.signature import Signature
-from localtrace.trainer_hooks.calls import recorded_call
 from localtrace.trainer_hooks.generations import record_generation
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.agent_loops import mark_output, note_output
-from localtrace.trainer_hooks.verl.seams import around, is_entered, on_import
+from localtrace.trainer_hooks.verl.system import AGENT_LOOP, VERL
 
-_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 _MARK = "__localtrace_recorded__"
 _KINDS = {
     "generate": "generation", "run": "agent", "execute": "tool", "extract_tool_calls": "other",
 }  # fmt: skip
 """Kind of span by method name: of server clients, agent loops, tools and parsers."""
+_SCORING = "AgentLoopWorker._compute_score"
 Function = Callable[..., Any]
-
-_ABORTED = ("aborted", "abort")
 
 
 @dataclass(slots=True)
@@ -44,30 +43,31 @@ _generating: contextvars.ContextVar[_Generation | None] = contextvars.ContextVar
 )
 
 
-def recorded(function: Function, is_async: bool | None = None) -> Function:
+# -- decorated methods ---------------------------------------------------------------------
+
+
+@VERL.around("verl.utils.rollout_trace", "rollout_trace_op")
+def _op(func: Function) -> Part:
+    decorated = yield
+    # verl's backend for MLflow names coroutines and other functions differently.
+    return _recorded(decorated, inspect.iscoroutinefunction(func))
+
+
+def _recorded(function: Function, is_async: bool | None = None) -> Function:
     """Return a function that records every call of the given one.
 
     A `generate` that calls its base class's `generate` is one generation. The fully asynchronous
     client does so to continue after an interruption.
-
-    Args:
-        is_async: whether the function is a coroutine function, if verl's own decorator marks it.
-            verl's backend for MLflow names the two kinds differently.
     """
-    return _decorated(function, is_async) or function
-
-
-@harmless
-def _decorated(function: Function, is_async: bool | None) -> Function:
     kind = _KINDS.get(function.__name__)
-    decorated = record_calls(function, Signature(function, None, kind, is_async))
+    recorded = record_calls(function, Signature(function, None, kind, is_async))
     if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
-        decorated = _once(function, decorated)
-    setattr(decorated, _MARK, True)
-    return decorated
+        recorded = _once(function, recorded)
+    setattr(recorded, _MARK, True)
+    return recorded
 
 
-def _once(function: Function, decorated: Function) -> Function:
+def _once(function: Function, recorded: Function) -> Function:
     @functools.wraps(function)
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         outer = _generating.get()
@@ -78,7 +78,7 @@ def _once(function: Function, decorated: Function) -> Function:
             return output
         token = _generating.set(_Generation(self))
         try:
-            return await decorated(self, *args, **kwargs)
+            return await recorded(self, *args, **kwargs)
         finally:
             _generating.reset(token)
 
@@ -90,8 +90,7 @@ def _note_segment(
     outer: _Generation, function: Function, output: Any, start_ns: int, duration_ns: int
 ) -> None:
     """Record one engine call of a generation that took several, as counts without tokens."""
-    is_aborted = output.stop_reason in _ABORTED
-    if is_aborted or outer.was_aborted:
+    if output.stop_reason in ("aborted", "abort") or outer.was_aborted:
         outer.was_aborted = True
         record_generation(
             function.__qualname__,
@@ -104,6 +103,9 @@ def _note_segment(
                 "global_steps": output.extra_fields.get("global_steps"),
             },
         )
+
+
+# -- methods of subclasses -----------------------------------------------------------------
 
 
 def _record_subclasses(base: Any, method: str, decorate: Callable[[Function], Function]) -> None:
@@ -120,85 +122,96 @@ def _record_subclasses(base: Any, method: str, decorate: Callable[[Function], Fu
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-@on_import(_AGENT_LOOP, "AgentLoopBase")
+@harmless
+def _decorated(function: Function) -> Function:
+    return function if hasattr(function, _MARK) else _recorded(function)
+
+
+@VERL.on_import(AGENT_LOOP, "AgentLoopBase")
 def _agent_loops(module: ModuleType) -> None:
     _record_subclasses(module.AgentLoopBase, "run", _with_output)
 
 
 def _with_output(function: Function) -> Function:
-    decorated = function if hasattr(function, _MARK) else recorded(function)
+    recorded = _decorated(function) or function
 
     @functools.wraps(function)
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = await decorated(self, *args, **kwargs)
+        output = await recorded(self, *args, **kwargs)
         _note_run(output)
         return output
 
     return run
 
 
+@harmless
 def _note_run(output: Any) -> None:
     # A function of its own: Ray sends an agent loop of a script as code, with all that the code
     # of `run` names, and the seams cannot be sent.
     note_output(output)
-    if not is_entered(_AGENT_LOOP, "AgentLoopWorker._compute_score"):
-        mark_output()  # with `_compute_score`, only after it: reward functions see no mark
+    if not VERL.has_entered(_SCORING):
+        mark_output()  # with scoring, only after it: reward functions see no mark
 
 
-@on_import("verl.tools.base_tool", "BaseTool")
+@VERL.on_import("verl.tools.base_tool", "BaseTool")
 def _tools(module: ModuleType) -> None:
     _record_subclasses(
-        module.BaseTool,
-        "execute",
-        lambda function: function if hasattr(function, _MARK) else recorded(function),
+        module.BaseTool, "execute", lambda function: _decorated(function) or function
     )
 
 
-@around("verl.tools.function_tool", "FunctionTool.call", optional=True)
+# -- calls that cannot be decorated --------------------------------------------------------
+
+
+def _span(
+    signature: Signature, inputs: dict[str, Any], read: Function = lambda result: result
+) -> Part:
+    """Record a call as a span, by the inputs that count and by what `read` makes of its result."""
+    recorder = active.recorder
+    call = None if recorder is None else begin_call(recorder, signature, (), inputs)
+    if call is None:
+        yield
+        return
+    try:
+        result = yield
+    except BaseException as error:
+        call.finish(None, error)
+        raise
+    try:
+        result = read(result)
+    finally:
+        call.finish(result)
+
+
+@VERL.around("verl.tools.function_tool", "FunctionTool.call", without="")
 def _function_tool(self: Any, parameters: Any) -> Part:
-    with recorded_call(_tool_signature(self), parameters=parameters) as span:
-        span.result = yield
-
-
-@harmless
-def _tool_signature(tool: Any) -> Signature | None:
-    return _signature(f"FunctionTool.{tool.name}")
+    return _span(_tool_signature(f"FunctionTool.{self.name}"), {"parameters": parameters})
 
 
 @functools.cache
-def _signature(name: str) -> Signature:
+def _tool_signature(name: str) -> Signature:
     return Signature(lambda parameters: None, name, "tool")
 
 
-_score_signature = Signature(
-    lambda data_source=None, ground_truth=None: None, "AgentLoopWorker._compute_score", "reward"
-)
+_score_signature = Signature(lambda data_source=None, ground_truth=None: None, _SCORING, "reward")
 
 
-@around(_AGENT_LOOP, "AgentLoopWorker._compute_score", optional=True)
+@VERL.around(AGENT_LOOP, _SCORING, without="the call that scores a rollout is no span")
 def _score(self: Any, kwargs: Any, outputs: Any = None, output: Any = None) -> Part:
     outputs = output if outputs is None else outputs  # its name before verl 0.8
     note_output(outputs)
-    inputs = _score_inputs(self, outputs, kwargs)
-    with recorded_call(None if inputs is None else _score_signature, **(inputs or {})) as span:
+    last = outputs[-1] if isinstance(outputs, list) else outputs
+    if last.reward_score is None and getattr(self, "reward_loop_worker_handles", True):
+        fields = kwargs or {}
+        truth = job.select(fields.get("reward_model"), "ground_truth")
+        yield from _span(
+            _score_signature,
+            {"data_source": fields.get("data_source"), "ground_truth": truth},
+            lambda _: {
+                "reward_score": last.reward_score,
+                "reward_extra_info": last.extra_fields.get("reward_extra_info"),
+            },
+        )
+    else:
         yield
-        span.result = _score_of(outputs)
     mark_output()
-
-
-@harmless
-def _score_inputs(worker: Any, outputs: Any, fields: Any) -> dict[str, Any] | None:
-    """Return the inputs of scoring; None if verl will not score here."""
-    last = outputs[-1] if isinstance(outputs, list) else outputs
-    if last.reward_score is not None or not getattr(worker, "reward_loop_worker_handles", True):
-        return None
-    fields = fields or {}
-    truth = job.select(fields.get("reward_model"), "ground_truth")
-    return {"data_source": fields.get("data_source"), "ground_truth": truth}
-
-
-@harmless
-def _score_of(outputs: Any) -> dict[str, Any]:
-    last = outputs[-1] if isinstance(outputs, list) else outputs
-    extra = last.extra_fields.get("reward_extra_info")
-    return {"reward_score": last.reward_score, "reward_extra_info": extra}

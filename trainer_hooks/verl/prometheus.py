@@ -17,8 +17,9 @@ from typing import Any
 from localtrace.record.losses import logger
 from localtrace.record.session import log_metrics
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import workers
-from localtrace.trainer_hooks.verl.seams import before
+from localtrace.trainer_hooks.verl.system import VERL
 
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 4 * 2**20
@@ -28,14 +29,18 @@ _NOT_SAMPLED = ("_bucket", "_created")
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@before("verl.workers.rollout.llm_server", "LLMServerManager.__init__", optional=True)
-def _remember(self: Any) -> None:
+@VERL.around(
+    "verl.workers.rollout.llm_server",
+    "LLMServerManager.__init__",
+    without="",  # before 0.8 the agent loop manager has the addresses
+)
+def _remember(self: Any) -> Part:
     _managers.add(self)
+    yield
 
 
 def server_addresses() -> list[str]:
     """Return `host:port` of every rollout server that this process knows."""
-    # Before verl 0.8 the agent loop manager has the addresses.
     known = [getattr(one, "server_addresses", ()) for one in (*_managers, *workers.managers)]
     return list(dict.fromkeys(address for addresses in known for address in addresses))
 

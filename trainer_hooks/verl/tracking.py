@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -12,10 +12,10 @@ from localtrace.record import active
 from localtrace.record.session import flush, log_metrics
 from localtrace.trainer_hooks.environment import say
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.parameters import Parameters
+from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job, workers
 from localtrace.trainer_hooks.verl.prometheus import Sampler
-from localtrace.trainer_hooks.verl.seams import on_import, seam
+from localtrace.trainer_hooks.verl.system import VERL
 
 _MODULE = "verl.utils.tracking"
 _FIRST_ANSWERS_WITHIN_S = 5.0
@@ -46,69 +46,40 @@ class MetricsLogger:
         flush()
 
 
-@on_import(_MODULE, "Tracking.supported_backend")
+@VERL.on_import(_MODULE, "Tracking.supported_backend")
 def _support(module: ModuleType) -> None:
     tracking = module.Tracking
     tracking.supported_backend = [*tracking.supported_backend, job.BACKEND]
 
 
-_ASKED = ("project_name", "experiment_name", "default_backend", "config")
-
-
-@seam(_MODULE, "Tracking.__init__", reads=_ASKED)
-def _init(original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = Parameters(original)
-
-    def __init__(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        given = parameters.given(args, kwargs)
-        if _join(given):
-            config = given.get("config")
-            project, experiment = (
-                job.named(config, key) or given.get(f"{key}_name")
-                for key in ("project", "experiment")
-            )
-            job.start_recording(config, project=project, experiment=experiment, worker="trainer")
-        return result
-
-    return __init__
-
-
-@harmless
-def _join(given: dict[str, Any]) -> bool:
-    """Add the logger if it is asked for; return whether anything is to be recorded."""
-    tracking, config = given["self"], given.get("config")
-    backends = given.get("default_backend") or ()
+@VERL.around(_MODULE, "Tracking.__init__")
+def _init(
+    self: Any, project_name: Any, experiment_name: Any, default_backend: Any, config: Any
+) -> Part:
+    yield
+    backends = default_backend or ()
     chosen = job.BACKEND in ([backends] if isinstance(backends, str) else backends)
     if chosen:
-        tracking.logger[job.BACKEND] = MetricsLogger()
+        self.logger[job.BACKEND] = MetricsLogger()
     if job.records_rollouts(config):
-        _counted.add(tracking)
-    return chosen or job.wanted(config)
+        _counted.add(self)
+    if chosen or job.wanted(config):
+        project = job.named(config, "project") or project_name
+        experiment = job.named(config, "experiment") or experiment_name
+        job.start_recording(config, project=project, experiment=experiment, worker="trainer")
 
 
-@seam(_MODULE, "Tracking.log", reads=("data", "step"))
-def _log(original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = Parameters(original)
-
-    def log(*args: Any, **kwargs: Any) -> Any:
-        more = _with_counts(parameters.given(args, kwargs))
-        if more is not None:
-            args, kwargs = parameters.replaced(args, kwargs, {"data": more})
-        return original(*args, **kwargs)
-
-    return log
-
-
-@harmless
-def _with_counts(given: dict[str, Any]) -> dict[Any, Any] | None:
-    """Return a copy of the metrics with counts of records; None while no worker records."""
-    global _announced
-    data, step = given["data"], given["step"]
+@VERL.around(_MODULE, "Tracking.log")
+def _log(self: Any, data: Any, step: Any) -> Part:
+    """Add the counts of what is recorded, while any worker records."""
     if active.recorder is not None:
         _sampler.sample(step)
-    if given["self"] not in _counted:
-        return None
+    counts = _counts(step) if self in _counted else None
+    yield None if counts is None else {"data": {**data, **counts}}
+
+
+def _counts(step: Any) -> dict[str, int] | None:
+    global _announced
     _survey.listen()
     _survey.ask()
     # verl's steps begin with 1. It may validate before, at step 0.
@@ -119,17 +90,12 @@ def _with_counts(given: dict[str, Any]) -> dict[Any, Any] | None:
     if announce:
         _announced = True
         say(workers.summary(statuses))
-    found = workers.counts(statuses)
-    return None if found is None else {**data, **found}
+    return workers.counts(statuses)
 
 
-@seam(_MODULE, "Tracking.finish", optional=True)
-def _finish(original: Callable[..., Any]) -> Callable[..., Any]:
-    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        logger = getattr(self, "logger", {}).get(job.BACKEND)
-        if logger is not None:
-            logger.finish()
-        return result
-
-    return finish
+@VERL.around(_MODULE, "Tracking.finish", without="")
+def _finish(self: Any) -> Part:
+    yield
+    logger = getattr(self, "logger", {}).get(job.BACKEND)
+    if logger is not None:
+        logger.finish()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
-from localtrace.trainer_hooks.verl.seams import after, around
+from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import (
     SOURCE,
     is_wanted,
@@ -25,22 +24,25 @@ if TYPE_CHECKING:
     import torch
 
 _MODULE = "verl.trainer.ppo.ray_trainer"
+_LOST = "outcomes of V0's training are not recorded"
+_REWARDS_LOST = "rewards that the trainer computes are recorded for training rollouts only"
 BYPASS_KEY = "algorithm.rollout_correction.bypass_mode"
 _trainer: Callable[[], Any] = lambda: None  # noqa: E731  (a weak reference, once there is one)
 _corrected: tuple[Callable[[], Any], torch.Tensor] | None = None
 """The last batch in which verl rejected tokens, and its response mask from before."""
 
 
-@after(_MODULE, "RayPPOTrainer.__init__")
-def _remember(self: Any) -> None:
+@VERL.around(_MODULE, "RayPPOTrainer.__init__", without=_LOST)
+def _remember(self: Any) -> Part:
     global _trainer
+    yield
     _trainer = weakref.ref(self)
 
 
-@around(
+@VERL.around(
     "verl.trainer.ppo.rollout_corr_helper",
     "compute_rollout_correction_and_add_to_batch",
-    optional=True,
+    without="tokens that verl rejects count as not generated",
 )
 def _remember_generated(batch: Any) -> Part:
     global _corrected
@@ -64,9 +66,9 @@ def take_generated(data: Any) -> torch.Tensor | None:
     return corrected[1] if corrected is not None and corrected[0]() is data else None
 
 
-@after(_MODULE, "compute_advantage")
-def _record_advantages(result: Any) -> None:
-    data = result
+@VERL.around(_MODULE, "compute_advantage", without=_LOST)
+def _record_advantages() -> Part:
+    data = yield
     ids = _trace_ids(data)
     if ids is None:
         return
@@ -80,26 +82,28 @@ def _record_advantages(result: Any) -> None:
         record_rewards(data.batch["token_level_scores"], ids, step=step, source=SOURCE)
 
 
-@after(_MODULE, "RayPPOTrainer._update_actor", optional=True)
-def _record_trained(self: Any, batch: Any) -> None:
+@VERL.around(_MODULE, "RayPPOTrainer._update_actor", without="rollouts have no trained_step")
+def _record_trained(self: Any, batch: Any) -> Part:
+    yield
     ids = _trace_ids(batch)
     if ids is not None:
-        step = _launch_step(self)
         counted = batch.batch["response_mask"].any(dim=-1).tolist()
         rows = zip(ids, counted, strict=True)
-        record_trained(rows, step=step, trained_step=self.global_steps)
+        record_trained(rows, step=_launch_step(self), trained_step=self.global_steps)
 
 
-@after(_MODULE, "RayPPOTrainer._compute_reward_colocate", optional=True)
-def _record_late_rewards(result: Any, self: Any, batch: Any) -> None:
+@VERL.around(_MODULE, "RayPPOTrainer._compute_reward_colocate", without=_REWARDS_LOST)
+def _record_late_rewards(self: Any, batch: Any) -> Part:
+    result = yield
     ids = _trace_ids(batch)
     if ids is not None:
-        step = _launch_step(self)
-        record_rewards(result.batch["rm_scores"], ids, step=step, source="reward_model")
+        scores = result.batch["rm_scores"]
+        record_rewards(scores, ids, step=_launch_step(self), source="reward_model")
 
 
-@after("verl.trainer.ppo.reward", "extract_reward", optional=True)
-def _record_validation(result: Any, batch: Any) -> None:
+@VERL.around("verl.trainer.ppo.reward", "extract_reward", without=_REWARDS_LOST)
+def _record_validation(batch: Any) -> Part:
+    result = yield
     ids = _trace_ids(batch)
     if ids is not None and batch.meta_info.get("validate"):
         step = _launch_step(_trainer())

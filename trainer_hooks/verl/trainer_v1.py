@@ -15,8 +15,7 @@ from typing import Any
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.keys import TRACE_ID_KEY
-from localtrace.trainer_hooks.verl.seams import after, around, before, on_import
+from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, take_generated
 from localtrace.trainer_hooks.verl.trainer_outcomes import (
     is_wanted,
@@ -28,6 +27,7 @@ from localtrace.trainer_hooks.verl.trainer_outcomes import (
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
+_LOST = "outcomes of the V1 trainer are not recorded; before 0.9 there is no such trainer"
 _SURPLUS = ("filtered", "enough groups were there without it")
 _REASONS = (
     ("stale", "older than max_off_policy_threshold allows"),
@@ -97,7 +97,7 @@ def _by_output(keys: Iterable[str]) -> dict[str, list[str]]:
 # -- advantages, and what was trained on ---------------------------------------------------
 
 
-@around(_TRAINER, "PPOTrainer._compute_advantage")
+@VERL.around(_TRAINER, "PPOTrainer._compute_advantage", without=_LOST)
 def _computing(self: Any, batch: Any) -> Part:
     global _now
     _now = (self, batch)
@@ -107,11 +107,12 @@ def _computing(self: Any, batch: Any) -> Part:
         _now = None
 
 
-@after(_TRAINER, "compute_advantage_for_multi_trajectories")
-def _record_advantages(result: Any) -> None:
+@VERL.around("verl.trainer.ppo.v1.utils", "compute_advantage_for_multi_trajectories", without=_LOST)
+def _record_advantages() -> Part:
+    data = yield
     if not is_wanted() or _now is None:
         return
-    (trainer, batch), data = _now, result
+    trainer, batch = _now
     generated = take_generated(data)
     counted = data.batch["response_mask"].any(dim=-1).tolist()
     _not_counted.clear()
@@ -142,8 +143,9 @@ def _by_step(batch: Any, keys: Iterable[str]) -> dict[int | None, set[str]]:
     return found
 
 
-@after(_TRAINER, "PPOTrainer._update_actor")
-def _record_trained(self: Any, batch: Any) -> None:
+@VERL.around(_TRAINER, "PPOTrainer._update_actor", without=_LOST)
+def _record_trained(self: Any, batch: Any) -> Part:
+    yield
     if not is_wanted():
         return
     keys = _real_keys(batch)
@@ -158,7 +160,7 @@ def _record_trained(self: Any, batch: Any) -> None:
 # -- groups that are not trained on --------------------------------------------------------
 
 
-@around(_BUFFER, "ReplayBuffer._evict_terminal_groups")
+@VERL.around(_BUFFER, "ReplayBuffer._evict_terminal_groups", without=_LOST)
 def _note_reasons(eviction_reasons: Any) -> Part:
     # Reversed, so that the first of several reasons wins.
     for fate, uids in reversed(list(zip(_REASONS, eviction_reasons, strict=False))):
@@ -169,8 +171,8 @@ def _note_reasons(eviction_reasons: Any) -> Part:
         _fates.clear()
 
 
-@before(_BUFFER, "ReplayBuffer._clear_groups")
-def _record_fates(self: Any, partition_id: str, uids: Any) -> None:
+@VERL.around(_BUFFER, "ReplayBuffer._clear_groups", without=_LOST)
+def _record_fates(self: Any, partition_id: str, uids: Any) -> Part:
     if not is_wanted() or partition_id == "val" or not uids:
         return
     found = self.partitions[partition_id]
@@ -181,6 +183,7 @@ def _record_fates(self: Any, partition_id: str, uids: Any) -> None:
         by_fate[_fates.get(key.split("_")[0], _SURPLUS), step].append(trace_id)
     for ((fate, reason), step), ids in by_fate.items():
         record_fate(ids, fate, step=step, fate_reason=reason)
+    yield
 
 
 # -- rewards that the trainer reads or writes ----------------------------------------------
@@ -206,7 +209,7 @@ class _WatchedQueue:
         return result
 
 
-@on_import(_TRAINER, "tq")
+@VERL.on_import(_TRAINER, "tq", without=_LOST)
 def _watch(module: ModuleType) -> None:
     module.tq = _WatchedQueue(module.tq)  # type: ignore[attr-defined]
 

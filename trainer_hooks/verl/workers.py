@@ -18,9 +18,9 @@ from typing import Any
 
 from localtrace.record import active
 from localtrace.record.losses import REMEDIES
-from localtrace.trainer_hooks.environment import hook_settings
-from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.seams import before
+from localtrace.trainer_hooks.environment import failure, hook_settings
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.verl.system import AGENT_LOOP, VERL
 
 _NAME_PREFIX = "agent_loop_worker_"
 """Prefix of the names that verl gives its workers."""
@@ -29,9 +29,10 @@ managers: weakref.WeakSet[Any] = weakref.WeakSet()
 """verl's agent loop managers in this process; each knows its workers."""
 
 
-@before("verl.experimental.agent_loop.agent_loop", "AgentLoopManager.__init__")
-def _remember(self: Any) -> None:
+@VERL.around(AGENT_LOOP, "AgentLoopManager.__init__", without="")
+def _remember(self: Any) -> Part:
     managers.add(self)
+    yield
 
 
 # -- one process ---------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def status() -> Status:
     """Return the state of recording in this process."""
     recorder = active.recorder
     if recorder is None:
-        return Status(platform.node(), job.problem() or "the hook was not asked to record")
+        return Status(platform.node(), failure() or "the hook was not asked to record")
     paused = recorder.paused
     return Status(
         platform.node(),

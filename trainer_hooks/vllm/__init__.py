@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.vllm.parent_header import ParentHeader
-from localtrace.trainer_hooks.vllm.seams import register, wrap
+from localtrace.trainer_hooks.vllm.hook import VLLM, ParentHeader, register, wrap
 
 __all__ = ["ParentHeader", "register", "wrap"]
+SYSTEMS = (VLLM,)

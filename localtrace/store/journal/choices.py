@@ -105,7 +105,7 @@ def _entries(meta_info: dict[str, Any], name: str) -> list[Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) >= 2
+    return isinstance(entry, list | tuple) and len(entry) >= 2
 
 
 def _tokens(

@@ -121,4 +121,7 @@ def _joined_text(before: Any, new: Any, meta_info: dict[str, Any]) -> Any:
     aborted = isinstance(reason, dict) and reason.get("type") == "abort"
     if not isinstance(before, str) or not isinstance(new, str):
         return before if new is None else new
+    late = max(len(new) - len(before), 0) // 2
+    if aborted and new == new[:late] + before + new[:late]:  # what is new, then everything
+        return new[late:]
     return new if aborted and _is_longer(before, new) else before + new

@@ -6,24 +6,26 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
+import localtrace
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.verl import VERL
 from tests.recording import Recording, recording
 from tests.verl.agent_loops.compare import exact, split_columns, split_records, timeless
 from tests.verl.agent_loops.light import Workshop, workshop
 
 AGENTS = ("tool_agent", "single_turn_agent")
-_GUARDED = harmless(lambda: None).__code__
-_MODULES = ("calls", "verl.backend", "verl.agent_loops", "verl.operations", "verl.seams")
-"""Modules that run around a rollout."""
-_RARE = (":_decorated", ":_tool_signature", ":_note_failure", ":_note_baseline", ":_note_segment",
-         ":_fail")  # fmt: skip
+_MODULES = ("verl.agent_loops", "verl.operations")
+"""Modules whose code runs around a rollout."""
+_RARE = ("_decorated", "_note_segment", "_function_tool", "_op", "_start_worker", "_init")
 """Functions that are not called for every rollout."""
+_RUN: list[Any] = [seam.make.args[0] for seam in VERL.seams if isinstance(seam.make, partial)]
 _CORE = (
     "localtrace.record.capture:begin_trajectory",
     "localtrace.record.capture:end_trajectory",
@@ -57,16 +59,16 @@ def _modules() -> list[ModuleType]:
     return [importlib.import_module(f"localtrace.trainer_hooks.{name}") for name in _MODULES]
 
 
-def _harmless_functions() -> Iterator[str]:
+def _parts() -> Iterator[str]:
+    """Yield the functions of the hook that run under a guard: the parts of seams, and others."""
+    guarded = harmless(lambda: None).__code__
     for module in _modules():
-        for owner in [module, *vars(module).values()]:
-            if owner is not module and getattr(owner, "__module__", "") != module.__name__:
-                continue
-            for name, value in list(getattr(owner, "__dict__", {}).items()):
-                if getattr(value, "__code__", None) is _GUARDED:
-                    prefix = "" if owner is module else f"{owner.__name__}."
-                    if value.__wrapped__.__module__ == module.__name__:
-                        yield f"{module.__name__}:{prefix}{name}"
+        own = [one for one in vars(module).values() if isinstance(one, type)]
+        for owner in [module, *own]:
+            for name, value in list(vars(owner).items()):
+                is_guarded = getattr(value, "__code__", None) is guarded or value in _RUN
+                if is_guarded and inspect.unwrap(value).__module__ == module.__name__:
+                    yield f"{module.__name__}:{owner.__name__ + '.' if owner in own else ''}{name}"
 
 
 def _imported_functions() -> Iterator[str]:
@@ -131,21 +133,31 @@ def test_the_workers_are_recorded_in_this_process(
     assert len(store.rows("trajectories")) == 2 * 2 + 2 * 4
 
 
-@pytest.mark.parametrize("place", sorted({*_harmless_functions()}))
+def _fails(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("recording is broken")
+
+
+def _fails_late(*args: Any, **kwargs: Any) -> Any:
+    yield
+    raise RuntimeError("recording is broken")
+
+
+@pytest.mark.parametrize("place", sorted({*_parts()}))
 def test_a_failing_part_of_the_hook_changes_nothing(
     shop: Workshop, unrecorded: Any, store: Recording, place: str
 ) -> None:
     owner, name = _find(place)
-    guarded: FunctionType = inspect.getattr_static(owner, name)
-    assert guarded.__closure__ is not None
-    cell = guarded.__closure__[guarded.__code__.co_freevars.index("function")]
-    body, broken = cell.cell_contents, Broken()
+    function: FunctionType = inspect.unwrap(inspect.getattr_static(owner, name))
+    code, defaults = function.__code__, function.__kwdefaults__
     try:
-        cell.cell_contents = broken
-        assert _run(shop) == unrecorded
+        for broken in (_fails, _fails_late)[: 2 if inspect.isgeneratorfunction(function) else 1]:
+            losses = localtrace.losses()["records"].get("internal", 0)
+            function.__code__ = broken.__code__
+            assert _run(shop) == unrecorded
+            new = localtrace.losses()["records"].get("internal", 0) - losses
+            assert new or name in _RARE
     finally:
-        cell.cell_contents = body
-    assert broken.calls or place.endswith(_RARE)
+        function.__code__, function.__kwdefaults__ = code, defaults
 
 
 @pytest.mark.parametrize("place", _CORE)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.verl import job
 from tests.environment import unavailable
 
@@ -25,7 +26,7 @@ def _fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("LOCALTRACE_MIN_FREE_BYTES", "0")
     monkeypatch.setenv("LOCALTRACE_SEAL", "0")
     monkeypatch.setattr(job, "_config", None)
-    monkeypatch.setattr(job, "_problem", None)
+    monkeypatch.setattr(environment, "_tried_in", None)
     monkeypatch.chdir(tmp_path)
     yield
     localtrace.close()

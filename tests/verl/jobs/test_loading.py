@@ -13,9 +13,9 @@ from tests.environment import unavailable
 from tests.verl import forking
 
 APPLIED = (
-    "from localtrace.trainer_hooks.verl import seams; "
+    "from localtrace.trainer_hooks.verl import VERL; "
     "import verl.experimental.agent_loop.agent_loop as a; "
-    "print([s.applied for s in seams.status() if s.attribute == 'AgentLoopWorker._run_agent_loop'])"
+    "print([VERL.has_entered('AgentLoopWorker._run_agent_loop')])"
 )
 
 

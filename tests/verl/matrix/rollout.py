@@ -265,17 +265,22 @@ def plain(batch: Any) -> dict[str, Any]:
 
 def seams() -> list[dict[str, Any]]:
     """Return the places where the hook entered verl, every module of verl imported."""
-    hook = sys.modules.get("localtrace.trainer_hooks.verl.seams")
-    found = hook.status() if hook else []
+    hook = sys.modules.get("localtrace.trainer_hooks.verl.system")
+    found = hook.VERL.seams if hook else []
     for seam in found:
         try:
             importlib.import_module(seam.module)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("verl."):
                 raise
-    names = ("module", "attribute", "optional", "applied")
     return [
-        {name: getattr(seam, name) for name in names} | {"loaded": seam.module in sys.modules}
+        {
+            "module": seam.module,
+            "attribute": seam.names[0],
+            "optional": seam.without is not None,
+            "applied": seam.is_entered,
+            "loaded": seam.module in sys.modules,
+        }
         for seam in found
     ]
 

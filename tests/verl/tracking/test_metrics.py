@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace.errors import ConfigError
 from localtrace.store.layout import open_layout
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.trainer_hooks.verl import tracking, workers
@@ -122,7 +123,7 @@ def test_a_required_recording_that_cannot_start_stops_the_training(
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/localtrace").write_text("a file")
-    with pytest.raises(OSError, match=f"{tmp_path}/runs/localtrace "):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/runs/localtrace "):
         make_tracking("localtrace")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localtrace.trainer_hooks.verl import keys, seams, trainer
+from localtrace.trainer_hooks.verl import trainer
+from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import NOT_COUNTED
 from tests.environment import unavailable
 from tests.recording import Recording
@@ -43,13 +44,13 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> Trainer:
 
 
 def test_rollouts_and_trainer_agree_on_the_name_of_the_column() -> None:
-    assert batches.TRACE_ID_KEY == keys.TRACE_ID_KEY
+    assert batches.TRACE_ID_KEY == TRACE_ID_KEY
 
 
 def test_every_seam_of_the_trainer_is_in_verl() -> None:
     places = {
-        one.attribute: one.applied
-        for one in seams.status()
+        one.names[0]: one.is_entered
+        for one in VERL.seams
         if one.module in (ray_trainer.__name__, "verl.trainer.ppo.reward")
     }
     assert places == dict.fromkeys(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localtrace.trainer_hooks.verl import seams
+from localtrace.trainer_hooks.verl.system import VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import NOT_COUNTED
 from tests.environment import unavailable
 from tests.verl.trainers.conftest import Outcomes
@@ -17,7 +17,7 @@ try:
     import torch
     import transfer_queue
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-    from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+    from verl.trainer.ppo.v1 import trainer_base
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
     from tests.verl.trainers import batches, in_memory
@@ -54,8 +54,8 @@ def real_keys(queue: in_memory.Queue) -> list[str]:
 
 
 def test_every_seam_of_the_trainer_is_in_verl() -> None:
-    modules = (trainer_base.__name__, replay_buffer.__name__)
-    places = {one.attribute: one.applied for one in seams.status() if one.module in modules}
+    package = trainer_base.__package__
+    places = {one.names[0]: one.is_entered for one in VERL.seams if one.module.startswith(package)}
     assert len(places) == 6
     assert set(places.values()) == {True}
 

@@ -1,0 +1,305 @@
+"""The findings of `localtrace doctor`: the settings, the store, and every system that hooks enter.
+
+A system is looked at without importing it. Its source files are parsed, so a look takes
+milliseconds, and a system that cannot be imported here is looked at all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from localtrace import trainer_hooks
+from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.record.config import load_settings
+from localtrace.record.losses import REMEDIES
+from localtrace.record.variables import look_over
+from localtrace.store.journal.disk import DiskWatch
+from localtrace.store.layout import on_network, open_layout
+from localtrace.store.retention_rules import pause_above
+from localtrace.trainer_hooks.seams import Plugin, Seam, System, Variable
+from localtrace.trainer_hooks.verl.driver import FORWARDED
+from localtrace.trainer_hooks.verl.job import store_path
+
+_CHECKPOINTS = {"trainer": {"default_local_dir": "checkpoints/<project_name>/<experiment_name>"}}
+_NODE_TIMEOUT_S = 300
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    state: State
+    text: str
+    remedy: str | None = None
+    """Command or setting that solves it."""
+    node: str | None = None
+    """Node of a Ray cluster; None for this machine."""
+
+
+def examine() -> list[Finding]:
+    """Return all findings on this machine."""
+    return [*_settings(), *_store(), *_systems()]
+
+
+def examine_nodes(address: str) -> list[Finding]:
+    """Return the findings on every living node of a Ray cluster, in the environment of a job.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers at the address.
+    """
+    try:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+    except ImportError as error:
+        raise ConfigError(f"{error}: run this in the environment that trains") from None
+    variables = {name: text for name, text in os.environ.items() if name.startswith(FORWARDED)}
+    with suppress(ConfigError):
+        variables["LOCALTRACE_STORE"] = str(store_path(_CHECKPOINTS))
+    try:
+        ray.init(address, log_to_driver=False, runtime_env={"env_vars": variables})
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({error}): run this on one of its nodes, or "
+            "name its address with --ray"
+        ) from error
+
+    def look() -> Any:  # Ray sends a nested function as code, also to where localtrace is missing
+        from dataclasses import asdict
+
+        from localtrace.trainer_hooks import doctor
+
+        return [asdict(finding) for finding in doctor.examine()]
+
+    try:
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(look)
+        nodes: Any = ray.nodes
+        waiting = {
+            task.options(scheduling_strategy=OnNode(node["NodeID"], soft=False)).remote(): node
+            for node in nodes()
+            if node["Alive"]
+        }
+        ray.wait(list(waiting), num_returns=len(waiting), timeout=_NODE_TIMEOUT_S)
+        return [finding for ref, node in waiting.items() for finding in _answer(ref, node)]
+    finally:
+        ray.shutdown()
+
+
+def _answer(ref: Any, node: dict[str, Any]) -> list[Finding]:
+    import ray
+
+    name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    try:
+        return [Finding(**{**one, "node": name}) for one in ray.get(ref, timeout=0.1)]
+    except Exception as error:
+        text = f"it cannot be looked at: {str(error).strip().splitlines()[-1:] or [error]}"
+        remedy = "install localtrace in the environment that the job runs in, on every node"
+        return [Finding("localtrace", "problem", text, remedy, name)]
+
+
+# -- settings and store --------------------------------------------------------------------
+
+
+def _settings() -> Iterator[Finding]:
+    for variable in look_over(os.environ):
+        state: State = "ok" if variable.is_usable else "problem"
+        yield Finding("settings", state, variable.text, variable.remedy)
+
+
+def default_store() -> Path:
+    """Return the store of a job here: LOCALTRACE_STORE, or the one beside verl's checkpoints."""
+    return store_path(_CHECKPOINTS)
+
+
+def _store() -> Iterator[Finding]:
+    try:
+        path = default_store()
+        settings = load_settings(path, {})
+        if path.is_dir() and any(path.iterdir()):
+            open_layout(path)
+    except (LocalTraceError, OSError) as error:
+        yield Finding("store", "problem", str(error))
+        return
+    if os.environ.get("LOCALTRACE_STORE"):
+        remedy = "set LOCALTRACE_STORE to a folder that can be written"
+        yield _writable("store", path, str(path), remedy)
+    else:
+        text = f"{path} for a job of verl; all else records only where LOCALTRACE_STORE is set"
+        remedy = "set LOCALTRACE_STORE in the environment of the job or the engine"
+        yield Finding("store", "note", text, remedy)
+    folder = settings.journal_dir or path
+    remedy = "set LOCALTRACE_JOURNAL_DIR to a folder on a local disk of each node"
+    if on_network(folder):
+        text = f"{folder} is on a network file system, where journals cannot be"
+        if settings.journal_dir is None:
+            text += f"; verl's hook keeps them in {tempfile.gettempdir()} of each node"
+            yield Finding("journals", "note", text, remedy)
+        else:
+            yield Finding("journals", "problem", text, remedy)
+        return
+    near, limit = _existing(folder), pause_above(settings.max_store_bytes)
+    refusal = DiskWatch(near, path, settings.min_free_bytes, limit).refusal()
+    status = os.statvfs(near)
+    text = f"{folder}, {status.f_bavail * status.f_frsize / 1e9:.1f} GB free"
+    if refusal is None:
+        yield _writable("journals", folder, text, remedy)
+    else:
+        text = f"{text}: nothing would be recorded"
+        yield Finding("journals", "problem", text, REMEDIES[refusal])
+
+
+def _writable(check: str, folder: Path, text: str, remedy: str) -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=_existing(folder)):
+            return Finding(check, "ok", text)
+    except OSError as error:
+        reason = error.strerror or error
+        return Finding(check, "problem", f"{text} cannot be written ({reason})", remedy)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+# -- systems -------------------------------------------------------------------------------
+
+
+def systems() -> Iterator[System]:
+    """Yield the system or systems of every hook: the attribute `SYSTEMS` of its package."""
+    for found in pkgutil.iter_modules(trainer_hooks.__path__):
+        if found.ispkg:
+            yield from import_module(f"localtrace.trainer_hooks.{found.name}").SYSTEMS
+
+
+def _systems() -> Iterator[Finding]:
+    absent = []
+    for system in systems():
+        if system.folder is None:
+            absent.append(system.name)
+            continue
+        try:
+            yield from look(system)
+        except Exception as error:
+            text = f"it cannot be looked at: {type(error).__name__}: {error}".splitlines()[0]
+            remedy = "please report this with the output of --format json"
+            yield Finding(system.name, "problem", text, remedy)
+    if absent:
+        yield Finding("hooks", "note", f"not installed here: {', '.join(absent)}")
+
+
+def look(system: System) -> Iterator[Finding]:
+    """Yield what an installed system lacks, whether its version was tested, and its switch."""
+    who = "" if system.package == system.name else f"{system.package} "
+    lacks = [(seam.without, lack) for seam in system.seams if (lack := _lack(system, seam))]
+    for without in sorted(dict.fromkeys(one for one, _ in lacks), key=str):
+        text = who + "; ".join(dict.fromkeys(lack for one, lack in lacks if one == without))
+        if without is None:
+            yield Finding(system.name, "problem", text, f"use {system.package} {system.tested[-1]}")
+        elif without:
+            yield Finding(system.name, "note", text, without)
+    state: State = "ok" if system.version in system.tested else "note"
+    count = f"{len(system.seams) - len(lacks)} of {len(system.seams)}" if lacks else "all"
+    text = f"{who}{system.describe()}; {count} places that its hook uses are there"
+    yield Finding(system.name, state, text)
+    if system.switch:
+        yield _switch(system)
+
+
+def _switch(system: System) -> Finding:
+    switch = system.switch
+    if isinstance(switch, Plugin):
+        return _plugin(system, switch)
+    if not isinstance(switch, Variable):
+        return Finding(system.name, "note", "it is recorded if your program says so", switch)
+    if os.environ.get(switch.name) == switch.value:
+        return Finding(system.name, "ok", f"the hook is on, by {switch.name}")
+    remedy = f"set {switch.name}={switch.value}, or {switch.otherwise}"
+    return Finding(system.name, "note", f"{switch.name} does not name the hook", remedy)
+
+
+def _plugin(system: System, plugin: Plugin) -> Finding:
+    module = plugin.target.partition(":")[0]
+    said = f"; it records with {plugin.records_with}" if plugin.records_with else ""
+    if module in os.environ.get(plugin.modules, "").split(","):
+        return Finding(system.name, "ok", f"it loads the hook, through {plugin.modules}{said}")
+    text = "it does not load the hook"
+    release = tuple(int(part) for part in re.findall(r"\d+", system.version)[:2])
+    if release < plugin.since:
+        remedy = f"set {plugin.modules}={module} in the job's environment"
+        return Finding(system.name, "problem", f"{text}: this version has no plugins", remedy)
+    if not any(one.value == plugin.target for one in entry_points(group=plugin.group)):
+        text = f"{text}: localtrace has no entry point in {plugin.group} here"
+        return Finding(system.name, "problem", text, "install localtrace with pip here")
+    chosen = os.environ.get(plugin.variable, "")
+    if chosen not in ("", "auto") and "localtrace" not in re.split(r"[\s,]+", chosen):
+        remedy = f"add localtrace to {plugin.variable}, or unset it"
+        return Finding(system.name, "problem", f"{text}: {plugin.variable}={chosen}", remedy)
+    return Finding(system.name, "ok", f"it loads the hook, through its entry point{said}")
+
+
+def _lack(system: System, seam: Seam) -> str | None:
+    """Return what an installed system lacks of a place, as text."""
+    file = system.file_of(seam)
+    assert file is not None
+    try:
+        names = _names(file)
+    except (OSError, ValueError, SyntaxError, RecursionError) as error:
+        reason = "" if isinstance(error, FileNotFoundError) else f" ({type(error).__name__})"
+        return f"has no {seam.module} that can be read{reason}"
+    found = next((names[name] for name in seam.names if name in names), None)
+    if found is None:
+        return f"has no {seam.names[0]} in {seam.module}"
+    missing = ", ".join(name for name in seam.reads if name not in found and "*" not in found)
+    return f"has a {seam.names[0]} in {seam.module} without {missing}" if missing else None
+
+
+@lru_cache(maxsize=64)
+def _names(file: Path) -> dict[str, set[str]]:
+    """Return what a module defines: parameters by function, fields and methods by class.
+
+    `*` stands for whatever else there may be. Options of a command line are among the names too.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the text of others
+        tree = ast.parse(file.read_bytes())
+    names: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and str(node.value).startswith("--"):
+            names[str(node.value)] = set()
+    _collect(tree.body, "", names)
+    return names
+
+
+def _collect(body: Sequence[ast.stmt], owner: str, names: dict[str, set[str]]) -> set[str]:
+    members: dict[str, set[str]] = {}
+    conditional: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            members[node.name] = {one.arg for one in every} | ({"*"} if node.args.kwarg else set())
+        elif isinstance(node, ast.ClassDef):
+            members[node.name] = _collect(node.body, f"{owner}{node.name}.", names)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            members |= {one.asname or one.name: {"*"} for one in node.names}
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            members |= {one.id: {"*"} for one in targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.If | ast.Try):
+            inner = [*node.body, *node.orelse, *getattr(node, "finalbody", ())]
+            conditional |= _collect(inner, owner, names)
+    names |= {f"{owner}{name}": fields for name, fields in members.items()}
+    return conditional | members.keys()
