@@ -11,8 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from localtrace.trainer_hooks.http.bodies import AnswerBody
-from localtrace.trainer_hooks.http.events import EventReader
+from localtrace.trainer_hooks.http.answers import Answer
 from localtrace.trainer_hooks.http.prompts import Prompts
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -23,7 +22,7 @@ def read(
     pieces: list[bytes], headers: dict[str, str], max_bytes: int = MIB
 ) -> tuple[dict[int, Any], dict[str, Any], str]:
     """Generations, facts and failure of an answer."""
-    body = AnswerBody(200, headers, max_bytes)
+    body = Answer(200, headers, max_bytes)
     for piece in pieces:
         body.receive(piece)
     body.finish()
@@ -145,8 +144,8 @@ def test_numbers_that_are_no_json_are_read() -> None:
 
 
 def test_the_data_of_an_event_may_have_several_lines() -> None:
-    reader = EventReader(1000)
-    assert list(reader.feed(b"data: a\ndata:  b\ndata\n\ndata: c\n\n")) == [b"a\n b", b"c"]
+    (found,) = read([b'data: {"text":\ndata:  "a"}\ndata\n\ndata: 5\n\n'], EVENTS)[0].values()
+    assert found[0]["text"] == "a"
 
 
 # -- SGLang's own streams ------------------------------------------------------------------

@@ -1,51 +1,109 @@
-"""The generations in an engine's answer, sent whole or joined from the pieces of a stream."""
+"""An engine's answer, read while its bytes pass to the caller: whole, or as a stream of events."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from localtrace.store.journal.choices import Generation, of_openai, of_sglang
 from localtrace.store.journal.pieces import merge, merge_sglang
-from localtrace.trainer_hooks.http.prompts import GENERATIONS_MAX
+from localtrace.values.placeholder import left_out
 from localtrace.values.plain_json import decode_json
+
+GENERATIONS_MAX = 65_536
+"""Upper limit on the generations of one request. A larger number is taken for nonsense."""
+TEXT_MAX_BYTES = 10_000
+_EVENT_STREAM = "text/event-stream"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ZLIB_ENCODINGS = ("gzip", "x-gzip", "deflate")
+_COMPRESSED = (b"\x1f", b"\x78")
+"""First bytes of a compressed body. No JSON text or event begins with them.
+
+They are checked because some clients decompress a body before it gets here."""
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+
+
+class ServerError(Exception):
+    """An error that the server sent instead of a generation. It is recorded, never raised."""
 
 
 class Answer:
-    """One answer: its generations and its other fields."""
+    """One answer: its generations, and its other fields.
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        """Size of the JSON text that is kept."""
-        self.unreadable = 0
-        """Number of pieces that could not be read as an engine's answer."""
-        self.is_done = False
-        """Whether the server sent `[DONE]`."""
+    Args:
+        status: HTTP status; None before the response begins.
+        headers: the response's headers; names in lower case, or a case-insensitive mapping.
+        max_bytes: limit on the text that is kept, and on pieces that are not complete yet.
+    """
+
+    def __init__(self, status: int | None, headers: Mapping[str, str], max_bytes: int) -> None:
         self.rest: dict[str, Any] = {}
         """Every field but the generations."""
         self._choices: dict[int, dict[str, Any]] = {}
+        """The generations by index in the answer."""
         self._sizes: dict[int, int] = {}
+        self._kept_bytes = 0
+        """Size of the JSON text that is kept."""
         self._is_openai = False
+        self._is_done = False
+        """Whether the server sent `[DONE]`."""
+        self._unreadable = 0
+        """Number of pieces that could not be read as an engine's answer."""
+        self._status = status
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._text = b""
+        """The body so far, or what came after the last complete event."""
+        self._parts: list[bytes] = []
+        self._is_stream = headers.get("content-type", "").lower().startswith(_EVENT_STREAM)
+        self._encoding = headers.get("content-encoding", "identity").lower()
+        self._inflate: Any = None
+        self._is_first = True
+        self._unread: str | None = None
+        """Reason why the rest is not read; None while it is."""
 
-    def add(self, text: bytes) -> None:
-        """Add one event of a stream, or a whole body."""
-        if text.strip() == b"[DONE]":
-            self.is_done = True
+    def receive(self, data: bytes) -> None:
+        """Take a part of the body."""
+        if not data:
             return
-        try:
-            piece = decode_json(text)
-            items = piece if isinstance(piece, list) else [piece]
-            for position, item in enumerate(items):
-                self._add(item, position, len(text) // len(items))
-        except (ValueError, TypeError, RecursionError):
-            self.unreadable += 1
+        if self._is_first:
+            self._is_first = False
+            if self._encoding in _ZLIB_ENCODINGS and data[:1] in _COMPRESSED:
+                self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+        if self._unread is None and self._inflate is not None:
+            try:
+                data = self._inflate.decompress(data, self._max_bytes + 1)
+            except zlib.error:
+                self._unread = "damaged"
+            if self._inflate.unconsumed_tail:
+                self._unread = "too_large"
+        self._size_bytes += len(data)
+        if self._unread is not None:
+            return
+        if self._is_stream:
+            self._take_events(data)
+        elif self._size_bytes > self._max_bytes:
+            self._unread = "too_large"
+            self._parts.clear()
+        else:
+            self._parts.append(data)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing readable has arrived."""
-        return not self.rest and not self._choices and not self.is_done
+    def finish(self) -> None:
+        """Read what is left, at the end of the body."""
+        if self._is_stream and self._unread is None:
+            self._take_events(b"\n\n")
+        elif self._parts:
+            self._add(b"".join(self._parts))
+        is_empty = not self.rest and not self._choices and not self._is_done
+        unknown = self._encoding not in ("identity", *_ZLIB_ENCODINGS)
+        if unknown and self._size_bytes and is_empty:
+            self._unread = "unsupported"
 
     def generations(self) -> dict[int, Generation]:
         """Return the generations by index in the answer."""
+        if self._is_refused:
+            return {}
         found = sorted(self._choices.items())
         if not self._is_openai:
             return {index: of_sglang(choice) for index, choice in found}
@@ -54,7 +112,74 @@ class Answer:
             for index, choice in found
         }
 
-    def _add(self, piece: Any, position: int, size_bytes: int) -> None:
+    def facts(self) -> dict[str, Any]:
+        """Return facts about the whole answer, such as its status code or an unreadable body."""
+        facts: dict[str, Any] = {}
+        if self._status is not None and self._status != 200:
+            facts["status_code"] = self._status
+        if self._unread is not None:
+            facts["body"] = left_out(self._unread, b"", self._size_bytes)
+        elif self._unreadable and self._is_stream:
+            facts["unreadable_events"] = self._unreadable
+        elif self._unreadable:
+            text = b"".join(self._parts)[:TEXT_MAX_BYTES]
+            facts["body"] = text.decode("utf-8", "replace")
+        return facts
+
+    def failure(self, error: BaseException | None) -> BaseException | None:
+        """Return the error of generations that did not finish; None if they ended in order.
+
+        Args:
+            error: exception on the caller's side that ended the answer.
+        """
+        sent = self.rest.get("error")
+        if self._is_refused:
+            return ServerError(f"HTTP {self._status}")
+        if sent is not None:
+            return ServerError(sent.get("message") if isinstance(sent, dict) else sent)
+        if self._is_done:
+            return None if isinstance(error, GeneratorExit) else error
+        if error is None and self._is_stream and self._unread is None:
+            return ServerError("the stream ended before the generation did")
+        return error
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._status is not None and self._status >= 400
+
+    # -- events and JSON -------------------------------------------------------------------
+
+    def _take_events(self, data: bytes) -> None:
+        """Add the server-sent events that these bytes complete; they may be cut at any point."""
+        text = self._text + data
+        held = text[-1:] if text.endswith(b"\r") else b""  # perhaps one half of a line end
+        text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *events, rest = text.split(b"\n\n")
+        self._text = rest + held
+        for event in [*events, rest]:
+            if len(event) > self._max_bytes or self._kept_bytes > self._max_bytes:
+                self._unread, self._text = "too_large", b""
+                return
+            if event is not rest:
+                lines = event.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+                found = [line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:"]
+                if any(found):
+                    self._add(b"\n".join(found))
+
+    def _add(self, text: bytes) -> None:
+        """Add the data of one event, or a whole body."""
+        if text.strip() == b"[DONE]":
+            self._is_done = True
+            return
+        try:
+            piece = decode_json(text)
+            items = piece if isinstance(piece, list) else [piece]
+            for position, item in enumerate(items):
+                self._add_piece(item, position, len(text) // len(items))
+        except (ValueError, TypeError, RecursionError):
+            self._unreadable += 1
+
+    def _add_piece(self, piece: Any, position: int, size_bytes: int) -> None:
         if not isinstance(piece, dict):
             raise TypeError("no answer of an engine")
         choices = piece.pop("choices", None)
@@ -69,10 +194,10 @@ class Answer:
             before = self._sizes.get(index, 0)
             self._choices[index], is_whole = merge_sglang(self._choices.get(index), piece)
             self._sizes[index] = size_bytes if is_whole else before + size_bytes
-            self.size_bytes += self._sizes[index] - before
+            self._kept_bytes += self._sizes[index] - before
             return
         merge(self.rest, piece)
-        self.size_bytes += size_bytes
+        self._kept_bytes += size_bytes
 
 
 def _index(fields: dict[str, Any], position: int) -> int:

@@ -19,14 +19,13 @@ from localtrace.record.scope import current, enter
 from localtrace.record.signature import generation_called
 from localtrace.store.journal.choices import Generation
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.http.bodies import AnswerBody, ServerError
+from localtrace.trainer_hooks.http.answers import TEXT_MAX_BYTES, Answer, ServerError
 from localtrace.trainer_hooks.http.prompts import Prompts
 from localtrace.values.placeholder import left_out
 from localtrace.values.plain_json import decode_json
 
 _Recorded = tuple[dict[str, Any], dict[str, Any] | None, BaseException | None]
 _NOTHING = Generation({}, None)
-_TEXT_MAX_BYTES = 10_000
 _METHODS = ("POST", "PUT")
 _URL = re.compile(r"""(https?://)(?:[^/\s?#'"]*@)?([^\s?#'"]*)(?:[?#][^\s'"]*)?""")
 
@@ -88,7 +87,7 @@ class Exchange:
         self._max_bytes = call.recorder.settings.record_max_bytes
         self._request: list[bytes] = []
         self._request_bytes = 0
-        self._body = AnswerBody(None, {}, self._max_bytes)
+        self._answer = Answer(None, {}, self._max_bytes)
 
     def __del__(self) -> None:
         # Not every client closes a response that it drops.
@@ -112,13 +111,13 @@ class Exchange:
     @harmless
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
         """Note that the answer begins."""
-        self._body = AnswerBody(status, headers, self._max_bytes)
+        self._answer = Answer(status, headers, self._max_bytes)
 
     @harmless
     def receive(self, data: bytes) -> None:
         """Take a part of the answer's body."""
         if self._call is not None:
-            self._body.receive(data)
+            self._answer.receive(data)
 
     @harmless
     def end(self, error: BaseException | None = None) -> None:
@@ -132,13 +131,13 @@ class Exchange:
         duration_ns = time.perf_counter_ns() - call.mono_ns
         found = current.get()  # ending a trajectory changes the scope, which is the reader's here
         try:
-            self._body.finish()
+            self._answer.finish()
             self._record(call, duration_ns, None if error is None else _printable(error))
         finally:
             enter(found)
             # The caller may hold the answer for long, and with it this object.
             self._request.clear()
-            self._body = AnswerBody(None, {}, 0)
+            self._answer = Answer(None, {}, 0)
 
     # -- the spans -------------------------------------------------------------------------
 
@@ -155,11 +154,11 @@ class Exchange:
 
     def _generations(self, error: BaseException | None) -> Iterator[_Recorded]:
         """Yield each generation's inputs, outputs and error; the request's if there was none."""
-        body, prompts = self._body, self._prompts()
-        failure, facts = body.failure(error), body.facts()
-        generations = body.generations()
+        answer, prompts = self._answer, self._prompts()
+        failure, facts = answer.failure(error), answer.facts()
+        generations = answer.generations()
         if not generations:
-            yield prompts.all_inputs(), {**body.answer.rest, **facts} or None, failure
+            yield prompts.all_inputs(), {**answer.rest, **facts} or None, failure
             return
         for index in sorted({*generations, *range(prompts.count)}):
             inputs, generation = prompts.inputs(index), generations.get(index, _NOTHING)
@@ -182,7 +181,7 @@ class Exchange:
                     return Prompts(payload, {"url": self._url})
             except (ValueError, RecursionError):
                 pass
-            unread = body[:_TEXT_MAX_BYTES].decode("utf-8", "replace")
+            unread = body[:TEXT_MAX_BYTES].decode("utf-8", "replace")
         return Prompts({}, {"url": self._url} | ({} if unread is None else {"body": unread}))
 
 

@@ -1,4 +1,4 @@
-"""The entry point `record`, which picks the module for the client's library."""
+"""The client libraries as systems, and `record`, which picks the module for a client's library."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import sys
 from typing import TypeVar
 
 from localtrace.errors import ConfigError
+from localtrace.trainer_hooks.seams import System
 
 Client = TypeVar("Client")
+_SWITCH = "call localtrace.trainer_hooks.http.record(client)"
+HTTPX = System("http", "httpx", ("0.28.1",), _SWITCH)
+HTTPX.needs("httpx._client", "Client")
+HTTPX.needs("httpx._transports.base", "BaseTransport.handle_request", reads=("request",))
+HTTPX.needs("httpx._transports.base", "AsyncBaseTransport.handle_async_request", reads=("request",))
+AIOHTTP = System("http", "aiohttp", ("3.14.5",), _SWITCH)
+for _event in ("start", "headers_sent", "chunk_sent", "end", "exception"):
+    AIOHTTP.needs("aiohttp.tracing", f"TraceConfig.on_request_{_event}")
 
 
 def record(client: Client) -> Client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -22,108 +22,61 @@ def record_client(client: Any) -> None:
     Raises:
         ConfigError: this version of httpx keeps its transports elsewhere.
     """
-    kind = Transport if isinstance(client, httpx.Client) else AsyncTransport
     if not {"_transport", "_mounts"} <= vars(client).keys():
         raise ConfigError(
             f"clients of httpx {httpx.__version__} cannot be recorded: use httpx 0.28, or give an "
             "aiohttp.ClientSession"
         )
-    client._transport = _recording(kind, client._transport)
-    client._mounts = {url: _recording(kind, mounted) for url, mounted in client._mounts.items()}
+    client._transport = _recording(client._transport)
+    client._mounts = {url: _recording(mounted) for url, mounted in client._mounts.items()}
 
 
-def _recording(kind: type[Any], transport: Any) -> Any:
-    return transport if transport is None or type(transport) is kind else kind(transport)
+def _recording(transport: Any) -> Any:
+    known = transport is None or type(transport) is Transport
+    return transport if known else Transport(transport)
 
 
 class Transport(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """A proxy of a `httpx.BaseTransport` that records the requests it sends."""
+    """A proxy of a transport of httpx that records the requests it sends."""
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx.Request) -> Any:
         """Send a request, and record it if this process records."""
-        exchange = None if active.recorder is None else _begin(request)
-        if exchange is None:
-            return self.__wrapped__.handle_request(request)  # type: ignore[no-any-return]
-        marked = _mark(request, exchange)
-        try:
-            response: httpx.Response = self.__wrapped__.handle_request(request)
-        except BaseException as error:
-            exchange.end(error)
-            raise
-        finally:
-            _unmark(request, marked)
-        _watch(response, exchange, _Body)
+        if active.recorder is None:
+            return self.__wrapped__.handle_request(request)
+        with _sending(request) as watched:
+            return watched(self.__wrapped__.handle_request(request))
+
+    async def handle_async_request(self, request: httpx.Request) -> Any:
+        """Send a request, and record it if this process records."""
+        if active.recorder is None:
+            return await self.__wrapped__.handle_async_request(request)
+        with _sending(request) as watched:
+            return watched(await self.__wrapped__.handle_async_request(request))
+
+
+@contextlib.contextmanager
+def _sending(request: httpx.Request) -> Iterator[Callable[[Any], Any]]:
+    """Record a request while it is sent; yield the function that takes its response."""
+    exchange = _begin(request)
+    is_marked = exchange is not None and exchange.place is not None
+    is_marked = is_marked and HEADER not in request.headers  # the caller's own stays
+
+    def watched(response: Any) -> Any:
+        if exchange is not None:
+            _watch(response, exchange)
         return response
 
-
-class AsyncTransport(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """A proxy of a `httpx.AsyncBaseTransport` that records the requests it sends."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and record it if this process records."""
-        exchange = None if active.recorder is None else _begin(request)
-        if exchange is None:
-            return await self.__wrapped__.handle_async_request(request)  # type: ignore[no-any-return]
-        marked = _mark(request, exchange)
-        try:
-            response: httpx.Response = await self.__wrapped__.handle_async_request(request)
-        except BaseException as error:
+    try:
+        if exchange is not None and is_marked:
+            request.headers[HEADER] = str(exchange.place)
+        yield watched
+    except BaseException as error:
+        if exchange is not None:
             exchange.end(error)
-            raise
-        finally:
-            _unmark(request, marked)
-        _watch(response, exchange, _AsyncBody)
-        return response
-
-
-class _Body(httpx.SyncByteStream):
-    """A response stream that passes its bytes to an exchange."""
-
-    def __init__(self, stream: Any, exchange: Exchange) -> None:
-        self._stream = stream
-        self._exchange = exchange
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            for data in self._stream:
-                self._exchange.receive(data)
-                yield data
-        except BaseException as error:
-            self._exchange.end(error)
-            raise
-        self._exchange.end()
-
-    def close(self) -> None:
-        """Close the stream, read or not."""
-        try:
-            self._stream.close()
-        finally:
-            self._exchange.end(GeneratorExit("the answer was closed before its end"))
-
-
-class _AsyncBody(httpx.AsyncByteStream):
-    """A response stream that passes its bytes to an exchange."""
-
-    def __init__(self, stream: Any, exchange: Exchange) -> None:
-        self._stream = stream
-        self._exchange = exchange
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for data in self._stream:
-                self._exchange.receive(data)
-                yield data
-        except BaseException as error:
-            self._exchange.end(error)
-            raise
-        self._exchange.end()
-
-    async def aclose(self) -> None:
-        """Close the stream, read or not."""
-        try:
-            await self._stream.aclose()
-        finally:
-            self._exchange.end(GeneratorExit("the answer was closed before its end"))
+        raise
+    finally:
+        if is_marked:  # the caller may send this request again, under another parent
+            del request.headers[HEADER]
 
 
 @harmless
@@ -136,26 +89,56 @@ def _begin(request: httpx.Request) -> Exchange | None:
 
 
 @harmless
-def _mark(request: httpx.Request, exchange: Exchange) -> bool:
-    """Add the parent header to the request, unless the caller has set it."""
-    if exchange.place is None or HEADER in request.headers:
-        return False
-    request.headers[HEADER] = exchange.place
-    return True
-
-
-@harmless
-def _unmark(request: httpx.Request, marked: bool | None) -> None:
-    # The caller may send this request again, under another parent.
-    if marked:
-        del request.headers[HEADER]
-
-
-@harmless
-def _watch(response: httpx.Response, exchange: Exchange, kind: type[Any]) -> None:
+def _watch(response: httpx.Response, exchange: Exchange) -> None:
     exchange.answered(response.status_code, response.headers)
     if response.is_closed:  # the transport has already read it
         exchange.receive(response.content)
         exchange.end()
     else:
-        response.stream = kind(response.stream, exchange)
+        response.stream = _Body(response.stream, exchange)
+
+
+class _Body(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A response stream that passes its bytes to an exchange."""
+
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
+        self._stream = stream
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._ending():
+            for data in self._stream:
+                self._exchange.receive(data)
+                yield data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._ending():
+            async for data in self._stream:
+                self._exchange.receive(data)
+                yield data
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._exchange.end(error)
+            raise
+        self._exchange.end()
+
+    def close(self) -> None:
+        """Close the stream, read or not."""
+        with self._closing():
+            self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close the stream, read or not."""
+        with self._closing():
+            await self._stream.aclose()
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._exchange.end(GeneratorExit("the answer was closed before its end"))

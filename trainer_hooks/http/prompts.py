@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from localtrace.trainer_hooks.http.answers import GENERATIONS_MAX
+
 _PROMPT_FIELDS = ("input_ids", "token_ids", "prompt", "text")
 """Fields in which engines take token ids or text. The first one present is used."""
 _KEPT_FIELDS = (
@@ -12,8 +14,6 @@ _KEPT_FIELDS = (
 )  # fmt: skip
 """Fields recorded as inputs of their own. All others are sampling parameters."""
 _NOT_SAMPLING = frozenset((*_PROMPT_FIELDS, *_KEPT_FIELDS, "sampling_params"))
-GENERATIONS_MAX = 65_536
-"""Upper limit on the generations of one request. A larger number is taken for nonsense."""
 
 
 class Prompts:
