@@ -184,17 +184,18 @@ def test_a_redirect_is_followed(store: Recording, engine: Engine) -> None:
 
 
 def test_a_cancelled_task_is_cancelled_in_the_record(store: Recording, engine: Engine) -> None:
-    async def rollout() -> None:
+    async def rollout(arrived: asyncio.Event) -> None:
         async with (
             record(httpx.AsyncClient()) as client,
             client.stream("POST", completions(engine), json=PAYLOAD) as response,
         ):
             async for _ in response.aiter_raw():
-                pass
+                arrived.set()
 
     async def cancelled() -> None:
-        task = asyncio.create_task(rollout())
-        await asyncio.sleep(0.3)
+        arrived = asyncio.Event()
+        task = asyncio.create_task(rollout(arrived))
+        await arrived.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
