@@ -12,9 +12,12 @@ The parent is, in this order:
 from __future__ import annotations
 
 import os
-from asyncio import CancelledError
+import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
 
 from localtrace.record import active
 from localtrace.record.capture import (
@@ -28,7 +31,7 @@ from localtrace.record.capture import (
 from localtrace.record.propagation import RemoteScope, find_parent, is_generation, trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, current
-from localtrace.record.signature import generation_called, tool_called
+from localtrace.record.signature import Signature, generation_called, tool_called
 from localtrace.trainer_hooks.environment import hook_settings
 from localtrace.trainer_hooks.harmless import harmless
 
@@ -51,7 +54,6 @@ def record_generation(
     inputs: dict[str, Any],
     outputs: dict[str, Any] | None = None,
     error: BaseException | None = None,
-    cancelled: bool = False,
 ) -> None:
     """Record one generation. Its values are encoded before this returns. Never raises.
 
@@ -64,8 +66,8 @@ def record_generation(
         inputs: `prompt_ids` if known, and other inputs by name.
         outputs: `output_ids`, `output_logprobs`, `finish_reason`, `weight_version` and other
             outputs by name.
-        error: the exception that ended it.
-        cancelled: whether the caller went away; `outputs` then holds what existed by that time.
+        error: the exception that ended it; CancelledError if the caller went away, and `outputs`
+            then holds what existed by that time.
     """
     recorder = active.recorder
     if recorder is None:
@@ -76,35 +78,73 @@ def record_generation(
         scope = _stand_alone(recorder, op, rid, duration_ns)
     if scope.trajectory.dropped is not None:
         return
-    if cancelled and error is None:
-        error = CancelledError()
-    status, text = verdict(error)
-    call = _call(recorder, op, scope, inputs, start_ns)
-    call.put(recorder, duration_ns, status, text, outputs, is_generation(scope))
+    signature = generation_called(op)
+    _put(recorder, signature, scope, start_ns, duration_ns, inputs, outputs, error)
     if lone and not scope.trajectory.ended:
         end_trajectory(recorder, scope.trajectory, error)
 
 
+class FinishedCall(NamedTuple):
+    """A finished generation, or a call of a tool or a step of an environment."""
+
+    op: str
+    start_ns: int
+    duration_ns: int
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    is_tool: bool = False
+
+
 @harmless
-def record_tool(
-    name: str, *, start_ns: int, duration_ns: int, inputs: dict[str, Any], outputs: Any
+def record_rollout(
+    key: bytes,
+    beginning: Beginning,
+    times_ns: tuple[int, int],
+    calls: Iterable[FinishedCall],
+    values: dict[str, Any],
+    error: BaseException | None = None,
+) -> bool:
+    """Record a rollout that is over; return whether that went well.
+
+    Args:
+        key: the trace id as 16 bytes.
+        times_ns: start and end, in ns since the Unix epoch.
+        calls: its calls, in their order.
+        values: the reward and the attributes; None is left out.
+        error: what it ended with; None where it succeeded.
+    """
+    recorder = active.recorder
+    if recorder is None:
+        return False
+    state = begin_trajectory(recorder, key, beginning, time.time_ns() - times_ns[0])
+    scope = Scope(state, None)
+    for call in calls:
+        signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
+        _put(recorder, signature, scope, call.start_ns, call.duration_ns, call.inputs, call.outputs)
+    known = {name: value for name, value in values.items() if value is not None}
+    state.values |= {n: msgspec.Raw(recorder.values.encode(one)) for n, one in known.items()}
+    state.ended = True
+    if state.dropped is None:
+        end_trajectory(recorder, state, error, time.time_ns() - times_ns[1])
+    return True
+
+
+def _put(
+    recorder: Recorder,
+    signature: Signature,
+    scope: Scope,
+    start_ns: int,
+    duration_ns: int,
+    inputs: dict[str, Any],
+    outputs: dict[str, Any] | None,
+    error: BaseException | None = None,
 ) -> None:
-    """Record a finished call of a tool, or a step of an environment, in the current trajectory."""
-    recorder, scope = active.recorder, current.get()
-    if recorder is not None and scope is not None and scope.trajectory.dropped is None:
-        call = OpenCall(recorder, tool_called(name), scope.trajectory, scope)
-        call.inputs = encode_inputs(recorder, inputs, call.signature)
+    if scope.trajectory.dropped is None:
+        call = OpenCall(recorder, signature, scope.trajectory, scope)
+        call.inputs = encode_inputs(recorder, inputs, signature)
         call.start_ns = start_ns
-        call.put(recorder, duration_ns, *verdict(None), outputs)
-
-
-def _call(
-    recorder: Recorder, op: str, scope: Scope, inputs: dict[str, Any], start_ns: int
-) -> OpenCall:
-    call = OpenCall(recorder, generation_called(op), scope.trajectory, scope)
-    call.inputs = encode_inputs(recorder, inputs, call.signature)
-    call.start_ns = start_ns
-    return call
+        status, text = verdict(error)
+        call.put(recorder, duration_ns, status, text, outputs, is_generation(scope))
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:

@@ -168,6 +168,7 @@ class System:
     """What to do where a version lacks a place that the hook needs."""
     seams: list[Seam] = field(default_factory=list)
     _is_installed: bool = False
+    _is_wanted: Callable[[], bool] = is_asked_for
 
     # -- declaration -----------------------------------------------------------------------
 
@@ -234,16 +235,20 @@ class System:
 
     # -- entering --------------------------------------------------------------------------
 
-    def install(self) -> None:
-        """Enter every seam, once, as soon as its module is imported."""
+    def install(self, is_wanted: Callable[[], bool] = is_asked_for) -> None:
+        """Enter every seam, once, as soon as its module is imported.
+
+        Args:
+            is_wanted: returns whether one line shall say that a needed place is not there.
+        """
         from wrapt import register_post_import_hook
 
         if self._is_installed:
             return
-        self._is_installed = True
+        self._is_installed, self._is_wanted = True, is_wanted
         for seam in self.seams:
             register_post_import_hook(functools.partial(self._enter, seam), seam.module)
-        if is_asked_for():
+        if is_wanted():
             files = [(seam, self.file_of(seam)) for seam in self.seams if seam.without is None]
             absent = [seam for seam, file in files if file is not None and not file.exists()]
             if absent:
@@ -254,7 +259,7 @@ class System:
             seam.enter(module)
         except Exception:
             logger.debug("localtrace: no %s in %s", seam.names, seam.module, exc_info=True)
-            if seam.without is None and is_asked_for():
+            if seam.without is None and self._is_wanted():
                 self._lacks(seam)
 
     def _lacks(self, seam: Seam) -> None:

@@ -1,21 +1,36 @@
-"""The tokenizer that a trainer loaded, kept with its run so that ids are read as text."""
+"""The tokenizer of a trainer, kept with its run so that ids are read as text."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from localtrace.record import active
-from localtrace.store.tokenizers import has_tokenizer, store_tokenizer
+from localtrace.store.tokenizers import FILE_NAME, has_tokenizer, store_tokenizer
 from localtrace.trainer_hooks.harmless import harmless
 
 
 @harmless
-def keep_tokenizer(given: Any) -> None:
+def keep_tokenizer(tokenizer: Any) -> None:
     """Store a tokenizer of Transformers, or that of what holds one, if its run has none yet."""
+    backend = getattr(getattr(tokenizer, "tokenizer", tokenizer), "backend_tokenizer", None)
+    if backend is not None and not _is_kept():
+        _keep(backend.to_str().encode())
+
+
+@harmless
+def keep_tokenizer_file(folder: Any) -> None:
+    """Store the tokenizer in the folder of a model, if there is one and its run has none yet."""
+    file = Path(str(folder)).expanduser() / FILE_NAME
+    if file.is_file() and not _is_kept():
+        _keep(file.read_bytes())
+
+
+def _is_kept() -> bool:
     recorder = active.recorder
-    backend = getattr(getattr(given, "tokenizer", given), "backend_tokenizer", None)
-    if recorder is None or backend is None:
-        return
-    layout, run_id = recorder.layout, recorder.context.run_id
-    if not has_tokenizer(layout, run_id):
-        store_tokenizer(layout, backend.to_str().encode(), run_id)
+    return recorder is None or has_tokenizer(recorder.layout, recorder.context.run_id)
+
+
+def _keep(data: bytes) -> None:
+    assert active.recorder is not None
+    store_tokenizer(active.recorder.layout, data, active.recorder.context.run_id)

@@ -69,6 +69,7 @@ def monitors(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
     module.MONITORS, module.Monitor = [], Monitor
     module.setup, module.log, module.finalize = setup, log, finalize
+    monkeypatch.setattr(prime_rl.PRIME_RL, "_is_installed", False)
     monkeypatch.setitem(sys.modules, "prime_rl.monitors", module)
     return module
 

@@ -11,7 +11,8 @@ import pytest
 
 import localtrace
 from localtrace.errors import ConfigError
-from localtrace.trainer_hooks.sglang import doctor, wrap
+from localtrace.trainer_hooks import doctor
+from localtrace.trainer_hooks.sglang import SGLANG, wrap
 from tests.recording import Recording
 from tests.sglang.answers import ENDLESS, TOO_LONG, by_rid, check, newest, payloads, rid_of
 
@@ -250,5 +251,5 @@ def test_several_tokenizer_workers_are_refused_where_recording_is_required(
 
 def test_the_doctor_knows_this_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", "store")
-    found = list(doctor.examine())
+    found = list(doctor.look(SGLANG))
     assert [one.state for one in found] == ["ok"] * 2, found

@@ -23,7 +23,7 @@ from localtrace.read.store import open_store
 from localtrace.trainer_hooks import doctor, environment, nemo_rl
 from localtrace.trainer_hooks.nemo_rl import job, samples
 from localtrace.trainer_hooks.nemo_rl import training as training_seams
-from localtrace.trainer_hooks.nemo_rl.places import NEMO_RL
+from localtrace.trainer_hooks.nemo_rl.job import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
 
 DOUBLE = Path(__file__).parents[1] / "data/nemo_rl_double"

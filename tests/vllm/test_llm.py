@@ -8,7 +8,8 @@ import pytest
 
 import localtrace
 from localtrace.record.propagation import trace_id_of
-from localtrace.trainer_hooks.vllm import doctor
+from localtrace.trainer_hooks import doctor
+from localtrace.trainer_hooks.vllm import VLLM
 from tests.recording import recording
 from tests.vllm.mix import Received, assert_same, params, prompt, recorded
 
@@ -198,5 +199,5 @@ def test_requests_that_are_only_counted_get_trajectories_of_their_own(llm, store
 
 def test_the_doctor_knows_this_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", "store")
-    found = list(doctor.examine())
+    found = list(doctor.look(VLLM))
     assert [one.state for one in found] == ["ok"] * 2, found

@@ -1,4 +1,4 @@
-"""The hook's start in the processes of a NeMo-RL job, and what a process knows of its training."""
+"""NeMo-RL as a system, the hook's start in its processes, and what one knows of its training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say
-from localtrace.trainer_hooks.nemo_rl.places import NEMO_RL
-from localtrace.trainer_hooks.ray.job import SETUP_HOOK
+from localtrace.trainer_hooks.ray.job import HOOK_VARIABLE, SETUP_HOOK
+from localtrace.trainer_hooks.seams import System, Variable
+
+NEMO_RL = System(
+    "nemo_rl",
+    "nemo_rl",
+    ("0.6.0 (commit 7ea279abf)",),
+    Variable(
+        HOOK_VARIABLE,
+        "localtrace.trainer_hooks.nemo_rl.runtime_env_hook",
+        "call localtrace.trainer_hooks.nemo_rl.install() in your script",
+    ),
+    ("nemo-rl",),
+)
+ROLLOUTS = "nemo_rl.experience.rollouts"
+MANAGER = "nemo_rl.experience.rollout_manager"
+GRPO = "nemo_rl.algorithms.grpo"
+LOGGER = "nemo_rl.utils.logger"
+OLDER = "rollouts in processes of their own are not recorded by this version"
 
 
 @dataclass(slots=True)
@@ -18,7 +35,7 @@ class Training:
 
     step: int | None = None
     """The step under way, as NeMo-RL logs it; None where no training runs."""
-    weight_version: int | None = None
+    weight_version: str | None = None
     """Version of the weights, where NeMo-RL tells it."""
     waiting: list[str] = field(default_factory=list)
     """Trace ids of the rollouts that this process made for the step under way."""

@@ -14,8 +14,15 @@ from itertools import groupby
 from typing import Any
 
 from localtrace.record.capture import Beginning
-from localtrace.trainer_hooks.nemo_rl.job import start_recording, training, validated_step
-from localtrace.trainer_hooks.nemo_rl.places import MANAGER, NEMO_RL, OLDER, ROLLOUTS
+from localtrace.trainer_hooks.nemo_rl.job import (
+    MANAGER,
+    NEMO_RL,
+    OLDER,
+    ROLLOUTS,
+    start_recording,
+    training,
+    validated_step,
+)
 from localtrace.trainer_hooks.nemo_rl.samples import Event, Events, Sample, record_sample
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
@@ -31,7 +38,7 @@ class Batch:
 
     def __init__(self, rows: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         self.start_ns = time.time_ns()
-        self._sampling = {"sampling_params": dict(sampling)} if sampling else {}
+        self.sampling = {"sampling_params": dict(sampling)} if sampling else {}
         self._prompt_lengths = [len(one) for one in rows["message_log"]]
         self._rows = {name: list(rows[name]) for name in _ROW_FIELDS if name in rows}
         self._events: dict[int, tuple[Sequence[Any], Events]] = {}
@@ -40,17 +47,6 @@ class Batch:
     def events(self, messages: Sequence[Any]) -> Events:
         """Return the events of the rollout with these messages."""
         return self._events.setdefault(id(messages), (messages, Events()))[1]
-
-    def generated(
-        self, logs: Sequence[Any], start_ns: int, truncated: Sequence[Any] | None
-    ) -> None:
-        """Note that a turn of each rollout was generated."""
-        values: dict[str, Any] = dict(self._sampling)
-        duration_ns = time.time_ns() - start_ns
-        for number, messages in enumerate(logs):
-            if truncated is not None:
-                values["finish_reason"] = "length" if truncated[number] else "stop"
-            self.events(messages).generations.append(Event(start_ns, duration_ns, dict(values)))
 
     def record(
         self, logs: Sequence[Any], rewards: Sequence[float], truncated: Sequence[Any] | None
@@ -65,12 +61,11 @@ class Batch:
                 row = next(rows)
                 beginning = Beginning(
                     step=step,
-                    sample_index=_plain(index),
+                    sample_index=index.item() if hasattr(index, "item") else index,
                     rollout_n=member,
                     group_id=f"{token}-{group}",
                     validate=validation is not None,
                     name="nemo_rl",
-                    agent=None,
                     data_source=self._of_row("task_name", row),
                 )
                 facts = self._of_row("extra_env_info", row)
@@ -101,17 +96,19 @@ _whole: ContextVar[bool] = ContextVar("localtrace_nemo_rl_whole", default=False)
 
 
 @NEMO_RL.around(ROLLOUTS, "run_multi_turn_rollout")
+@NEMO_RL.around(ROLLOUTS, "run_async_multi_turn_rollout")
 def _roll_out(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part:
-    return _recorded(_begin(input_batch, policy_generation, tokenizer, greedy), _of_batch)
+    """Record a batch, if the training loop of this process asked for it.
 
-
-@NEMO_RL.around(ROLLOUTS, "run_async_multi_turn_rollout")
-def _roll_out_async(
-    input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
-) -> Part:
-    batch = _begin(input_batch, policy_generation, tokenizer, greedy)
+    In other processes it cannot be told whether a batch is for training or for validation.
+    """
+    is_known = training.step is not None or validated_step.get() is not None
+    batch = None
+    if is_known and start_recording():
+        keep_tokenizer(tokenizer)
+        batch = Batch(input_batch, _sampling(policy_generation, greedy))
     outer = _whole.set(True)
     try:
         yield from _recorded(batch, _of_batch)
@@ -136,8 +133,8 @@ def _roll_out_prompt(self: Any, input_sample: Any) -> Part:
         return _recorded(None, _of_group)
     keep_tokenizer(getattr(self, "_tokenizer", None))
     count = int(getattr(self, "_num_generations_per_prompt", 1))
-    rows = {name: [input_sample[name]] * count for name in _ROW_FIELDS if name in input_sample}
-    rows["message_log"] = [input_sample["message_log"]] * count
+    names = [name for name in (*_ROW_FIELDS, "message_log") if name in input_sample]
+    rows = {name: [input_sample[name]] * count for name in names}
     sampling = _sampling(getattr(self, "_policy_generation", None), False)
     return _recorded(Batch(rows, sampling), _of_group)
 
@@ -167,84 +164,61 @@ def _of_group(group: Any) -> Finished:
     )
 
 
+def _sampling(policy_generation: Any, greedy: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"greedy": True} if greedy else {}
+    with suppress(Exception):
+        config = getattr(policy_generation, "cfg", None) or {}
+        found |= {name: config[name] for name in _SAMPLING_NAMES if config.get(name) is not None}
+    return found
+
+
 @NEMO_RL.around(MANAGER, "RolloutManager.set_weight_version", without=OLDER)
 def _note_version(version: Any) -> Part:
     yield
-    training.weight_version = int(version)
+    training.weight_version = str(int(version))
 
 
 # -- inside a rollout ----------------------------------------------------------------------
 
 
 @NEMO_RL.around(ROLLOUTS, "generate_responses")
-def _generate(batch: Any) -> Part | None:
-    return _generation(batch)
-
-
 @NEMO_RL.around(ROLLOUTS, "generate_responses_async")
-def _generate_async(batch: Any) -> Part | None:
-    return _generation(batch)
-
-
-def _generation(batch: Any) -> Part | None:
-    running = _batch.get()
-    return None if running is None else _timed(running, batch["message_log"])
-
-
-def _timed(running: Batch, logs: Sequence[Any]) -> Part:
-    start_ns = time.time_ns()
-    _, _, metrics = yield
-    running.generated(logs, start_ns, metrics.get("_response_truncated"))
+def _generate(batch: Any) -> Part | None:
+    return _generated(batch["message_log"])
 
 
 @NEMO_RL.around(MANAGER, "AsyncRolloutImpl._generate_response", without=OLDER)
 def _generate_one(message_log: Any) -> Part | None:
-    running = _batch.get()
-    return None if running is None else _timed(running, [message_log])
+    return _generated([message_log])
+
+
+def _generated(logs: Sequence[Any]) -> Part:
+    """Note that a turn of each rollout was generated."""
+    running, start_ns = _batch.get(), time.time_ns()
+    if running is None:
+        return
+    _, _, metrics = yield
+    duration_ns, truncated = time.time_ns() - start_ns, metrics.get("_response_truncated")
+    for number, messages in enumerate(logs):
+        values: dict[str, Any] = dict(running.sampling)
+        if truncated is not None:
+            values["finish_reason"] = "length" if truncated[number] else "stop"
+        running.events(messages).generations.append(Event(start_ns, duration_ns, values))
 
 
 @NEMO_RL.around(ROLLOUTS, "calculate_rewards")
 def _step(batch: Any) -> Part | None:
-    running = _batch.get()
-    return None if running is None else _stepped(running, batch["message_log"])
-
-
-def _stepped(running: Batch, logs: Sequence[Any]) -> Part:
-    start_ns = time.time_ns()
+    """Note a step of the environment of each rollout."""
+    running, start_ns = _batch.get(), time.time_ns()
+    if running is None:
+        return
     returned = yield
-    duration_ns = time.time_ns() - start_ns
-    several = isinstance(returned.rewards, Mapping)
-    for number, messages in enumerate(logs):
+    duration_ns, rewards = time.time_ns() - start_ns, returned.rewards
+    for number, messages in enumerate(batch["message_log"]):
         reward: Any
-        if several:
-            reward = {name: float(one[number]) for name, one in returned.rewards.items()}
+        if isinstance(rewards, Mapping):
+            reward = {name: float(one[number]) for name, one in rewards.items()}
         else:
-            reward = float(returned.rewards[number])
+            reward = float(rewards[number])
         values = {"reward": reward, "terminated": bool(returned.terminateds[number])}
         running.events(messages).steps.append(Event(start_ns, duration_ns, values))
-
-
-# -- a whole batch -------------------------------------------------------------------------
-
-
-def _begin(input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool) -> Batch | None:
-    """Return a batch to record, if the training loop of this process asked for it.
-
-    In other processes it cannot be told whether a batch is for training or for validation.
-    """
-    if (training.step is None and validated_step.get() is None) or not start_recording():
-        return None
-    keep_tokenizer(tokenizer)
-    return Batch(input_batch, _sampling(policy_generation, greedy))
-
-
-def _sampling(policy_generation: Any, greedy: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    with suppress(Exception):
-        config = getattr(policy_generation, "cfg", None) or {}
-        found = {name: config[name] for name in _SAMPLING_NAMES if config.get(name) is not None}
-    return found | ({"greedy": True} if greedy else {})
-
-
-def _plain(index: Any) -> Any:
-    return index.item() if hasattr(index, "item") else index

@@ -11,19 +11,16 @@ import os
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-import msgspec
-
 from localtrace.record import active
-from localtrace.record.capture import Beginning, begin_trajectory, end_trajectory
-from localtrace.record.scope import Scope, current
+from localtrace.record.capture import Beginning
 from localtrace.record.session import outcome
 from localtrace.trainer_hooks.environment import trace_id_in_job
-from localtrace.trainer_hooks.generations import record_generation, record_tool
+from localtrace.trainer_hooks.generations import FinishedCall, record_rollout
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import training
 
@@ -96,12 +93,11 @@ def content_of(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
 @harmless
 def record_sample(sample: Sample, beginning: Beginning, batch_start_ns: int) -> str | None:
     """Record a finished rollout; return its trace id, if it was recorded."""
-    recorder = active.recorder
-    if recorder is None:
+    if active.recorder is None:
         return None
-    ids = [_numbers(one["token_ids"]) for one in sample.messages]
+    ids = [numbers(one["token_ids"]) for one in sample.messages]
     logprobs = [
-        _numbers(one["generation_logprobs"]) if "generation_logprobs" in one else [0.0] * len(own)
+        numbers(one["generation_logprobs"]) if "generation_logprobs" in one else [0.0] * len(own)
         for one, own in zip(sample.messages, ids, strict=True)
     ]
     content = content_of([*chain(*ids)], [*chain(*logprobs)])
@@ -113,99 +109,77 @@ def record_sample(sample: Sample, beginning: Beginning, batch_start_ns: int) -> 
     )
     events = sample.events
     start_ns = events.generations[0].start_ns if events.generations else batch_start_ns
-    state = begin_trajectory(
-        recorder, bytes.fromhex(trace_id), beginning, time.time_ns() - start_ns
-    )
-    token = current.set(Scope(state, None))
-    try:
-        turns = _record_turns(sample, ids, logprobs, batch_start_ns)
-    finally:
-        current.reset(token)
-    values = _values(sample, turns)
-    state.values |= {name: msgspec.Raw(recorder.values.encode(one)) for name, one in values.items()}
-    state.ended = True
-    if state.dropped is None:
-        last = (events.steps or events.generations)[-1:]
-        end_ns = last[0].start_ns + last[0].duration_ns if last else time.time_ns()
-        end_trajectory(recorder, state, None, time.time_ns() - end_ns)
-    _record_mask(sample, ids, trace_id, beginning.step)
-    return trace_id
-
-
-def _record_turns(
-    sample: Sample, ids: list[list[int]], logprobs: list[list[float]], batch_start_ns: int
-) -> int:
-    """Record the turns and the steps between them; return how many turns there were."""
-    events, turns, steps = sample.events, 0, 0
-    times_of = {} if events.generations else {"times_of": "batch"}
-    whole = Event(batch_start_ns, time.time_ns() - batch_start_ns, times_of)
-    for number in range(sample.prompt_length, len(sample.messages)):
-        message = sample.messages[number]
-        if _is_generated(message):
-            event = events.generations[turns] if turns < len(events.generations) else whole
-            inputs: dict[str, Any] = {"prompt_ids": [*chain(*ids[:number])]}
-            if turns == 0:
-                inputs["messages"] = [_said(one) for one in sample.messages[:number]]
-            outputs: dict[str, Any] = {"output_ids": ids[number], "text": message.get("content")}
-            if "generation_logprobs" in message:
-                outputs["output_logprobs"] = logprobs[number]
-            if training.weight_version is not None:
-                outputs["weight_version"] = str(training.weight_version)
-            given = dict(event.values)
-            outputs |= {
-                name: given.pop(name) for name in ("finish_reason", "times_of") if name in given
-            }
-            record_generation(
-                OP, start_ns=event.start_ns, duration_ns=event.duration_ns,
-                inputs=inputs | given, outputs=outputs,
-            )  # fmt: skip
-            turns += 1
-        elif steps < len(events.steps):
-            event = events.steps[steps]
-            record_tool(
-                STEP_OP, start_ns=event.start_ns, duration_ns=event.duration_ns,
-                inputs={"task": sample.task}, outputs={**_said(message), **event.values},
-            )  # fmt: skip
-            steps += 1
-    return turns
-
-
-def _is_generated(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "assistant"
-
-
-def _said(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: message[name] for name in ("role", "content") if name in message}
-
-
-def _values(sample: Sample, turns: int) -> dict[str, Any]:
+    last = (events.steps or events.generations)[-1:]
+    end_ns = last[0].start_ns + last[0].duration_ns if last else time.time_ns()
+    calls = list(_calls(sample, ids, logprobs, batch_start_ns))
     parts: dict[str, float] = {}
-    for step in sample.events.steps:
+    for step in events.steps:
         reward = step.values.get("reward")
         for name, part in (reward if isinstance(reward, dict) else {}).items():
             parts[name] = parts.get(name, 0.0) + part
-    found = {
+    values = {
         "reward": sample.reward,
         "reward_extra_info": parts or None,
-        "num_turns": turns,
+        "num_turns": sum(not call.is_tool for call in calls),
         "truncated": sample.truncated,
         "task": sample.task,
         "ground_truth": sample.facts.get("ground_truth"),
     }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _record_mask(sample: Sample, ids: list[list[int]], trace_id: str, step: int | None) -> None:
-    """Record which tokens of the response were generated, where some were not."""
+    if not record_rollout(bytes.fromhex(trace_id), beginning, (start_ns, end_ns), calls, values):
+        return None
     flags = [
         int(_is_generated(message))
         for message, own in zip(sample.messages, ids, strict=True)
         for _ in own
     ][sum(map(len, ids[: sample.prompt_length])) :]
     if flags and not all(flags):
-        outcome(trace_id, step=step, source=SOURCE, response_mask=flags)
+        outcome(trace_id, step=beginning.step, source=SOURCE, response_mask=flags)
+    return trace_id
 
 
-def _numbers(values: Any) -> list[Any]:
+def _calls(
+    sample: Sample, ids: list[list[int]], logprobs: list[list[float]], batch_start_ns: int
+) -> Iterator[FinishedCall]:
+    """Yield the turns, and the steps of the environment between them."""
+    generations, steps = iter(sample.events.generations), iter(sample.events.steps)
+    times_of = {} if sample.events.generations else {"times_of": "batch"}
+    whole = Event(batch_start_ns, time.time_ns() - batch_start_ns, times_of)
+    is_first = True
+    for number in range(sample.prompt_length, len(sample.messages)):
+        message = sample.messages[number]
+        said = {name: message[name] for name in ("role", "content") if name in message}
+        if not _is_generated(message):
+            step = next(steps, None)
+            if step is not None:
+                times = step.start_ns, step.duration_ns
+                outputs = {**said, **step.values}
+                yield FinishedCall(STEP_OP, *times, {"task": sample.task}, outputs, is_tool=True)
+            continue
+        event = next(generations, whole)
+        facts = dict(event.values)
+        inputs: dict[str, Any] = {"prompt_ids": [*chain(*ids[:number])]}
+        if is_first:
+            inputs["messages"] = [
+                {name: one[name] for name in ("role", "content") if name in one}
+                for one in sample.messages[:number]
+            ]
+        is_first = False
+        outputs = {
+            "output_ids": ids[number],
+            "text": message.get("content"),
+            "output_logprobs": logprobs[number] if "generation_logprobs" in message else None,
+            "weight_version": training.weight_version,
+            "finish_reason": facts.pop("finish_reason", None),
+            "times_of": facts.pop("times_of", None),
+        }
+        outputs = {name: value for name, value in outputs.items() if value is not None}
+        yield FinishedCall(OP, event.start_ns, event.duration_ns, inputs | facts, outputs)
+
+
+def _is_generated(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant"
+
+
+def numbers(values: Any) -> list[Any]:
     """Return the numbers of a tensor, those of half precision as they are."""
     return list(values.tolist() if hasattr(values, "tolist") else values)

@@ -11,12 +11,15 @@ from localtrace.record.session import log_metrics, outcome
 from localtrace.record.tensor_batches import record_tensors
 from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
 from localtrace.trainer_hooks.nemo_rl.job import (
+    GRPO,
+    LOGGER,
+    NEMO_RL,
+    OLDER,
     start_recording,
     training,
     validated_step,
 )
-from localtrace.trainer_hooks.nemo_rl.places import GRPO, LOGGER, NEMO_RL, OLDER
-from localtrace.trainer_hooks.nemo_rl.samples import Occurrences, content_of
+from localtrace.trainer_hooks.nemo_rl.samples import Occurrences, content_of, numbers
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.token_means import means
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
@@ -142,5 +145,4 @@ def _trace_id(logged: Mapping[str, Any], row: int, length: int) -> str:
 
 
 def _row(column: Sequence[Any], row: int, length: int) -> list[Any]:
-    values = column[row]
-    return list(values.tolist() if hasattr(values, "tolist") else values)[:length]
+    return numbers(column[row])[:length]

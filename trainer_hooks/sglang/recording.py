@@ -206,8 +206,7 @@ class Recording:
             duration_ns=time.perf_counter_ns() - self._mono_ns,
             inputs=self._inputs(index // self._samples, generation.prompt_ids),
             outputs=of_sglang(chunk).outputs if chunk else None,
-            error=None if is_cancelled else error,
-            cancelled=is_cancelled,
+            error=CancelledError() if is_cancelled else error,
         )
 
     def _restore(self) -> None:

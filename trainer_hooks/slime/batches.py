@@ -29,7 +29,7 @@ _recorded: set[int] = set()
 
 
 @harmless
-def record_rollout(
+def record_training_rollout(
     rollout_id: int,
     args: Any,
     samples: Sequence[Any],
@@ -54,21 +54,22 @@ def record_rollout(
     times_seen = Counter(sample.index for sample in samples)
     members: Counter[Any] = Counter()
     for sample in samples:
+        key = os.urandom(16)
         # Siblings that one rollout was split into have one index, and the trainer's processes
         # cannot tell them apart.
         alone = sample.index is not None and times_seen[sample.index] == 1
-        own = trace_id_in_job("slime", rollout_id, sample.index)
-        is_known = alone and rollout_id not in _recorded
-        key = bytes.fromhex(own) if is_known else os.urandom(16)
-        if record_sample(sample, key, place_of(rollout_id, sample, members), batch):
-            _record_outcomes(sample, key.hex(), rollout_id)
+        if alone and rollout_id not in _recorded:
+            key = bytes.fromhex(trace_id_in_job("slime", rollout_id, sample.index))
+        place = place_of(rollout_id, sample, members)
+        if record_sample(sample, key, place, batch) and (values := sample_outcomes(sample)):
+            outcome(key.hex(), step=rollout_id, source=SOURCE, **values)
     _recorded.add(rollout_id)
     in_batch = set(map(id, samples))
     for sample in noted:
-        key = os.urandom(16)
-        if id(sample) not in in_batch and record_sample(
-            sample, key, place_of(rollout_id, sample, members), batch
-        ):
+        if id(sample) in in_batch:
+            continue
+        key, place = os.urandom(16), place_of(rollout_id, sample, members)
+        if record_sample(sample, key, place, batch):
             reason = {"fate": "filtered", "fate_reason": LEFT_OUT}
             outcome(key.hex(), step=rollout_id, source=SOURCE, **reason)
     _log_numbers(rollout_id, {**(metrics or {}), "perf/rollout_time": rollout_time_s})
@@ -90,7 +91,12 @@ def record_evaluation(
     reward_key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
     batch = Batch.until_now(None, reward_key, {})
     for dataset, found in data.items():
-        size = _group_size(args, dataset)
+        sizes = [
+            one.n_samples_per_eval_prompt
+            for one in getattr(args, "eval_datasets", None) or ()
+            if one.name == dataset
+        ]
+        size = next(filter(None, sizes), None) or args.n_samples_per_eval_prompt or 1
         for sample in found.get("samples") or ():
             group, number = (None, None) if sample.index is None else divmod(sample.index, size)
             place = place_of(rollout_id, sample, Counter())._replace(
@@ -101,12 +107,6 @@ def record_evaluation(
             )
             record_sample(sample, os.urandom(16), place, batch)
     _log_numbers(rollout_id, metrics or {})
-
-
-def _group_size(args: Any, dataset: str) -> int:
-    configured = getattr(args, "eval_datasets", None) or ()
-    sizes = [one.n_samples_per_eval_prompt for one in configured if one.name == dataset]
-    return next(filter(None, sizes), None) or args.n_samples_per_eval_prompt or 1
 
 
 def place_of(rollout_id: int, sample: Any, members: Counter[Any]) -> Beginning:
@@ -135,12 +135,6 @@ def sample_outcomes(sample: Any) -> dict[str, Any]:
     if sample.remove_sample or not any(generated if mask is None else mask):
         values |= {"fate": "filtered", "fate_reason": _REMOVED}
     return values
-
-
-@harmless
-def _record_outcomes(sample: Any, trace_id: str, rollout_id: int) -> None:
-    if values := sample_outcomes(sample):
-        outcome(trace_id, step=rollout_id, source=SOURCE, **values)
 
 
 def _log_numbers(rollout_id: int, values: Mapping[str, Any]) -> None:

@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from localtrace.record import active
-from localtrace.store.tokenizers import FILE_NAME, has_tokenizer, keep_tokenizer
-from localtrace.trainer_hooks.environment import (
-    is_asked_for,
-    record_this_process,
-    refuse,
-    run_id_of_ray_job,
-    say_once,
-)
+from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say_once
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.slime.batches import record_evaluation, record_rollout
+from localtrace.trainer_hooks.slime.batches import record_evaluation, record_training_rollout
 from localtrace.trainer_hooks.slime.training import record_training
+from localtrace.trainer_hooks.tokenizer import keep_tokenizer_file
 
 _ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 """slime's own rollout: all samples that it has generated and left out by its end, it drops."""
@@ -42,11 +34,13 @@ def log_rollout_data(
     Returns False, so that the trainer goes on with its own logging.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
     noted = _noted.pop(rollout_id, [])
     if _start_recording(args, "rollout"):
-        record_rollout(rollout_id, args, samples, noted, rollout_extra_metrics, rollout_time)
+        record_training_rollout(
+            rollout_id, args, samples, noted, rollout_extra_metrics, rollout_time
+        )
     return False
 
 
@@ -61,7 +55,7 @@ def log_eval_rollout_data(
     Returns False, so that the trainer goes on with its own logging.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
     if _start_recording(args, "rollout"):
         record_evaluation(rollout_id, args, data, extra_metrics)
@@ -89,7 +83,7 @@ def postprocess_rollout_data(
     """Record advantages and the use of samples in training: `--rollout-data-postprocess-path`.
 
     Raises:
-        LocalTraceError: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
     if rollout_id is None or rollout_data is None:
         say_once(
@@ -113,23 +107,7 @@ def _has_results() -> bool:
 
 
 def _start_recording(args: Any, worker: str) -> bool:
-    known = "LOCALTRACE_RUN_ID" in os.environ
-    run_id = None if known else run_id_of_ray_job()
-    started = record_this_process(worker, run_id=run_id, config=vars(args))
-    if started:
-        _keep_tokenizer(args)
-    elif not is_asked_for():
-        refuse(
-            "the rollouts are not recorded: set LOCALTRACE_STORE in the environment of the Ray job"
-        )
+    run_id = run_id_of_ray_job()
+    started = record_this_process(worker, who="slime", run_id=run_id, config=vars(args))
+    keep_tokenizer_file(getattr(args, "hf_checkpoint", None))
     return started
-
-
-@harmless
-def _keep_tokenizer(args: Any) -> None:
-    recorder = active.recorder
-    folder = Path(str(getattr(args, "hf_checkpoint", None)))
-    if recorder is None or not (folder / FILE_NAME).is_file():
-        return
-    if not has_tokenizer(recorder.layout, recorder.context.run_id):
-        keep_tokenizer(recorder.layout, folder, recorder.context.run_id)

@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
-import msgspec
-
-from localtrace.record import active
-from localtrace.record.capture import Beginning, begin_trajectory, end_trajectory
-from localtrace.record.scope import Scope, current
-from localtrace.trainer_hooks.generations import record_generation
+from localtrace.record.capture import Beginning
+from localtrace.trainer_hooks.generations import FinishedCall, record_rollout
 from localtrace.trainer_hooks.harmless import harmless
 
 OP = "slime.generate"
@@ -55,12 +51,6 @@ class Batch:
         return cls(Interval(start_ns, end_ns), owner, reward_key, sampling_params)
 
 
-class _Turn(NamedTuple):
-    prompt_ids: list[int]
-    output_ids: list[int]
-    logprobs: list[float] | None
-
-
 class Generation(NamedTuple):
     """One turn, in the words of the store."""
 
@@ -85,7 +75,7 @@ def describe(sample: Any, batch: Batch) -> Described:
     Raises:
         ValueError: its response is longer than its tokens.
     """
-    turns = _turns(sample)
+    turns = _turns(sample, batch)
     rollouts, own = _intervals(sample, _ROLLOUT_SPAN), _intervals(sample, _GENERATION_SPAN)
     whole = Interval(rollouts[0].start_ns, rollouts[-1].end_ns) if rollouts else batch.interval
     times_of = None
@@ -93,13 +83,10 @@ def describe(sample: Any, batch: Batch) -> Described:
         own = [Interval(own[0].start_ns, own[-1].end_ns)]
     elif len(turns) != len(own):
         own, times_of = [whole] * len(turns), "rollout" if rollouts else batch.times_of
-    generations = [
-        Generation(
-            times, _inputs(sample, batch, turn, number), _outputs(sample, turn, number, len(turns))
-        )
-        for number, (turn, times) in enumerate(zip(turns, own, strict=True))
-    ]
-    return Described(whole, generations, _values(sample, batch, turns, times_of), _error(sample))
+    generations = [Generation(times, *turn) for times, turn in zip(own, turns, strict=True)]
+    values = _values(sample, batch, len(turns)) | {"times_of": times_of}
+    values = {name: value for name, value in values.items() if value is not None}
+    return Described(whole, generations, values, _error(sample))
 
 
 @harmless
@@ -109,28 +96,13 @@ def record_sample(sample: Any, key: bytes, beginning: Beginning, batch: Batch) -
     Args:
         key: the trace id as 16 bytes.
     """
-    recorder = active.recorder
-    if recorder is None:
-        return False
-    whole, generations, values, error = describe(sample, batch)
-    state = begin_trajectory(recorder, key, beginning, time.time_ns() - whole.start_ns)
-    token = current.set(Scope(state, None))
-    try:
-        for times, inputs, outputs in generations:
-            record_generation(
-                OP,
-                start_ns=times.start_ns,
-                duration_ns=times.end_ns - times.start_ns,
-                inputs=inputs,
-                outputs=outputs,
-            )
-    finally:
-        current.reset(token)
-    state.values |= {name: msgspec.Raw(recorder.values.encode(one)) for name, one in values.items()}
-    state.ended = True
-    if state.dropped is None:
-        end_trajectory(recorder, state, error, time.time_ns() - whole.end_ns)
-    return True
+    described = describe(sample, batch)
+    calls = [
+        FinishedCall(OP, times.start_ns, times.end_ns - times.start_ns, inputs, outputs)
+        for times, inputs, outputs in described.generations
+    ]
+    values, error = described.values, described.error
+    return bool(record_rollout(key, beginning, described.interval, calls, values, error))
 
 
 def generated_flags(sample: Any) -> list[int]:
@@ -152,62 +124,56 @@ def generated_flags(sample: Any) -> list[int]:
     return flags if any(flags) else [1] * length
 
 
-def _turns(sample: Any) -> list[_Turn]:
+def _turns(sample: Any, batch: Batch) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the inputs and outputs of each turn."""
     tokens, length = list(sample.tokens), sample.response_length
     first = len(tokens) - length
     if first < 0:
         raise ValueError(f"a response of {length} tokens in a sample of {len(tokens)}")
-    logprobs = sample.rollout_log_probs
-    known = logprobs is not None and len(logprobs) == length
-    turns, end = [], 0
+    runs, end = [], 0
     for generated, run in groupby(generated_flags(sample)):
         start, end = end, end + len(list(run))
         if generated:
-            output = tokens[first + start : first + end]
-            own = list(logprobs[start:end]) if known else None
-            turns.append(_Turn(tokens[: first + start], output, own))
-    if tokens and not turns:
-        turns.append(_Turn(tokens, [], None))
+            runs.append((start, end))
+    if tokens and not runs:
+        runs.append((length, length))
+    logprobs = sample.rollout_log_probs
+    known = logprobs is not None and len(logprobs) == length > 0
+    # One for each call of the engine; a turn may have taken several.
+    versions = list(sample.weight_versions)
+    if len(set(versions)) == 1:
+        versions = versions[:1] * len(runs)
+    turns = []
+    for number, (start, end) in enumerate(runs):
+        inputs: dict[str, Any] = {"prompt_ids": tokens[: first + start]}
+        outputs: dict[str, Any] = {"output_ids": tokens[first + start : first + end]}
+        if number == 0:
+            inputs["prompt" if isinstance(sample.prompt, str) else "messages"] = sample.prompt
+        if batch.sampling_params:
+            inputs["sampling_params"] = batch.sampling_params
+        if known:
+            outputs["output_logprobs"] = list(logprobs[start:end])
+        if len(runs) == 1:
+            outputs["text"] = sample.response
+        if number == len(runs) - 1 and sample.status.value in _FINISH_REASONS:
+            outputs["finish_reason"] = _FINISH_REASONS[sample.status.value]
+        if len(versions) == len(runs):
+            outputs["weight_version"] = str(versions[number])
+        turns.append((inputs, outputs))
     return turns
 
 
-def _inputs(sample: Any, batch: Batch, turn: _Turn, number: int) -> dict[str, Any]:
-    inputs: dict[str, Any] = {"prompt_ids": turn.prompt_ids}
-    if number == 0:
-        inputs["prompt" if isinstance(sample.prompt, str) else "messages"] = sample.prompt
-    if batch.sampling_params:
-        inputs["sampling_params"] = batch.sampling_params
-    return inputs
-
-
-def _outputs(sample: Any, turn: _Turn, number: int, count: int) -> dict[str, Any]:
-    outputs: dict[str, Any] = {"output_ids": turn.output_ids}
-    if turn.logprobs is not None:
-        outputs["output_logprobs"] = turn.logprobs
-    if count == 1:
-        outputs["text"] = sample.response
-    if number == count - 1 and sample.status.value in _FINISH_REASONS:
-        outputs["finish_reason"] = _FINISH_REASONS[sample.status.value]
-    # One for each call of the engine; a turn may have taken several.
-    versions = sample.weight_versions
-    if len(versions) == count:
-        outputs["weight_version"] = str(versions[number])
-    elif len(set(versions)) == 1:
-        outputs["weight_version"] = str(versions[0])
-    return outputs
-
-
-def _values(sample: Any, batch: Batch, turns: list[_Turn], times_of: str | None) -> dict[str, Any]:
-    """Return the reward and the attributes. What a sample does not have is left out."""
+def _values(sample: Any, batch: Batch, turns: int) -> dict[str, Any]:
+    """Return the reward and the attributes; None for what a sample does not have."""
     several = isinstance(sample.reward, Mapping)
     reward = sample.reward
     if several:
         reward = None if batch.reward_key is None else sample.reward.get(batch.reward_key)
-    found = {
+    return {
         "reward": reward,
         "reward_extra_info": sample.reward if several else None,
         "ground_truth": sample.label,
-        "num_turns": len(turns),
+        "num_turns": turns,
         "truncated": sample.status.value == "truncated",
         "sample_status": sample.status.value,
         "slime_index": sample.index,
@@ -217,11 +183,9 @@ def _values(sample: Any, batch: Batch, turns: list[_Turn], times_of: str | None)
         "train_metadata": sample.train_metadata or None,
         "non_generation_time_s": getattr(sample, "non_generation_time", 0.0) or None,
         "cached_tokens": sample.prefix_cache_info.cached_tokens or None,
-        "response": sample.response if len(turns) > 1 else None,
+        "response": sample.response if turns > 1 else None,
         "prompt": None if turns else sample.prompt,
-        "times_of": times_of,
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _error(sample: Any) -> BaseException | None:

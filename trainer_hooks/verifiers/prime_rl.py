@@ -8,22 +8,21 @@ episodes, and not the processes in which environments run: these know no step.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from types import ModuleType
 from typing import Any
 
 from localtrace.record import active
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.session import log_metrics, outcome
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen
+from localtrace.trainer_hooks.environment import hook_settings, is_chosen, refuse
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.verifiers.facts import interval_of, outcomes_of, place_of
 from localtrace.trainer_hooks.verifiers.graph import Graph
-from localtrace.trainer_hooks.verifiers.recording import OpenTrace, fields_of
+from localtrace.trainer_hooks.verifiers.recording import OpenTrace, fields_of, start_recording
 
 SOURCE = "prime-rl"
 NOT_USED = "in no batch by the end of the run"
@@ -33,7 +32,19 @@ _RUN_ID = "PRL_RUN_ID"
 _REMEMBERED_MAX = 1_000_000
 
 
-def monitors() -> ModuleType | None:
+PRIME_RL = System(
+    "prime-rl",
+    _MODULE,  # prime_rl itself has no file
+    ("commit 559b44772",),
+    distributions=("prime-rl",),
+)
+for _name in ("MONITORS", "log"):
+    PRIME_RL.needs(_MODULE, _name)
+for _name in ("log_metrics", "log_episodes", "finalize"):
+    PRIME_RL.needs(f"{_MODULE}.base", f"Monitor.{_name}")
+
+
+def monitors() -> Any:
     """Return prime-rl's module of monitors if this process has loaded it."""
     return sys.modules.get(_MODULE)
 
@@ -43,40 +54,31 @@ def is_worker() -> bool:
     return _RUN_ID in os.environ and monitors() is None
 
 
-def lacking(module: ModuleType) -> list[str]:
-    """Return what the hook needs of prime-rl's monitors and they do not have."""
-    missing = [name for name in ("MONITORS", "setup", "log") if not hasattr(module, name)]
-    base = getattr(module, "Monitor", None)
-    methods = ("log_metrics", "log_episodes", "finalize")
-    return missing + [f"Monitor.{name}" for name in methods if not hasattr(base, name)]
+def add_monitor() -> None:
+    """Add the monitor to prime-rl's, which refuses to set its own up where there are some already.
 
-
-def add_monitor(module: ModuleType, start: Callable[[], None]) -> None:
-    """Add the monitor, once prime-rl has set up its own.
-
-    prime-rl refuses to set up monitors where there are some already.
-
-    Args:
-        start: starts recording in this process, if that is asked for.
+    Raises:
+        CannotRecord: there are no such monitors, and LOCALTRACE_REQUIRED is set.
     """
-    if module.MONITORS:
-        _append(module, start)
-    elif not hasattr(module.setup, "__wrapped__"):
-        setup = module.setup
-
-        @functools.wraps(setup)
-        async def setup_and_add(*args: Any, **kwargs: Any) -> Any:
-            result = await setup(*args, **kwargs)
-            if os.environ.get("RANK", os.environ.get("DP_RANK", "0")) == "0":
-                _append(module, start)
-            return result
-
-        module.setup = setup_and_add  # type: ignore[attr-defined]
+    if not hasattr(monitors(), "MONITORS"):
+        refuse("prime-rl is not recorded: its monitors lack MONITORS")
+    elif monitors().MONITORS:
+        _append()
+    else:
+        PRIME_RL.install()
 
 
-def _append(module: ModuleType, start: Callable[[], None]) -> None:
+@PRIME_RL.around(_MODULE, "setup")
+def _setup() -> Part:
+    yield
+    if os.environ.get("RANK", os.environ.get("DP_RANK", "0")) == "0":
+        _append()
+
+
+def _append() -> None:
+    module = monitors()
     if not any(isinstance(one, _Recording) for one in module.MONITORS):
-        start()
+        start_recording()
         if active.recorder is not None:
             kind = type("LocaltraceMonitor", (_Recording, module.Monitor), {})
             module.MONITORS.append(kind(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping
@@ -22,11 +23,24 @@ from localtrace.record.propagation import trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope
 from localtrace.record.signature import generation_called, tool_called
+from localtrace.trainer_hooks.environment import record_this_process
 from localtrace.trainer_hooks.verifiers.facts import end_of, interval_of, values_of
 from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, ToolCall, Turn
 
 OP = "verifiers.generate"
+_RUN_NAMES = ("PRL_RUN_ID", "VF_RUN_ID")
+"""Variables in which prime-rl and verifiers name their run to all of its processes."""
 _EXCLUDED = {"nodes", "calls", "state"}
+
+
+def start_recording() -> None:
+    """Start recording in this process, if it is asked for.
+
+    Raises:
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    """
+    named = next((os.environ[name] for name in _RUN_NAMES if os.environ.get(name)), None)
+    record_this_process("verifiers", who="the environment", run_id=named)
 
 
 class OpenTrace:

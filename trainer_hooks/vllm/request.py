@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import time
+from asyncio import CancelledError
 from typing import Any
 
 import msgspec
@@ -127,8 +128,7 @@ class Request:
             duration_ns=time.perf_counter_ns() - self._mono_ns,
             inputs=inputs,
             outputs=outputs,
-            error=error,
-            cancelled=error is None and not pieces.has_ended,
+            error=error if error is not None or pieces.has_ended else CancelledError(),
         )
 
 
