@@ -40,7 +40,7 @@ from localtrace.trainer_hooks.verifiers.facts import (
     place_of,
     values_of,
 )
-from localtrace.trainer_hooks.verifiers.graph import Graph, ToolCall, Turn
+from localtrace.trainer_hooks.verifiers.graph import Graph, GraphCall
 from localtrace.trainer_hooks.verifiers.recording import OP, span_id_of
 from localtrace.values.codec import from_tagged
 from localtrace.values.fields import Fields
@@ -217,11 +217,11 @@ def _exported(trace: dict[str, Any]) -> Fields:
     return found if isinstance(found, dict) else {}
 
 
-def _call(trace_id: str, seq: int, one: Turn | ToolCall) -> CallIn:
-    is_tool = isinstance(one, ToolCall)
+def _call(trace_id: str, seq: int, one: GraphCall) -> CallIn:
+    is_tool = one.tool is not None
     failure = one.error
     return CallIn(
-        span_id_of(trace_id, seq), one.name if isinstance(one, ToolCall) else OP,
+        span_id_of(trace_id, seq), OP if one.tool is None else one.tool,
         one.start_ns, one.duration_ns, one.inputs, one.outputs, seq=seq,
         takes_prompt=not is_tool, kind="tool" if is_tool else "generation",
         status="ok" if failure is None else failure.status,

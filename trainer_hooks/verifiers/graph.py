@@ -93,25 +93,16 @@ class Call(msgspec.Struct):
     error: Failure | None = None
 
 
-class Turn(NamedTuple):
-    """One generation, or one request that failed."""
+class GraphCall(NamedTuple):
+    """One request to the model, or one call of a tool that has an answer."""
 
-    inputs: Fields
-    outputs: Fields | None
-    start_ns: int
-    duration_ns: int
-    error: Failure | None
-
-
-class ToolCall(NamedTuple):
-    """One call of a tool that has an answer."""
-
-    name: str
+    tool: str | None
+    """Name of the tool; None for a request to the model."""
     inputs: Fields
     outputs: Any
     start_ns: int
     duration_ns: int
-    error: None = None
+    error: Failure | None = None
 
 
 class Graph:
@@ -150,7 +141,7 @@ class Graph:
             self.nodes.append(node)
             self._messages.append(_message(plain(node.message)))
 
-    def turns(self, calls: Iterable[Any]) -> Iterator[Turn | ToolCall]:
+    def turns(self, calls: Iterable[Any]) -> Iterator[GraphCall]:
         """Yield the turns of requests to the model, each after tools whose answers its prompt has.
 
         Raises:
@@ -161,13 +152,15 @@ class Graph:
             call = msgspec.convert(given, Call, from_attributes=True)
             start_ns, end_ns = nanoseconds(call.time.start), nanoseconds(call.time.end)
             if call.node is None:
-                yield self._failed(call, start_ns, end_ns)
-                continue
-            if not 0 <= call.node < len(self.nodes):
+                error = call.error or Failure("Unanswered", "the request has no answer")
+                duration_ns = max(0, end_ns - start_ns)
+                yield GraphCall(None, _asked(call), None, start_ns, duration_ns, error)
+            elif not 0 <= call.node < len(self.nodes):
                 raise ValueError(f"a call names the node {call.node}, which there is not")
-            yield from self._turn(call.node, call, start_ns, end_ns)
+            else:
+                yield from self._turn(call.node, call, start_ns, end_ns)
 
-    def rest(self) -> Iterator[Turn | ToolCall]:
+    def rest(self) -> Iterator[GraphCall]:
         """Yield turns that no request names, and answers of tools that no request has."""
         for place, node in enumerate(self.nodes):
             if place not in self._read:
@@ -197,9 +190,7 @@ class Graph:
     def _parents(self) -> set[int | None]:
         return {node.parent for node in self.nodes}
 
-    def _turn(
-        self, place: int, call: Call, start_ns: int, end_ns: int
-    ) -> Iterator[Turn | ToolCall]:
+    def _turn(self, place: int, call: Call, start_ns: int, end_ns: int) -> Iterator[GraphCall]:
         node, path = self.nodes[place], self.path(place)
         before = path[:-1]
         yield from self._answers(before, start_ns)
@@ -220,13 +211,9 @@ class Graph:
         if any(counts):
             inputs["message_tokens"] = counts
         outputs |= _answered(call)
-        yield Turn(inputs, outputs, start_ns, max(0, end_ns - start_ns), call.error)
+        yield GraphCall(None, inputs, outputs, start_ns, max(0, end_ns - start_ns), call.error)
 
-    def _failed(self, call: Call, start_ns: int, end_ns: int) -> Turn:
-        error = call.error or Failure("Unanswered", "the request has no answer")
-        return Turn(_asked(call), None, start_ns, max(0, end_ns - start_ns), error)
-
-    def _answers(self, path: list[int], until_ns: int) -> Iterator[ToolCall]:
+    def _answers(self, path: list[int], until_ns: int) -> Iterator[GraphCall]:
         """Yield the calls of tools whose answers stand on a path and were not read before."""
         asked: dict[str, tuple[int, Fields]] = {}
         for place in path:
@@ -240,13 +227,9 @@ class Graph:
                 continue
             self._told.add(place)
             start_ns = self._ends_ns.get(asker, until_ns)
-            yield ToolCall(
-                name=str(function.get("name") or message.get("name") or "tool"),
-                inputs=_arguments(function.get("arguments")),
-                outputs=message.get("content"),
-                start_ns=start_ns,
-                duration_ns=max(0, until_ns - start_ns),
-            )
+            name = str(function.get("name") or message.get("name") or "tool")
+            inputs, duration_ns = _arguments(function.get("arguments")), until_ns - start_ns
+            yield GraphCall(name, inputs, message.get("content"), start_ns, max(0, duration_ns))
 
 
 def plain(value: Any) -> Any:
@@ -267,41 +250,37 @@ def _message(given: Any) -> Fields:
     """Return a message in OpenAI's form: calls of tools have their name below `function`."""
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
         raise ValueError("a message without a role")
-    message = {str(name): value for name, value in given.items() if value is not None}
-    calls = message.pop("tool_calls", None)
-    if calls:
+    message = _without_nulls(given)
+    if calls := message.pop("tool_calls", None):
         if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
             raise ValueError("tool_calls is no list of calls")
-        message["tool_calls"] = [_asked_tool(plain(one)) for one in calls]
+        message["tool_calls"] = [_tool_call(plain(one)) for one in calls]
     return message
 
 
-def _asked_tool(call: Mapping[str, Any]) -> Fields:
+def _tool_call(call: Mapping[str, Any]) -> Fields:
     if isinstance(call.get("function"), Mapping):
         return {**call, "id": str(call.get("id"))}
-    function = {
-        name: value
-        for name, value in call.items()
-        if name not in ("id", "type") and value is not None
-    }
+    function = _without_nulls(call, "id", "type")
     return {"id": str(call.get("id")), "type": call.get("type", "function"), "function": function}
 
 
 def _tool(given: Any) -> Any:
     if not isinstance(given, Mapping) or given.get("type", "function") != "function":
         return given
-    function = {
-        name: value for name, value in given.items() if name != "type" and value is not None
-    }
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": _without_nulls(given, "type")}
+
+
+def _without_nulls(fields: Mapping[str, Any], *left_out: str) -> Fields:
+    return {n: value for n, value in fields.items() if value is not None and n not in left_out}
 
 
 def _asked(call: Call) -> Fields:
     sampling = plain(call.sampling)
     if isinstance(sampling, Mapping):
-        sampling = {name: value for name, value in sampling.items() if value is not None}
+        sampling = _without_nulls(sampling)
     found = {"sampling_params": sampling or None, "model": call.model, "endpoint": call.endpoint}
-    return {name: value for name, value in found.items() if value is not None}
+    return _without_nulls(found)
 
 
 def _generated(node: Node, split: int) -> Fields:
@@ -317,19 +296,15 @@ def _generated(node: Node, split: int) -> Fields:
 
 
 def _answered(call: Call) -> Fields:
-    outputs: Fields = {}
-    if call.finish_reason is not None:
-        outputs["finish_reason"] = call.finish_reason
+    outputs: Fields = {"finish_reason": call.finish_reason}
     if usage := call.usage:
-        found: Fields = {
+        found = {
+            **msgspec.structs.asdict(usage),
             "prompt_tokens": usage.prompt_tokens + (usage.cached_input_tokens or 0),
-            "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_input_tokens,
-            "reasoning_tokens": usage.reasoning_tokens,
-            "cost": usage.cost,
         }
-        outputs["usage"] = {name: value for name, value in found.items() if value is not None}
-    return outputs
+        outputs["usage"] = _without_nulls(found, "cached_input_tokens")
+    return _without_nulls(outputs)
 
 
 def _arguments(text: Any) -> Fields:

@@ -25,7 +25,7 @@ from localtrace.record.scope import Scope
 from localtrace.record.signature import generation_called, tool_called
 from localtrace.trainer_hooks.environment import record_this_process
 from localtrace.trainer_hooks.verifiers.facts import end_of, interval_of, values_of
-from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, ToolCall, Turn
+from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, GraphCall
 
 OP = "verifiers.generate"
 _RUN_NAMES = ("PRL_RUN_ID", "VF_RUN_ID")
@@ -87,8 +87,8 @@ class OpenTrace:
         end_trajectory(self._recorder, self._state, outside or _exception(failure), ago_ns)
         self._state.ended = True
 
-    def _record(self, one: Turn | ToolCall) -> None:
-        signature = tool_called(one.name) if isinstance(one, ToolCall) else generation_called(OP)
+    def _record(self, one: GraphCall) -> None:
+        signature = generation_called(OP) if one.tool is None else tool_called(one.tool)
         call = OpenCall(self._recorder, signature, self._state, Scope(self._state, None))
         call.span_id = span_id_of(self.trace_id, call.seq)
         call.inputs = encode_inputs(self._recorder, one.inputs)

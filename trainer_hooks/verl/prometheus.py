@@ -60,15 +60,9 @@ class Sampler:
             return
         self._step = step
         # Numbered before filtering, so that a server keeps its number when others drop out.
-        servers = [
-            (number, address)
-            for number, address in enumerate(server_addresses())
-            if self._failures[address] < _TRIES
-        ]
+        servers = [one for one in enumerate(server_addresses()) if self._failures[one[1]] < _TRIES]
         if servers:
-            self._thread = threading.Thread(
-                target=self._ask, args=(servers, step), name="localtrace-prometheus", daemon=True
-            )
+            self._thread = threading.Thread(target=self._ask, args=(servers, step), daemon=True)
             self._thread.start()
 
     @harmless
@@ -78,12 +72,11 @@ class Sampler:
                 found = dict(_parse(_fetch(address)))
             except Exception as error:
                 self._failures[address] += 1
-                if self._failures[address] == _TRIES:
-                    logger.debug("localtrace: no metrics from http://%s: %s", address, error)
-                continue
-            self._failures[address] = 0
-            metrics = {f"prometheus/{number}/{name}": value for name, value in found.items()}
-            log_metrics(metrics, step=step)
+                logger.debug("localtrace: no metrics from http://%s: %s", address, error)
+            else:
+                del self._failures[address]
+                metrics = {f"prometheus/{number}/{name}": value for name, value in found.items()}
+                log_metrics(metrics, step=step)
 
 
 def _fetch(address: str) -> str:

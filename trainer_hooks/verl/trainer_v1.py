@@ -46,15 +46,14 @@ _not_counted: set[str] = set()
 """Keys of that batch whose rows have no token in the loss."""
 
 
-# -- trace ids -----------------------------------------------------------------------------
-
-
-def _trace_ids(queue: Any, partition: str, keys: Iterable[str]) -> dict[str, str]:
+def _trace_ids(partition: str, keys: Iterable[str]) -> dict[str, str]:
     """Return the trace ids by key, for the keys that have one."""
-    keys = list(keys)
+    import transfer_queue
+
+    keys, fields = list(keys), ["extra_fields"]
     if not keys:
         return {}
-    data = queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=["extra_fields"])
+    data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
     return _ids_of(keys, data)
 
 
@@ -62,36 +61,31 @@ def _ids_of(keys: list[str], data: Any) -> dict[str, str]:
     found = {}
     for key, extra in zip(keys, list(data["extra_fields"]), strict=True):
         extra = getattr(extra, "data", extra)
-        trace_id = extra.get(TRACE_ID_KEY) if isinstance(extra, dict) else None
-        if trace_id:
-            found[key] = str(trace_id)
+        if isinstance(extra, dict) and extra.get(TRACE_ID_KEY):
+            found[key] = str(extra[TRACE_ID_KEY])
     return found
 
 
 def _real_keys(batch: Any) -> list[str]:
-    return [
-        key
-        for key, tag in zip(batch.keys, batch.tags, strict=True)
-        if not tag.get("is_padding", False)
-    ]
+    rows = zip(batch.keys, batch.tags, strict=True)
+    return [key for key, tag in rows if not tag.get("is_padding", False)]
 
 
-def _session(key: str) -> tuple[str, int]:
-    session, _, output = key.rpartition("_")
-    return session, int(output)
-
-
-def _by_output(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return the keys by the suffix of their outcomes' names."""
+def _suffixes(keys: Iterable[str]) -> dict[str, str]:
+    """Return the suffix of the outcomes' names, by key: empty for the last output of a session."""
+    parts = {key: (session, int(n)) for key in keys for session, _, n in [key.rpartition("_")]}
     last: dict[str, int] = {}
-    for key in keys:
-        session, output = _session(key)
+    for session, output in parts.values():
         last[session] = max(output, last.get(session, output))
-    found = defaultdict(list)
-    for key in keys:
-        session, output = _session(key)
-        found["" if output == last[session] else f"/output_{output}"].append(key)
-    return found
+    return {
+        key: "" if output == last[session] else f"/output_{output}"
+        for key, (session, output) in parts.items()
+    }
+
+
+def _steps(batch: Any) -> dict[str, int | None]:
+    """Return the step at which each row was launched, by key."""
+    return {key: tag.get("global_steps") for key, tag in zip(batch.keys, batch.tags, strict=True)}
 
 
 # -- advantages, and what was trained on ---------------------------------------------------
@@ -118,29 +112,21 @@ def _record_advantages() -> Part:
     _not_counted.clear()
     _not_counted.update(key for key, has in zip(batch.keys, counted, strict=True) if not has)
     _known.clear()
-    _known.update(_trace_ids(_queue(), batch.partition_id, _real_keys(batch)))
-    uids = data.non_tensor_batch["uid"]
-    recomputed = not job.select(trainer.config, BYPASS_KEY)
-    for suffix, keys in _by_output(_known).items():
-        for step, launched in _by_step(batch, keys).items():
-            ids = [_known[key] if key in launched else None for key in batch.keys]
-            record_advantages(
-                data.batch,
-                ids,
-                uids,
-                step=step,
-                recomputed=recomputed,
-                generated=generated,
-                suffix=suffix,
-            )
-
-
-def _by_step(batch: Any, keys: Iterable[str]) -> dict[int | None, set[str]]:
-    tags = dict(zip(batch.keys, batch.tags, strict=True))
-    found = defaultdict(set)
-    for key in keys:
-        found[tags[key].get("global_steps")].add(key)
-    return found
+    _known.update(_trace_ids(batch.partition_id, _real_keys(batch)))
+    suffixes, steps = _suffixes(_known), _steps(batch)
+    for suffix, step in dict.fromkeys((suffixes[key], steps[key]) for key in _known):
+        record_advantages(
+            data.batch,
+            [
+                _known[key] if (suffixes.get(key), steps[key]) == (suffix, step) else None
+                for key in batch.keys
+            ],
+            data.non_tensor_batch["uid"],
+            step=step,
+            recomputed=not job.select(trainer.config, BYPASS_KEY),
+            generated=generated,
+            suffix=suffix,
+        )
 
 
 @VERL.around(_TRAINER, "PPOTrainer._update_actor", without=_LOST)
@@ -148,11 +134,11 @@ def _record_trained(self: Any, batch: Any) -> Part:
     yield
     if not is_wanted():
         return
-    keys = _real_keys(batch)
+    keys, steps = _real_keys(batch), _steps(batch)
     if not all(key in _known for key in keys):
-        _known.update(_trace_ids(_queue(), batch.partition_id, keys))
-    for step, launched in _by_step(batch, (key for key in keys if key in _known)).items():
-        rows = ((_known[key], key not in _not_counted) for key in keys if key in launched)
+        _known.update(_trace_ids(batch.partition_id, keys))
+    for step in dict.fromkeys(steps[key] for key in keys):
+        rows = [(_known.get(key), key not in _not_counted) for key in keys if steps[key] == step]
         record_trained(rows, step=step, trained_step=self.global_steps)
     _known.clear()
 
@@ -175,12 +161,12 @@ def _note_reasons(eviction_reasons: Any) -> Part:
 def _record_fates(self: Any, partition_id: str, uids: Any) -> Part:
     if not is_wanted() or partition_id == "val" or not uids:
         return
-    found = self.partitions[partition_id]
-    keys = [key for key in found if key.split("_")[0] in uids]
+    tags = self.partitions[partition_id]
     by_fate = defaultdict(list)
-    for key, trace_id in _trace_ids(_queue(), partition_id, keys).items():
-        step = found[key].get("global_steps")
-        by_fate[_fates.get(key.split("_")[0], _SURPLUS), step].append(trace_id)
+    trace_ids = _trace_ids(partition_id, [key for key in tags if key.split("_")[0] in uids])
+    for key, trace_id in trace_ids.items():
+        known = _fates.get(key.split("_")[0], _SURPLUS)
+        by_fate[known, tags[key].get("global_steps")].append(trace_id)
     for ((fate, reason), step), ids in by_fate.items():
         record_fate(ids, fate, step=step, fate_reason=reason)
     yield
@@ -205,19 +191,13 @@ class _WatchedQueue:
 
     def kv_batch_put(self, *args: Any, **kwargs: Any) -> Any:
         result = self._queue.kv_batch_put(*args, **kwargs)
-        _note_rewards(self._queue, **kwargs)
+        _note_rewards(**kwargs)
         return result
 
 
 @VERL.on_import(_TRAINER, "tq", without=_LOST)
 def _watch(module: ModuleType) -> None:
     module.tq = _WatchedQueue(module.tq)  # type: ignore[attr-defined]
-
-
-def _queue() -> Any:
-    import transfer_queue
-
-    return transfer_queue
 
 
 @harmless
@@ -230,19 +210,15 @@ def _note_validation(
 
 
 @harmless
-def _note_rewards(
-    queue: Any, keys: Any = (), partition_id: Any = None, fields: Any = None, **_: Any
-) -> None:
-    if not is_wanted() or fields is None or "rm_scores" not in set(fields.keys()):
-        return
-    keys = list(keys)
-    _record_scores(_trace_ids(queue, partition_id, keys), keys, fields, "reward_model")
+def _note_rewards(keys: Any = (), partition_id: Any = None, fields: Any = None, **_: Any) -> None:
+    if is_wanted() and fields is not None and "rm_scores" in set(fields.keys()):
+        keys = list(keys)
+        _record_scores(_trace_ids(partition_id, keys), keys, fields, "reward_model")
 
 
 def _record_scores(ids: dict[str, str], keys: list[str], data: Any, source: str) -> None:
-    scores = data["rm_scores"]
+    scores, suffixes = data["rm_scores"], _suffixes(keys)
     if scores.is_nested:
         scores = scores.to_padded_tensor(0.0)
-    last = set(_by_output(keys)[""])
-    trace_ids = [ids.get(key) if key in last else None for key in keys]
+    trace_ids = [None if suffixes[key] else ids.get(key) for key in keys]
     record_rewards(scores, trace_ids, step=None, source=source)

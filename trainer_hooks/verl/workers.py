@@ -35,9 +35,6 @@ def _remember(self: Any) -> Part:
     yield
 
 
-# -- one process ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Status:
     """The state of recording in one process."""
@@ -62,10 +59,9 @@ def status() -> Status:
     recorder = active.recorder
     if recorder is None:
         return Status(platform.node(), failure() or "the hook was not asked to record")
-    paused = recorder.paused
     return Status(
         platform.node(),
-        None if paused is None else REMEDIES[paused],
+        None if recorder.paused is None else REMEDIES[recorder.paused],
         str(recorder.layout.root),
         recorder.context.run_id,
         recorder.recorded_trajectories,
@@ -75,25 +71,18 @@ def status() -> Status:
     )
 
 
-def _question() -> Callable[[Any], tuple[str, Status | None]]:
-    """Return the function to call in a worker.
-
-    It answers with the host and the status; None as status if the hook is not loaded there.
-    """
+def _question() -> Callable[[Any], Any]:
     hook = __name__
 
-    def ask(worker: Any) -> tuple[str, Status | None]:
+    def ask(worker: Any) -> Any:
         # Ray sends this as code. Importing it from localtrace would load the hook, too late.
         import platform
         import sys
 
         loaded = sys.modules.get(hook)
-        return platform.node(), None if loaded is None else loaded.status()
+        return platform.node() if loaded is None else loaded.status()
 
     return ask
-
-
-# -- all workers ---------------------------------------------------------------------------
 
 
 class Survey:
@@ -116,7 +105,15 @@ class Survey:
         for worker, future in list(self._asked.items()):
             if future.done():
                 del self._asked[worker]
-                self._answers[worker] = _answer(future)
+                try:
+                    answer = future.result()
+                except Exception as error:
+                    problem = f"does not answer ({type(error).__name__})"
+                    answer = Status("an unknown node", problem)
+                known = isinstance(answer, Status)
+                self._answers[worker] = (
+                    answer if known else Status(answer, "the hook is not loaded")
+                )
 
     def statuses(self) -> list[Status]:
         """Return the newest status of each worker."""
@@ -125,27 +122,12 @@ class Survey:
 
     def _workers(self) -> list[Any]:
         known = [worker for one in managers for worker in getattr(one, "agent_loop_workers", ())]
-        if not known and not self._named:
-            self._named = _named_workers()
+        if not known and not self._named:  # another process made them, as in fully async training
+            import ray
+
+            names = ray.util.list_named_actors() if ray.is_initialized() else []
+            self._named = [ray.get_actor(name) for name in names if name.startswith(_NAME_PREFIX)]
         return known or self._named
-
-
-def _named_workers() -> list[Any]:
-    """Return the job's workers that another process made, as in fully asynchronous training."""
-    import ray
-
-    if not ray.is_initialized():
-        return []
-    names = [name for name in ray.util.list_named_actors() if name.startswith(_NAME_PREFIX)]
-    return [ray.get_actor(name) for name in names]
-
-
-def _answer(future: Future[tuple[str, Status | None]]) -> Status:
-    try:
-        host, known = future.result()
-    except Exception as error:
-        return Status("an unknown node", f"does not answer ({type(error).__name__})")
-    return known or Status(host, "the hook is not loaded")
 
 
 def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
@@ -153,8 +135,7 @@ def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
     recorders = [one for one in statuses if one.store is not None]
     if not recorders:
         return None
-    here = status()
-    recorders += [here] if here.store is not None else []
+    recorders += [one for one in [status()] if one.store is not None]
     return {
         "localtrace/recorded": sum(one.recorded for one in recorders),
         "localtrace/lost": sum(one.lost for one in recorders),
@@ -165,32 +146,27 @@ def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
 
 def summary(statuses: Sequence[Status]) -> str:
     """Return one line: how many workers record, where, and what to do about the others."""
+    if not statuses:
+        return "no worker is known to this process; list what is recorded with  localtrace runs"
     silent = Counter(f"{one.problem} on {one.host}" for one in statuses if one.problem is not None)
     recording = len(statuses) - silent.total()
     text = f"{recording} of {len(statuses)} workers record"
     recorders = [one for one in statuses if one.store is not None]
     if recorders:
-        text += f" into {_what(recorders)}"
+        stores = sorted({str(one.store) for one in recorders})
+        runs = ", ".join(sorted({str(one.run_id) for one in recorders}))
+        recorded, lost = (sum(getattr(one, n) for one in recorders) for n in ("recorded", "lost"))
+        look = f"localtrace {'stats' if lost else 'ls'} -s {shlex.quote(stores[0])}"
+        text += (
+            f" into {', '.join(stores)} (run {runs}): {recorded} trajectories so far, "
+            f"{f'{lost} losses' if lost else 'nothing lost'}; look with  {look}"
+        )
     if silent:
         reasons = ", ".join(
             f"{reason} ({count} workers)" if count > 1 else reason
             for reason, count in silent.items()
         )
         text += f"; not all do: {reasons}; find out more with  localtrace doctor --ray"
-    elif not statuses:
-        text += ": none is known to this process; list what is recorded with  localtrace runs"
     if not recording and hook_settings().required:
         text += "; LOCALTRACE_REQUIRED is set: stop the job if its rollouts matter"
     return text
-
-
-def _what(recorders: Sequence[Status]) -> str:
-    stores = sorted({str(one.store) for one in recorders})
-    runs = sorted({str(one.run_id) for one in recorders})
-    recorded = sum(one.recorded for one in recorders)
-    lost = sum(one.lost for one in recorders)
-    look = f"localtrace {'stats' if lost else 'ls'} -s {shlex.quote(stores[0])}"
-    return (
-        f"{', '.join(stores)} (run {', '.join(runs)}): {recorded} trajectories so far, "
-        f"{f'{lost} losses' if lost else 'nothing lost'}; look with  {look}"
-    )
