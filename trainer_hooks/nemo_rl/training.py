@@ -8,8 +8,7 @@ from numbers import Real
 from typing import Any
 
 from localtrace.record.session import log_metrics, outcome
-from localtrace.record.tensor_batches import record_tensors
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
+from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.nemo_rl.job import (
     GRPO,
     LOGGER,
@@ -21,7 +20,7 @@ from localtrace.trainer_hooks.nemo_rl.job import (
 )
 from localtrace.trainer_hooks.nemo_rl.samples import Occurrences, content_of, numbers
 from localtrace.trainer_hooks.seams import Part
-from localtrace.trainer_hooks.token_means import means
+from localtrace.trainer_hooks.token_means import record_training
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 
 SOURCE = "nemo_rl.trainer"
@@ -82,11 +81,11 @@ def _log_batch(to_log: Any, filename: str) -> Part:
     found = _FILE.search(filename)
     columns = {"token_ids", "input_lengths", "generation_logprobs", "token_loss_mask"}
     if found is not None and all(to_log.get(name) is not None for name in columns):
-        record_training(int(found[1]), to_log)
+        _record_batch(int(found[1]), to_log)
     yield
 
 
-def record_training(step: int, logged: Mapping[str, Any]) -> None:
+def _record_batch(step: int, logged: Mapping[str, Any]) -> None:
     """Record the advantages, logprobs and fates of the rollouts of one step.
 
     Args:
@@ -95,17 +94,16 @@ def record_training(step: int, logged: Mapping[str, Any]) -> None:
     import torch
 
     lengths = [int(one) for one in logged["input_lengths"]]
-    rows = range(len(lengths))
-    ids = [_trace_id(logged, row, lengths[row]) for row in rows]
-    counted = [_row(logged["token_loss_mask"], row, lengths[row]) for row in rows]
+    ids = [_trace_id(logged, row, length) for row, length in enumerate(lengths)]
+    counted = [_row(logged["token_loss_mask"], row, length) for row, length in enumerate(lengths)]
     starts = [next((at for at, one in enumerate(mask) if one), 0) for mask in counted]
     weights = logged.get("sample_loss_mask")
-    trained = dict.fromkeys(
-        row for row in rows if any(counted[row]) and (weights is None or float(weights[row]) != 0.0)
-    )
-    _record_left_out(ids, [ids[row] for row in rows if row not in trained])
-    if not trained:
-        return
+    weights = [1.0] * len(ids) if weights is None else weights
+    rows = [row for row, mask in enumerate(counted) if any(mask) and float(weights[row]) != 0.0]
+    known = set(ids)
+    _record_left_out([one for row, one in enumerate(ids) if row not in rows], _MASKED)
+    _record_left_out([one for one in training.waiting if one not in known], _LEFT_OUT)
+    training.waiting.clear()
     # A trainer that skips the logprobs has only zeros for them.
     values = {
         name: [torch.tensor(_row(logged[key], row, lengths[row])[starts[row] :]) for row in rows]
@@ -113,29 +111,15 @@ def record_training(step: int, logged: Mapping[str, Any]) -> None:
         if logged.get(key) is not None and (key == "advantages" or any(map(any, logged[key])))
     }
     masks = [torch.tensor(counted[row][starts[row] :]) for row in rows]
-    order, count = list(trained), len(trained)
-    named: dict[str, Any] = means(values, masks, order)
-    named |= {"fate": ["trained"] * count, "trained_step": [step] * count}
-    outcome([ids[row] for row in order], step=None, source=SOURCE, **named)
-    share = hook_settings().trainer_tokens
-    chosen = [row for row in order if is_chosen(ids[row], share)]
-    if chosen and values:
-        tokens = {name: [one[row] for row in chosen] for name, one in values.items()}
-        record_tensors([ids[row] for row in chosen], step=None, source=SOURCE, **tokens)
+    chosen = [ids[row] for row in rows]
+    if chosen:
+        record_training(chosen, values, masks, chosen, step=None, trained_step=step, source=SOURCE)
 
 
-def _record_left_out(logged: list[str], masked: list[str]) -> None:
-    """Record that rollouts were not trained on: those masked, and those that are not logged."""
-    known = set(logged)
-    absent = [one for one in training.waiting if one not in known]
-    training.waiting.clear()
-    for ids, reason in ((masked, _MASKED), (absent, _LEFT_OUT)):
-        fates: dict[str, Any] = {
-            "fate": ["filtered"] * len(ids),
-            "fate_reason": [reason] * len(ids),
-        }
-        if ids:
-            outcome(ids, step=None, source=SOURCE, **fates)
+def _record_left_out(ids: list[str], reason: str) -> None:
+    fates: dict[str, Any] = {"fate": ["filtered"] * len(ids), "fate_reason": [reason] * len(ids)}
+    if ids:
+        outcome(ids, step=None, source=SOURCE, **fates)
 
 
 def _trace_id(logged: Mapping[str, Any], row: int, length: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say_once
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.slime.batches import record_evaluation, record_training_rollout
-from localtrace.trainer_hooks.slime.training import record_training
+from localtrace.trainer_hooks.slime.training import record_batch
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer_file
 
 _ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
@@ -91,7 +91,7 @@ def postprocess_rollout_data(
             "--rollout-data-postprocess-path"
         )
     elif _has_results() and _start_recording(args, f"rank{os.environ.get('RANK', '')}"):
-        record_training(rollout_id, args, rollout_data)
+        record_batch(rollout_id, args, rollout_data)
 
 
 @harmless

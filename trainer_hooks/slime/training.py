@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from localtrace.record.session import outcome
-from localtrace.record.tensor_batches import record_tensors
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen, trace_id_in_job
+from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.token_means import Rows, in_memory, means
+from localtrace.trainer_hooks.token_means import Rows, in_memory, record_training
 
 SOURCE = "slime.trainer"
 _TOKEN_NAMES = {
@@ -23,7 +21,7 @@ _TOKEN_NAMES = {
 
 
 @harmless
-def record_training(rollout_id: int, args: Any, rollout_data: Mapping[str, Any]) -> None:
+def record_batch(rollout_id: int, args: Any, rollout_data: Mapping[str, Any]) -> None:
     """Record that this rank trains on samples, with their advantages and differences of logprobs.
 
     Args:
@@ -32,30 +30,18 @@ def record_training(rollout_id: int, args: Any, rollout_data: Mapping[str, Any])
     indices = rollout_data["sample_indices"]
     if not indices:
         return
-    masks = in_memory(rollout_data["loss_masks"])
+    masks, size = in_memory(rollout_data["loss_masks"]), args.n_samples_per_prompt or 1
     rows = _lone_rows(rollout_data, masks)
-    ids = {row: trace_id_in_job("slime", rollout_id, indices[row]) for row in rows}
-    trained = [row for row in rows if masks[row].any()]
-    outcome(
-        [ids[row] for row in trained],
-        step=rollout_id,
-        source=SOURCE,
-        fate=["trained"] * len(trained),
-        trained_step=[rollout_id] * len(trained),
-    )
     values = token_values(rollout_data)
-    if trained and values:
-        found = means(values, masks, trained)
-        outcome([ids[row] for row in trained], step=rollout_id, source=SOURCE, **found)
-    size, share = args.n_samples_per_prompt or 1, hook_settings().trainer_tokens
-    chosen = [row for row in rows if is_chosen(f"{rollout_id}-{indices[row] // size}", share)]
-    if chosen and values:
-        record_tensors(
-            [ids[row] for row in chosen],
-            step=rollout_id,
-            source=SOURCE,
-            **{name: [one[row] for row in chosen] for name, one in values.items()},
-        )
+    record_training(
+        [trace_id_in_job("slime", rollout_id, indices[row]) for row in rows],
+        {name: [one[row] for row in rows] for name, one in values.items()},
+        [masks[row] for row in rows],
+        [f"{rollout_id}-{indices[row] // size}" for row in rows],
+        step=rollout_id,
+        trained_step=rollout_id,
+        source=SOURCE,
+    )
 
 
 def _lone_rows(rollout_data: Mapping[str, Any], masks: Rows) -> list[int]:
