@@ -43,6 +43,17 @@ _lone: OrderedDict[tuple[object, bytes], None] = OrderedDict()
 An engine may use a request id twice; the second generation joins the first one's trajectory."""
 
 
+class FinishedCall(NamedTuple):
+    """A finished generation, or a call of a tool or a step of an environment."""
+
+    op: str
+    start_ns: int
+    duration_ns: int
+    inputs: dict[str, Any]
+    outputs: Any
+    is_tool: bool = False
+
+
 @harmless
 def record_generation(
     op: str,
@@ -78,21 +89,10 @@ def record_generation(
         scope = _stand_alone(recorder, op, rid, duration_ns)
     if scope.trajectory.dropped is not None:
         return
-    signature = generation_called(op)
-    _put(recorder, signature, scope, start_ns, duration_ns, inputs, outputs, error)
+    call = FinishedCall(op, start_ns, duration_ns, inputs, outputs)
+    put_call(recorder, generation_called(op), scope, call, error)
     if lone and not scope.trajectory.ended:
         end_trajectory(recorder, scope.trajectory, error)
-
-
-class FinishedCall(NamedTuple):
-    """A finished generation, or a call of a tool or a step of an environment."""
-
-    op: str
-    start_ns: int
-    duration_ns: int
-    inputs: dict[str, Any]
-    outputs: dict[str, Any]
-    is_tool: bool = False
 
 
 @harmless
@@ -120,7 +120,7 @@ def record_rollout(
     scope = Scope(state, None)
     for call in calls:
         signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
-        _put(recorder, signature, scope, call.start_ns, call.duration_ns, call.inputs, call.outputs)
+        put_call(recorder, signature, scope, call)
     known = {name: value for name, value in values.items() if value is not None}
     state.values |= {n: msgspec.Raw(recorder.values.encode(one)) for n, one in known.items()}
     state.ended = True
@@ -129,22 +129,22 @@ def record_rollout(
     return True
 
 
-def _put(
+def put_call(
     recorder: Recorder,
     signature: Signature,
     scope: Scope,
-    start_ns: int,
-    duration_ns: int,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any] | None,
+    call: FinishedCall,
     error: BaseException | None = None,
+    span_id: int | None = None,
 ) -> None:
+    """Record a finished call below a scope."""
     if scope.trajectory.dropped is None:
-        call = OpenCall(recorder, signature, scope.trajectory, scope)
-        call.inputs = encode_inputs(recorder, inputs, signature)
-        call.start_ns = start_ns
+        span = OpenCall(recorder, signature, scope.trajectory, scope)
+        span.span_id = span.span_id if span_id is None else span_id
+        span.inputs = encode_inputs(recorder, call.inputs, signature)
+        span.start_ns = call.start_ns
         status, text = verdict(error)
-        call.put(recorder, duration_ns, status, text, outputs, is_generation(scope))
+        span.put(recorder, call.duration_ns, status, text, call.outputs, is_generation(scope))
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:

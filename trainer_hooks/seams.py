@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from inspect import Signature
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -33,6 +34,8 @@ from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.streams import RecordedStream, Recording
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+Values = dict[str, Any]
 Part = Generator[Any, Any, Any]
 """The part of a hook in one call: a generator that yields once, and is sent the result.
 
@@ -79,7 +82,7 @@ class Seam:
     """Parameters of the function, or fields of the class, that the hook needs."""
     without: str | None = None
     """What is lost where a version lacks it; empty for nothing, None if the hook needs it."""
-    make: Callable[[Function, inspect.Signature, dict[str, Any]], Function] | None = None
+    make: Callable[[Function, Signature, Values], Function] | None = None
     """Function that makes the replacement from the original; None where nothing is replaced."""
     apply: Callable[[ModuleType], None] | None = None
     """Function that enters the module in another way."""
@@ -110,8 +113,8 @@ class Seam:
         missing = [self._missing(one) - known.keys() for one in like]
         if all(missing) or self.is_stream != inspect.isasyncgenfunction(inspect.unwrap(original)):
             raise LookupError(f"{self.names[0]}({', '.join(sorted(missing[0]))})")
-        signature = inspect.signature(like[missing.index(set())])
-        made = functools.wraps(original)(self.make(original, signature, known))
+        named = inspect.signature(like[missing.index(set())])
+        made = functools.wraps(original)(self.make(original, named, known))
         setattr(made, _MARK, True)
         return made
 
@@ -180,7 +183,7 @@ class System:
 
     def around(
         self, module: str, *names: str, without: str | None = None, beneath: str | None = None
-    ) -> Callable[[Callable[..., Part | None]], Callable[..., Part | None]]:
+    ) -> Decorator:
         """Run the decorated generator around every call of a function.
 
         It takes the call's arguments by name, those that it has parameters for.
@@ -193,41 +196,35 @@ class System:
             beneath: decorator in the module beneath which the original is replaced.
         """
 
-        def declare(run: Callable[..., Part | None]) -> Callable[..., Part | None]:
-            make = functools.partial(_around, run)
-            self.seams.append(
-                Seam(module, names, _needed(run), without, make=make, beneath=beneath)
-            )
+        def declare(run: Function) -> Function:
+            make, reads = functools.partial(_around, run), _needed(run)
+            self.seams.append(Seam(module, names, reads, without, make, beneath=beneath))
             return run
 
         return declare
 
-    def stream(
-        self, module: str, *names: str
-    ) -> Callable[[Callable[..., Recording | None]], Callable[..., Recording | None]]:
+    def stream(self, module: str, *names: str) -> Decorator:
         """Record what an async generator yields.
 
         The decorated function takes the call's arguments by name, as its first item is asked for,
-        and returns the recording; None records nothing.
+        and returns the `Recording`; None records nothing.
         """
 
-        def declare(begin: Callable[..., Recording | None]) -> Callable[..., Recording | None]:
+        def declare(begin: Function) -> Function:
             make = functools.partial(_streamed, begin)
             self.seams.append(Seam(module, names, _needed(begin), make=make, is_stream=True))
             return begin
 
         return declare
 
-    def on_import(
-        self, module: str, name: str, *, without: str | None = None
-    ) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+    def on_import(self, module: str, name: str, *, without: str | None = None) -> Decorator:
         """Call the decorated function with a module, once that is imported.
 
         Args:
             name: what matters there.
         """
 
-        def declare(apply: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        def declare(apply: Function) -> Function:
             self.seams.append(Seam(module, (name,), without=without, apply=apply))
             return apply
 
@@ -362,11 +359,11 @@ class _Reader:
         known: further arguments by name, the same in each call.
     """
 
-    def __init__(self, run: Function, signature: inspect.Signature, known: dict[str, Any]) -> None:
+    def __init__(self, run: Function, named: Signature, known: Values) -> None:
         wanted = inspect.signature(run).parameters.values()
         self._takes_all = any(one.kind is _KEYWORDS for one in wanted)
         self._wanted = [one.name for one in wanted]
-        parameters = signature.parameters.values()
+        parameters = named.parameters.values()
         self._known = {one.name: one.default for one in parameters if one.default is not one.empty}
         self._known |= known
         self._rest = next((one.name for one in parameters if one.kind is _KEYWORDS), "")
@@ -380,21 +377,16 @@ class _Reader:
         return {name: named[name] for name in self._wanted if name in named}
 
 
-def _around(
-    run: Callable[..., Part | None],
-    original: Function,
-    signature: inspect.Signature,
-    known: dict[str, Any],
-) -> Function:
-    reader = _Reader(run, signature, known)
+def _around(run: Function, original: Function, named: Signature, known: Values) -> Function:
+    reader = _Reader(run, named, known)
 
     @harmless
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        given = signature.bind(*args, **kwargs)
+        given = named.bind(*args, **kwargs)
         part = run(**reader.read(given))
         changes = None if part is None else next(part, None)
         if changes:
-            names = signature.parameters
+            names = named.parameters
             given.arguments |= {name: new for name, new in changes.items() if name in names}
             return part, given.args, given.kwargs
         return part, args, kwargs
@@ -446,17 +438,13 @@ def _fail(part: Part | None, error: BaseException) -> None:
         error.__traceback__ = traceback
 
 
-def _streamed(
-    begin: Callable[..., Recording | None],
-    original: Function,
-    signature: inspect.Signature,
-    known: dict[str, Any],
-) -> Function:
-    reader = _Reader(begin, signature, known)
+def _streamed(begin: Function, original: Function, named: Signature, known: Values) -> Function:
+    reader = _Reader(begin, named, known)
 
     @harmless
     def begun(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
-        return begin(**reader.read(signature.bind(*args, **kwargs)))
+        recording: Recording | None = begin(**reader.read(named.bind(*args, **kwargs)))
+        return recording
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if active.recorder is None and not is_asked_for():

@@ -48,10 +48,7 @@ def command(context: click.Context, address: str | None, form: str) -> None:
 
     from localtrace.trainer_hooks import doctor
 
-    if address is None:
-        findings = [*doctor.examine(), *_upkeep()]
-    else:
-        findings = doctor.examine_nodes(address)
+    findings = doctor.examine_nodes(address) if address else [*doctor.examine(), *_upkeep()]
     if form == "json":
         text = msgspec.json.encode([asdict(finding) for finding in findings])
         say_text(msgspec.json.format(text).decode())

@@ -57,31 +57,22 @@ class Batch:
         token, indices = os.urandom(4).hex(), self._rows.get("idx") or [None] * len(logs)
         rows = iter(range(len(logs)))
         for group, (index, members) in enumerate(groupby(indices[: len(logs)])):
-            for member, _ in enumerate(members):
-                row = next(rows)
-                beginning = Beginning(
+            for member, row in enumerate(next(rows) for _ in members):
+                task = self._of_row("task_name", row)
+                place = Beginning(
                     step=step,
                     sample_index=index.item() if hasattr(index, "item") else index,
                     rollout_n=member,
                     group_id=f"{token}-{group}",
                     validate=validation is not None,
                     name="nemo_rl",
-                    data_source=self._of_row("task_name", row),
+                    data_source=task,
                 )
-                facts = self._of_row("extra_env_info", row)
-                trace_id = record_sample(
-                    Sample(
-                        messages=logs[row],
-                        prompt_length=self._prompt_lengths[row],
-                        reward=float(rewards[row]),
-                        truncated=truncated is not None and bool(truncated[row]),
-                        task=self._of_row("task_name", row),
-                        facts=facts if isinstance(facts, Mapping) else {},
-                        events=self.events(logs[row]),
-                    ),
-                    beginning,
-                    self.start_ns,
-                )
+                is_cut = truncated is not None and bool(truncated[row])
+                facts, events = self._of_row("extra_env_info", row), self.events(logs[row])
+                length, reward = self._prompt_lengths[row], float(rewards[row])
+                sample = Sample(logs[row], length, reward, is_cut, task, facts, events)
+                trace_id = record_sample(sample, place, self.start_ns)
                 if trace_id is not None and validation is None and step is not None:
                     training.waiting.append(trace_id)
 

@@ -45,17 +45,16 @@ class Events:
     steps: list[Event] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A finished rollout."""
 
     messages: Sequence[Mapping[str, Any]]
     prompt_length: int
     """Number of messages that were there before it."""
-    reward: float | None
+    reward: float
     truncated: bool
     task: str | None
-    facts: Mapping[str, Any]
+    facts: Any
     """Facts that the environment was told about it."""
     events: Events
 
@@ -117,13 +116,14 @@ def record_sample(sample: Sample, beginning: Beginning, batch_start_ns: int) -> 
         reward = step.values.get("reward")
         for name, part in (reward if isinstance(reward, dict) else {}).items():
             parts[name] = parts.get(name, 0.0) + part
+    facts = sample.facts if isinstance(sample.facts, Mapping) else {}
     values = {
         "reward": sample.reward,
         "reward_extra_info": parts or None,
         "num_turns": sum(not call.is_tool for call in calls),
         "truncated": sample.truncated,
         "task": sample.task,
-        "ground_truth": sample.facts.get("ground_truth"),
+        "ground_truth": facts.get("ground_truth"),
     }
     if not record_rollout(bytes.fromhex(trace_id), beginning, (start_ns, end_ns), calls, values):
         return None

@@ -11,19 +11,13 @@ from typing import Any
 
 import msgspec
 
-from localtrace.record.capture import (
-    Beginning,
-    OpenCall,
-    begin_trajectory,
-    encode_inputs,
-    end_trajectory,
-    verdict,
-)
+from localtrace.record.capture import Beginning, begin_trajectory, end_trajectory
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope
 from localtrace.record.signature import generation_called, tool_called
 from localtrace.trainer_hooks.environment import record_this_process
+from localtrace.trainer_hooks.generations import FinishedCall, put_call
 from localtrace.trainer_hooks.verifiers.facts import end_of, interval_of, values_of
 from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, GraphCall
 
@@ -89,12 +83,9 @@ class OpenTrace:
 
     def _record(self, one: GraphCall) -> None:
         signature = generation_called(OP) if one.tool is None else tool_called(one.tool)
-        call = OpenCall(self._recorder, signature, self._state, Scope(self._state, None))
-        call.span_id = span_id_of(self.trace_id, call.seq)
-        call.inputs = encode_inputs(self._recorder, one.inputs)
-        call.start_ns = one.start_ns
-        status, text = verdict(_exception(one.error))
-        call.put(self._recorder, one.duration_ns, status, text, one.outputs)
+        call = FinishedCall(signature.op, one.start_ns, one.duration_ns, one.inputs, one.outputs)
+        scope, span_id = Scope(self._state, None), span_id_of(self.trace_id, self._state.next_seq)
+        put_call(self._recorder, signature, scope, call, _exception(one.error), span_id)
 
 
 def span_id_of(trace_id: str, seq: int) -> int:
