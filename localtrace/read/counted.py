@@ -34,7 +34,7 @@ def over_counted(sql: str, filters: Filters) -> tuple[str, dict[str, Any]]:
     """
     flags = [term for term in filters.terms if term.key == "validate"]
     validate = any((True in term.values) == (term.operator == "=") for term in flags)
-    filters = Filters.of(term for term in filters.terms if term.key != "validate")
+    filters = Filters(*(term for term in filters.terms if term.key != "validate"))
     named = {"trajectories", *_NAME.findall(sql.lower())}
     named |= {one for view in _BUILT if view in named for one in _NAME.findall(select_of(view))}
     made = ",\n".join(

@@ -39,6 +39,8 @@ class Filter:
     """
     about: str
     """Its help."""
+    key: str = ""
+    """Its name, which its entry gives it."""
     column: str = ""
     """The column that it compares; when not given, that of its own name."""
     view: str = "trajectories"
@@ -149,7 +151,7 @@ class FilterValues(TypedDict, total=False):
 
 
 FILTERS: dict[str, Filter] = {
-    key: replace(entry, column=entry.column or key)
+    key: replace(entry, key=key, column=entry.column or key)
     for key, hint in get_type_hints(FilterValues, include_extras=True).items()
     for entry in hint.__metadata__
 }

@@ -11,7 +11,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypeAlias, Unpack
@@ -78,19 +77,10 @@ class Filters:
 
     terms: tuple[Term, ...]
 
-    def __init__(self, **values: Unpack[FilterValues]) -> None:
+    def __init__(self, *terms: Term, **values: Unpack[FilterValues]) -> None:
         given = ((key, value) for key, value in values.items() if value is not None)
-        self._set(term for key, value in given for term in _terms(key, value))
-
-    def _set(self, terms: Iterable[Term]) -> None:
-        object.__setattr__(self, "terms", tuple(terms))
-
-    @classmethod
-    def of(cls, terms: Iterable[Term]) -> Filters:
-        """Return the filters of some terms."""
-        filters = cls()
-        filters._set(terms)
-        return filters
+        read = (term for key, value in given for term in _terms(_entry(key), value))
+        object.__setattr__(self, "terms", (*terms, *read))
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Filters:
@@ -99,7 +89,7 @@ class Filters:
         Raises:
             QueryError: a text is not a filter, names no known key, or has a value of another type.
         """
-        return cls.of(term for text in texts for term in _parsed(text))
+        return cls(*(term for text in texts for term in _parsed(text)))
 
     def __str__(self) -> str:
         """Return the filters as they are written on the command line."""
@@ -107,7 +97,7 @@ class Filters:
 
     def __and__(self, other: Filters) -> Filters:
         """Return the filters of both, which must all hold."""
-        return self.of([*self.terms, *other.terms])
+        return Filters(*self.terms, *other.terms)
 
     @property
     def has_sql(self) -> bool:
@@ -119,7 +109,7 @@ class Filters:
         terms: dict[str, list[Term]] = defaultdict(list)
         for term in self.terms:
             terms[term.key].append(term)
-        return {key: self.of(same) for key, same in terms.items()}
+        return {key: Filters(*same) for key, same in terms.items()}
 
     def relation(self, *columns: str, with_superseded: bool = False) -> str:
         """Return the fastest relation that holds the trajectories; `where_clause` filters it.
@@ -164,13 +154,11 @@ class Filters:
         conditions = [_Condition(f"filter_{n}", term) for n, term in enumerate(self.terms)]
         # From all terms, because a condition on another view repeats only some of them.
         among = [one.sql() for one in conditions if one.key in ("project", "experiment")]
-        newest = newest_run(" and ".join(among) or "true")
+        newest = (
+            f"(select run_id from runs where {' and '.join(among) or 'true'} "
+            "order by start_ns desc, run_id limit 1)"
+        )
         return [_Condition(one.name, one.term, newest) for one in conditions]
-
-
-def newest_run(condition: str) -> str:
-    """Return SQL for the id of the run that started last among runs that meet a condition."""
-    return f"(select run_id from runs where {condition} order by start_ns desc, run_id limit 1)"
 
 
 def key_of(text: str) -> str | None:
@@ -182,7 +170,7 @@ def key_of(text: str) -> str | None:
 # -- the grammar of values ----------------------------------------------------------------------
 
 
-def _filter(key: str) -> Filter:
+def _entry(key: str) -> Filter:
     if key not in FILTERS:
         raise QueryError(unknown("filter", key, FILTERS))
     return FILTERS[key]
@@ -196,57 +184,52 @@ def _parsed(text: str) -> list[Term]:
             f"(filters: {', '.join(FILTERS)})"
         )
     key, operator, value = match.groups()
-    entry = _filter(key)
-    second = _COMPARISON.fullmatch(value)
+    entry, second = _entry(key), _COMPARISON.fullmatch(value)
     if operator == "=":
         if entry.is_number and second and second[1] != "=":  # >= or > may be meant
             sign = f"{second[1].removesuffix('=')}="
             raise QueryError(f"{text}: did you mean '{key}{sign}{second[2]}'?")
-        return _terms(key, value)
+        return _terms(entry, value)
     if entry.is_literal or not (entry.is_number or operator == "!="):
         signs = "=" if entry.is_literal else "= and !="
         raise QueryError(f"{text!r}: {key} can only be compared with {signs}")
-    return _terms(key, operator + value)
+    return _terms(entry, operator + value)
 
 
-def _terms(key: str, value: Any) -> list[Term]:
+def _terms(entry: Filter, value: Any) -> list[Term]:
     """Read what a filter is given: text, a number, true or false, or several of them."""
-    entry = _filter(key)
     if hasattr(value, "tolist"):  # of NumPy, pandas and torch
         value = value.tolist()
     if isinstance(value, str):
-        return _of_text(key, entry, str.__str__(value))
+        return _of_text(entry, str.__str__(value))
     if isinstance(value, range) and value.step == 1 and value and entry.is_number:
-        return [Term(key, ">=", (value[0],)), Term(key, "<=", (value[-1],))]
-    if isinstance(value, list | tuple | range | set | frozenset) and not entry.is_literal:
-        return [Term(key, "=", tuple(_scalar(key, entry, one) for one in value))]
-    return [Term(key, "=", (_scalar(key, entry, value),))]
+        return [Term(entry.key, ">=", (value[0],)), Term(entry.key, "<=", (value[-1],))]
+    is_listed = isinstance(value, list | tuple | range | set | frozenset) and not entry.is_literal
+    values = value if is_listed else [value]
+    return [Term(entry.key, "=", tuple(_scalar(entry, one) for one in values))]
 
 
-def _of_text(key: str, entry: Filter, text: str) -> list[Term]:
+def _of_text(entry: Filter, text: str) -> list[Term]:
     operator, match = "=", None if entry.is_literal else _COMPARISON.fullmatch(text)
     if match and (entry.is_number or match[1] == "!="):
         operator, text = match[1], match[2]
-    low, dots, high = text.partition("..")
-    if entry.is_number and operator == "=" and dots and (low.strip() or high.strip()):
-        ends = ((">=", low.strip()), ("<=", high.strip()))
-        return [Term(key, sign, (_number(key, entry, end),)) for sign, end in ends if end]
+    low, dots, high = map(str.strip, text.partition(".."))
+    if entry.is_number and operator == "=" and dots and (low or high):
+        ends = ((">=", low), ("<=", high))
+        return [Term(entry.key, sign, (_number(entry, end),)) for sign, end in ends if end]
     if operator not in ("=", "!="):
-        return [Term(key, operator, (_number(key, entry, text),))]
+        return [Term(entry.key, operator, (_number(entry, text),))]
     is_listed = entry.is_number or entry.kind == "texts"
-    if is_listed or (entry.kind == "index" and _WHOLE_NUMBERS.fullmatch(text)):
-        return [Term(key, operator, tuple(_scalar(key, entry, one) for one in text.split(",")))]
-    return [Term(key, operator, (_scalar(key, entry, text),))]
+    is_listed |= entry.kind == "index" and bool(_WHOLE_NUMBERS.fullmatch(text))
+    values = text.split(",") if is_listed else [text]
+    return [Term(entry.key, operator, tuple(_scalar(entry, one) for one in values))]
 
 
-def _scalar(key: str, entry: Filter, value: Any) -> Scalar:
+def _scalar(entry: Filter, value: Any) -> Scalar:
+    key = entry.key
     if entry.is_number:
-        if entry.kind == "real" and isinstance(value, str) and value.strip() == NOT_FINITE:
-            return NOT_FINITE
-        number = _number(key, entry, value)
-        if math.isinf(number):
-            raise _incomparable(key, value)
-        return number
+        is_odd = entry.kind == "real" and isinstance(value, str) and value.strip() == NOT_FINITE
+        return NOT_FINITE if is_odd else _number(entry, value, is_compared=False)
     if entry.kind == "flag":
         text = str(value).strip().lower()
         if not isinstance(value, bool | str) or text not in ("true", "false"):
@@ -267,29 +250,23 @@ def _scalar(key: str, entry: Filter, value: Any) -> Scalar:
     return text
 
 
-def _number(key: str, entry: Filter, value: Any) -> int | float:
-    number: int | float | None = None
-    is_whole = entry.kind == "whole"
-    is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
-    if is_number or isinstance(value, str):
-        with suppress(ValueError, OverflowError):
-            number = int(value) if is_whole else float(value)
-    if number is None:
-        kind = "a whole number" if is_whole else "a number"
+def _number(entry: Filter, value: Any, is_compared: bool = True) -> int | float:
+    key, is_whole = entry.key, entry.kind == "whole"
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | (Integral if is_whole else Real)):
+            raise TypeError
+        number = int(value) if is_whole else float(value)
+    except (TypeError, ValueError, OverflowError):
         raise QueryError(
-            f"{key}: {value!r:.80} is not {kind}: write {key}=3, {key}=3..10, {key}=3,5 or "
-            f"'{key}<3', and in Python a number, a range or a list too"
+            f"{key}: {value!r:.80} is not a {'whole ' * is_whole}number: write {key}=3, "
+            f"{key}=3..10, {key}=3,5 or '{key}<3', and in Python a number, a range or a list too"
+        ) from None
+    if math.isnan(number) or (math.isinf(number) and not is_compared):
+        raise QueryError(
+            f"{key}: a value that is not finite matches no comparison with {value}: write "
+            f"{key}={NOT_FINITE} for NaN and both infinities"
         )
-    if math.isnan(number):
-        raise _incomparable(key, value)
     return number
-
-
-def _incomparable(key: str, value: Any) -> QueryError:
-    return QueryError(
-        f"{key}: a value that is not finite matches no comparison with {value}: write "
-        f"{key}={NOT_FINITE} for NaN and both infinities"
-    )
 
 
 def _check_condition(text: str) -> None:
