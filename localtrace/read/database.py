@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from localtrace.read.outcome_views import late_outcomes, outcome_views
+from localtrace.read.outcome_views import outcome_views
 from localtrace.read.table_views import list_literal, stored_views, text_literal, unsealed_rows
 from localtrace.read.views import Views
 
@@ -77,9 +77,8 @@ class Database:
         try:
             self.connection.execute("create schema stored")
             self._offer_unsealed()
-            leaves = stored_views(stores) | {"late_outcomes": late_outcomes(stores)}
             functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
-            self.views = Views(leaves, outcome_views(stores), functions)
+            self.views = Views(stored_views(stores) | outcome_views(stores), functions)
             self._lock(memory_max_bytes, self._spill.path if self._spill else folder or "")
         except BaseException:
             self.close()

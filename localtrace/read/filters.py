@@ -255,7 +255,7 @@ def _number(entry: Filter, value: Any, is_compared: bool = True) -> int | float:
     try:
         if isinstance(value, bool) or not isinstance(value, str | (Integral if is_whole else Real)):
             raise TypeError
-        number = int(value) if is_whole else float(value)
+        number: int | float = (int if is_whole else float)(value)
     except (TypeError, ValueError, OverflowError):
         raise QueryError(
             f"{key}: {value!r:.80} is not a {'whole ' * is_whole}number: write {key}=3, "

@@ -53,17 +53,13 @@ _ROW_BYTES = 16
 """The size of an outcome in such a file, about."""
 
 
-def late_outcomes(stores: Sequence[Copies]) -> str:
-    """Return the SELECT of `stored.late_outcomes`."""
-    rows = rows_of(OUTCOMES, _not_folded(stores))
-    return f"select {listed(_COLUMNS)} from ({rows}) where name in ({_NAMES})"
-
-
 def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
-    """Return the SELECTs of relations that are made of others of the schema `stored`, by name."""
+    """Return the SELECTs of relations of the schema `stored` that hold outcomes, by name."""
+    # Of copies, a trajectory is read from one, and outcomes may be folded in another.
+    not_folded = [[_without_folded(copies[0])] if len(copies) == 1 else copies for copies in stores]
     newest = {name: f"t.newest_{name}" for name in FOLDED_TYPES}
     late = ""
-    if size_bytes := sum(map(_size_bytes, chain(*_not_folded(stores)))):
+    if size_bytes := sum(map(_size_bytes, chain(*not_folded))):
         newest = {
             name: f"newer(late.{name}, late.{name}_place, t.newest_{name}, t.newest_{name}_place)"
             for name in FOLDED_TYPES
@@ -86,7 +82,9 @@ def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
             {late}
         """
 
+    late_rows = rows_of(OUTCOMES, not_folded)
     return {
+        "late_outcomes": f"select {listed(_COLUMNS)} from ({late_rows}) where name in ({_NAMES})",
         "newest_late": f"select trace_id, {_NEWEST} from ({_LATE_PLACES}) group by trace_id",
         "judged": judged(),
         # DuckDB joins even where no column of the process is read.
@@ -95,12 +93,6 @@ def outcome_views(stores: Sequence[Copies]) -> dict[str, str]:
             "left join processes as p on p.writer_id = t.writer_id",
         ),
     }
-
-
-def _not_folded(stores: Sequence[Copies]) -> list[Copies]:
-    """Return the snapshots without the files of outcomes that trajectories have taken over."""
-    # Of copies, a trajectory is read from one, and outcomes may be folded in another.
-    return [[_without_folded(copies[0])] if len(copies) == 1 else copies for copies in stores]
 
 
 def _without_folded(snapshot: Snapshot) -> Snapshot:

@@ -17,10 +17,6 @@ from localtrace.schema import TABLES, UPLOADS
 _DEFINITION = re.compile(r"((?:^--.*\n)+)create (?:view|table) (\w+) as", re.MULTILINE)
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamp"}
 _MEMORY_MAX_BYTES = 256 * 2**20
-_RAW = "; as recorded: to DuckDB NaN is above every number, finite(x) is null for NaN and infinity"
-"""A remark on numbers that may be NaN or infinite."""
-_COMPUTED = frozenset({"groups", "detectors"})
-"""Views whose numbers are finite or null."""
 _TURN = {"turn": "place of the generation in its trajectory, from 0"}
 _OWN: dict[str, dict[str, str]] = {
     "runs": {
@@ -194,13 +190,12 @@ def columns_of(view: str) -> list[ViewColumn]:
     finally:
         database.close()
     return [
-        ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name, kind))
+        ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name))
         for name, kind, *_ in found
     ]
 
 
-def _about(view: str, column: str, kind: str) -> str:
+def _about(view: str, column: str) -> str:
     tables = {**TABLES, UPLOADS.name: UPLOADS}
     sources = [{one.name: one.about for one in tables[name].columns} for name in _TABLES[view]]
-    about = next(known[column] for known in (_OWN.get(view, {}), *sources) if column in known)
-    return about + (_RAW if kind in ("DOUBLE", "FLOAT") and view not in _COMPUTED else "")
+    return next(known[column] for known in (_OWN.get(view, {}), *sources) if column in known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,6 @@ _NEEDED = re.compile(r"\b(?:from|join)\s+((?:stored\.)?\w+)|\b(\w+)\(")
 
 
 Make = Callable[["duckdb.DuckDBPyConnection"], object]
-_Definition = tuple[Make, Iterable[str]]
-"""The maker of a view or a function, and the names of others that it may read."""
 
 
 class Views:
@@ -41,35 +39,22 @@ class Views:
     Threads may share an instance, each with a connection of its own.
     """
 
-    def __init__(
-        self,
-        leaves: Mapping[str, str],
-        branches: Mapping[str, str],
-        functions: Mapping[str, Make],
-    ) -> None:
+    def __init__(self, selects: Mapping[str, str], functions: Mapping[str, Make]) -> None:
         """Take note of all that can be made.
 
         Args:
-            leaves: SELECTs of views of the schema `stored` that read no other views, by name.
-            branches: SELECTs of views of that schema that read others, by name.
+            selects: SELECTs of views of the schema `stored`, by name.
             functions: makers of functions that are not SQL, by name.
         """
         self._making = threading.Lock()
-        self._waiting: dict[str, _Definition] = {
-            name: (make, ()) for name, make in functions.items()
-        }
-        for name, select in leaves.items():
-            self._add(f"stored.{name}", f"create view stored.{name} as {select}", "")
-        for name, select in branches.items():
-            self._add(f"stored.{name}", f"create view stored.{name} as {select}", select)
+        self._waiting: dict[str, str | Make] = dict(functions)
+        """A statement or a maker for each name."""
+        for name, select in selects.items():
+            self._waiting[f"stored.{name}"] = f"create view stored.{name} as {select}"
         for statement in _statements():
             match = _DEFINITION.match(statement)
             assert match is not None
-            self._add(match["name"], statement, match["body"])
-
-    def _add(self, name: str, statement: str, body: str) -> None:
-        needs = (view or function for view, function in _NEEDED.findall(body))
-        self._waiting[name] = partial(_execute, statement=statement), {*needs} - {name}
+            self._waiting[match["name"]] = statement
 
     def provide(self, sql: str, connection: duckdb.DuckDBPyConnection) -> None:
         """Make the views and functions that a query may name, and those that these need.
@@ -105,12 +90,16 @@ class Views:
         import duckdb
 
         for name in names:
-            if name not in self._waiting:
+            make = self._waiting.get(name)
+            if make is None:
                 continue
-            make, needs = self._waiting[name]
-            self._make_each(needs, connection)
             try:
-                make(connection)
+                if isinstance(make, str):
+                    needs = {view or function for view, function in _NEEDED.findall(make)}
+                    self._make_each(needs - {name}, connection)
+                    connection.execute(make)
+                else:
+                    make(connection)
             except duckdb.InterruptException:
                 raise
             except duckdb.Error as error:
@@ -118,10 +107,6 @@ class Views:
                     f"{name} cannot be read ({one_line(error)}): run localtrace verify"
                 ) from error
             del self._waiting[name]
-
-
-def _execute(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
-    connection.execute(statement)
 
 
 def views_text() -> str:

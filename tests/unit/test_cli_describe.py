@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -56,18 +55,6 @@ def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
         assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
             about.items()
         )
-
-
-def test_numbers_as_recorded_name_the_macro_for_finite_ones() -> None:
-    for view, name in (
-        ("trajectories", "reward"), ("trajectories", "advantage"), ("outcomes", "number"),
-        ("answers", "reward"), ("labels", "rating"), ("metrics", "value"), ("tokens", "logprob"),
-    ):  # fmt: skip
-        assert "finite(x)" in column(view, name)
-    assert "finite(x)" not in column("groups", "mean_reward")
-    with store_of(trajectories=[{"trace_id": "t", "reward": math.nan}]) as store:
-        (row,) = store.sql("select finite(reward) as x, reward > 1e300 as y from trajectories")
-    assert row == {"x": None, "y": True}
 
 
 def test_a_view_is_told_in_lines() -> None:
