@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypeAlias, Unpack
@@ -252,10 +252,11 @@ def _scalar(entry: Filter, value: Any) -> Scalar:
 
 def _number(entry: Filter, value: Any, is_compared: bool = True) -> int | float:
     key, is_whole = entry.key, entry.kind == "whole"
+    read: Callable[[Any], int | float] = int if is_whole else float
     try:
         if isinstance(value, bool) or not isinstance(value, str | (Integral if is_whole else Real)):
             raise TypeError
-        number: int | float = (int if is_whole else float)(value)
+        number = read(value)
     except (TypeError, ValueError, OverflowError):
         raise QueryError(
             f"{key}: {value!r:.80} is not a {'whole ' * is_whole}number: write {key}=3, "
