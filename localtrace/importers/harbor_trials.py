@@ -16,11 +16,11 @@ A trial's other files, such as those of context that was summarized, have its pl
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from localtrace.importers.lines import BadLine, read_whole
+from localtrace.importers.source import BadLine, read_whole
+from localtrace.values.fields import Fields
 
 NAME = "result.json"
 _WHOLE = "trajectory.json"
@@ -52,8 +52,8 @@ class _Trial(_Ended):
     step_results: list[_Step] | None = None
 
 
-def trial_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields and the values of a rollout that a trial gives to a file of trajectories.
+def trial_of(path: Path) -> Fields:
+    """Return the fields of a trajectory that a trial gives to a file, its rewards as attributes.
 
     Raises:
         BadLine: the result of the trial cannot be read.
@@ -62,31 +62,24 @@ def trial_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     step_name = folder.name if folder.parent.name == "steps" else None
     file = (folder if step_name is None else folder.parent.parent) / NAME
     if path.parent.name != "agent" or not file.is_file():
-        return {}, {}
-    trial = _read(file)
-    fields = {"sample_index": trial.task_name, "group_id": trial.task_name,
-              "name": trial.trial_name, "data_source": trial.source}  # fmt: skip
-    of_steps: dict[str | None, _Ended] = {one.step_name: one for one in trial.step_results or ()}
-    ended = trial if step_name is None else of_steps.get(step_name)
-    if path.name != _WHOLE or ended is None:
-        return fields, {}
-    if (error := ended.exception_info) is not None:
-        text = f"{error.exception_type}: {error.exception_message}".removesuffix(": ")
-        fields |= {"status": "error", "error": text}
-    return fields, _rewards(ended.verifier_result)
-
-
-def _read(file: Path) -> _Trial:
+        return {}
     try:
-        return msgspec.convert(read_whole(file).fields(), _Trial)
+        trial = msgspec.convert(read_whole(file).fields(), _Trial)
     except (BadLine, msgspec.ValidationError, OSError) as error:
         raise BadLine(
             f"the reward is not known: {file} is no result of a trial ({error})"
         ) from None
-
-
-def _rewards(verdict: _Verdict | None) -> dict[str, Any]:
-    rewards = (verdict and verdict.rewards) or {}
-    if len(rewards) == 1:
-        return {"reward": next(iter(rewards.values())), **rewards}
-    return dict(rewards)
+    fields: Fields = {
+        "sample_index": trial.task_name, "group_id": trial.task_name, "name": trial.trial_name,
+        "data_source": trial.source,
+    }  # fmt: skip
+    steps: dict[str | None, _Ended] = {step.step_name: step for step in trial.step_results or ()}
+    ended = trial if step_name is None else steps.get(step_name)
+    if path.name != _WHOLE or ended is None:
+        return fields
+    if (failure := ended.exception_info) is not None:
+        text = f"{failure.exception_type}: {failure.exception_message}".removesuffix(": ")
+        fields |= {"status": "error", "error": text}
+    rewards = (ended.verifier_result and ended.verifier_result.rewards) or {}
+    only = {"reward": next(iter(rewards.values()))} if len(rewards) == 1 else {}
+    return fields | {"attributes": {**only, **rewards}}

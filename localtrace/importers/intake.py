@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from localtrace.errors import ConfigError, StoreError, StoreNotFound
-from localtrace.importers.imported_rollouts import (
-    OutcomeIn,
-    Rollout,
+from localtrace.importers import building
+from localtrace.importers.known import Known, Row
+from localtrace.importers.records import (
     call_item,
     end_item,
+    end_ns_of,
     outcome_item,
     turn_totals,
 )
-from localtrace.importers.known import Known
+from localtrace.importers.source import Report
 from localtrace.record import active, session
 from localtrace.record.config import check_folder_name
 from localtrace.record.losses import REMEDIES
@@ -34,15 +34,16 @@ from localtrace.redaction.facts import name_without_secrets
 from localtrace.store.journal.writer import Item
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
+from localtrace.types import Outcome, Trajectory
+from localtrace.values.codec import encode
 
 _BATCH_MAX = 1024
 _BATCH_MAX_BYTES = 16 * 2**20
-"""Bytes read, or bytes of records, between two waits for the disk."""
+"""Bytes of values in a batch, and of records between two waits for the disk."""
 _REMEMBERED_MAX = 65_536
 """Ids of calls and trajectories kept in memory until the store is read again."""
 _UNSEALED_MAX_BYTES = 96 * 2**20
 """Bytes of records between two seals: sealing takes several times as much memory."""
-_PROBLEMS_MAX = 100
 _LATE = "counts of turns and tokens: the trajectories were there before these calls of theirs"
 _STALL_MAX_S = 60.0
 _SEALER_WAIT_S = 60.0
@@ -52,52 +53,49 @@ Progress = Callable[[int, int], None]
 """A function that is called with the counts of journals done and journals ready."""
 
 
-@dataclass(slots=True)
-class Report:
-    """Counts of what an import did, or would do."""
-
-    trajectories: int = 0
-    calls: int = 0
-    outcomes: int = 0
-    known: int = 0
-    """Trajectories that were skipped because the store holds them."""
-    bad: int = 0
-    """Lines that could not be imported."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Entries that are not rollouts, counted by kind."""
-    problems: list[str] = field(default_factory=list)
-    """The first bad lines, and problems that sealing found."""
-
-    def refuse(self, place: str, reason: str) -> None:
-        """Count a bad line, and keep its place and the reason among the problems."""
-        self.bad += 1
-        if len(self.problems) < _PROBLEMS_MAX:
-            self.problems.append(f"{place}: {reason}")
-
-
 class Intake:
-    """One import into a store, one run after the other.
+    """One import into one run of a store.
 
     Args:
         store: the folder of the store; created when there is something to write.
+        run_id: the run of the trajectories; it is written together with its first record.
         dry_run: count only, write nothing.
+
+    Raises:
+        ConfigError: the run's id, project or experiment cannot be recorded.
     """
 
-    def __init__(self, store: Path, *, dry_run: bool = False) -> None:
+    def __init__(
+        self,
+        store: Path,
+        run_id: str,
+        *,
+        project: str | None = None,
+        experiment: str | None = None,
+        dry_run: bool = False,
+    ) -> None:
         if active.recorder is not None:
             raise ConfigError("this process records already: import in another one")
+        for name in (run_id, project or "", experiment or ""):
+            try:
+                check_folder_name(name)
+            except ValueError as error:
+                raise ConfigError(f"{name[:80]!r} cannot be a name ({error})") from None
         self.report = Report()
         self._path = store
+        self._run = {
+            "run_id": name_without_secrets(run_id),
+            "project": project and name_without_secrets(project),
+            "experiment": experiment and name_without_secrets(experiment),
+        }
         self._dry_run = dry_run
-        if not dry_run:
-            # Journals of an interrupted import become tables, which `Known` reads in little memory.
-            self._seal()
+        # Journals of an interrupted import become tables, which `Known` reads in little memory.
+        self._seal()
         self._known = Known(store)
-        self._recent: set[tuple[str | int, ...]] = set()
+        self._recent: set[tuple[Any, ...]] = set()
         """Trace ids, and keys of calls and outcomes, added since `Known` last read the store."""
         self._unsealed_bytes = 0
         self._waiting_bytes = 0
-        self._run: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -112,108 +110,88 @@ class Intake:
         if not session.close(_STALL_MAX_S) and error is None:
             raise StoreError(f"not everything was written to {self._path}: repeat the import")
 
-    def begin_run(
-        self, run_id: str, *, project: str | None, experiment: str | None, config: Any = None
-    ) -> None:
-        """Set the run of what follows; the run is written together with its first record.
+    def add(self, trajectories: Iterable[Trajectory]) -> None:
+        """Write the trajectories, calls and outcomes that the store does not hold.
 
-        Raises:
-            ConfigError: its id, project or experiment cannot be recorded.
-        """
-        self._close_run()
-        for name in (run_id, project or "", experiment or ""):
-            try:
-                check_folder_name(name)
-            except ValueError as error:
-                raise ConfigError(f"{name[:80]!r} cannot be a name ({error})") from None
-        self._run = {
-            "run_id": name_without_secrets(run_id),
-            "project": project and name_without_secrets(project),
-            "experiment": experiment and name_without_secrets(experiment),
-            "config": config,
-        }
-
-    def add(self, rollouts: Iterable[Rollout]) -> None:
-        """Write the trajectories that the store does not hold.
+        Another process records a trajectory whose status is `running`: it brings calls only.
 
         Raises:
             StoreError: the disk does not accept them.
         """
-        for batch in _batches(rollouts):
+        for batch in _batches(trajectories):
             self._add_batch(batch)
             batch.clear()  # a single trajectory may be large, so it is gone before the next is read
 
     def finish(self, progress: Progress) -> None:
         """Seal what was written."""
-        self._close_run()
-        if not self._dry_run:
-            self._seal(progress)
+        if active.recorder is not None and not session.close(_STALL_MAX_S):
+            raise StoreError(f"not everything was written to {self._path}: repeat the import")
+        self._seal(progress)
 
-    def _add_batch(self, batch: list[Rollout]) -> None:
+    def _add_batch(self, batch: list[Trajectory]) -> None:
         if len(self._recent) > _REMEMBERED_MAX or self._unsealed_bytes > _UNSEALED_MAX_BYTES:
             self._look_again()
-        rows = self._known.trajectories({one.trace_id for one in batch})
-        # A trajectory of another run is known whole. One of this run, or without a row, may be
-        # there in part: an import was interrupted, or a request id was used twice.
-        open_ids = {one.trace_id for one in batch} - {
-            trace_id for trace_id, row in rows.items() if row.run_id != self._run["run_id"]
-        }
+        rows = self._known.trajectories({trajectory.trace_id for trajectory in batch})
+        batch = [
+            _with_late_reward(trajectory, rows.get(trajectory.trace_id))
+            for trajectory in batch
+            if not self._is_whole(trajectory, rows.get(trajectory.trace_id))
+        ]
         # The step may have been read from elsewhere than before.
-        steps = {one.step for one in batch} | {row.step for row in rows.values()}
-        late = {
-            one.trace_id for one in batch
-            if one.trace_id in rows and rows[one.trace_id].reward is None
-            and isinstance(one.values.get("reward"), int | float)
-        }  # fmt: skip
-        given = {one.trace_id for one in batch if one.outcomes}
-        outcomes = self._known.outcomes(open_ids & (given | late))
-        late -= {trace_id for trace_id, name, *_ in outcomes if name == "reward"}
-        spans = self._known.spans(open_ids, {step for step in steps if step is not None})
-        known = {*spans, *outcomes}
-        for one in batch:
-            if one.trace_id in late:
-                one = _with_late_reward(one)
-            if one.trace_id in open_ids:
-                self._add_one(one, one.trace_id in rows, known)
-            else:
-                self.report.known += 1
+        steps = {trajectory.step for trajectory in batch} | {row.step for row in rows.values()}
+        known = self._known.spans(
+            {trajectory.trace_id for trajectory in batch},
+            {step for step in steps if step is not None},
+        ) | self._known.outcomes({one.trace_id for one in batch if one.outcomes})
+        for trajectory in batch:
+            self._add_new(trajectory, trajectory.trace_id in rows, known)
         self._wait()
 
-    def _add_one(self, one: Rollout, is_known: bool, known: set[tuple[Any, ...]]) -> None:
-        if is_known and one.is_export:
-            self.report.known += 1
-            return
-        has_row = is_known or one.is_carried or (one.trace_id,) in self._recent
-        calls = self._new(
-            known, {(one.trace_id, f"{call.span_id:016x}"): call for call in one.calls}
+    def _is_whole(self, trajectory: Trajectory, row: Row | None) -> bool:
+        """Tell whether the store has all of a trajectory, and count it then.
+
+        One of this run may be there in part: an import was interrupted, or a request id was used
+        twice.
+        """
+        is_whole = row is not None and (
+            row.run_id != self._run["run_id"] or trajectory.trace_id in self.report.exports
         )
-        outcomes = self._new(known, {(one.trace_id, *said.key): said for said in one.outcomes})
-        self._recent.add((one.trace_id,))
-        if has_row and not calls and not outcomes:
+        self.report.known += is_whole
+        return is_whole
+
+    def _add_new(self, trajectory: Trajectory, is_known: bool, known: set[tuple[Any, ...]]) -> None:
+        trace_id, is_running = trajectory.trace_id, trajectory.status == "running"
+        has_row = is_known or is_running or (trace_id,) in self._recent
+        spans = self._new(known, {(trace_id, span.span_id): span for span in trajectory.spans})
+        outcomes = self._new(known, {_key(outcome): outcome for outcome in trajectory.outcomes})
+        self._recent.add((trace_id,))
+        if has_row and not spans and not outcomes:
             self.report.known += 1
             return
         self.report.trajectories += not has_row
-        self.report.calls += len(calls)
+        self.report.calls += len(spans)
         self.report.outcomes += len(outcomes)
-        self.report.left_out[_LATE] += has_row and bool(calls) and not one.is_carried
+        self.report.left_out[_LATE] += has_row and bool(spans) and not is_running
         if self._dry_run:
             return
         recorder = self._recorder()
         # The writer counts the turns of a trajectory only if it gets all calls, and then the end.
-        is_whole = not has_row and len(calls) == len(one.calls)
-        shown = one if is_whole else replace(one, is_carried=True)
-        for call in calls:
-            self._put(call_item(recorder, shown, call))
+        is_whole = not has_row and len(spans) == len(trajectory.spans)
+        for span in spans:
+            self._put(call_item(recorder, trajectory, span, is_whole=is_whole))
         for outcome in outcomes:
-            self._put(outcome_item(recorder, one, outcome))
+            self._put(outcome_item(recorder, outcome))
         if not has_row:
-            self._put(end_item(recorder, one, None if is_whole else turn_totals(recorder, one)))
+            totals = None if is_whole else turn_totals(recorder, trajectory)
+            self._put(end_item(recorder, trajectory, totals))
 
     def _new(self, known: set[tuple[Any, ...]], keyed: dict[tuple[Any, ...], New]) -> list[New]:
         """Return what neither the store nor this import has yet, and remember it."""
-        found = [one for key, one in keyed.items() if key not in known and key not in self._recent]
+        new = [
+            value for key, value in keyed.items() if key not in known and key not in self._recent
+        ]
         self._recent.update(keyed)
-        return found
+        return new
 
     def _recorder(self) -> Recorder:
         if active.recorder is None:
@@ -252,40 +230,48 @@ class Intake:
             raise StoreError(f"cannot write to {self._path}: {remedy}; then repeat the import")
 
     def _look_again(self) -> None:
-        if not self._dry_run:
-            self._seal()
-            self._known.look()
+        self._seal()
+        self._known.look()
         self._recent.clear()
         self._unsealed_bytes = 0
 
-    def _close_run(self) -> None:
-        if active.recorder is not None and not session.close(_STALL_MAX_S):
-            raise StoreError(f"not everything was written to {self._path}: repeat the import")
-
     def _seal(self, progress: Progress | None = None) -> None:
+        if self._dry_run:
+            return
         try:
             layout = open_layout(self._path)
         except StoreNotFound:
             return
-        report = seal(layout, wait_s=_SEALER_WAIT_S, progress=progress)
-        self.report.problems += report.problems
+        self.report.problems += seal(layout, wait_s=_SEALER_WAIT_S, progress=progress).problems
 
 
-def _with_late_reward(one: Rollout) -> Rollout:
-    """Return a rollout with its reward as an outcome: what a trajectory ended with is written."""
-    end_ns = one.start_ns + one.duration_ns
-    reward = OutcomeIn("reward", one.values["reward"], end_ns, one.step, "import")
-    return replace(one, outcomes=(*one.outcomes, reward))
+def _key(outcome: Outcome) -> tuple[Any, ...]:
+    """Return the fields that tell outcomes apart, as `Known.outcomes` has them."""
+    return outcome.trace_id, outcome.name, outcome.time_ns, outcome.source, outcome.text or ""
 
 
-def _batches(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
-    batch: list[Rollout] = []
+def _with_late_reward(trajectory: Trajectory, row: Row | None) -> Trajectory:
+    """Add the reward as an outcome where the store's row has none and cannot change."""
+    reward = trajectory.reward
+    if row is None or row.reward is not None or not isinstance(reward, int | float):
+        return trajectory
+    late = building.outcome(
+        trajectory.trace_id, "reward", reward, end_ns_of(trajectory),
+        step=trajectory.step, source="import",
+    )  # fmt: skip
+    return replace(trajectory, outcomes=[*trajectory.outcomes, late])
+
+
+def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    batch: list[Trajectory] = []
     size_bytes = 0
-    for one in rollouts:
-        batch.append(one)
-        size_bytes += one.size_bytes
+    for trajectory in trajectories:
+        batch.append(trajectory)
+        for span in trajectory.spans:
+            if size_bytes < _BATCH_MAX_BYTES:
+                size_bytes += len(encode(span.inputs)) + len(encode(span.outputs))
         if len(batch) >= _BATCH_MAX or size_bytes >= _BATCH_MAX_BYTES:
-            del one
+            del trajectory
             yield batch
             batch, size_bytes = [], 0
     if batch:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localtrace.errors import StoreNotFound
 
@@ -15,7 +15,7 @@ _LISTED = "trace_id in (select unnest($ids))"
 _TRAJECTORIES = f"select trace_id, run_id, step, reward from stored.trajectories where {_LISTED}"
 _SPANS = f"select trace_id, span_id from stored.spans where {_LISTED}"
 _OUTCOMES = (
-    'select trace_id, name, time_ns, source, coalesce("text", \'\') as "text" from stored.outcomes '
+    "select trace_id, name, time_ns, source, coalesce(\"text\", '') from stored.outcomes "
     f"where {_LISTED}"
 )
 
@@ -57,28 +57,23 @@ class Known:
 
     def trajectories(self, trace_ids: Collection[str]) -> dict[str, Row]:
         """Return the rows of those of the trace ids that have a trajectory."""
-        if self._store is None or not trace_ids:
-            return {}
-        found = self._store.own_sql(_TRAJECTORIES, {"ids": list(trace_ids)}).to_dicts()
-        return {row.pop("trace_id"): Row(**row) for row in found}
+        return {trace_id: Row(*row) for trace_id, *row in self._rows(_TRAJECTORIES, trace_ids)}
 
-    def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[str, str]]:
+    def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[Any, ...]]:
         """Return the calls of these trajectories as pairs of trace id and span id.
 
         Args:
             steps: the steps of the trajectories; files of other steps are not read.
         """
-        if self._store is None or not trace_ids:
-            return set()
         possible = ", ".join(str(step) for step in steps if -(2**63) <= step < 2**63)
-        query = f"{_SPANS} and (step is null or step in ({possible or 'null'}))"
-        found = self._store.own_sql(query, {"ids": list(trace_ids)}).to_dicts()
-        return {(row["trace_id"], row["span_id"]) for row in found}
+        condition = f"and (step is null or step in ({possible or 'null'}))"
+        return set(self._rows(f"{_SPANS} {condition}", trace_ids))
 
-    def outcomes(self, trace_ids: Collection[str]) -> set[tuple[str, str, int, str | None, str]]:
+    def outcomes(self, trace_ids: Collection[str]) -> set[tuple[Any, ...]]:
         """Return the outcomes of these trajectories: trace id, name, time, source and text."""
-        if self._store is None or not trace_ids:
-            return set()
-        found = self._store.own_sql(_OUTCOMES, {"ids": list(trace_ids)}).to_dicts()
-        names = ("trace_id", "name", "time_ns", "source", "text")
-        return {tuple(row[name] for name in names) for row in found}
+        return set(self._rows(_OUTCOMES, trace_ids))
+
+    def _rows(self, query: str, trace_ids: Collection[str]) -> Iterator[tuple[Any, ...]]:
+        if self._store is not None and trace_ids:
+            for row in self._store.own_sql(query, {"ids": list(trace_ids)}).to_dicts():
+                yield tuple(row.values())

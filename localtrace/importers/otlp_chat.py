@@ -1,6 +1,6 @@
 """Messages, tools and usage of a generation's span, in the form of OpenAI's.
 
-Conventions for them changed several times, and all are in use. The first one found counts:
+Conventions for them changed several times, and all are in use. A span's first one counts:
 
     gen_ai.input.messages, gen_ai.output.messages    attributes, or those of one event
     gen_ai.user.message, …, gen_ai.choice            one event per message
@@ -11,23 +11,22 @@ Conventions for them changed several times, and all are in use. The first one fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from localtrace.importers.lines import BadLine, read_json
 from localtrace.importers.otlp_spans import SpanIn
-from localtrace.values.fields import known
+from localtrace.importers.source import BadLine, read_json
+from localtrace.values.fields import Fields, known
 
-_DETAILS = "gen_ai.client.inference.operation.details"
-_EVENT_BODY = "gen_ai.event.content"
-_WHOLE = {
-    "gen_ai.content.prompt": "gen_ai.prompt", "gen_ai.content.completion": "gen_ai.completion"
-}  # fmt: skip
-_ANY_INPUT = ("input.value", "mlflow.spanInputs", "traceloop.entity.input")
-_ANY_OUTPUT = ("output.value", "mlflow.spanOutputs", "traceloop.entity.output")
+_DETAILS = ("gen_ai.client.inference.operation.details", "gen_ai.content.prompt",
+            "gen_ai.content.completion")  # fmt: skip
+"""Events whose attributes count as the span's."""
+_ANY_INPUT = ("gen_ai.tool.call.arguments", "mlflow.spanInputs", "traceloop.entity.input",
+              "input.value")  # fmt: skip
+_ANY_OUTPUT = ("gen_ai.tool.call.result", "mlflow.spanOutputs", "traceloop.entity.output",
+               "output.value")  # fmt: skip
 _MESSAGE_FIELDS = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-_REQUEST = "gen_ai.request."
 _SAMPLING = {"choice.count": "n", "stop_sequences": "stop"}
 _USAGE = {
     "gen_ai.usage.prompt_tokens": "input_tokens",
@@ -37,31 +36,33 @@ _USAGE = {
     "llm.token_count.total": "total_tokens",
     "llm.usage.total_tokens": "total_tokens",
 }
+_Chat: TypeAlias = tuple[list[Fields], list[Fields]]
+"""The messages of a prompt, and one message per choice with its finish reason."""
 
 
 @dataclass(slots=True)
 class Attributes:
     """Attributes of a span, of which some are taken; the others are left."""
 
-    left: dict[str, Any]
+    left: Fields
 
     def take(self, *names: str) -> Any:
-        """Remove all of these, and return the first that has a value."""
-        found = [self.left.pop(name, None) for name in names]
-        return next((one for one in found if one is not None), None)
+        """Remove all of these, and return the first value that there is."""
+        values = [self.left.pop(name, None) for name in names]
+        return next((value for value in values if value is not None), None)
 
     def take_json(self, *names: str) -> Any:
-        """Remove all of these, and return the first one's value, parsed where it is JSON."""
+        """Remove all of these, and return the first value, parsed where it is JSON."""
         return parsed(self.take(*names))
 
-    def take_all(self, prefix: str) -> dict[str, Any]:
+    def take_all(self, prefix: str) -> Fields:
         """Remove all names with this prefix, and return their values by the rest of the name."""
         names = [name for name in self.left if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.left.pop(name) for name in names}
 
     def take_listed(self, prefix: str) -> list[Any]:
         """Remove names such as `PREFIX.0.role`, and return the list that they spell."""
-        tree: dict[str, Any] = {}
+        tree: Fields = {}
         for path, value in self.take_all(prefix + ".").items():
             *above, last = path.split(".")
             node = tree
@@ -69,50 +70,40 @@ class Attributes:
                 inner = node.setdefault(part, {})
                 node = inner if isinstance(inner, dict) else node
             node[last] = value
-        found = _lists(tree)
-        return found if isinstance(found, list) else []
+        listed = _lists(tree)
+        return listed if isinstance(listed, list) else []
 
 
-@dataclass(slots=True)
-class Generation:
-    """The messages to and from a model."""
-
-    given: list[dict[str, Any]] = field(default_factory=list)
-    said: list[dict[str, Any]] = field(default_factory=list)
-    """One message per choice, with its finish reason."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True where neither is known."""
-        return not self.given and not self.said
+def any_call(span: SpanIn, attributes: Attributes) -> tuple[Fields, Any]:
+    """Return the arguments and the result of a call, taken from attributes."""
+    value, result = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
+    return value if isinstance(value, dict) else known({"input": value}), result
 
 
-def arguments_and_result(span: SpanIn, attributes: Attributes) -> tuple[dict[str, Any], Any]:
+def generation(span: SpanIn, attributes: Attributes) -> tuple[Fields, Fields]:
     """Return the arguments and the result of a generation, taken from attributes."""
-    asked = attributes.take_all(_REQUEST)
-    inputs = {_SAMPLING.get(name, name): value for name, value in asked.items()}
-    invocation = attributes.take_json("llm.invocation_parameters")
-    inputs |= invocation if isinstance(invocation, dict) else {}
-    tools = _tools(attributes)
-    usage = _usage(attributes)
-    finish = attributes.take("gen_ai.response.finish_reasons", "llm.finish_reason")
-    finish = finish[0] if isinstance(finish, list) and finish else finish or None
+    requested = attributes.take_all("gen_ai.request.")
+    inputs = {_SAMPLING.get(name, name): value for name, value in requested.items()}
+    inputs |= _dict(attributes.take_json("llm.invocation_parameters"))
+    tools, usage = _tools(attributes), _usage(attributes)
+    reason = attributes.take("gen_ai.response.finish_reasons", "llm.finish_reason")
+    reason = reason[0] if isinstance(reason, list) and reason else reason or None
     model = attributes.take("gen_ai.response.model", "llm.model_name")
     facts = {"model": model, "id": attributes.take("gen_ai.response.id"), "usage": usage or None}
-    generation = _generation(span, attributes)
-    given, said = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
-    if generation.is_empty:
-        inputs = (given if isinstance(given, dict) else {"prompt": given}) | inputs
-        result = said if isinstance(said, dict) else {"text": said}
-    elif len(generation.said) > 1:
-        result = {"choices": [_choice(one, number) for number, one in enumerate(generation.said)]}
+    prompt, answers = _chat(span, attributes)
+    value, result = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
+    if not prompt and not answers:
+        inputs = (value if isinstance(value, dict) else {"prompt": value}) | inputs
+        outputs = result if isinstance(result, dict) else {"text": result}
+    elif len(answers) > 1:
+        outputs = {"choices": [_choice(message, index) for index, message in enumerate(answers)]}
     else:
-        result = {name: one for name, one in (generation.said or [{}])[0].items() if name != "role"}
-    if "choices" not in result and finish is not None:
-        result.setdefault("finish_reason", finish)
-    inputs |= {"messages": generation.given} if generation.given else {}
-    inputs |= {"tools": tools} if tools else {}
-    return known(inputs), known({**facts, **result})
+        message = answers[0] if answers else {}
+        outputs = {name: field for name, field in message.items() if name != "role"}
+    if "choices" not in outputs and reason is not None:
+        outputs.setdefault("finish_reason", reason)
+    inputs |= known({"messages": prompt or None, "tools": tools or None})
+    return known(inputs), known({**facts, **outputs})
 
 
 def parsed(value: Any) -> Any:
@@ -125,57 +116,46 @@ def parsed(value: Any) -> Any:
     return value
 
 
-def _choice(message: dict[str, Any], number: int) -> dict[str, Any]:
-    rest = {name: one for name, one in message.items() if name != "finish_reason"}
-    return {"index": number, "message": rest, "finish_reason": message.get("finish_reason")}
+def _choice(message: Fields, index: int) -> Fields:
+    reason = message.pop("finish_reason", None)
+    return {"index": index, "message": message, "finish_reason": reason}
 
 
-def _generation(span: SpanIn, attributes: Attributes) -> Generation:
+def _chat(span: SpanIn, attributes: Attributes) -> _Chat:
     for event in span.events:
-        if event.name == _DETAILS or event.name in _WHOLE:
+        if event.name in _DETAILS:
             attributes.left |= event.attributes
-    indexed = Generation(
-        _plain(attributes.take_listed("gen_ai.prompt")),
-        _plain(attributes.take_listed("gen_ai.completion")),
-    )
-    inference = Generation(
-        _plain(_unwrapped(attributes.take_listed("llm.input_messages"))),
-        _plain(_unwrapped(attributes.take_listed("llm.output_messages"))),
-    )
-    prompts = [{"role": "user", "content": one.get("prompt", one).get("text")}
-               for one in attributes.take_listed("llm.prompts")
-               if isinstance(one, dict) and isinstance(one.get("prompt", one), dict)]  # fmt: skip
-    found = (
-        _of_parts(attributes),
-        _of_events(span),
-        indexed,
-        inference,
-        Generation(
-            _whole(attributes.take_json("gen_ai.prompt"), "user") or prompts,
-            _whole(attributes.take_json("gen_ai.completion"), "assistant"),
-        ),
-    )
-    return next((one for one in found if not one.is_empty), Generation())
+    conventions = (
+        _in_parts(attributes),
+        _in_events(span),
+        (_plain(attributes.take_listed("gen_ai.prompt")),
+         _plain(attributes.take_listed("gen_ai.completion"))),
+        (_plain(_unwrapped(attributes.take_listed("llm.input_messages"))),
+         _plain(_unwrapped(attributes.take_listed("llm.output_messages")))),
+        (_whole(attributes.take_json("gen_ai.prompt"), "user") or _prompts(attributes),
+         _whole(attributes.take_json("gen_ai.completion"), "assistant")),
+    )  # fmt: skip
+    return next((chat for chat in conventions if any(chat)), ([], []))
 
 
 # -- messages with parts --------------------------------------------------------------------------
 
 
-def _of_parts(attributes: Attributes) -> Generation:
-    given = attributes.take_json("gen_ai.input.messages")
-    said = attributes.take_json("gen_ai.output.messages")
+def _in_parts(attributes: Attributes) -> _Chat:
+    prompt = _dicts(attributes.take_json("gen_ai.input.messages"))
+    answers = _dicts(attributes.take_json("gen_ai.output.messages"))
     system = attributes.take_json("gen_ai.system_instructions")
-    before = [{"role": "system", "parts": system}] if isinstance(system, list) and system else []
     if isinstance(system, str):
-        before = [{"role": "system", "parts": [{"type": "text", "content": system}]}]
-    messages = [*before, *(given if isinstance(given, list) else ())]
-    return Generation(
-        [one for message in _dicts(messages) for one in _from_parts(message)],
-        [one for message in _dicts(said) for one in _from_parts(message)],
+        system = [{"type": "text", "content": system}]
+    if isinstance(system, list) and system:
+        prompt = [{"role": "system", "parts": system}, *prompt]
+    return (
+        [plain for message in prompt for plain in _from_parts(message)],
+        [plain for message in answers for plain in _from_parts(message)],
     )
 
 
-def _from_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _from_parts(message: Fields) -> Iterator[Fields]:
     """Yield the messages of one message: answers of several tools are as many."""
     if not isinstance(message.get("parts"), list):
         yield from _plain([message])
@@ -184,11 +164,10 @@ def _from_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for part in _dicts(message["parts"]):
         kind = part.get("type")
         if kind == "tool_call_response":
-            answer = {"tool_call_id": part.get("id"), "content": _answer(part)}
-            answers.append(known({"role": "tool", **answer}))
+            answer = {"content": part.get("response", part.get("result"))}
+            answers.append(known({"role": "tool", "tool_call_id": part.get("id"), **answer}))
         elif kind == "tool_call":
-            function = {"name": part.get("name"), "arguments": part.get("arguments")}
-            calls.append(known({"id": part.get("id"), "type": "function", "function": function}))
+            calls.append(_tool_call(part))
         elif kind in ("reasoning", "thinking"):
             thoughts.append(str(part.get("content")))
         elif kind == "text":
@@ -197,85 +176,81 @@ def _from_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             content.append(dict(part))
     if content or thoughts or calls or not answers:
         is_text = len(content) == 1 and content[0].get("type") == "text"
-        said = {
+        yield known({
             "role": message.get("role"),
             "content": content[0]["text"] if is_text else content or None,
             "reasoning_content": "\n".join(thoughts) or None,
             "tool_calls": calls or None,
             "name": message.get("name"),
             "finish_reason": message.get("finish_reason"),
-        }
-        yield known(said)
+        })  # fmt: skip
     yield from answers
-
-
-def _answer(part: Mapping[str, Any]) -> Any:
-    return part.get("response", part.get("result"))
 
 
 # -- one event per message ------------------------------------------------------------------------
 
 
-def _of_events(span: SpanIn) -> Generation:
-    found = Generation()
+def _in_events(span: SpanIn) -> _Chat:
+    prompt: list[Fields] = []
+    answers: list[Fields] = []
     for event in span.events:
         stem, _, last = event.name.rpartition(".")
-        if not (stem == "gen_ai" and last == "choice") and not event.name.endswith(".message"):
-            continue
-        body = parsed(event.attributes.get(_EVENT_BODY))
-        fields = {**event.attributes, **(body if isinstance(body, dict) else {})}
-        if last == "choice":
+        fields = event.attributes | _dict(parsed(event.attributes.get("gen_ai.event.content")))
+        if event.name == "gen_ai.choice":
             message = parsed(fields.get("message"))
             inner = message if isinstance(message, dict) else {"content": message}
-            outer = {name: fields[name] for name in (*_MESSAGE_FIELDS, "finish_reason")
-                     if name in fields}  # fmt: skip
-            found.said += _plain([{"role": "assistant", **outer, **inner}])
-        elif stem.startswith("gen_ai."):
+            answers += _plain([{"role": "assistant", **fields, **inner}])
+        elif last == "message" and stem.startswith("gen_ai."):
             role = stem.removeprefix("gen_ai.")
             if role == "tool" and "id" in fields:
                 fields["tool_call_id"] = fields["id"]
-            found.given += _plain([{"role": role, **fields}])
-    return found
+            prompt += _plain([{"role": role, **fields}])
+    return prompt, answers
 
 
 # -- attributes with numbers, and whole messages --------------------------------------------------
 
 
-def _plain(messages: Iterable[Any]) -> list[dict[str, Any]]:
+def _plain(messages: Iterable[Any]) -> list[Fields]:
     """Return messages with only the fields that messages have, as values and not as JSON."""
-    found = []
+    plain = []
     for message in _dicts(messages):
-        one = {name: message.get(name) for name in ("role", *_MESSAGE_FIELDS, "finish_reason")}
-        content = one["content"]
-        one["content"] = parsed(content) if str(content).startswith('[{"') else content
-        calls = parsed(one["tool_calls"])
-        one["tool_calls"] = [_tool_call(call) for call in _dicts(calls)] or None
-        found.append(known(one))
-    return found
+        fields = {name: message.get(name) for name in ("role", *_MESSAGE_FIELDS, "finish_reason")}
+        content = fields["content"]
+        fields["content"] = parsed(content) if str(content).startswith('[{"') else content
+        calls = _dicts(parsed(fields["tool_calls"]))
+        fields["tool_calls"] = [_tool_call(call) for call in calls] or None
+        plain.append(known(fields))
+    return plain
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Fields) -> Fields:
     call = call["tool_call"] if isinstance(call.get("tool_call"), dict) else call
     function = call.get("function")
     if not isinstance(function, dict):
         function = {name: call.get(name) for name in ("name", "arguments")}
-    return known({"id": call.get("id"), "type": "function", "function": known(dict(function))})
+    return known({"id": call.get("id"), "type": "function", "function": known(function)})
 
 
-def _unwrapped(messages: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def _unwrapped(messages: Iterable[Any]) -> Iterator[Fields]:
     """Yield OpenInference's messages with the names of OpenAI's."""
     for message in _dicts(messages):
-        inner = message.get("message")
-        one = dict(inner) if isinstance(inner, dict) else {}
-        contents = [part.get("message_content", part) for part in _dicts(one.get("contents"))]
-        if contents and "content" not in one:
-            texts = [part.get("text") for part in contents]
+        fields = dict(_dict(message.get("message")))
+        contents = [part.get("message_content", part) for part in _dicts(fields.get("contents"))]
+        if contents and "content" not in fields:
+            texts = [part.get("text") for part in _dicts(contents)]
             is_text = len(texts) == 1 and isinstance(texts[0], str)
-            one["content"] = texts[0] if is_text else contents
-        yield one
+            fields["content"] = texts[0] if is_text else contents
+        yield fields
 
 
-def _whole(value: Any, role: str) -> list[dict[str, Any]]:
+def _prompts(attributes: Attributes) -> list[Fields]:
+    """Return OpenInference's prompts of completions as messages."""
+    prompts = [p.get("prompt", p) for p in _dicts(attributes.take_listed("llm.prompts"))]
+    return [{"role": "user", "content": prompt.get("text")} for prompt in _dicts(prompts)]
+
+
+def _whole(value: Any, role: str) -> list[Fields]:
     if isinstance(value, str) and value:
         return [{"role": role, "content": value}]
     return _plain(value if isinstance(value, list) else [value])
@@ -291,9 +266,13 @@ def _lists(node: Any) -> Any:
     return items
 
 
-def _dicts(values: Any) -> list[dict[str, Any]]:
+def _dict(value: Any) -> Fields:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(values: Any) -> list[Fields]:
     listed = values if isinstance(values, Iterable) and not isinstance(values, str | dict) else ()
-    return [one for one in listed if isinstance(one, dict)]
+    return [value for value in listed if isinstance(value, dict)]
 
 
 # -- tools and usage ------------------------------------------------------------------------------
@@ -302,20 +281,17 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 def _tools(attributes: Attributes) -> list[Any]:
     listed = attributes.take_json("gen_ai.tool.definitions", "mlflow.chat.tools")
     tools = listed if isinstance(listed, list) else []
-    for one in attributes.take_listed("llm.tools"):
-        inner = one.get("tool") if isinstance(one, dict) else None
-        tools.append(parsed(inner.get("json_schema")) if isinstance(inner, dict) else one)
-    for one in _dicts(attributes.take_listed("llm.request.functions")):
-        function = {name: parsed(value) for name, value in one.items()}
+    for item in attributes.take_listed("llm.tools"):
+        tool = _dict(item).get("tool")
+        tools.append(parsed(tool.get("json_schema")) if isinstance(tool, dict) else item)
+    for item in _dicts(attributes.take_listed("llm.request.functions")):
+        function = {name: parsed(value) for name, value in item.items()}
         tools.append({"type": "function", "function": function})
     return tools
 
 
-def _usage(attributes: Attributes) -> dict[str, Any]:
-    usage = {}
+def _usage(attributes: Attributes) -> Fields:
+    usage = _dict(attributes.take_json("mlflow.chat.tokenUsage"))
     for name, short in _USAGE.items():
-        if (count := attributes.take(name)) is not None:
-            usage[short] = count
-    usage |= attributes.take_all("gen_ai.usage.")
-    counted = attributes.take_json("mlflow.chat.tokenUsage")
-    return (counted if isinstance(counted, dict) else {}) | usage
+        usage |= known({short: attributes.take(name)})
+    return usage | attributes.take_all("gen_ai.usage.")

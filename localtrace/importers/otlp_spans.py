@@ -1,21 +1,37 @@
-"""Requests of OpenTelemetry, in the form of OTLP's JSON, as spans and events.
+"""The spans of OpenTelemetry's files, put together to traces.
 
-Log records that name a span are its events: instrumentations write messages there, too.
+The file exporter of OpenTelemetry's collector writes one request per line as JSON. A file may also
+be a single request, in JSON of any layout or in Protocol Buffers. Log records that name a span are
+its events: instrumentations write messages there, too.
+
+Spans of one trace may stand in several files, and far apart. They are kept in a temporary database
+on disk until all files are read.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import sqlite3
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from localtrace.importers.intake import Report
-from localtrace.importers.lines import BadLine
-from localtrace.importers.times import is_time
+from localtrace.errors import MissingDependency, StoreError
+from localtrace.importers.building import is_time
+from localtrace.importers.source import BadLine, Line, Source, read_whole
+from localtrace.values.fields import Fields
 
+TRACE_MAX_BYTES = 256 * 2**20
+"""A trace is put together in memory."""
+_CACHE_KIB = 32 * 2**10
+_encode = msgspec.msgpack.Encoder().encode
+_CONTROL = frozenset(range(32)) - frozenset(b"\t\r\n")
+"""Bytes that no text has."""
+_START_BYTES = 256
 _CODES = {"STATUS_CODE_ERROR": 2, "STATUS_CODE_OK": 1}
 _ERROR = 2
 _OTHER_SIGNALS = ("resourceMetrics", "resourceProfiles")
@@ -26,7 +42,7 @@ class Event(msgspec.Struct, array_like=True):
 
     name: str
     time_ns: int
-    attributes: dict[str, Any]
+    attributes: Fields
 
 
 class SpanIn(msgspec.Struct, array_like=True):
@@ -40,52 +56,134 @@ class SpanIn(msgspec.Struct, array_like=True):
     parent_id: str | None = None
     start_ns: int = 0
     end_ns: int = 0
-    attributes: dict[str, Any] = {}
+    attributes: Fields = {}
     events: list[Event] = []
-    links: list[dict[str, Any]] = []
+    links: list[Fields] = []
     error: str | None = None
     """The message of a status that says error; may be empty. None: no error."""
-    resource: dict[str, Any] = {}
+    resource: Fields = {}
     """Attributes of the service that the span comes from."""
 
 
-def spans_of(request: dict[str, Any], place: str, report: Report) -> Iterator[SpanIn]:
-    if not {"resourceSpans", "resourceLogs", *_OTHER_SIGNALS} & request.keys():
-        if request:
-            raise BadLine("no request of OpenTelemetry: it has no resourceSpans")
-        return
-    for name in _OTHER_SIGNALS:
-        if name in request:
-            report.left_out[f"requests with {name}"] += 1
-    for kind, scopes, items, read in (
-        ("resourceSpans", ("scopeSpans", "instrumentationLibrarySpans"), "spans", _span),
-        ("resourceLogs", ("scopeLogs",), "logRecords", _log_record),
-    ):
-        for block in _objects(request.get(kind)):
-            resource = _guarded(block.get("resource"))
-            held = (part for name in scopes for part in _objects(block.get(name)))
-            for number, item in enumerate(
-                one for part in held for one in _objects(part.get(items))
-            ):
-                try:
-                    found = read(item, resource)
-                except BadLine as error:
-                    report.refuse(f"{place}: {items} {number + 1}", str(error))
-                    continue
-                if found is None:
-                    report.left_out["log records that belong to no span"] += 1
-                else:
-                    yield found
+_decode = msgspec.msgpack.Decoder(SpanIn).decode
 
 
-def _guarded(resource: Any) -> dict[str, Any]:
+def traces(source: Source) -> Iterator[list[SpanIn]]:
+    """Yield the spans of each trace.
+
+    Of copies of a span the last one counts, with the events of all. What cannot be read, and a
+    trace that is too large, is counted in the report.
+
+    Raises:
+        StoreError: the temporary folder does not take them.
+    """
     try:
-        return _attributes(_object(resource).get("attributes"))
-    except BadLine:
-        return {}
+        # SQLite's database without a name is a file that the system deletes with its process.
+        with closing(sqlite3.connect("", isolation_level=None)) as db:
+            db.execute("pragma journal_mode = off")
+            db.execute("pragma synchronous = off")
+            db.execute(f"pragma cache_size = -{_CACHE_KIB}")
+            db.execute("create table spans (trace_id text, data blob)")
+            db.execute("begin")
+            rows = ((span.trace_id, _encode(span)) for span in read_spans(source))
+            db.executemany("insert into spans values (?, ?)", rows)
+            db.execute("commit")
+            # SQLite sorts this on disk where it is large.
+            ordered = db.execute("select trace_id, data from spans order by trace_id, rowid")
+            for trace_id, parts in groupby(ordered, key=lambda row: row[0]):
+                with source.refusing(f"trace {trace_id}"):
+                    yield _joined(data for _, data in parts)
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"the spans cannot be sorted in {tempfile.gettempdir()} ({error}): free space there, "
+            "or set TMPDIR to a larger folder, and repeat the import"
+        ) from error
 
 
-def _span(item: dict[str, Any], resource: dict[str, Any]) -> SpanIn:
+def _joined(parts: Iterator[bytes]) -> list[SpanIn]:
+    spans: dict[str, SpanIn] = {}
+    size_bytes = 0
+    for data in parts:
+        size_bytes += len(data)
+        if size_bytes > TRACE_MAX_BYTES:
+            raise BadLine(f"a trace of more than {TRACE_MAX_BYTES // 2**20} MiB")
+        span = _decode(data)
+        if (other := spans.get(span.span_id)) is not None:
+            events = {_encode(event): event for event in (*other.events, *span.events)}
+            span = other if span.name is None else span
+            span.events = list(events.values())
+        spans[span.span_id] = span
+    return list(spans.values())
+
+
+def read_spans(source: Source) -> Iterator[SpanIn]:
+    """Yield the spans of all files, one after the other, and events as spans without a name."""
+    for path in source.files:
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES)
+        # Text may begin with the first byte of a request as Protocol Buffers, too.
+        if start.startswith(b"\x0a") and not _CONTROL.isdisjoint(start):
+            source.on_bytes(path.stat().st_size)
+            with source.refusing(str(path)):
+                yield from _spans_of(_from_protobuf(read_whole(path)), str(path), source)
+        elif start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""):
+            for line in source.documents(path):
+                with source.refusing(line.place):
+                    yield from _spans_of(line.fields(), line.place, source)
+        else:
+            source.report.refuse(
+                str(path),
+                "neither JSON nor one request as Protocol Buffers: unpack it, or let the "
+                "collector write JSON",
+            )
+
+
+def _from_protobuf(line: Line) -> Fields:
+    """Turn a request into the form of OTLP's JSON, with ids as base64."""
+    try:
+        from google.protobuf import json_format
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+    except ImportError:
+        raise MissingDependency.for_extra("opentelemetry-proto", "otlp") from None
+    if line.is_too_long:
+        raise BadLine("a request that is too long: let the collector write JSON")
+    try:
+        request = ExportTraceServiceRequest.FromString(line.data)
+    except Exception as error:  # Protocol Buffers raises errors of a type that cannot be imported
+        raise BadLine(f"no request with traces ({error})") from None
+    fields: Fields = json_format.MessageToDict(request, use_integers_for_enums=True)
+    return fields
+
+
+def _spans_of(request: Fields, place: str, source: Source) -> Iterator[SpanIn]:
+    if request and not {"resourceSpans", "resourceLogs", *_OTHER_SIGNALS} & request.keys():
+        raise BadLine("no request of OpenTelemetry: it has no resourceSpans")
+    left_out = source.report.left_out
+    for name in _OTHER_SIGNALS:
+        left_out[f"requests with {name}"] += name in request
+    for block in _objects(request.get("resourceSpans")):
+        resource = _attributes(_object(block.get("resource")).get("attributes"))
+        for name in ("scopeSpans", "instrumentationLibrarySpans"):
+            for item in _items(block.get(name), "spans"):
+                with source.refusing(place):
+                    yield _span(item, resource)
+    for block in _objects(request.get("resourceLogs")):
+        for item in _items(block.get("scopeLogs"), "logRecords"):
+            with source.refusing(place):
+                if item.get("traceId") and item.get("spanId"):
+                    yield _log_record(item)
+                else:
+                    left_out["log records that belong to no span"] += 1
+
+
+def _items(scopes: Any, name: str) -> Iterator[Fields]:
+    for scope in _objects(scopes):
+        yield from _objects(scope.get(name))
+
+
+def _span(item: Fields, resource: Fields) -> SpanIn:
     start_ns, end_ns = _time_ns(item, "startTimeUnixNano"), _time_ns(item, "endTimeUnixNano")
     if not start_ns:
         raise BadLine("a span without a start time")
@@ -95,59 +193,61 @@ def _span(item: dict[str, Any], resource: dict[str, Any]) -> SpanIn:
         trace_id=_id(item.get("traceId"), 16),
         span_id=_id(item.get("spanId"), 8),
         name=_text(item.get("name")),
-        parent_id=_id(item["parentSpanId"], 8, none=True) if item.get("parentSpanId") else None,
+        parent_id=_parent_id(item.get("parentSpanId")),
         start_ns=start_ns,
         end_ns=max(start_ns, end_ns),
         attributes=_attributes(item.get("attributes")),
         events=[
-            Event(_text(one.get("name")), _time_ns(one, "timeUnixNano") or end_ns or start_ns,
-                  _attributes(one.get("attributes")))
-            for one in _objects(item.get("events"))
+            Event(_text(event.get("name")), _time_ns(event, "timeUnixNano") or end_ns or start_ns,
+                  _attributes(event.get("attributes")))
+            for event in _objects(item.get("events"))
         ],
-        links=[_link(one) for one in _objects(item.get("links"))],
+        links=[_link(link) for link in _objects(item.get("links"))],
         error=_text(status.get("message")) if code == _ERROR else None,
         resource=resource,
     )  # fmt: skip
 
 
-def _log_record(item: dict[str, Any], resource: dict[str, Any]) -> SpanIn | None:
-    if not item.get("traceId") or not item.get("spanId"):
-        return None
+def _log_record(item: Fields) -> SpanIn:
     attributes = _attributes(item.get("attributes"))
     body = _value(item.get("body"))
     attributes |= body if isinstance(body, dict) else {} if body is None else {"body": body}
     name = _text(item.get("eventName") or attributes.pop("event.name", ""))
     time_ns = _time_ns(item, "timeUnixNano") or _time_ns(item, "observedTimeUnixNano")
     trace_id, span_id = _id(item["traceId"], 16), _id(item["spanId"], 8)
-    return SpanIn(trace_id, span_id, None, events=[Event(name, time_ns, attributes)],
-                  resource=resource)  # fmt: skip
+    return SpanIn(trace_id, span_id, None, events=[Event(name, time_ns, attributes)])
 
 
-def _link(item: dict[str, Any]) -> dict[str, Any]:
+def _link(item: Fields) -> Fields:
     link = {"trace_id": _id(item.get("traceId"), 16), "span_id": _id(item.get("spanId"), 8)}
     attributes = _attributes(item.get("attributes"))
     return link | ({"attributes": attributes} if attributes else {})
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> Fields:
     return value if isinstance(value, dict) else {}
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    yield from (one for one in value if isinstance(one, dict)) if isinstance(value, list) else ()
+def _objects(value: Any) -> list[Fields]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _id(value: Any, size_bytes: int, *, none: bool = False) -> str:
+def _id(value: Any, size_bytes: int) -> str:
     """Return an id as hex; JSON made by Protocol Buffers' own tools has base64 instead."""
     if isinstance(value, str):
         try:
-            hexed = len(value) == 2 * size_bytes
-            found = bytes.fromhex(value) if hexed else base64.b64decode(value, validate=True)
-        except (ValueError, binascii.Error):
-            found = b""
-        if len(found) == size_bytes and (none or any(found)):
-            return found.hex()
+            is_hex = len(value) == 2 * size_bytes
+            data = bytes.fromhex(value) if is_hex else base64.b64decode(value, validate=True)
+        except ValueError:
+            data = b""
+        if len(data) == size_bytes and any(data):
+            return data.hex()
     raise BadLine(f"an id that is not of {size_bytes} bytes")
+
+
+def _parent_id(value: Any) -> str | None:
+    """Return the caller's id; some tools write zeros where there is none."""
+    return _id(value, 8) if value and value != "0" * 16 else None
 
 
 def _text(value: Any) -> str:
@@ -156,53 +256,34 @@ def _text(value: Any) -> str:
     return (value or "").encode("utf-8", "backslashreplace").decode()
 
 
-def _time_ns(item: dict[str, Any], name: str) -> int:
+def _time_ns(item: Fields, name: str) -> int:
     """Return a time; 0 where there is none."""
     value = item.get(name) or 0
-    found = (
-        int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
-    )
-    if not is_time(found):
+    value = int(value) if isinstance(value, str) and len(value) < 20 else value
+    if not is_time(value):
         raise BadLine(f"{name} is not a time")
-    return found
+    return value
 
 
-def _attributes(listed: Any) -> dict[str, Any]:
-    try:
-        return {_text(one.get("key")): _value(one.get("value")) for one in _objects(listed)}
-    except RecursionError:
-        raise BadLine("nested too deeply") from None
+def _attributes(listed: Any) -> Fields:
+    return {_text(item.get("key")): _value(item.get("value")) for item in _objects(listed)}
 
 
 def _value(value: Any) -> Any:
-    if not isinstance(value, dict) or not value:
-        return None
-    kind, content = next(iter(value.items()))
+    kind: str
+    content: Any
+    kind, content = next(iter(_object(value).items()), ("", None))
     if kind == "arrayValue":
-        return [_value(one) for one in _objects(_object(content).get("values"))]
+        return [_value(item) for item in _objects(_object(content).get("values"))]
     if kind == "kvlistValue":
         return _attributes(_object(content).get("values"))
     if kind == "intValue":
-        return _integer(content)
+        number = int(content) if len(str(content)) < 32 else 2**63
+        if not -(2**63) <= number < 2**63:
+            raise BadLine("an integer that is too large")
+        return number
     if kind == "doubleValue":
-        return _double(content)
+        return float(content)
     if kind in ("stringValue", "bytesValue"):
         return _text(content)
     return content if type(content) is bool else None
-
-
-def _integer(content: Any) -> int:
-    try:
-        found = int(content) if isinstance(content, str) and len(content) < 32 else content
-    except ValueError:
-        found = None
-    if type(found) is not int or not -(2**63) <= found < 2**63:
-        raise BadLine("an integer that is none, or too large")
-    return found
-
-
-def _double(content: Any) -> float:
-    try:
-        return float(content)
-    except (TypeError, ValueError, OverflowError):
-        raise BadLine("a number that is none") from None

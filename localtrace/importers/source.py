@@ -1,13 +1,93 @@
-"""The files of one import, as every format gets them."""
+"""The files of one import, read line by line or whole, and the report of what they did not hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from localtrace.importers.intake import Report
-from localtrace.importers.lines import Line, read_lines
+import msgspec
+
+from localtrace.errors import ConfigError, LocalTraceError
+from localtrace.store.files import open_given
+from localtrace.values.fields import Fields
+
+LINE_MAX_BYTES = 64 * 2**20
+"""Longer lines are not rollouts, and would not fit into a record."""
+_PIECE_BYTES = 2**20
+_PROBLEMS_MAX = 100
+_decode = msgspec.json.Decoder().decode
+
+
+class BadLine(Exception):
+    """A line or row that cannot be imported; the message says why."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts of what an import did, or would do."""
+
+    trajectories: int = 0
+    calls: int = 0
+    outcomes: int = 0
+    known: int = 0
+    """Trajectories that were skipped because the store holds them."""
+    bad: int = 0
+    """Lines that could not be imported."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Entries that are not rollouts, counted by kind."""
+    problems: list[str] = field(default_factory=list)
+    """The first bad lines, and problems that sealing found."""
+    exports: set[str] = field(default_factory=set)
+    """Trace ids that localtrace exported: a store with the row of one has its calls, too, though
+    under other ids."""
+
+    def refuse(self, place: str, reason: str) -> None:
+        """Count a bad line, and keep its place and the reason among the problems."""
+        self.bad += 1
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(f"{place}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file, or a whole file."""
+
+    path: Path
+    number: int
+    """The line number, from 1."""
+    data: bytes
+    modified_ns: int
+    """The file's modification time, ns since the Unix epoch."""
+    is_too_long: bool = False
+
+    @property
+    def place(self) -> str:
+        """The file and line number, as messages name them."""
+        return f"{self.path}:{self.number}"
+
+    def fields(self) -> Fields:
+        """Return the JSON object on the line.
+
+        Raises:
+            BadLine: the line holds no JSON object.
+        """
+        if self.is_too_long:
+            raise BadLine(f"longer than {LINE_MAX_BYTES // 2**20} MiB")
+        return read_object(self.data)
+
+    def is_object(self) -> bool:
+        """Tell whether the line holds a JSON object."""
+        try:
+            self.fields()
+        except BadLine:
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +100,125 @@ class Source:
     on_bytes: Callable[[int], None] = lambda count: None
     """A function that is called with the count of bytes just read."""
 
-    def lines(self) -> Iterator[Line]:
-        """Read the files line by line."""
-        return read_lines(self.files, self.on_bytes)
+    def lines(self, files: Iterable[Path] | None = None) -> Iterator[Line]:
+        """Yield every line of files that is not empty, one in memory at a time.
+
+        Args:
+            files: some of the files; None: all.
+        """
+        for path in self.files if files is None else files:
+            modified_ns = path.stat().st_mtime_ns
+            number = 0
+            with path.open("rb") as file:
+                while data := file.readline(LINE_MAX_BYTES + 1):
+                    number += 1
+                    self.on_bytes(len(data))
+                    is_too_long = len(data) > LINE_MAX_BYTES
+                    while is_too_long and data and not data.endswith(b"\n"):
+                        data = file.readline(_PIECE_BYTES)
+                        self.on_bytes(len(data))
+                    if is_too_long or not data.isspace():
+                        data = b"" if is_too_long else data.rstrip(b"\r\n")
+                        yield Line(path, number, data, modified_ns, is_too_long)
+
+    def documents(self, path: Path) -> Iterator[Line]:
+        """Yield the documents of a file: one per line, or the file if it is one of many lines."""
+        lines = self.lines([path])
+        first = list(islice(lines, 2))
+        if path.suffix == ".jsonl" or len(first) < 2 or any(line.is_object() for line in first):
+            yield from first
+            yield from lines
+        else:
+            yield read_whole(path)
 
     def whole_files(self) -> Iterator[Path]:
-        """Yield the files; each counts as read when the next is asked for."""
+        """Yield the files; each counts as read when the next is requested."""
         for path in self.files:
             yield path
             self.on_bytes(path.stat().st_size)
+
+    @contextmanager
+    def refusing(self, place: str) -> Iterator[None]:
+        """Report what cannot be read at a place of a file, and go on.
+
+        Files are hostile input: whatever fails on one entry costs only that one.
+        """
+        try:
+            yield
+        except LocalTraceError:
+            raise
+        except BadLine as error:
+            self.report.refuse(place, str(error))
+        except RecursionError:
+            self.report.refuse(place, "nested too deeply")
+        except Exception as error:
+            self.report.refuse(place, f"cannot be read ({type(error).__name__}: {error})")
+
+
+def read_whole(path: Path) -> Line:
+    """Return a file as if it were one line."""
+    with path.open("rb") as file:
+        data = file.read(LINE_MAX_BYTES + 1)
+    return Line(path, 1, data, path.stat().st_mtime_ns, len(data) > LINE_MAX_BYTES)
+
+
+def read_object(data: bytes | str) -> Fields:
+    """Read a JSON object.
+
+    Raises:
+        BadLine: it is none.
+    """
+    value = read_json(data)
+    if not isinstance(value, dict):
+        raise BadLine("not a JSON object")
+    return value
+
+
+def read_json(data: bytes | str) -> Any:
+    """Read JSON, including NaN and lone surrogates, which Python writes.
+
+    Raises:
+        BadLine: it is not JSON.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeError):
+        pass
+    except RecursionError:
+        raise BadLine("nested too deeply") from None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadLine("not JSON") from None
+
+
+def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
+    """Return the given files, and the files of given folders that match a pattern, each once.
+
+    Files of a folder named by numbers come in the order of the numbers, which are steps.
+
+    Raises:
+        ConfigError: a path does not exist, or cannot be read as a file, or a folder holds no such
+            file.
+    """
+    files: dict[Path, None] = {}
+    hint = f"name files, or folders that hold {pattern}"
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"there is no {path}: {hint}")
+        # A folder or a pipe of such a name holds no lines.
+        matches = [file for file in path.glob(pattern) if file.is_file()]
+        if path.is_dir() and not matches:
+            raise ConfigError(f"{path} holds no {pattern}: name another folder, or the files")
+        for file in sorted(matches, key=_in_order) if path.is_dir() else [path]:
+            try:
+                open_given(file).close()
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be read ({error.strerror}): {hint}") from None
+            files[file.resolve()] = None
+    return list(files)
+
+
+def _in_order(path: Path) -> tuple[bool, int, str]:
+    is_number = path.stem.isdecimal() and len(path.stem) < 20
+    return not is_number, int(path.stem) if is_number else 0, path.name

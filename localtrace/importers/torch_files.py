@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from localtrace.errors import ConfigError
-from localtrace.importers.lines import BadLine
+from localtrace.importers.source import BadLine
 
 _DEPTH_MAX = 100
 _STOOD_IN_FOR = (
@@ -51,8 +51,8 @@ def load(path: Path) -> Any:
         with torch.serialization.safe_globals(list(_allowed())):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file makes torch raise any of many
-        if found := _REFUSED.search(str(error)):
-            name = next(filter(None, found.groups()))
+        if match := _REFUSED.search(str(error)):
+            name = next(filter(None, match.groups()))
             reason = f"it holds {name}, which could run code: only plain values are read"
         else:
             reason = f"not a file of torch.save ({type(error).__name__})"
@@ -70,8 +70,8 @@ def _check_zip(path: Path) -> None:
             members = file.infolist()
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise BadLine(f"not a file of torch.save ({error})") from None
-    size = sum(one.file_size for one in members)
-    if any(one.compress_type for one in members) or size > path.stat().st_size:
+    size = sum(member.file_size for member in members)
+    if any(member.compress_type for member in members) or size > path.stat().st_size:
         raise BadLine("not a file of torch.save (it is compressed)")
 
 
@@ -102,21 +102,21 @@ def plain(value: Any, budget: int) -> Any:
     """
     left = budget
 
-    def walk(one: Any, depth: int) -> Any:
+    def walk(item: Any, depth: int) -> Any:
         nonlocal left
-        left -= 1
-        if hasattr(one, "tolist"):
-            left -= one.numel() if hasattr(one, "numel") else one.size
+        is_array = hasattr(item, "tolist")
+        size = (item.numel() if hasattr(item, "numel") else item.size) if is_array else 0
+        left -= 1 + size
         if left < 0 or depth > _DEPTH_MAX:
             raise BadLine("nested too deeply, or one of its values stands in it many times")
-        if hasattr(one, "tolist"):
-            return one.tolist()
-        if isinstance(one, Other):
-            one = getattr(one, "fields", {})
-        if isinstance(one, Mapping):
-            return {str(name): walk(item, depth + 1) for name, item in one.items()}
-        if isinstance(one, Sequence | set | frozenset) and not isinstance(one, str | bytes):
-            return [walk(item, depth + 1) for item in one]
-        return one
+        if is_array:
+            return item.tolist()
+        if isinstance(item, Other):
+            item = getattr(item, "fields", {})
+        if isinstance(item, Mapping):
+            return {str(name): walk(inner, depth + 1) for name, inner in item.items()}
+        if isinstance(item, Sequence | set | frozenset) and not isinstance(item, str | bytes):
+            return [walk(inner, depth + 1) for inner in item]
+        return item
 
     return walk(value, 0)

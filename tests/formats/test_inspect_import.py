@@ -14,7 +14,7 @@ from inspect_ai.log import read_eval_log, write_eval_log
 
 import localtrace
 from localtrace.cli import main
-from localtrace.importers import inspect_files
+from localtrace.importers.formats import inspect
 from localtrace.types import Trajectory
 from tests.formats.inspect_eval import AGENTS, DATA
 
@@ -174,7 +174,7 @@ def zipped(path: Path, samples: dict[str, bytes], how: int = zipfile.ZIP_DEFLATE
 def test_hostile_samples_are_refused_and_the_rest_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspect_files, "_REFERRED_MAX", 1000)
+    monkeypatch.setattr(inspect, "REFERRED_MAX", 1000)
     model = {"event": "model", "model": "m", "input": [], "tools": [], "tool_choice": "auto",
              "config": {}, "output": {}, "timestamp": "2026-11-01T00:00:00+00:00"}  # fmt: skip
     bad: dict[str, Any] = {
@@ -210,7 +210,7 @@ def test_hostile_samples_are_refused_and_the_rest_is_imported(
 def test_bombs_and_damaged_files_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspect_files, "MEMBER_MAX_BYTES", 2**20)
+    monkeypatch.setattr(inspect, "MEMBER_MAX_BYTES", 2**20)
     log = zipped(tmp_path / "bomb.eval", {"samples/a.json": b" " * 2**24})
     assert "longer than 1 MiB" in imported(log, tmp_path / "store").output
     # The zip says that it is small.
@@ -218,7 +218,9 @@ def test_bombs_and_damaged_files_are_refused(
     at = data.rindex(b"samples/a.json") - 46
     struct.pack_into("<I", data, at + 24, 1000)
     (tmp_path / "liar.eval").write_bytes(data)
-    assert "damaged" in imported(tmp_path / "liar.eval", tmp_path / "store").output
+    assert (
+        "cannot be read (BadZipFile" in imported(tmp_path / "liar.eval", tmp_path / "store").output
+    )
     for name, content in {
         "half.eval": DATA.read_bytes()[:9000], "no.eval": b"no zip", "no.json": b"{}",
         "deep.json": b"[" * 100_000, "empty.eval": b"", "list.json": b'{"eval":5,"samples":[]}',
@@ -234,4 +236,4 @@ def test_bombs_and_damaged_files_are_refused(
     (tmp_path / "flipped.eval").write_bytes(flipped)
     done = imported(tmp_path / "flipped.eval", tmp_path / "store")
     assert "5 trajectories" in done.output
-    assert "samples/two_epoch_1.json: damaged" in done.output
+    assert "samples/two_epoch_1.json: cannot be read (BadZipFile" in done.output

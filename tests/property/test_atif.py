@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localtrace.exporters.atif import Documents
-from localtrace.importers.atif import read_rollouts
-from localtrace.importers.intake import Report
-from localtrace.importers.source import Source
+from localtrace.importers.formats import atif
+from localtrace.importers.source import Report, Source
 from localtrace.read.turns import chat_form, messages_of
 from tests.atif_rules import check
 from tests.environment import examples, soaks
@@ -91,11 +90,9 @@ def test_every_answer_and_its_ids_come_back(turns: list[Any], tmp_path_factory: 
     path: Path = tmp_path_factory.mktemp("atif") / "in.jsonl"
     path.write_bytes(line)
     report = Report()
-    (rollout,) = read_rollouts(Source([path], "run", report))
+    (imported,) = atif.read(Source([path], "run", report))
     assert not report.bad
-    calls = [one for one in rollout.calls if one.takes_prompt]
-    assert len(calls) == len(made)
-    for turn, (_, said, ids) in zip(calls, made, strict=True):
+    for turn, (_, said, ids) in zip(imported.turns, made, strict=True):
         (answer,) = messages_of([{"role": "assistant", **said}])
         assert turn.outputs.get("content", "") == chat_form(answer)["content"]
         assert (turn.inputs["prompt_ids"], turn.outputs["output_ids"]) == (ids, ids)

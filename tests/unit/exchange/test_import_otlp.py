@@ -19,11 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
 import localtrace
-from localtrace.importers import intake, otlp_traces
-from localtrace.importers.imported_rollouts import call_item
-from localtrace.importers.intake import Report
-from localtrace.importers.otlp_files import read_spans
-from localtrace.importers.source import Source
+from localtrace.importers import intake, otlp_spans
+from localtrace.importers.otlp_spans import read_spans
+from localtrace.importers.records import call_item
+from localtrace.importers.source import Report, Source
 from localtrace.read.store import open_store
 from localtrace.read.turns import turns_of
 from localtrace.testing import recording
@@ -91,9 +90,9 @@ def test_an_import_that_was_killed_within_a_trajectory_counts_all_of_it(
 ) -> None:
     remaining = iter(range(1))
 
-    def killed(*given: Any) -> Any:
+    def killed(*args: Any, **options: Any) -> Any:
         next(remaining)
-        return call_item(*given)
+        return call_item(*args, **options)
 
     monkeypatch.setattr(intake, "call_item", killed)
     assert run("import", "otlp", DATA / "messages.json", "-s", tmp_path / "s").exit_code
@@ -396,7 +395,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_a_trace_that_is_too_large_is_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(otlp_traces, "TRACE_MAX_BYTES", 2**20)
+    monkeypatch.setattr(otlp_spans, "TRACE_MAX_BYTES", 2**20)
     text = {"key": "k", "value": {"stringValue": "x" * 2**19}}
     many = [{**ID, "spanId": f"{n:016x}", "attributes": [text]} for n in range(1, 4)]
     (tmp_path / "in.json").write_bytes(request(*many) + request({**ID, "traceId": "c" * 32}))

@@ -95,7 +95,7 @@ def test_what_is_no_log_of_trl_is_said_and_the_rest_is_imported(tmp_path: Path) 
     assert done.exit_code == 1
     assert "2 trajectories" in done.output
     assert "completions_00002.parquet: row 1" in done.output
-    assert "completions_00003.parquet: not a Parquet file" in done.output
+    assert "completions_00003.parquet: cannot be read (ArrowInvalid" in done.output
 
 
 def test_no_setting_of_a_queue_and_no_long_rollout_stops_an_import(

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import localtrace
 from localtrace import testing
 from localtrace.importers import intake
-from localtrace.importers.intake import Report
-from localtrace.importers.lines import Line
-from localtrace.importers.verifiers_traces import of_lines
+from localtrace.importers.formats import verifiers
+from localtrace.importers.source import Report, Source
 from localtrace.read.store import open_store
+from localtrace.types import Trajectory
 from tests import commands
 from tests.commands import run
 
@@ -51,14 +51,13 @@ HOSTILE = {
     "a call names the node 99": changed("calls", 0, "node", to=99),
     "a message without a role": changed("nodes", 0, "message", to={"content": "x"}),
     "Expected `object | null`, got `int`": changed("rewards", to={"correct": 1}),
-    "must be an iterable": changed("errors", to=5),
+    "Expected `array`, got `int`": changed("errors", to=5),
 }
 
 
 def test_every_trace_is_a_trajectory_with_its_ids(tmp_path: Path) -> None:
     result = run("import", "verifiers", FILE.parent, "--store", tmp_path)
     assert "4 trajectories, 8 calls, 8 outcomes imported" in result.output
-    assert "left out    2 status_code of errors" in result.output
     assert "left out    4 settings of agents" in result.output
     with open_store(tmp_path) as store:
         rows = store.sql("from trajectories order by trace_id").to_dicts()
@@ -88,11 +87,8 @@ def test_every_trace_is_a_trajectory_with_its_ids(tmp_path: Path) -> None:
 
 
 def test_hostile_lines_are_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    lines = [line for bad in HOSTILE.values() for line in (bad, b"")] + [LINES[0]]
-    file = tmp_path / "traces.jsonl"
-    file.write_bytes(b"\n".join(lines))
-    report = Report()
-    found = list(of_lines(read(lines), report))
+    lines = [*HOSTILE.values(), LINES[0]]
+    found, report = read(tmp_path, *lines)
     assert [one.trace_id for one in found] == [f"{1:032x}"]
     assert len(report.problems) == len(HOSTILE)
     for text, problem in zip(HOSTILE, report.problems, strict=True):
@@ -101,8 +97,10 @@ def test_hostile_lines_are_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         assert known or "not UTF-8" in text, (text, problem)
 
 
-def read(lines: list[bytes]) -> list[Line]:
-    return [Line(FILE, number, data, 10**18) for number, data in enumerate(lines) if data]
+def read(folder: Path, *lines: bytes) -> tuple[list[Trajectory], Report]:
+    report, file = Report(), folder / "traces.jsonl"
+    file.write_bytes(b"\n\n".join(lines))
+    return list(verifiers.read(Source([file], "run", report))), report
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -121,17 +119,17 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @settings(max_examples=50)
-@given(st.sampled_from(places(EPISODE)), anything)
-def test_no_value_at_any_place_stops_an_import(place: tuple[Any, ...], value: Any) -> None:
+@given(place=st.sampled_from(places(EPISODE)), value=anything)
+def test_no_value_at_any_place_stops_an_import(
+    place: tuple[Any, ...], value: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     episode = copy.deepcopy(EPISODE)
     part = episode
     for name in place[:-1]:
         part = part[name]
     part[place[-1]] = value
-    report = Report()
-    data = json.dumps(episode).encode()
-    rollouts = list(of_lines(read([data]), report))
-    assert len(rollouts) + report.bad == len(rollouts or [1])
+    found, report = read(tmp_path_factory.mktemp("any"), json.dumps(episode).encode())
+    assert len(found) + report.bad == len(found or [1])
 
 
 def test_an_import_that_stopped_is_completed(
@@ -158,7 +156,7 @@ def test_an_import_that_stopped_is_completed(
         assert len(store.sql("from trajectories").to_dicts()) == 4
 
 
-def test_an_outcome_that_is_no_number_costs_no_attribute(tmp_path: Path) -> None:
+def test_what_localtrace_exported_comes_back_with_its_place_and_attributes(tmp_path: Path) -> None:
     given = commands.answer("five", [4, 5])
     (trace_id,) = commands.record(tmp_path / "s", [{"answers": [given], "reward": 1.0}])
     with testing.recording(tmp_path / "s", project="maths", run_id="run"):
@@ -168,8 +166,14 @@ def test_an_outcome_that_is_no_number_costs_no_attribute(tmp_path: Path) -> None
     out = tmp_path / "traces.jsonl"
     commands.run("export", "verifiers", "--all", "-s", tmp_path / "s", "-o", out)
     done = commands.run("import", "verifiers", out, "-s", tmp_path / "new")
-    assert "1 trajectories, 1 calls, 1 outcomes" in done.output
+    assert "1 trajectories, 1 calls imported" in done.output
+    assert "1 outcomes of an export" in done.output
     with open_store(tmp_path / "new") as opened:
         after = opened.trajectory(trace_id)
-    assert (after.rollout_n, after.sample_index) == (before.rollout_n, before.sample_index)
-    assert repr(after.outcomes) == repr(before.outcomes)
+    for name in ("step", "sample_index", "rollout_n", "group_id", "status", "reward"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.attributes.items() >= before.attributes.items()
+    assert after.turns[0].output_ids == before.turns[0].output_ids
+    # The store that it comes from knows it, also as its own run.
+    again = ("import", "verifiers", out, "-s", tmp_path / "s", "--run", before.run_id)
+    assert "0 trajectories, 0 calls" in commands.run(*again).output

@@ -9,7 +9,6 @@ from typing import Any
 
 import localtrace
 from localtrace import testing
-from localtrace.importers.imported_rollouts import SharedPrompts
 from tests.unit.exchange.test_import_sglang import IDS, TEXT, log
 
 Command = Callable[..., Any]
@@ -44,18 +43,6 @@ def test_dumps_of_text_have_turns_answers_and_prompts(
         "group by prompt_hash",
     )
     assert [(row["rollouts"], row["right"]) for row in by_hash] == [(4, 2.0), (4, 2.0)]
-
-
-def test_turns_share_what_they_repeat_and_nothing_that_is_only_equal() -> None:
-    prompts = SharedPrompts()
-    before = {"messages": [{"role": "user", "n": 1}], "prompt_ids": [5000, 5001]}
-    first = prompts.shared(before)
-    texts = ('{"messages": [{"role": "user", "n": 1}, {"n": 1.0}, {"n": true}], "n": 1}',
-             '{"prompt_ids": [5000, 5001, 7]}', '{"prompt_ids": [5000.0, true]}')  # fmt: skip
-    found = [prompts.shared(json.loads(text)) for text in texts]
-    assert [json.dumps(one) for one in found] == list(texts)
-    assert found[0]["messages"][0] is first["messages"][0]
-    assert found[1]["prompt_ids"][1] is first["prompt_ids"][1]
 
 
 def test_a_dump_and_a_recording_of_the_same_text_have_the_same_hash(

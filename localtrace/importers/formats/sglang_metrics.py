@@ -16,16 +16,17 @@ recorded too would appear twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from localtrace.importers.imported_rollouts import CallIn, Rollout, derived_span_id, digest_id
-from localtrace.importers.lines import BadLine, Line, read_json
-from localtrace.importers.source import Source
+from localtrace.importers.building import digest_id
+from localtrace.importers.source import BadLine, Line, Source, read_json
 from localtrace.record.config import read_environment
 from localtrace.record.propagation import find_parent, trace_id_of
 from localtrace.record.settings import HookSettings
+from localtrace.types import Span, Trajectory
+from localtrace.values.fields import Fields
 
 PATTERN = "sglang-request-metrics-*.log"
 OP = "sglang.generate"
@@ -37,30 +38,38 @@ _LOGPROBS = (
 _OWN_COLUMNS = ("weight_version", "weight_versions", "routed_experts")
 
 
-def default_run_id(_paths: Iterable[Path]) -> str:
+def default_run_id(files: list[Path]) -> str:
     """Return the run id of generations that belong to no other run."""
     return "sglang"
 
 
-def read_rollouts(source: Source) -> Iterator[Rollout]:
-    """Yield the generation of each line; other lines are counted in the report."""
+def read(source: Source) -> Iterator[Trajectory]:
+    """Import generations that SGLang logged.
+
+    PATH is the log folder of SGLang's option --export-metrics-to-file, or a file in it. Generated
+    ids are present only if a request asked for return_logprob.
+
+    A generation becomes the call that localtrace's hook would have recorded: below the calling span
+    that its request id names, else a trajectory of its own. Without --run the run is sglang. With
+    the --run of a training, the view engine_calls matches generations to its calls.
+    """
     for line in source.lines():
-        try:
+        with source.refusing(line.place):
             fields = line.fields()
-            parameters = read_json(_text(fields.pop("request_parameters", None)))
+            text = fields.pop("request_parameters", None)
+            parameters = read_json(text) if isinstance(text, str) else None
             if not isinstance(parameters, dict):
-                raise BadLine("request_parameters is not a JSON object")
-        except BadLine as error:
-            source.report.refuse(line.place, str(error))
-            continue
-        rid = fields.get("id", parameters.get("rid"))
-        if not _is_generation(parameters, fields) or "HEALTH_CHECK" in str(rid):
-            source.report.left_out["requests that generated nothing"] += 1
-        else:
-            yield _rollout(line, str(rid) if rid else None, parameters, fields)
+                raise BadLine("no JSON object under request_parameters: no line of SGLang's log")
+            rid = fields.get("id", parameters.get("rid"))
+            if not _is_generation(parameters, fields) or "HEALTH_CHECK" in str(rid):
+                source.report.left_out["requests that generated nothing"] += 1
+            else:
+                yield _trajectory(
+                    line, source.run_id, str(rid) if rid else None, parameters, fields
+                )
 
 
-def _is_generation(parameters: dict[str, Any], meta_info: dict[str, Any]) -> bool:
+def _is_generation(parameters: Fields, meta_info: Fields) -> bool:
     """Tell whether a request generated tokens for somebody.
 
     An embedding did not, nor did the run of the prompt alone that SGLang makes before it takes
@@ -73,53 +82,51 @@ def _is_generation(parameters: dict[str, Any], meta_info: dict[str, Any]) -> boo
     return bool(meta_info["completion_tokens"]) or samples == 1
 
 
-def _text(parameters: Any) -> str:
-    if not isinstance(parameters, str):
-        raise BadLine("no text under request_parameters: this is not a line of SGLang's log")
-    return parameters
-
-
-def _rollout(
-    line: Line, rid: str | None, parameters: dict[str, Any], meta_info: dict[str, Any]
-) -> Rollout:
+def _trajectory(
+    line: Line, run_id: str, rid: str | None, parameters: Fields, meta_info: Fields
+) -> Trajectory:
     start_ns, duration_ns = _times(meta_info, line.modified_ns)
     parent = find_parent(rid)
     trace_id = digest_id(16, line.data).hex() if rid is None else trace_id_of(rid)
-    call = CallIn(
-        span_id=derived_span_id("span", line.data),
+    span = Span(
+        trace_id=trace_id,
+        span_id=digest_id(8, "span", line.data).hex(),
         op=OP,
         start_ns=start_ns,
         duration_ns=duration_ns,
         inputs=_inputs(parameters),
         outputs=_outputs(meta_info),
-        parent_id=None if parent is None else parent.span_id,
+        parent_id=None if parent is None else f"{parent.span_id:016x}",
         # Like calls that a hook records: after the calls of the process that sent the request.
         seq=0 if parent is None else start_ns,
-        is_detail=parent is not None and parent.is_generation,
+        # Below a call that is recorded as the same generation it is a detail, and no turn.
+        is_turn=parent is None or not parent.is_generation,
+        kind="generation",
     )
-    return Rollout(
+    is_recorded = parent is not None or not read_environment(HookSettings).lone_generations
+    return Trajectory(
         trace_id=trace_id,
-        calls=(call,),
+        run_id=run_id,
         start_ns=start_ns,
-        duration_ns=duration_ns,
+        end_ns=start_ns + duration_ns,
         step=None if parent is None else parent.trajectory.step,
         name=OP,
-        is_carried=parent is not None or not read_environment(HookSettings).lone_generations,
-        size_bytes=len(line.data),
+        status="running" if is_recorded else "ok",
+        spans=[span],
     )
 
 
-def _inputs(parameters: dict[str, Any]) -> dict[str, Any]:
+def _inputs(parameters: Fields) -> Fields:
     """Return the parameters that are set, with the prompt's ids under the name that turns use."""
     inputs = {name: value for name, value in parameters.items() if value not in (None, False)}
     ids = inputs.pop("input_ids", None)
     return inputs if ids is None else {**inputs, "prompt_ids": ids}
 
 
-def _outputs(meta_info: dict[str, Any]) -> dict[str, Any]:
+def _outputs(meta_info: Fields) -> Fields:
     """Return `meta_info`, with the values that have columns of their own moved beside it."""
     rest = dict(meta_info)
-    outputs: dict[str, Any] = {}
+    outputs: Fields = {}
     for source, ids, logprobs in _LOGPROBS:
         entries = rest.get(source)
         if isinstance(entries, list) and all(_is_entry(entry) for entry in entries):
@@ -142,7 +149,7 @@ def _is_entry(entry: Any) -> bool:
     return type(entry[1]) is int and (entry[0] is None or type(entry[0]) is float)
 
 
-def _times(meta_info: dict[str, Any], modified_ns: int) -> tuple[int, int]:
+def _times(meta_info: Fields, modified_ns: int) -> tuple[int, int]:
     """Return start and duration in ns."""
     duration_ns = _ns(meta_info.get("e2e_latency")) or 0
     begun_ns = _ns(meta_info.get("request_received_ts"))

@@ -1,13 +1,13 @@
-"""The calls of a sample of Inspect: turns, tools, and the agents that others ran in.
+"""The calls and the scores of a sample of Inspect: turns, tools, and the agents that they ran in.
 
 Messages become those of OpenAI's form, in which localtrace keeps them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable
 from typing import Any
 
 from inspect_ai.event import ModelEvent, SpanBeginEvent, SpanEndEvent, ToolEvent
@@ -20,68 +20,67 @@ from inspect_ai.model import (
     ModelUsage,
 )
 
-from localtrace.importers.imported_rollouts import CallIn, derived_span_id
-from localtrace.importers.times import TIME_MAX_NS, time_ns
+from localtrace.importers.building import TIME_MAX_NS, Calls, time_ns
+from localtrace.types import Span
 from localtrace.values.fields import Fields, known
 
 OP = "inspect.generate"
-_MORE_CHOICES = "answers after the first of a call that asked for several"
+_MORE_CHOICES = "answers after the first of a call that requested several"
 _STOPS = {"max_tokens": "length", "unknown": None}
+_LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
-class Calls:
+class SampleCalls(Calls):
     """The calls of one sample.
 
     Args:
         trace_id: its trajectory's id.
         default_ns: the time of the sample where it has none.
+        left_out: counts of what the calls do not hold.
     """
 
-    def __init__(self, sample: EvalSample, trace_id: str, default_ns: int) -> None:
-        self.calls: list[CallIn] = []
-        self.left_out: Counter[str] = Counter()
-        self._trace_id = trace_id
+    def __init__(
+        self, sample: EvalSample, trace_id: str, default_ns: int, left_out: Counter[str]
+    ) -> None:
+        self.start_ns = default_ns if sample.started_at is None else time_ns(sample.started_at)
+        super().__init__(trace_id, self.start_ns)
+        completed = sample.completed_at
+        self.end_ns = self.start_ns if completed is None else time_ns(completed)
+        self._left_out = left_out
         self._sent: dict[int, Fields] = {}
         """Messages by the identity of Inspect's: calls share them."""
-        self._agents: dict[str, int] = {}
+        self._agents: dict[str, str] = {}
         """Span ids of the agents, by the id of Inspect's span."""
-        self._callers: dict[str, int] = {}
+        self._callers: dict[str, str] = {}
         """Span ids of the calls of tools that an agent answers, by the id of Inspect's span."""
         self._within: dict[str, str | None] = {}
         """The span around a span, by Inspect's ids."""
-        started, completed = (
-            None if text is None else time_ns(datetime.fromisoformat(text))
-            for text in (sample.started_at, sample.completed_at)
-        )
-        self.start_ns = default_ns if started is None else started
-        self.end_ns = self.start_ns if completed is None else completed
-        if any(isinstance(event, ModelEvent) for event in sample.events):
-            ends = {event.id: event for event in sample.events if isinstance(event, SpanEndEvent)}
-            for event in sample.events:
-                self._add_event(event, ends)
-        else:
+        ends = {event.id: event for event in sample.events if isinstance(event, SpanEndEvent)}
+        if not any(isinstance(event, ModelEvent) for event in sample.events):
             self._add_messages(sample)
-
-    def _add_event(self, event: Any, ends: dict[str, SpanEndEvent]) -> None:
-        if isinstance(event, SpanBeginEvent):
-            self._within[event.id] = event.parent_id
-            if event.type == "agent":
-                self._add_agent(event, ends.get(event.id))
-        elif isinstance(event, ModelEvent):
-            self._add_turn(event)
-        elif isinstance(event, ToolEvent):
-            self._add_tool(event)
+            return
+        for event in sample.events:
+            if isinstance(event, SpanBeginEvent):
+                self._within[event.id] = event.parent_id
+                if event.type == "agent":
+                    self._add_agent(event, ends.get(event.id))
+            elif isinstance(event, ModelEvent):
+                self._add_turn(event)
+            elif isinstance(event, ToolEvent):
+                self._add_tool(event)
 
     def _add_agent(self, event: SpanBeginEvent, end: SpanEndEvent | None) -> None:
         start_ns = time_ns(event.timestamp)
         end_ns = start_ns if end is None else time_ns(end.timestamp)
-        call = self._add(
-            event.name, start_ns, max(0, end_ns - start_ns), {}, None, kind="agent",
+        span = self.add(
+            event.name, {}, None, kind="agent", start_ns=start_ns,
+            duration_ns=max(0, end_ns - start_ns),
             parent_id=self._callers.get(event.id, self._parent(event.parent_id)),
         )  # fmt: skip
-        self._agents[event.id] = call.span_id
+        self._agents[event.id] = span.span_id
 
-    def _parent(self, span_id: str | None) -> int | None:
+    def _parent(self, span_id: str | None) -> str | None:
         """Return the agent around a span."""
         for _ in range(len(self._within) + 1):
             if span_id is None or span_id in self._agents:
@@ -99,16 +98,17 @@ class Calls:
         outputs: Fields | None = self._answer(event.output) | known({"retries": event.retries})
         if event.error and not (outputs or {}).get("content"):
             outputs = None
-        self._add(
-            OP, time_ns(event.timestamp), _duration_ns(event, event.output.time), inputs, outputs,
-            parent_id=self._parent(event.span_id), takes_prompt=True,
+        self.add(
+            OP, inputs, outputs, start_ns=time_ns(event.timestamp),
+            duration_ns=_duration_ns(event, event.output.time),
+            parent_id=self._parent(event.span_id),
             status="error" if event.error else "ok", error=event.error,
         )  # fmt: skip
 
     def _answer(self, output: ModelOutput) -> Fields:
         if not output.choices:
             return known({"error": output.error})
-        self.left_out[_MORE_CHOICES] += len(output.choices) - 1
+        self._left_out[_MORE_CHOICES] += len(output.choices) - 1
         choice = output.choices[0]
         message = self._message(choice.message)
         answer: Fields = {name: value for name, value in message.items() if name != "role"} | {
@@ -119,7 +119,7 @@ class Calls:
         if choice.logprobs is not None:
             # Without ids of tokens they are no column of a turn.
             logprobs = choice.logprobs.content
-            answer["token_logprobs"] = [one.model_dump(exclude_none=True) for one in logprobs]
+            answer["token_logprobs"] = [token.model_dump(exclude_none=True) for token in logprobs]
         return known(answer)
 
     def _add_tool(self, event: ToolEvent) -> None:
@@ -128,13 +128,12 @@ class Calls:
             result = event.model_dump(mode="json", include={"result"}, exclude_none=True)["result"]
         error = event.error.message if event.error is not None else None
         error = "failed" if error is None and event.failed else error
-        call = self._add(
-            event.function, time_ns(event.timestamp), _duration_ns(event), event.arguments,
-            result if error is None else None, kind="tool", parent_id=self._parent(event.span_id),
-            status="ok" if error is None else "error", error=error,
+        span = self._add_call(
+            event, result, error, start_ns=time_ns(event.timestamp),
+            duration_ns=_duration_ns(event), parent_id=self._parent(event.span_id),
         )  # fmt: skip
         if event.agent_span_id is not None:
-            self._callers[event.agent_span_id] = call.span_id
+            self._callers[event.agent_span_id] = span.span_id
 
     def _add_messages(self, sample: EvalSample) -> None:
         """Add a turn for each message of the assistant, and a call for each answer of a tool."""
@@ -149,36 +148,20 @@ class Calls:
                 if place == last and sample.output.choices:
                     outputs |= self._answer(sample.output)
                 inputs: Fields = {"messages": self._messages(before)}
-                self._add(OP, self.start_ns, 0, inputs, known(outputs), takes_prompt=True)
+                self.add(OP, inputs, known(outputs))
                 waiting |= {call.id: call for call in message.tool_calls or ()}
             elif isinstance(message, ChatMessageTool) and message.tool_call_id in waiting:
                 call = waiting.pop(message.tool_call_id)
                 error = message.error.message if message.error is not None else None
-                self._add(
-                    call.function, self.start_ns, 0, call.arguments,
-                    None if error else message.text, kind="tool",
-                    status="ok" if error is None else "error", error=error,
-                )  # fmt: skip
+                self._add_call(call, message.text, error)
             before.append(message)
 
-    def _add(
-        self, op: str, start_ns: int, duration_ns: int, inputs: Any, outputs: Any, *,
-        takes_prompt: bool = False, **fields: Any,
-    ) -> CallIn:  # fmt: skip
-        seq = len(self.calls)
-        call = CallIn(
-            span_id=derived_span_id("span", self._trace_id, str(seq)),
-            op=op,
-            seq=seq,
-            start_ns=start_ns,
-            duration_ns=duration_ns,
-            inputs=inputs if isinstance(inputs, dict) else {},
-            outputs=outputs,
-            takes_prompt=takes_prompt,
-            **fields,
+    def _add_call(self, call: Any, result: Any, error: str | None, **fields: Any) -> Span:
+        inputs = call.arguments if isinstance(call.arguments, dict) else {}
+        status, result = ("ok", result) if error is None else ("error", None)
+        return self.add(
+            call.function, inputs, result, kind="tool", status=status, error=error, **fields
         )
-        self.calls.append(call)
-        return call
 
     def _messages(self, messages: Iterable[ChatMessage]) -> list[Fields]:
         return [self._message(message) for message in messages]
@@ -222,18 +205,14 @@ def _content(content: Any) -> tuple[Any, list[str]]:
     if isinstance(content, str):
         return content, []
     thoughts = [part.reasoning for part in content if part.type == "reasoning"]
-    parts = list(_parts(content))
+    parts = [
+        {"type": "text", "text": part.text} if part.type == "text"
+        else part.model_dump(mode="json", exclude_none=True)
+        for part in content if part.type != "reasoning"
+    ]  # fmt: skip
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts), thoughts
     return parts, thoughts
-
-
-def _parts(content: Iterable[Any]) -> Iterator[Fields]:
-    for part in content:
-        if part.type == "text":
-            yield {"type": "text", "text": part.text}
-        elif part.type != "reasoning":
-            yield part.model_dump(mode="json", exclude_none=True)
 
 
 def _usage(usage: ModelUsage | None) -> Fields | None:
@@ -249,3 +228,34 @@ def _usage(usage: ModelUsage | None) -> Fields | None:
 
 def _tool(tool: Any) -> Fields:
     return {"type": "function", "function": tool.model_dump(mode="json", exclude_none=True)}
+
+
+def scores_of(sample: EvalSample) -> tuple[dict[str, float], Fields]:
+    """Return the scores that are numbers, and all scores as attributes."""
+    numbers: dict[str, float] = {}
+    attributes: Fields = {}
+    for name, score in (sample.scores or {}).items():
+        parts = score.value if isinstance(score.value, dict) else {None: score.value}
+        for part, value in parts.items():
+            whole = name if part is None else f"{name}.{part}"
+            number = _number(value)
+            if number is not None:
+                numbers[whole] = attributes[whole] = number
+            elif isinstance(value, str | list | tuple):
+                attributes[whole] = list(value) if isinstance(value, tuple) else value
+    notes = {
+        name: score.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        for name, score in (sample.scores or {}).items()
+    }
+    return numbers, attributes | ({"scores": notes} if notes else {})
+
+
+def _number(value: Any) -> float | None:
+    """Return a score as Inspect's metrics count it; None: it is no number, or not scored."""
+    if isinstance(value, str):
+        value = _LETTERS.get(value, _WORDS.get(value.lower(), value))
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else number

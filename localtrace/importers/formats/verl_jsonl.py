@@ -20,34 +20,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any
 
-from localtrace.importers.imported_rollouts import (
-    CallIn,
-    Rollout,
-    derived_span_id,
-    digest_id,
-    folder_run_id,
-)
-from localtrace.importers.lines import BadLine, Line
-from localtrace.importers.source import Source
+import click
+
+from localtrace.importers.building import Calls, digest_id
+from localtrace.importers.source import BadLine, Line, Source
+from localtrace.types import Trajectory
+from localtrace.values.fields import Fields
 
 PATTERN = "*.jsonl"
 OP = "verl.rollout"
 _PADDING = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
 """The `uid` of copies that make V1's batches divisible by the number of processes."""
-default_run_id = partial(folder_run_id, "verl")
+OPTIONS = (click.Option(["--validate"], is_flag=True, help="Mark them as validation rollouts."),)
 
 
-def read_rollouts(source: Source, *, validate: bool) -> Iterator[Rollout]:
-    """Yield the trajectory of each rollout; other lines are counted in the report.
+def read(source: Source, *, validate: bool) -> Iterator[Trajectory]:
+    """Import rollouts that verl dumped as JSONL.
 
-    A trace id is derived from the run and from the number and text of the rollout's first line.
+    PATH is a folder of verl's setting trainer.rollout_data_dir or trainer.validation_data_dir, or a
+    file STEP.jsonl in it. The dumps hold texts, scores and ground truth, but no token ids and no
+    times; a rollout gets the time of its file. Without --run the run id is derived from the folder.
+    Give the same --run to the training and the validation dumps of one job.
     """
-    for _, outputs in groupby(_outputs(source), key=lambda one: one.session):
-        yield _rollout(list(outputs), source.run_id, validate)
+    for _, outputs in groupby(_outputs(source), key=lambda output: output.session):
+        yield _trajectory(list(outputs), source.run_id, validate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class _Output:
     line: Line
     prompt: str
     answer: str
-    fields: dict[str, Any]
+    fields: Fields
     """All other fields of the line."""
     session: tuple[Any, ...]
     """The key of the rollout; lines of one rollout stand together."""
@@ -65,15 +64,12 @@ class _Output:
 
 def _outputs(source: Source) -> Iterator[_Output]:
     for line in source.lines():
-        try:
+        with source.refusing(line.place):
             output = _output(line)
-        except BadLine as error:
-            source.report.refuse(line.place, str(error))
-            continue
-        if _PADDING.fullmatch(str(output.fields.get("uid"))):
-            source.report.left_out["copies that pad a batch of verl"] += 1
-        else:
-            yield output
+            if _PADDING.fullmatch(str(output.fields.get("uid"))):
+                source.report.left_out["copies that pad a batch of verl"] += 1
+            else:
+                yield output
 
 
 def _output(line: Line) -> _Output:
@@ -86,49 +82,43 @@ def _output(line: Line) -> _Output:
     return _Output(line, prompt, answer, fields, (line.path, *session))
 
 
-def _rollout(outputs: list[_Output], run_id: str, validate: bool) -> Rollout:
+def _trajectory(outputs: list[_Output], run_id: str, validate: bool) -> Trajectory:
     """Return the trajectory of a rollout; its score is that of the last output."""
     first, fields = outputs[0].line, dict(outputs[-1].fields)
     step = fields.pop("step", None)
     if type(step) is not int:
         step = int(first.path.stem) if first.path.stem.isdecimal() else None
-    places = [(run_id, str(validate), str(one.line.number), one.line.data) for one in outputs]
     group_id, rollout_n = _group(fields.get("uid"))
-    source = fields.get("data_source")
-    calls = tuple(
-        CallIn(
-            span_id=derived_span_id("span", *place),
-            op=OP,
-            start_ns=one.line.modified_ns,
-            duration_ns=0,
-            inputs={"prompt": one.prompt},
-            outputs={"text": one.answer},
-            seq=seq,
-        )
-        for seq, (one, place) in enumerate(zip(outputs, places, strict=True))
-    )
+    data_source = fields.get("data_source")
+    trace_id = digest_id(16, "trace", run_id, str(validate), str(first.number), first.data).hex()
+    calls = Calls(trace_id, first.modified_ns)
+    for output in outputs:
+        calls.add(OP, {"prompt": output.prompt}, {"text": output.answer})
     if len(outputs) > 1:
         fields["outputs"] = len(outputs)
-    return Rollout(
-        trace_id=digest_id(16, "trace", *places[0]).hex(),
-        calls=calls,
+    return Trajectory(
+        trace_id=trace_id,
+        run_id=run_id,
         start_ns=first.modified_ns,
         step=step,
         rollout_n=rollout_n,
         group_id=group_id,
         validate=validate,
-        data_source=source if isinstance(source, str) else None,
-        values=_values(fields),
-        size_bytes=sum(len(one.line.data) for one in outputs),
+        data_source=data_source if isinstance(data_source, str) else None,
+        reward=_take_reward(fields),
+        attributes={("ground_truth" if k == "gts" else k): value for k, value in fields.items()},
+        spans=calls.spans,
     )
 
 
-def _values(fields: dict[str, Any]) -> dict[str, Any]:
-    values = {("ground_truth" if name == "gts" else name): item for name, item in fields.items()}
-    score = values.pop("score", values.get("reward"))
-    if "reward" in values and values["reward"] != score:
-        values["reward_column"] = values["reward"]  # validation repeats the score there
-    return values if score is None else values | {"reward": score}
+def _take_reward(fields: Fields) -> Any:
+    """Take the reward out of a line; validation repeats the score under its name."""
+    column, score = fields.pop("reward", None), fields.pop("score", None)
+    if score is None:
+        return column
+    if column not in (None, score):
+        fields["reward_column"] = column
+    return score
 
 
 def _group(uid: Any) -> tuple[str | None, int | None]:

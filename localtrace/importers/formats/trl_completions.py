@@ -22,23 +22,19 @@ end of the one before are left out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import click
 
 from localtrace.errors import ConfigError
-from localtrace.importers.imported_rollouts import (
-    CallIn,
-    Rollout,
-    derived_span_id,
-    digest_id,
-    folder_run_id,
-)
-from localtrace.importers.lines import BadLine
-from localtrace.importers.source import Source
+from localtrace.importers.building import Calls, digest_id
+from localtrace.importers.source import BadLine, Source
+from localtrace.types import Trajectory
+from localtrace.values.fields import Fields
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 PATTERN = "completions_*.parquet"
 OP = "trl.completion"
@@ -46,112 +42,107 @@ _FIXED = ("step", "prompt", "completion", "advantage")
 _ROWS = 256
 _NO_REWARD = "rewards: several columns may be it, so name those that add up to it by --reward"
 _REPEATED = "rows that TRL had written to the file before"
-default_run_id = partial(folder_run_id, "trl")
+OPTIONS = (
+    click.Option(
+        ["--reward", "rewards"], multiple=True, metavar="COLUMN",
+        help="Column of a reward function that is part of the reward; may be repeated.  [default: "
+        "the only one]",
+    ),
+)  # fmt: skip
 
 
-def read_rollouts(source: Source, *, rewards: Collection[str]) -> Iterator[Rollout]:
-    """Yield the trajectory of each row; rows that are no rollout are counted in the report.
+def read(source: Source, *, rewards: Collection[str]) -> Iterator[Trajectory]:
+    """Import rollouts that TRL logged with log_completions=True.
 
-    A trace id is derived from the run, the name of the file, the number of the row and its content.
-
-    Args:
-        source: files in the order of their steps.
-        rewards: columns whose sum is the reward; without any, the only column that may be it.
-
-    Raises:
-        ConfigError: a file lacks a column of `rewards`.
+    PATH is the folder completions below the trainer's output_dir, or a file in it. The files hold
+    texts or messages, the value of each reward function and the advantage, but no token ids and no
+    times; a rollout gets the time of its file. TRL does not write the weights of its reward
+    functions: the reward is the one function's value, or the sum of those that --reward names.
+    Evaluation rollouts are not marked in the files.
+    Without --run the run id is derived from the folder.
     """
+    import pyarrow.parquet as pq
+
     before: list[bytes] = []
     for path in source.whole_files():
-        try:
-            with pq.ParquetFile(path) as file:
-                held = [_digest(row) for row in _rows(file)]
-                repeated = _overlap(before, held)
-                if repeated:
-                    source.report.left_out[_REPEATED] += repeated
-                yield from _of_file(file, path, source, rewards, repeated)
-                before = held
-        except (pa.ArrowException, OSError) as error:
-            source.report.refuse(str(path), f"not a Parquet file of TRL ({error})")
+        with source.refusing(str(path)), pq.ParquetFile(path) as file:
+            digests = [_digest(row) for row in _rows(file)]
+            repeated = _overlap(before, digests)
+            source.report.left_out[_REPEATED] += repeated
+            yield from _of_file(file, path, source, rewards, repeated)
+            before = digests
 
 
-def _rows(file: pq.ParquetFile) -> Iterator[dict[str, Any]]:
+def _rows(file: pq.ParquetFile) -> Iterator[Fields]:
     for batch in file.iter_batches(_ROWS):
         yield from batch.to_pylist()
 
 
-def _digest(row: dict[str, Any]) -> bytes:
+def _digest(row: Fields) -> bytes:
     """Return a digest of a row without its step."""
     return digest_id(16, repr([(name, row[name]) for name in sorted(row) if name != "step"]))
 
 
-def _overlap(before: list[bytes], held: list[bytes]) -> int:
+def _overlap(before: list[bytes], rows: list[bytes]) -> int:
     """Return how many rows at the end of one file stand at the beginning of the next."""
-    counts = (len(before) - at for at, row in enumerate(before) if held and row == held[0])
-    return next((count for count in counts if before[-count:] == held[:count]), 0)
+    counts = (len(before) - at for at, row in enumerate(before) if rows and row == rows[0])
+    return next((count for count in counts if before[-count:] == rows[:count]), 0)
 
 
 def _of_file(
     file: pq.ParquetFile, path: Path, source: Source, rewards: Collection[str], first: int
-) -> Iterator[Rollout]:
+) -> Iterator[Trajectory]:
+    from pyarrow import types
+
     schema = file.schema_arrow
     names = [name for name in schema.names if name not in _FIXED]
     if missing := [name for name in rewards if name not in names]:
         raise ConfigError(
             f"{path} has no column {missing[0]}: name others by --reward, of {', '.join(names)}"
         )
-    numbers = [name for name in names if _is_number(schema.field(name).type)]
+    kinds = {name: schema.field(name).type for name in names}
+    numbers = [n for n, kind in kinds.items() if types.is_floating(kind) or types.is_integer(kind)]
     summed = rewards or (numbers if len(numbers) == 1 else ())
     modified_ns = path.stat().st_mtime_ns
     for number, row in enumerate(_rows(file)):
         if number < first:
             continue
-        try:
-            yield _rollout(row, (source.run_id, path.name, str(number)), summed, modified_ns)
-        except BadLine as error:
-            source.report.refuse(f"{path}: row {number + 1}", str(error))
-            continue
-        if numbers and not summed:
-            source.report.left_out[_NO_REWARD] += 1
+        with source.refusing(f"{path}: row {number + 1}"):
+            key = (source.run_id, path.name, str(number), repr(row))
+            yield _trajectory(row, key, summed, modified_ns)
+            source.report.left_out[_NO_REWARD] += bool(numbers) and not summed
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+def _trajectory(
+    row: Fields, key: tuple[str, ...], rewards: Collection[str], start_ns: int
+) -> Trajectory:
+    """Return the trajectory of a row.
 
-
-def _rollout(
-    row: dict[str, Any], place: tuple[str, ...], rewards: Collection[str], start_ns: int
-) -> Rollout:
-    content = repr(row)
+    Args:
+        key: what its id is derived from; the first part is the run.
+    """
+    trace_id = digest_id(16, "trace", *key).hex()
     step, prompt, completion = (row.pop(name, None) for name in _FIXED[:3])
-    turns = _turns(prompt, completion)
     # TRL writes nan where a reward function gave None.
-    values = {name: value for name, value in row.items() if value is not None and value == value}
-    if parts := [values[name] for name in rewards if name in values]:
-        values["reward"] = sum(parts)  # a missing one adds nothing, as in TRL
-    calls = tuple(
-        CallIn(
-            span_id=derived_span_id("span", *place, content, str(seq)),
-            op=OP,
-            start_ns=start_ns,
-            duration_ns=0,
-            inputs=inputs,
-            outputs=outputs,
-            seq=seq,
-        )
-        for seq, (inputs, outputs) in enumerate(turns)
-    )
-    return Rollout(
-        trace_id=digest_id(16, "trace", *place, content).hex(),
-        calls=calls,
+    attributes = {
+        name: value for name, value in row.items() if value is not None and value == value
+    }
+    parts = [attributes[name] for name in rewards if name in attributes]
+    calls = Calls(trace_id, start_ns)
+    for inputs, outputs in _turns(prompt, completion):
+        calls.add(OP, inputs, outputs)
+    return Trajectory(
+        trace_id=trace_id,
+        run_id=key[0],
         start_ns=start_ns,
         step=step if type(step) is int else None,
-        values=values,
-        size_bytes=len(content),
+        reward=sum(parts) if parts else None,  # a missing one adds nothing, as in TRL
+        attributes=attributes,
+        spans=calls.spans,
     )
 
 
-def _turns(prompt: Any, completion: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+def _turns(prompt: Any, completion: Any) -> Iterator[tuple[Fields, Any]]:
     """Yield the arguments and the result of each turn: one per message of the assistant.
 
     Raises:
@@ -167,16 +158,16 @@ def _turns(prompt: Any, completion: Any) -> Iterator[tuple[dict[str, Any], Any]]
         messages.append(message)
 
 
-def _messages(found: Any) -> list[dict[str, Any]]:
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+def _messages(value: Any) -> list[Fields]:
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise BadLine("prompt or completion is neither text nor messages: no row of TRL's")
-    plain: list[dict[str, Any]] = _without_null(found)
-    return plain
+    messages: list[Fields] = _without_null(value)
+    return messages
 
 
 def _without_null(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_null(one) for one in value]
+        return [_without_null(item) for item in value]
     if isinstance(value, dict):
-        return {name: _without_null(one) for name, one in value.items() if one is not None}
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
     return value

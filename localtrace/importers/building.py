@@ -1,0 +1,139 @@
+"""The parts of an imported trajectory: ids that are derived from the source, times, calls.
+
+Equal sources give equal ids, so that a repeated import finds what an earlier one wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from localtrace.importers.source import BadLine
+from localtrace.store.journal.records import STATUSES
+from localtrace.types import Outcome, Span
+from localtrace.values.fields import Fields
+
+TIME_MAX_NS = 2**62
+REPEATED_MAX = 10_000_000
+"""The most messages of all turns of a trajectory, each with those before it."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_EXPORTED = {
+    "step": int, "sample_index": str, "rollout_n": int, "group_id": str, "validate": bool,
+    "name": str, "agent": str, "data_source": str, "status": str, "error": str,
+}  # fmt: skip
+
+
+class Calls:
+    """The calls of a trajectory in their order, with ids that are derived from its own.
+
+    Args:
+        time_ns: the time of calls whose source does not tell it.
+    """
+
+    def __init__(self, trace_id: str, time_ns: int) -> None:
+        self.spans: list[Span] = []
+        self.time_ns = time_ns
+        self._trace_id = trace_id
+        self._repeated = 0
+
+    def add(
+        self, op: str, inputs: Fields, outputs: Any, *, kind: str = "generation",
+        start_ns: int | None = None, **fields: Any,
+    ) -> Span:  # fmt: skip
+        """Add a call; a generation is a turn.
+
+        Raises:
+            BadLine: the turns repeat too many messages, as a few bytes of a hostile file can.
+        """
+        messages = inputs.get("messages") if kind == "generation" else None
+        self._repeated += len(messages) if isinstance(messages, list) else 0
+        if self._repeated > REPEATED_MAX:
+            raise BadLine(f"its turns repeat more than {REPEATED_MAX:,} messages")
+        seq = len(self.spans)
+        span = Span(
+            trace_id=self._trace_id,
+            span_id=digest_id(8, "span", self._trace_id, str(seq)).hex(),
+            seq=seq,
+            op=op,
+            start_ns=self.time_ns if start_ns is None else start_ns,
+            duration_ns=fields.pop("duration_ns", 0),
+            inputs=inputs,
+            outputs=outputs,
+            is_turn=kind == "generation",
+            kind=kind,
+            kind_derived=False,
+            **fields,
+        )
+        self.spans.append(span)
+        return span
+
+
+def outcome(
+    trace_id: str, name: str, value: Any, time_ns: int, *,
+    step: int | None = None, source: str | None = None,
+) -> Outcome:  # fmt: skip
+    """Return an outcome of a number, a text or one number per token."""
+    kind = "text" if isinstance(value, str) else "values" if isinstance(value, list) else "number"
+    value = float(value) if kind == "number" else value
+    return Outcome(
+        trace_id=trace_id, name=name, time_ns=time_ns, step=step, source=source, **{kind: value}
+    )
+
+
+def exported_id(value: Any) -> str | None:
+    """Return the trace id that an export of localtrace wrote; None: the value is none."""
+    return value if isinstance(value, str) and _TRACE_ID.fullmatch(value) else None
+
+
+def take_exported(fields: Fields, but: str = "") -> Fields:
+    """Take the fields of a trajectory out of what an export holds; one is told elsewhere."""
+    taken = {
+        name: fields.pop(name) for name, kind in _EXPORTED.items()
+        if name != but and type(fields.get(name)) is kind
+    }  # fmt: skip
+    if taken.get("status") not in STATUSES[:-1]:
+        taken.pop("status", None)
+    return taken
+
+
+def digest_id(size_bytes: int, *parts: str | bytes) -> bytes:
+    """Return an id of `size_bytes` bytes that equal parts always give again."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()[:size_bytes]
+
+
+def folder_run_id(prefix: str, paths: Iterable[Path]) -> str:
+    """Return the run id for the first path's folder; the same folder always gives the same id."""
+    first = next(iter(paths)).resolve()
+    folder = first if first.is_dir() else first.parent
+    return f"{prefix}-{digest_id(6, str(folder)).hex()}"
+
+
+def is_time(value: Any) -> TypeGuard[int]:
+    """Return whether a value is a time, or a duration, in ns."""
+    return type(value) is int and 0 <= value < TIME_MAX_NS
+
+
+def time_ns(time: datetime | str) -> int:
+    """Return a time, which may be text of ISO 8601; one without a zone is UTC.
+
+    Raises:
+        BadLine: it is none, or not between 1970 and 2116.
+    """
+    try:
+        time = datetime.fromisoformat(time) if isinstance(time, str) else time
+        since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
+        value = (since // timedelta(microseconds=1)) * 1000
+    except (ValueError, OverflowError):
+        value = -1
+    if not is_time(value):
+        raise BadLine(f"{str(time)[:40]!r} is no time of ISO 8601 since 1970")
+    return value

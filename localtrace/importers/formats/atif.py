@@ -1,0 +1,290 @@
+"""ATIF, Harbor's format of agents' trajectories, of version 1.0 to 1.8.
+
+A file is one document, as Harbor's `trajectory.json`, or holds one per line, as `localtrace export
+atif` writes them. A subagent's document inside another is a trajectory of its own, whose attribute
+`parent_trace_id` names the other.
+
+    step of the agent            -> turn: the messages before it, and its ids and logprobs
+    system, user, copied context -> messages of the turns after it
+    observation                  -> messages of tools; each answer of a named call is a call too
+    extra.reward, step, group_id -> the fields of these names
+    other extras, notes, ids, …  -> attributes
+
+In a job of Harbor's, place, reward and error come from the trial's result (see `harbor_trials`).
+
+A document that localtrace wrote keeps its trace id, so that a store which has it adds nothing. A
+bundle carries trajectories exactly. What is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from localtrace.importers.building import Calls, digest_id, exported_id, take_exported, time_ns
+from localtrace.importers.harbor_trials import trial_of
+from localtrace.importers.source import BadLine, Line, Source
+from localtrace.types import Trajectory
+from localtrace.values.fields import Fields, known
+
+PATTERN = "**/trajectory*.json*"
+OP = "atif.step"
+_VERSIONS = frozenset(f"ATIF-v1.{minor}" for minor in range(9))
+_DEPTH_MAX = 20
+"""Documents of subagents inside each other."""
+_ELSEWHERE = ("trace_id", "run_id", "attempt", "project", "experiment", "start_ns", "end_ns",
+              "spans_pruned")  # fmt: skip
+"""Fields of an exported trajectory that are no attributes of the imported one."""
+_OUTCOMES = "outcomes: the format has no field for them, and bundles carry them"
+_NOTED = ("session_id", "trajectory_id", "notes", "final_metrics", "continued_trajectory_ref")
+_USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "extra")
+_REFERENCES = "references to trajectories of subagents: those in their document name it themselves"
+Content: TypeAlias = str | list[dict[str, Any]]
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the agent requested."""
+
+    tool_call_id: str
+    function_name: str
+    arguments: dict[str, Any]
+    extra: dict[str, Any] | None = None
+
+
+class Result(msgspec.Struct):
+    """An answer of a tool or of the environment."""
+
+    source_call_id: str | None = None
+    content: Content | None = None
+    subagent_trajectory_ref: list[dict[str, Any]] | None = None
+    extra: dict[str, Any] | None = None
+
+
+class Observation(msgspec.Struct):
+    """The answers to one step."""
+
+    results: list[Result]
+
+
+class Metrics(msgspec.Struct):
+    """Counts, ids and logprobs of one step."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    cost_usd: float | None = None
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    extra: dict[str, Any] | None = None
+
+
+class Step(msgspec.Struct):
+    """One step."""
+
+    source: Literal["system", "user", "agent"]
+    message: Content
+    step_id: int | None = None
+    timestamp: str | None = None
+    model_name: str | None = None
+    reasoning_effort: str | float | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    observation: Observation | None = None
+    metrics: Metrics | None = None
+    is_copied_context: bool | None = None
+    llm_call_count: int | None = None
+    extra: dict[str, Any] | None = None
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether a model generated it here."""
+        is_dispatch = self.llm_call_count == 0
+        return self.source == "agent" and not is_dispatch and not self.is_copied_context
+
+
+class Agent(msgspec.Struct):
+    """The agent of a document."""
+
+    name: str
+    version: str
+    model_name: str | None = None
+    tool_definitions: list[dict[str, Any]] | None = None
+    extra: dict[str, Any] | None = None
+
+
+class Document(msgspec.Struct):
+    """One trajectory; those of its subagents are checked on their own."""
+
+    schema_version: str
+    agent: Agent
+    steps: list[Step]
+    session_id: str | None = None
+    trajectory_id: str | None = None
+    notes: str | None = None
+    final_metrics: dict[str, Any] | None = None
+    continued_trajectory_ref: str | None = None
+    extra: dict[str, Any] | None = None
+    subagent_trajectories: list[dict[str, Any]] | None = None
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    """Import ATIF documents, Harbor's format of agents' trajectories, of version 1.0 to 1.8.
+
+    PATH is a file of one document, or of one per line, as localtrace export atif writes them; or a
+    folder, such as a job of Harbor's, with files trajectory*.json anywhere below it. Token ids and
+    logprobs are kept where a document holds them; a subagent's document is a trajectory of its own.
+    Steps without a time get that of the step before, or of the file. In a job, rewards and errors
+    come from each trial's result.json, and the trials of a task are a group.
+
+    What localtrace exported comes back with its trace ids, places, rewards and turns, but without
+    outcomes. Without --run the run id is derived from the folder.
+    """
+    for path in source.files:
+        for line in source.documents(path):
+            with source.refusing(line.place):
+                yield from list(_trajectories(line, source, line.fields(), ()))
+
+
+def _trajectories(
+    line: Line, source: Source, fields: Fields, within: tuple[str, ...]
+) -> Iterator[Trajectory]:
+    """Yield the trajectory of a document, and those of its subagents.
+
+    Args:
+        within: the trace ids of the documents around it, and its place among its siblings.
+    """
+    if len(within) > 2 * _DEPTH_MAX:
+        raise BadLine("subagents nested too deeply")
+    document = _document(fields)
+    extra, left_out = dict(document.extra or {}), source.report.left_out
+    trace_id = exported_id(extra.get("trace_id"))
+    if trace_id is not None and trace_id == document.trajectory_id:
+        source.report.exports.add(trace_id)
+    else:
+        place = within
+        if not within and document.session_id is None and document.trajectory_id is None:
+            # Two rollouts may be equal, so a document that nothing names is told by its file.
+            place = (*line.path.parts[-4:], str(line.number))
+        trace_id = digest_id(16, "trace", source.run_id, *place, line.data).hex()
+    spans = _calls(document, Calls(trace_id, line.modified_ns), left_out).spans
+    start_ns = min((span.start_ns for span in spans), default=line.modified_ns)
+    trial: Fields = {}
+    if not within:
+        with source.refusing(line.place):
+            trial = trial_of(line.path)
+    attributes = _noted(document) | ({"parent_trace_id": within[-2]} if within else {})
+    attributes |= trial.pop("attributes", {})
+    trial |= take_exported(extra, but="agent")
+    left_out[_OUTCOMES] += bool(extra.pop("outcomes", None))
+    attributes |= _attributes(extra)
+    reward = attributes.pop("reward", None)
+    yield Trajectory(
+        trace_id=trace_id,
+        run_id=source.run_id,
+        start_ns=start_ns,
+        end_ns=max((span.end_ns for span in spans), default=start_ns),
+        agent=None if document.agent.name == "unknown" else document.agent.name,
+        reward=reward,
+        attributes=attributes,
+        spans=spans,
+        **trial,
+    )
+    for number, part in enumerate(document.subagent_trajectories or ()):
+        yield from _trajectories(line, source, part, (*within, trace_id, str(number)))
+
+
+def _document(fields: Fields) -> Document:
+    try:
+        document = msgspec.convert(fields, Document)
+    except msgspec.ValidationError as error:
+        raise BadLine(f"no document of ATIF ({error})") from None
+    if document.schema_version not in _VERSIONS:
+        version = document.schema_version[:40]
+        raise BadLine(f"of version {version!r}, which is none of ATIF-v1.0 to ATIF-v1.8")
+    return document
+
+
+def _noted(document: Document) -> Fields:
+    """Return what a document says about itself, as attributes."""
+    noted = {name: getattr(document, name) for name in _NOTED}
+    agent = {"agent_version": document.agent.version, "agent_extra": document.agent.extra}
+    return {name: v for name, v in {**noted, **agent}.items() if v not in (None, "unknown")}
+
+
+def _attributes(extra: Fields) -> Fields:
+    """Return what the extra of a document holds besides the fields of its trajectory."""
+    values = {name: value for name, value in extra.items() if name not in _ELSEWHERE}
+    if isinstance(attributes := values.pop("attributes", None), dict):
+        values = {**attributes, **values}
+    return known(values)
+
+
+def _calls(document: Document, calls: Calls, left_out: Counter[str]) -> Calls:
+    """Add the turns, each after the messages before it, and the calls of tools.
+
+    Args:
+        left_out: counts of what the calls do not hold.
+    """
+    messages: list[Fields] = []
+    for step in document.steps:
+        if step.timestamp is not None:
+            calls.time_ns = time_ns(step.timestamp)
+        if step.source != "agent":
+            role = (step.extra or {}).get("role", step.source)
+            messages.append({"role": role, "content": step.message})
+        else:
+            answer = _answer(step)
+            if step.is_turn:
+                _add_turn(calls, document.agent, step, list(messages), answer)
+            messages.append({"role": "assistant", **answer})
+        if not step.is_turn:
+            left_out["extras of steps that are no turn"] += step.extra is not None
+            left_out["metrics of copied steps"] += step.metrics is not None
+        requested = {call.tool_call_id: call for call in step.tool_calls or ()}
+        for result in step.observation.results if step.observation else ():
+            call = requested.get(result.source_call_id or "")
+            left_out[_REFERENCES] += len(result.subagent_trajectory_ref or ())
+            left_out["extras of observations"] += result.extra is not None
+            message = {"tool_call_id": result.source_call_id, "content": result.content}
+            messages.append(known({"role": "tool", **message}))
+            if call is not None:
+                left_out["extras of tool calls"] += call.extra is not None
+                calls.add(call.function_name, call.arguments, result.content, kind="tool")
+    return calls
+
+
+def _add_turn(
+    calls: Calls, agent: Agent, step: Step, messages: list[Fields], answer: Fields
+) -> None:
+    metrics, extra = step.metrics or Metrics(), dict(step.extra or {})
+    inputs: Fields = {
+        "messages": messages or None,
+        "prompt_ids": metrics.prompt_token_ids,
+        "reasoning_effort": step.reasoning_effort,
+        "tools": agent.tool_definitions,
+    }
+    outputs = answer | {
+        "finish_reason": extra.pop("finish_reason", None),
+        "output_ids": metrics.completion_token_ids,
+        "output_logprobs": metrics.logprobs,
+        "model": step.model_name or agent.model_name,
+        "usage": known({name: getattr(metrics, name) for name in _USAGE}) or None,
+        "llm_call_count": step.llm_call_count if step.llm_call_count != 1 else None,
+        "extra": extra or None,
+    }
+    calls.add(OP, known(inputs), known(outputs))
+
+
+def _answer(step: Step) -> Fields:
+    """Return the agent's message without its role."""
+    calls = [
+        {"id": call.tool_call_id, "type": "function",
+         "function": {"name": call.function_name, "arguments": call.arguments}}
+        for call in step.tool_calls or ()
+    ]  # fmt: skip
+    answer = {"content": step.message, "reasoning_content": step.reasoning_content}
+    return known(answer | {"tool_calls": calls or None})

@@ -1,0 +1,267 @@
+"""Logs of Inspect AI: `.eval` (a zip) and `.json`, read sample by sample by Inspect's own models.
+
+    sample, epoch       -> trajectory; rollouts of one sample are a group
+    model event         -> turn; where a log has no events: message of the assistant
+    tool event          -> call of this tool; span of an agent: a call around its calls
+    scores              -> attributes: numbers under the names of their scorers
+    error, limit        -> status and fate
+    target, metadata    -> attribute ground_truth, attributes
+
+Letters of a score are numbers, as Inspect counts them: C 1, P 0.5, I and N 0. The reward is the one
+score, or the sum of those that `--reward` names. What localtrace exported keeps its trace ids,
+places and rewards.
+
+Inspect's own reader trusts a file. Here no member of the zip is larger than a limit, however it was
+packed, and the messages that the calls of a sample refer to are counted before Inspect puts them in
+place: a few bytes may name a list of messages very often. Importing inspect-ai teaches `zipfile` to
+read members that are packed by Zstandard.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localtrace.errors import ConfigError, MissingDependency
+from localtrace.importers.building import digest_id, exported_id, outcome, take_exported
+from localtrace.importers.source import BadLine, Source, read_object
+from localtrace.types import Outcome, Trajectory
+from localtrace.values.fields import Fields, known
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalSample
+
+PATTERN = "**/*.eval"
+OPTIONS = (
+    click.Option(
+        ["--reward", "rewards"], multiple=True, metavar="SCORER",
+        help="Scorer, or SCORER.NAME of a score with names, that is part of the reward; may be "
+        "repeated.  [default: the only one]",
+    ),
+)  # fmt: skip
+MEMBER_MAX_BYTES = 256 * 2**20
+"""Longest JSON text of one sample, or of one log of the format `.json`."""
+REFERRED_MAX = 10_000_000
+"""The most messages that the calls of one sample may refer to together."""
+_NO_REWARD = "rewards: several scores may be it, so name those that add up to it by --reward"
+_HEAD = "heads of logs, of which only task, model, data set and solver are kept"
+_LEFT = {
+    "error_retries": "attempts before the last one of a sample", "store": "stores of samples",
+    "timelines": "timelines of samples", "sandbox": "sandboxes of samples",
+    "files": "lists of files of samples", "invalidation": "invalidations of samples",
+}  # fmt: skip
+_READ_EVENTS = frozenset({"model", "tool", "span_begin", "span_end"})
+_MARKS = frozenset({"sample_init", "score", "error", "sample_limit", "step"})
+"""Events that say what the sample says as well."""
+Samples = Iterator[tuple[str, Callable[[], Fields]]]
+"""The place of each sample, and a function that reads it."""
+
+
+def read(source: Source, *, rewards: Collection[str]) -> Iterator[Trajectory]:
+    """Import samples that Inspect AI logged.
+
+    PATH is a log .eval or .json, or a folder with files .eval anywhere below it. An epoch of a
+    sample becomes a rollout: calls of models are its turns, with messages and usage, calls of tools
+    its tools, scores its attributes. The letters of a score count as in Inspect: C 1, P 0.5, I
+    and N 0. The reward is the only score, or the sum of those that --reward names. Errors and
+    limits are the rollouts' fates. Needs the extra inspect.
+
+    What localtrace exported comes back with its trace ids, places and rewards, and messages and
+    tools in Inspect's form. Without --run the run id is derived from the folder.
+    """
+    try:
+        import inspect_ai.log  # noqa: F401
+    except ImportError:
+        raise MissingDependency.for_extra("inspect-ai", "inspect") from None
+    for path in source.whole_files():
+        with source.refusing(str(path)):
+            if path.suffix != ".json":
+                with zipfile.ZipFile(path) as packed:
+                    yield from _Log(path, *_zipped(path, packed), source, rewards).trajectories()
+            else:
+                yield from _Log(path, *_json(path), source, rewards).trajectories()
+
+
+def _json(path: Path) -> tuple[Fields, Samples]:
+    if path.stat().st_size > MEMBER_MAX_BYTES:
+        raise BadLine(
+            f"longer than {MEMBER_MAX_BYTES // 2**20} MiB: turn it into .eval by  inspect log "
+            f"convert {path.name} --to eval --output-dir FOLDER"
+        )
+    head = read_object(path.read_bytes())
+    samples = head.pop("samples", None)
+    if not isinstance(samples, list):
+        raise BadLine("no whole log of Inspect; inspect log recover may repair it")
+    return head, ((f"{path}: sample {n}", lambda s=s: s) for n, s in enumerate(samples, 1))
+
+
+def _zipped(path: Path, packed: zipfile.ZipFile) -> tuple[Fields, Samples]:
+    members = {member.filename: member for member in packed.infolist()}
+
+    def member(name: str) -> Fields:
+        if members[name].file_size > MEMBER_MAX_BYTES:
+            raise BadLine(f"longer than {MEMBER_MAX_BYTES // 2**20} MiB")
+        return read_object(packed.read(name))
+
+    head = next((name for name in ("header.json", "_journal/start.json") if name in members), None)
+    if head is None:
+        raise BadLine("no log of Inspect, which has header.json")
+    names = (name for name in members if name.startswith("samples/") and name.endswith(".json"))
+    return member(head), ((f"{path}: {n[:200]}", lambda n=n: member(n)) for n in names)
+
+
+class _Log:
+    """One log."""
+
+    def __init__(
+        self, path: Path, head: Fields, samples: Samples, source: Source, rewards: Collection[str]
+    ) -> None:
+        spec = head.get("eval")
+        if not isinstance(spec, dict):
+            raise BadLine("no log of Inspect, which has eval")
+        self._samples, self._source, self._rewards = samples, source, rewards
+        self._left_out = source.report.left_out
+        self._modified_ns = path.stat().st_mtime_ns
+        data_set, metadata = spec.get("dataset"), spec.get("metadata")
+        self._model = spec.get("model")
+        self._place = {
+            "name": spec.get("task"),
+            "agent": spec.get("solver"),
+            "data_source": data_set.get("name") if isinstance(data_set, dict) else None,
+        }
+        ids = (spec.get(name) for name in ("eval_id", "run_id", "task_id", "created"))
+        self._id = str(next(filter(None, ids), ""))
+        self._is_own = isinstance(metadata, dict) and metadata.get("localtrace") is True
+        self._left_out[_HEAD] += not self._is_own
+        names = _names_of_scores(head)
+        if missing := [name for name in rewards if names and name not in names]:
+            raise ConfigError(
+                f"{path} has no score {missing[0]}: name others by --reward, of "
+                f"{', '.join(sorted(names))}"
+            )
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield the trajectory of each sample; samples that cannot be read are reported."""
+        for place, fields in self._samples:
+            with self._source.refusing(place):
+                yield self._trajectory(fields())
+
+    def _trajectory(self, fields: Fields) -> Trajectory:
+        from localtrace.importers.inspect_samples import SampleCalls, scores_of
+
+        sample = _sample(_read_fields(fields, self._left_out))
+        run_id, sample_id = self._source.run_id, str(sample.id)
+        key = (run_id, self._id, sample_id, str(sample.epoch), str(sample.uuid))
+        exported = dict(sample.metadata) if self._is_own else {}
+        trace_id = exported_id(exported.get("trace_id"))
+        if trace_id is None:
+            trace_id = digest_id(16, "trace", *key).hex()
+        else:
+            self._source.report.exports.add(trace_id)
+        calls = SampleCalls(sample, trace_id, self._modified_ns, self._left_out)
+        place = {
+            "sample_index": sample_id, "rollout_n": max(0, sample.epoch - 1),
+            "group_id": None if exported else f"{self._id}/{sample.id}",
+            "status": "ok" if sample.error is None else "error",
+        } | self._place | take_exported(exported, but="error")  # fmt: skip
+        numbers, scores = scores_of(sample)
+        reward = sum(parts) if (parts := self._reward_parts(numbers)) else None
+        # A score that is called reward is an attribute, too, unless it is the reward.
+        attributes = known(_attributes(sample) | scores | {"model": self._model, "reward": reward})
+        return Trajectory(
+            trace_id=trace_id,
+            run_id=run_id,
+            start_ns=calls.start_ns,
+            end_ns=max(calls.start_ns, calls.end_ns),
+            error=None if sample.error is None else sample.error.message,
+            reward=attributes.pop("reward", None),
+            attributes=attributes,
+            spans=calls.spans,
+            outcomes=list(_fates(sample, trace_id, calls.end_ns)),
+            **place,
+        )
+
+    def _reward_parts(self, numbers: dict[str, float]) -> list[float]:
+        """Return the scores that add up to the reward: none where it is not known."""
+        names: Collection[str] = self._rewards
+        if not names and self._is_own:
+            names = ["reward"]
+        elif not names and len(numbers) == 1:
+            names = numbers
+        elif not names:
+            self._left_out[_NO_REWARD] += len(numbers) > 1
+        return [numbers[name] for name in names if name in numbers]
+
+
+def _read_fields(fields: Fields, left_out: Counter[str]) -> Fields:
+    """Return the fields of a sample that are read.
+
+    Raises:
+        BadLine: its events are none, or refer to too many messages together.
+    """
+    for name, what in _LEFT.items():
+        left_out[what] += bool(fields.get(name))
+    events, referred = [], 0
+    for event in fields.get("events") or ():
+        kind = event.get("event")
+        if kind in _READ_EVENTS:
+            left_out["requests to models as they were sent"] += "call" in event
+            events.append({name: value for name, value in event.items() if name != "call"})
+            for first, last in event.get("input_refs") or ():
+                if not 0 <= first <= last or (referred := referred + last - first) > REFERRED_MAX:
+                    raise BadLine("the calls in it refer to too many messages")
+        elif kind not in _MARKS:
+            left_out[f"events of kind {str(kind)[:40]}"] += 1
+    return {name: value for name, value in fields.items() if name not in _LEFT} | {"events": events}
+
+
+def _sample(fields: Fields) -> EvalSample:
+    from inspect_ai.log import EvalSample, resolve_sample_attachments
+    from pydantic import ValidationError
+
+    try:
+        # As Inspect's own reader does, which makes no new ids then.
+        sample = EvalSample.model_validate(fields, context={"deserializing": True})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][:6]))
+        raise BadLine(f"no sample of Inspect ({place}: {first['msg']})") from None
+    return resolve_sample_attachments(sample, "full")
+
+
+def _names_of_scores(head: Fields) -> set[str]:
+    """Return the names of the scores in a log, as its results tell them."""
+    names: set[str] = set()
+    for score in (head.get("results") or {}).get("scores") or ():
+        name, scorer = score["name"], score.get("scorer")
+        names |= {name, name if scorer in (None, name) else f"{scorer}.{name}"}
+    return names
+
+
+def _attributes(sample: EvalSample) -> Fields:
+    """Return what becomes attributes of a sample, besides its scores."""
+    limit = None if sample.limit is None else sample.limit.model_dump(exclude_none=True)
+    usage = {name: used.model_dump(exclude_none=True) for name, used in sample.model_usage.items()}
+    return {**sample.metadata, **known({
+        "ground_truth": sample.target or None, "choices": sample.choices,
+        "description": sample.description, "setup": sample.setup,
+        "model_usage": usage or None, "limit": limit,
+        "working_time": sample.working_time,
+    })}  # fmt: skip
+
+
+def _fates(sample: EvalSample, trace_id: str, time_ns: int) -> Iterator[Outcome]:
+    """Yield why a sample ended early."""
+    if sample.error is not None:
+        fate, reason = "failed", sample.error.message
+    elif sample.limit is not None:
+        fate, reason = "limited", sample.limit.reason or f"limit: {sample.limit.type}"
+    else:
+        return
+    for name, value in (("fate", fate), ("fate_reason", reason)):
+        yield outcome(trace_id, name, value, time_ns, source="inspect")

@@ -1,0 +1,309 @@
+"""Traces of OpenTelemetry with generative AI's conventions, `gen_ai.*` or OpenInference's.
+
+    root span                      -> trajectory; its attributes stay attributes
+    spans of generations           -> turns with messages, tools and usage
+    spans of tools, agents, others -> calls, with parents, errors and links
+    gen_ai.evaluation.result       -> outcomes; the one named reward, or the only one, is the reward
+
+A trace id stays the trajectory's. A trace without a single root is one trajectory all the same. A
+root that is itself a generation, tool or evaluation is also a call. What localtrace exported keeps
+its trace ids, places and rewards, which are attributes `localtrace.*` of its roots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from localtrace.importers.building import exported_id, outcome, take_exported
+from localtrace.importers.otlp_chat import Attributes, any_call, generation, parsed
+from localtrace.importers.otlp_spans import SpanIn, traces
+from localtrace.importers.source import BadLine, Source
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.values.fields import Fields
+
+PATTERN = "*.json*"
+OPTIONS = (
+    click.Option(
+        ["--reward"], metavar="NAME",
+        help="Attribute or evaluation that is the reward.  [default: the only evaluation]",
+    ),
+    click.Option(["--step"], metavar="ATTRIBUTE", help="Attribute that holds the training step."),
+    click.Option(["--sample-index"], metavar="ATTRIBUTE", help="Attribute that names the sample."),
+    click.Option(
+        ["--rollout-n"], metavar="ATTRIBUTE",
+        help="Attribute that numbers the rollouts of a sample.",
+    ),
+)  # fmt: skip
+EVALUATION = "gen_ai.evaluation.result"
+_KIND_NAMES = ("gen_ai.operation.name", "openinference.span.kind", "mlflow.spanType",
+               "traceloop.span.kind", "llm.request.type")  # fmt: skip
+_KINDS = {
+    "chat": "generation", "text_completion": "generation", "generate_content": "generation",
+    "completion": "generation", "llm": "generation", "chat_model": "generation",
+    "execute_tool": "tool", "tool": "tool",
+    "invoke_agent": "agent", "create_agent": "agent", "agent": "agent", "invoke_workflow": "agent",
+    "workflow": "agent", "evaluator": "reward", "chain": "other", "task": "other",
+}  # fmt: skip
+_CALLS = ("generation", "tool", "reward")
+"""Kinds of which a root is a call, too."""
+_MESSAGES = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.input.messages", "llm.input_messages")
+_NO_REWARD = "rewards: several evaluations may be it, so name one by --reward"
+
+
+def read(source: Source, *, reward: str | None, **places: str | None) -> Iterator[Trajectory]:
+    """Import traces of OpenTelemetry, such as the collector's file exporter writes.
+
+    PATH is a file of requests as JSON or Protocol Buffers, or a folder of them. Each trace becomes
+    a trajectory: spans of generations are turns, with the messages of OpenTelemetry's conventions
+    for generative AI (the current ones and those before) or OpenInference's; spans of tools and all
+    others are calls; evaluations are outcomes. Spans of a trace may stand in several files.
+
+    Attributes that options name are looked for in the root span, its service, then in other spans.
+    What localtrace exported needs no options: it comes back with its trace ids, places and rewards.
+    Without --run the run id is derived from the folder.
+    """
+    for spans in traces(source):
+        with source.refusing(f"trace {spans[0].trace_id}"):
+            tree = _tree_of(spans)
+            if tree is None:
+                left_out = "events of spans that are not in the files"
+                source.report.left_out[left_out] += len(spans)
+            else:
+                yield _Trace(tree, source, reward, places).trajectory()
+
+
+class _Trace:
+    """One trace.
+
+    Args:
+        reward: the attribute or evaluation that is the reward; None: the only evaluation.
+        places: the attributes that hold step, sample_index and rollout_n.
+    """
+
+    def __init__(
+        self, tree: _Tree, source: Source, reward: str | None, places: dict[str, str | None]
+    ) -> None:
+        self._tree, self._source = tree, source
+        self._reward_name, self._places = reward, places
+
+    def trajectory(self) -> Trajectory:
+        """Return the trajectory.
+
+        Raises:
+            BadLine: an attribute that an option names is of another type.
+        """
+        root, spans = self._tree.root, self._tree.spans
+        trace_id, reward = spans[0].trace_id, None
+        fields: Fields = {name: self._place(name) for name in self._places}
+        attributes: Fields = {}
+        calls = [span for span in spans if span is not root or _kind(span) in _CALLS]
+        if root is not None:
+            own = Attributes(dict(root.attributes))
+            exported = own.take_all("localtrace.")
+            if (own_id := exported_id(exported.get("trace_id"))) is not None:
+                trace_id, reward = own_id, exported.get("reward")
+                fields = take_exported(exported, but="status")
+                self._source.report.exports.add(trace_id)
+            agent = own.take("gen_ai.agent.name", "agent.name")
+            fields = {
+                "name": root.name, "agent": agent and str(agent),
+                "status": "ok" if root.error is None else "error", "error": root.error or None,
+            } | fields  # fmt: skip
+            if root not in calls:
+                attributes = {name: parsed(value) for name, value in own.left.items()}
+                named = attributes.pop("reward", None)
+                reward = named if reward is None else reward
+            attributes |= {"links": root.links} if root.links else {}
+        step = fields.get("step")
+        outcomes = [
+            replace(score, trace_id=trace_id, step=step)
+            for span in spans
+            for score in _scores(span)
+        ]
+        if reward is None:
+            reward, more = self._reward(outcomes)
+            outcomes += more
+        start_ns = min(span.start_ns for span in spans)
+        return Trajectory(
+            trace_id=trace_id,
+            run_id=self._source.run_id,
+            start_ns=start_ns,
+            end_ns=max(span.end_ns for span in spans),
+            reward=reward,
+            attributes=attributes,
+            spans=self._calls(trace_id, calls),
+            outcomes=outcomes,
+            **fields,
+        )
+
+    def _calls(self, trace_id: str, calls: list[SpanIn]) -> list[Span]:
+        """Return the calls as a recorder would have them: each after those that it called."""
+        seqs = {span.span_id: seq for seq, span in enumerate(calls)}
+        return [
+            self._call(trace_id, span, seqs[span.span_id])
+            for span in self._tree.inner_first() if span.span_id in seqs
+        ]  # fmt: skip
+
+    def _place(self, name: str) -> Any:
+        attribute = self._places[name]
+        value = None if attribute is None else self._named(attribute)
+        if name == "sample_index" and type(value) in (int, str):
+            return str(value)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+            value = int(value)
+        if value is not None and type(value) is not int:
+            raise BadLine(f"{attribute} is not a {name}")
+        return value
+
+    def _named(self, attribute: str) -> Any:
+        """Return the value of an attribute: of the root, its service, then any other span."""
+        spans = self._tree.spans
+        for span in spans if self._tree.root is None else [self._tree.root, *spans]:
+            metadata = parsed(span.attributes.get("metadata"))
+            for held in (
+                span.attributes, metadata if isinstance(metadata, dict) else {}, span.resource,
+            ):  # fmt: skip
+                if (value := held.get(attribute)) is not None:
+                    return parsed(value) if str(value).startswith('"') else value  # MLflow's text
+        return None
+
+    def _reward(self, outcomes: list[Outcome]) -> tuple[float | None, list[Outcome]]:
+        """Return the reward, or the outcome that is it under its name."""
+        name = self._reward_name
+        scores = {score.name: score for score in outcomes if score.number is not None}
+        if name is not None and name not in scores:
+            value = self._named(name)
+            if not isinstance(value, int | float | None):
+                raise BadLine(f"{name} is not a number")
+            return None if value is None else float(value), []
+        if name is None and "reward" not in scores and len(scores) > 1:
+            self._source.report.left_out[_NO_REWARD] += 1
+            return None, []
+        chosen = scores.get(name or "reward") or next(iter(scores.values()), None)
+        if chosen is None or chosen.name == "reward":
+            return None, []
+        return None, [replace(chosen, name="reward")]
+
+    def _call(self, trace_id: str, span: SpanIn, seq: int) -> Span:
+        kind = _kind(span)
+        attributes = Attributes(dict(span.attributes))
+        inputs, outputs = (generation if kind == "generation" else any_call)(span, attributes)
+        left = {name: value for name, value in attributes.left.items() if value is not None}
+        inputs |= {"attributes": left} if left else {}
+        inputs |= {"links": span.links} if span.links else {}
+        tool = left.get("gen_ai.tool.name") or left.get("tool.name")
+        return Span(
+            trace_id=trace_id,
+            span_id=span.span_id,
+            parent_id=self._tree.parent_of(span),
+            seq=seq,
+            op=str(tool) if kind == "tool" and tool else span.name or "span",
+            start_ns=span.start_ns,
+            duration_ns=span.end_ns - span.start_ns,
+            inputs=inputs,
+            outputs=outputs,
+            status="ok" if span.error is None else "error",
+            error=_error(span),
+            is_turn=kind == "generation",
+            kind=kind or "other",
+            kind_derived=kind is None,
+        )
+
+
+def _kind(span: SpanIn) -> str | None:
+    for name in _KIND_NAMES:
+        value = span.attributes.get(name)
+        kind = _KINDS.get(value.strip('"').lower()) if isinstance(value, str) else None
+        if kind is not None:
+            return kind
+    return "generation" if any(name.startswith(_MESSAGES) for name in span.attributes) else None
+
+
+def _error(span: SpanIn) -> str | None:
+    if span.error is None:
+        return None
+    for event in span.events:
+        if event.name == "exception":
+            parts = (event.attributes.get(f"exception.{name}") for name in ("type", "message"))
+            return ": ".join(str(part) for part in parts if part) or span.error
+    kind = span.attributes.get("error.type")
+    return span.error or (None if kind is None else str(kind))
+
+
+def _scores(span: SpanIn) -> Iterator[Outcome]:
+    """Yield the evaluations of a span: score, label and explanation, each under a name."""
+    for event in span.events:
+        if event.name != EVALUATION:
+            continue
+        name = str(event.attributes.get("gen_ai.evaluation.name") or "evaluation")
+        parts = {"": "score.value", "_label": "score.label", "_explanation": "explanation"}
+        values = {
+            suffix: event.attributes.get(f"gen_ai.evaluation.{part}")
+            for suffix, part in parts.items()
+        }
+        values = {k: value for k, value in values.items() if isinstance(value, int | float | str)}
+        for number, (suffix, value) in enumerate(values.items()):
+            yield outcome(span.trace_id, name + (suffix if number else ""), value, event.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The spans of a trace in the order in which they began."""
+
+    root: SpanIn | None
+    """The only span without a caller; None where there are several."""
+    spans: list[SpanIn]
+    callers: dict[str, str]
+    """The span id of the caller, by span id; a caller that is missing may come later."""
+
+    def inner_first(self) -> Iterator[SpanIn]:
+        """Yield the spans, each after those that it called."""
+        ids = {span.span_id for span in self.spans}
+        below: dict[str | None, list[SpanIn]] = {}
+        for span in self.spans:
+            caller = self.callers.get(span.span_id)
+            below.setdefault(caller if caller in ids else None, []).append(span)
+        waiting = [(span, False) for span in reversed(below.get(None, []))]
+        while waiting:
+            span, is_done = waiting.pop()
+            if is_done:
+                yield span
+            else:
+                waiting.append((span, True))
+                waiting += [(inner, False) for inner in reversed(below.get(span.span_id, []))]
+
+    def parent_of(self, span: SpanIn) -> str | None:
+        """Return the caller's id; None directly under the trajectory."""
+        caller = self.callers.get(span.span_id)
+        return None if self.root is not None and caller == self.root.span_id else caller
+
+
+def _tree_of(parts: list[SpanIn]) -> _Tree | None:
+    """Return the tree of the spans that are there; None where there are only events of others.
+
+    Callers that go round in a circle count as none.
+    """
+    spans = sorted((span for span in parts if span.name is not None), key=lambda s: s.start_ns)
+    if not spans:
+        return None
+    ids = {span.span_id for span in spans}
+    callers = {span.span_id: span.parent_id for span in spans if span.parent_id is not None}
+    checked: set[str] = set()
+    for span in spans:
+        path: dict[str, None] = {}
+        at: str | None = span.span_id
+        while at is not None and at not in checked:
+            if at in path:
+                del callers[at]
+                break
+            path[at] = None
+            at = callers.get(at)
+        checked |= path.keys()
+    tops = [span for span in spans if callers.get(span.span_id) not in ids]
+    begun = [span for span in tops if span.parent_id is None]
+    only = tops if len(tops) == 1 else begun
+    return _Tree(only[0] if len(only) == 1 else None, spans, callers)

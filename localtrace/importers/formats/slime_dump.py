@@ -1,0 +1,248 @@
+"""Dumps of slime and miles: `--dump-details` and `--save-debug-rollout-data`.
+
+After each rollout they write its samples to `ROLLOUT.pt`, and those of an evaluation to
+`eval_ROLLOUT.pt`. A sample becomes what the hook of slime records of it: the same code describes
+both. slime's trainer writes the tensors of the samples that it trained on to a folder `train_data`
+beside, which become outcomes.
+
+A dump does not name the dataset of an evaluation, the sampling parameters, or the reward's key, and
+only slime's own trace of a sample has times; else they are those of the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import click
+import msgspec
+
+from localtrace.importers import torch_files
+from localtrace.importers.building import Calls, digest_id, is_time, outcome
+from localtrace.importers.source import BadLine, Source
+from localtrace.record.capture import verdict
+from localtrace.store.journal.records import STATUSES
+from localtrace.trainer_hooks.slime.batches import SOURCE, place_of, sample_outcomes
+from localtrace.trainer_hooks.slime.samples import OP, Batch, Interval, describe
+from localtrace.trainer_hooks.slime.training import SOURCE as TRAINER
+from localtrace.trainer_hooks.slime.training import token_values
+from localtrace.trainer_hooks.token_means import in_memory, means
+from localtrace.types import Trajectory
+from localtrace.values.fields import Fields
+
+PATTERN = "*.pt"
+OPTIONS = (
+    click.Option(
+        ["--reward-key"], metavar="NAME",
+        help="The number that counts where a reward has several, as in slime's option of this "
+        "name.",
+    ),
+)  # fmt: skip
+_PER_TOKEN = ("teacher_log_probs", "opd_reverse_kl")
+_SEVERAL = "rewards: they hold several numbers, so name the one that counts by --reward-key"
+_OF_RANKS = "files of the trainer that hold parts of a rank, as miles writes them"
+_Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _Sample(msgspec.Struct):
+    """The fields of slime's `Sample` that are read, with the types that slime gives them."""
+
+    prompt: str | list[Any]
+    response_length: Annotated[int, msgspec.Meta(ge=0)]
+    status: Literal["pending", "completed", "truncated", "aborted", "failed"]
+    tokens: list[_Integer] | None = None
+    response: str | None = None
+    label: Any = None
+    reward: float | dict[str, Any] | None = None
+    index: int | None = None
+    group_index: int | None = None
+    rollout_id: int | None = None
+    loss_mask: list[float] | None = None
+    rollout_log_probs: list[float] | None = None
+    weight_versions: list[Any] | None = None
+    remove_sample: bool | None = None
+    generate_function_path: str | None = None
+    source: str | None = None
+    metadata: dict[str, Any] | None = None
+    train_metadata: dict[str, Any] | None = None
+    non_generation_time: float | None = None
+    prefix_cache_info: dict[str, Any] | None = None
+    trace: dict[str, Any] | None = None
+    teacher_log_probs: list[float] | None = None
+    opd_reverse_kl: list[float] | None = None
+
+
+_READ = frozenset(_Sample.__struct_fields__)
+
+
+def read(source: Source, *, reward_key: str | None) -> Iterator[Trajectory]:
+    """Import rollouts that slime or miles dumped.
+
+    PATH is the folder rollout_data of their option --dump-details, the folder of the files of
+    --save-debug-rollout-data, or a file in it. Samples become what the hook for slime records of
+    them, with ids, logprobs, masks and rewards. With --dump-details, advantages and logprobs of
+    slime's trainer are read from the folder train_data beside; those of miles are not.
+
+    The files are pickles. Only plain values and tensors are read, by torch, which must be
+    installed; a file that holds anything else is refused. Each file is read into memory whole.
+    Fields that have no place in a store are counted. Without --run the run id is derived from the
+    folder.
+    """
+    for path in source.whole_files():
+        with source.refusing(str(path)):
+            dump = torch_files.load(path)
+            samples = dump.get("samples") if isinstance(dump, dict) else None
+            rollout_id = dump.get("rollout_id") if isinstance(dump, dict) else None
+            if (
+                not isinstance(samples, list)
+                or type(rollout_id) is not int
+                or abs(rollout_id) >= 2**63
+            ):
+                raise BadLine("not a dump of rollouts: it has no rollout_id or no samples")
+            yield from _Dump(path, dump, source, reward_key).trajectories()
+
+
+class _Dump:
+    """One file, of which the samples are told by its name and their place in it."""
+
+    def __init__(self, path: Path, dump: Fields, source: Source, reward_key: str | None) -> None:
+        self._path, self._source, self._report = path, source, source.report
+        self._samples, self._rollout_id = dump["samples"], dump["rollout_id"]
+        self._trainer = "miles" if "metadata" in dump else "slime"
+        self._is_evaluation = path.stem.startswith("eval_")
+        status = path.stat()
+        self._size_bytes = status.st_size
+        interval = Interval(status.st_mtime_ns, status.st_mtime_ns)
+        self._batch = Batch(interval, "file", reward_key, {})
+        self._members: Counter[Any] = Counter()
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield the trajectory of each sample; samples that cannot be read are reported."""
+        trained: dict[int, Fields] = {}
+        if not self._is_evaluation and self._path.parent.name == "rollout_data":
+            trained = _trained(self._path, self._samples, self._source)
+        for position, raw in enumerate(self._samples):
+            with self._source.refusing(f"{self._path}: sample {position + 1}"):
+                yield self._trajectory(position, raw, trained.get(position, {}))
+
+    def _trajectory(self, position: int, raw: Any, trained: Fields) -> Trajectory:
+        if not isinstance(raw, dict):
+            raise BadLine("not a sample: no mapping of fields")
+        # Media and routing are left out, and may be large. A sample cannot have more values than
+        # its file has bytes.
+        read = {name: value for name, value in raw.items() if name in _READ}
+        fields = torch_files.plain(read, self._size_bytes)
+        sample = _sample(fields)
+        described = describe(sample, self._batch)
+        place = place_of(self._rollout_id, sample, self._members)._asdict()
+        place["name"] = self._trainer
+        outcomes: Fields = {}
+        if not self._is_evaluation:
+            outcomes = sample_outcomes(sample)
+        elif place["group_id"] is not None:
+            place["group_id"] = f"eval-{place['group_id']}"
+        outcomes |= {name: fields[name] for name in _PER_TOKEN if fields.get(name) is not None}
+        lists = repr([fields.get(name) for name in ("tokens", "loss_mask", "rollout_log_probs")])
+        key = (self._source.run_id, self._path.stem, str(position), lists)
+        trace_id = digest_id(16, "trace", *key).hex()
+        start_ns, end_ns = described.interval
+        calls = Calls(trace_id, start_ns)
+        for times, inputs, outputs in described.generations:
+            duration_ns = times.end_ns - times.start_ns
+            calls.add(OP, inputs, outputs, start_ns=times.start_ns, duration_ns=duration_ns)
+        for first, last in (described.interval, *(one[0] for one in described.generations)):
+            if not is_time(first) or not is_time(last) or first > last:
+                raise BadLine("its times are none")
+        status, error = verdict(described.error)
+        reward = described.values.pop("reward", None)
+        self._report.left_out[_SEVERAL] += isinstance(sample.reward, dict) and reward is None
+        for name, value in raw.items():
+            if name not in _READ and _says_something(value):
+                self._report.left_out[f"values of the field {str(name)[:80]}"] += 1
+        return Trajectory(
+            trace_id=trace_id,
+            run_id=self._source.run_id,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            status=STATUSES[status],
+            error=error,
+            reward=reward,
+            attributes=described.values,
+            spans=calls.spans,
+            outcomes=[
+                outcome(trace_id, name, value, end_ns, step=self._rollout_id, source=source)
+                for source, values in ((SOURCE, outcomes), (TRAINER, trained))
+                for name, value in values.items()
+            ],
+            **{**place, "validate": self._is_evaluation},
+        )
+
+
+def _sample(fields: Fields) -> Any:
+    """Return an object with the fields of slime's `Sample`.
+
+    Raises:
+        BadLine: a field has a value that slime never gives it.
+    """
+    try:
+        sample = msgspec.convert(fields, _Sample)
+    except msgspec.ValidationError as error:
+        raise BadLine(f"no sample of slime ({error})") from None
+    if sample.response_length > len(sample.tokens or ()):
+        raise BadLine("response_length fits no response of its tokens")
+    read = {name: getattr(sample, name) for name in _READ}
+    return SimpleNamespace(**read | {
+        "tokens": sample.tokens or [],
+        "response": sample.response or "",
+        "status": SimpleNamespace(value=sample.status),
+        "weight_versions": sample.weight_versions or [],
+        "prefix_cache_info": SimpleNamespace(
+            cached_tokens=(sample.prefix_cache_info or {}).get("cached_tokens", 0)
+        ),
+    })  # fmt: skip
+
+
+def _says_something(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(value.values())
+    return value is not None and not (isinstance(value, str | list | bool) and not value)
+
+
+def _trained(path: Path, rollouts: list[Any], source: Source) -> dict[int, Fields]:
+    """Return the outcomes of the samples that slime trained on, by their place in the dump."""
+    folder = path.parent.parent / "train_data"
+    source.report.left_out[_OF_RANKS] += len(list(folder.glob(f"{path.stem}_*.pt")))
+    beside = folder / path.name
+    if beside.is_file():
+        with source.refusing(str(beside)):
+            return _outcomes_of_training(torch_files.load(beside), rollouts)
+    return {}
+
+
+def _outcomes_of_training(dump: Any, rollouts: list[Any]) -> dict[int, Fields]:
+    samples, step = dump["samples"], dump["rollout_id"]
+    positions = [sample["rollout_position"] for sample in samples]
+    for place, sample in zip(positions, samples, strict=True):
+        if place < 0 or list(rollouts[place]["tokens"]) != sample["tokens"].tolist():
+            raise BadLine("its samples have other tokens than those of the rollout")
+    if not samples:
+        return {}
+    names = set.intersection(*map(set, samples))
+    columns = {name: [sample[name] for sample in samples] for name in names}
+    columns["response_lengths"] = [int(length) for length in columns["response_lengths"]]
+    masks = in_memory(columns["loss_masks"])
+    values = token_values(columns)
+    rows = [row for row, mask in enumerate(masks) if mask.any()]
+    averages = means(values, masks, rows) if rows else {}
+    values.pop("rollout_log_probs", None)  # the turns have them
+    outcomes: dict[int, Fields] = {
+        position: {name: tensors[row].tolist() for name, tensors in values.items()}
+        for row, position in enumerate(positions)
+    }
+    for number, row in enumerate(rows):
+        outcomes[positions[row]] |= {name: each[number] for name, each in averages.items()}
+        outcomes[positions[row]] |= {"fate": "trained", "trained_step": step}
+    return outcomes

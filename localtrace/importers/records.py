@@ -1,0 +1,142 @@
+"""Journal records of imported trajectories.
+
+The records are built here and not by `record/capture.py`, which takes its own times: those of an
+import come from its source. A trajectory has an end record only, written after its calls. An import
+that is killed in between leaves calls, which the next import knows, but no unfinished trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from localtrace.record.capture import encode_inputs
+from localtrace.record.recorder import Recorder
+from localtrace.store.journal.records import (
+    STATUSES,
+    Begin,
+    End,
+    Head,
+    Kind,
+    OutcomeRecord,
+    SpanCall,
+    TurnCall,
+)
+from localtrace.store.journal.turns import TurnTotals
+from localtrace.store.journal.writer import Item
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.values.encoded import raw_map
+
+_encode = msgspec.msgpack.Encoder().encode
+_DECODER = msgspec.msgpack.Decoder(SpanCall | TurnCall)
+
+
+def call_item(recorder: Recorder, trajectory: Trajectory, span: Span, *, is_whole: bool) -> Item:
+    """Return the record of one call; a generation that is no turn is a detail of its caller's.
+
+    Args:
+        is_whole: whether the writer gets all calls of the trajectory, and then its end.
+    """
+    may_have_prompt = span.is_turn or span.kind == "generation"
+    kind, shape = (Kind.TURN, TurnCall) if may_have_prompt else (Kind.SPAN, SpanCall)
+    outputs = recorder.values.encode(span.outputs)
+    if len(outputs) > recorder.settings.record_max_bytes:
+        outputs = recorder.values.too_large(span.outputs, len(outputs))
+    record = shape(
+        head=_head(recorder, trajectory),
+        span_id=int(span.span_id, 16),
+        parent_id=None if span.parent_id is None else int(span.parent_id, 16),
+        seq=span.seq,
+        op=_text(recorder, span.op),
+        start_ns=span.start_ns,
+        duration_ns=span.duration_ns,
+        status=STATUSES.index(span.status),
+        error=recorder.values.as_text(span.error),
+        inputs=raw_map(encode_inputs(recorder, span.inputs)) or {},
+        outputs=msgspec.Raw(outputs),
+        kind=None if span.kind_derived else span.kind,
+        detail=may_have_prompt and not span.is_turn,
+    )
+    return Item(kind, bytes.fromhex(trajectory.trace_id), _encode(record), counted=not is_whole)
+
+
+def turn_totals(recorder: Recorder, trajectory: Trajectory) -> TurnTotals:
+    """Count the turns of a trajectory, as the writer does where it is given all calls."""
+    totals = TurnTotals()
+    for span in trajectory.spans:
+        item = call_item(recorder, trajectory, span, is_whole=False)
+        totals.count(_DECODER.decode(item.record))
+    return totals
+
+
+def end_item(recorder: Recorder, trajectory: Trajectory, totals: TurnTotals | None = None) -> Item:
+    """Return the end record of a trajectory.
+
+    Args:
+        totals: its turns, where the writer is not given all calls and cannot count them.
+    """
+    totals = totals or TurnTotals()
+    begin = Begin(
+        head=_head(recorder, trajectory),
+        start_ns=trajectory.start_ns,
+        group_id=recorder.values.as_text(trajectory.group_id),
+        validate=trajectory.validate,
+        name=recorder.values.as_text(trajectory.name),
+        agent=recorder.values.as_text(trajectory.agent),
+        data_source=recorder.values.as_text(trajectory.data_source),
+        prompt_hash=totals.prompt_hash,
+    )
+    reward = {} if trajectory.reward is None else {"reward": trajectory.reward}
+    end = End(
+        begin=begin,
+        duration_ns=max(0, end_ns_of(trajectory) - trajectory.start_ns),
+        status=STATUSES.index(trajectory.status),
+        error=recorder.values.as_text(trajectory.error),
+        values=_values(recorder, trajectory.attributes | reward),
+        span_count=len(trajectory.spans),
+        turn_count=totals.turns,
+        output_tokens=totals.output_tokens,
+    )
+    return Item(Kind.END, bytes.fromhex(trajectory.trace_id), _encode(end))
+
+
+def outcome_item(recorder: Recorder, outcome: Outcome) -> Item:
+    """Return the record of one outcome."""
+    record = OutcomeRecord(
+        trace_ids=[outcome.trace_id],
+        batch=False,
+        step=recorder.values.as_int(outcome.step),
+        time_ns=outcome.time_ns,
+        source=recorder.values.as_text(outcome.source),
+        values={
+            _text(recorder, outcome.name): msgspec.Raw(recorder.values.encode(outcome.value)),
+        },
+    )
+    return Item(Kind.OUTCOME, b"", _encode(record))
+
+
+def end_ns_of(trajectory: Trajectory) -> int:
+    """Return when a trajectory ended: when it began, where the source does not tell."""
+    return trajectory.start_ns if trajectory.end_ns is None else trajectory.end_ns
+
+
+def _head(recorder: Recorder, trajectory: Trajectory) -> Head:
+    return Head(
+        bytes.fromhex(trajectory.trace_id),
+        recorder.values.as_int(trajectory.step),
+        recorder.values.as_text(trajectory.sample_index),
+        recorder.values.as_int(trajectory.rollout_n),
+    )
+
+
+def _values(recorder: Recorder, values: dict[str, Any]) -> msgspec.Raw:
+    encoded = {
+        _text(recorder, name): msgspec.Raw(recorder.values.encode(value))
+        for name, value in values.items()
+    }
+    return msgspec.Raw(_encode(encoded))
+
+
+def _text(recorder: Recorder, text: str) -> str:
+    return recorder.values.as_text(text) or ""
