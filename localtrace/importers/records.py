@@ -66,7 +66,8 @@ def turn_totals(recorder: Recorder, trajectory: Trajectory) -> TurnTotals:
     totals = TurnTotals()
     for span in trajectory.spans:
         item = call_item(recorder, trajectory, span, is_whole=False)
-        totals.count(_DECODER.decode(item.record))
+        record = _DECODER.decode(item.record)
+        totals.count(record, raw_map(record.outputs))
     return totals
 
 

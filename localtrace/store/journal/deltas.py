@@ -97,8 +97,9 @@ class DeltaWriter:
             counted: True where the totals must not count the call, or have done so before.
         """
         call = _DECODER.decode(record)
-        totals.count(call, again=counted)
-        call.deltas = self._deltas(key, call, output_elements(raw_map(call.outputs)))
+        outputs = raw_map(call.outputs)
+        totals.count(call, outputs, again=counted)
+        call.deltas = self._deltas(key, call, output_elements(outputs))
         call.inputs |= dict.fromkeys((delta.name for delta in call.deltas), _NIL)
         return _ENCODER.encode(call)
 

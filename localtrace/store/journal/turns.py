@@ -274,19 +274,20 @@ class TurnTotals:
     around: set[int] = field(default_factory=set)
     """Span ids of the calls that turns were made in."""
 
-    def count(self, call: Call, *, again: bool = False) -> None:
+    def count(self, call: Call, outputs: Fields | None, *, again: bool = False) -> None:
         """Say in the record how many generations a call made, and count them.
 
         A call with turns inside is not a turn itself, unless its result lists generated ids.
 
         Args:
             call: the record, whose arguments are not deltas yet.
+            outputs: the fields of its result; None where it has none.
             again: True where the call was counted before, or must not be.
         """
         call.has_turns = call.span_id in self.around
         made = []
         if isinstance(call, TurnCall):
-            made = generations(call, call.inputs, raw_map(call.outputs))
+            made = generations(call, call.inputs, outputs)
             if call.has_turns and not any(has_ids(one.outputs) for one in made):
                 call.detail, made = True, []
         call.turns = len(made)

@@ -228,7 +228,7 @@ class JournalSeries:
                 return _encode(end)
             elif item.kind is Kind.SPAN and totals is not None and totals.around:
                 call = _CALL_DECODER.decode(item.record)
-                totals.count(call, again=item.counted)
+                totals.count(call, None, again=item.counted)
                 if call.has_turns:
                     return _encode(call)
         except Exception:
