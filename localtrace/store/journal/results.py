@@ -9,7 +9,6 @@ so long lists are not decoded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -61,25 +60,14 @@ _CERTAIN_IDS, _CERTAIN_CHARS = 3, 8
 # -- what one generation says ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """The generated text, reasoning and tool calls."""
 
-    text: str | None
+    text: str | None = None
     """None where the result has none."""
-    reasoning: str | None
-    tool_calls: list[Any]
+    reasoning: str | None = None
+    tool_calls: Sequence[Any] = ()
     """In the form of OpenAI's; empty where there are none."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True where nothing is known of it."""
-        return self.text is None and self.is_text
-
-    @property
-    def is_text(self) -> bool:
-        """True where there is nothing but text."""
-        return self.reasoning is None and not self.tool_calls
 
 
 class TokenLists(NamedTuple):
@@ -192,7 +180,7 @@ def message_of(fields: Fields) -> Message:
     return Message(
         next((text for text in texts if text is not None), None),
         next(filter(None, map(_reasoning, parts)), None),
-        next(filter(None, map(_tool_calls, parts)), []),
+        next(filter(None, map(_tool_calls, parts)), ()),
     )
 
 
@@ -217,7 +205,7 @@ def _reasoning(message: Mapping[str, Any]) -> str | None:
     return "\n".join(value for value in values if isinstance(value, str) and value) or None
 
 
-def _tool_calls(message: Mapping[str, Any]) -> list[Any]:
+def _tool_calls(message: Mapping[str, Any]) -> Sequence[Any]:
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         return calls

@@ -26,6 +26,7 @@ from localtrace.store.journal.results import (
     GENERATIONS_MAX,
     Fields,
     Joined,
+    Message,
     finish_reason,
     has_ids,
     joined,
@@ -115,7 +116,7 @@ def generations(call: Call, inputs: Fields, fields: Fields | None) -> list[Gener
         for index, result in enumerate(results)
         if result.unusable
         or _is_certain(result.fields)
-        or (text_counts and not message_of(result.fields).is_empty)
+        or (text_counts and message_of(result.fields) != Message())
     ]
     return _without_prompts(made, call, inputs, fields)
 

@@ -127,14 +127,15 @@ def partition_values(folder: str) -> dict[str, str | None]:
 
 
 def conformed(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Give rows of an older format version the columns that it lacks."""
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in rows.column_names
-        else pa.nulls(len(rows), field.type)
-        for field in schema.file_arrow()
-    ]
-    return pa.table(columns, schema=schema.file_arrow())
+    """Give rows that were read from a file the types of its table.
+
+    Raises:
+        ArrowInvalid: the file has other columns.
+    """
+    names = schema.file_arrow().names
+    if rows.column_names != names:
+        raise pa.ArrowInvalid("it has other columns than its table")
+    return rows.cast(schema.file_arrow())
 
 
 def write_rows(

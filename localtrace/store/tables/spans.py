@@ -268,7 +268,7 @@ def _add_generated(fields: Fields, row: Row) -> None:
     row |= {name: value for name, value in _reasons(fields).items() if row.get(name) is None}
     message = message_of(fields)
     row["output_text"] = _text(message.text)
-    if not message.is_text:
+    if message.reasoning is not None or message.tool_calls:
         parts = {
             "role": "assistant",
             "content": message.text,
