@@ -7,7 +7,7 @@ options, progress and the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -68,8 +68,8 @@ def _add_format(name: str, form: Any) -> None:
             run_id = form.default_run_id(files)
         run_id = run_id or folder_run_id(name.partition("-")[0], paths)
         store = one_store(store_paths)
-        with Intake(
-            store, run_id, project=project, experiment=experiment, dry_run=dry_run
+        with closing(
+            Intake(store, run_id, project=project, experiment=experiment, dry_run=dry_run)
         ) as intake:
             with _bytes_bar(files) as on_bytes:
                 intake.add(form.read(Source(files, run_id, intake.report, on_bytes), **options))

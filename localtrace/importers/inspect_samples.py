@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from inspect_ai.event import ModelEvent, SpanBeginEvent, SpanEndEvent, ToolEvent
@@ -21,7 +20,7 @@ from inspect_ai.model import (
 )
 
 from localtrace.importers.building import TIME_MAX_NS, Calls, time_ns
-from localtrace.types import Span
+from localtrace.importers.source import BadLine
 from localtrace.values.fields import Fields, known
 
 OP = "inspect.generate"
@@ -57,9 +56,8 @@ class SampleCalls(Calls):
         self._within: dict[str, str | None] = {}
         """The span around a span, by Inspect's ids."""
         ends = {event.id: event for event in sample.events if isinstance(event, SpanEndEvent)}
-        if not any(isinstance(event, ModelEvent) for event in sample.events):
-            self._add_messages(sample)
-            return
+        if not sample.events and any(message.role == "assistant" for message in sample.messages):
+            raise BadLine("no events, of which turns are made: keep them in the log")
         for event in sample.events:
             if isinstance(event, SpanBeginEvent):
                 self._within[event.id] = event.parent_id
@@ -91,7 +89,7 @@ class SampleCalls(Calls):
     def _add_turn(self, event: ModelEvent) -> None:
         config = event.config.model_dump(exclude_none=True)
         inputs = known({
-            "messages": self._messages(event.input),
+            "messages": [self._message(message) for message in event.input],
             "tools": [_tool(tool) for tool in event.tools] or None,
             "model": event.model, "role": event.role, "config": config or None,
         })  # fmt: skip
@@ -127,44 +125,14 @@ class SampleCalls(Calls):
         if not isinstance(result, str | int | float | bool | None):
             result = event.model_dump(mode="json", include={"result"}, exclude_none=True)["result"]
         error = event.error.message if event.error is not None else None
-        error = "failed" if error is None and event.failed else error
-        span = self._add_call(
-            event, result, error, start_ns=time_ns(event.timestamp),
+        error = error or ("failed" if event.error is not None or event.failed else None)
+        span = self.add(
+            event.function, event.arguments, None if error else result, kind="tool",
+            status="error" if error else "ok", error=error, start_ns=time_ns(event.timestamp),
             duration_ns=_duration_ns(event), parent_id=self._parent(event.span_id),
         )  # fmt: skip
         if event.agent_span_id is not None:
             self._callers[event.agent_span_id] = span.span_id
-
-    def _add_messages(self, sample: EvalSample) -> None:
-        """Add a turn for each message of the assistant, and a call for each answer of a tool."""
-        before: list[ChatMessage] = []
-        waiting: Fields = {}
-        last = max((place for place, message in enumerate(sample.messages)
-                    if isinstance(message, ChatMessageAssistant)), default=-1)  # fmt: skip
-        for place, message in enumerate(sample.messages):
-            if isinstance(message, ChatMessageAssistant) and message.source != "input":
-                answer = self._message(message)
-                outputs = {name: value for name, value in answer.items() if name != "role"}
-                if place == last and sample.output.choices:
-                    outputs |= self._answer(sample.output)
-                inputs: Fields = {"messages": self._messages(before)}
-                self.add(OP, inputs, known(outputs))
-                waiting |= {call.id: call for call in message.tool_calls or ()}
-            elif isinstance(message, ChatMessageTool) and message.tool_call_id in waiting:
-                call = waiting.pop(message.tool_call_id)
-                error = message.error.message if message.error is not None else None
-                self._add_call(call, message.text, error)
-            before.append(message)
-
-    def _add_call(self, call: Any, result: Any, error: str | None, **fields: Any) -> Span:
-        inputs = call.arguments if isinstance(call.arguments, dict) else {}
-        status, result = ("ok", result) if error is None else ("error", None)
-        return self.add(
-            call.function, inputs, result, kind="tool", status=status, error=error, **fields
-        )
-
-    def _messages(self, messages: Iterable[ChatMessage]) -> list[Fields]:
-        return [self._message(message) for message in messages]
 
     def _message(self, message: ChatMessage) -> Fields:
         sent = self._sent.get(id(message))

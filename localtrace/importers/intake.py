@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from localtrace.errors import ConfigError, StoreError, StoreNotFound
 from localtrace.importers import building
@@ -97,19 +96,6 @@ class Intake:
         self._unsealed_bytes = 0
         self._waiting_bytes = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._known.close()
-        if not session.close(_STALL_MAX_S) and error is None:
-            raise StoreError(f"not everything was written to {self._path}: repeat the import")
-
     def add(self, trajectories: Iterable[Trajectory]) -> None:
         """Write the trajectories, calls and outcomes that the store does not hold.
 
@@ -124,9 +110,14 @@ class Intake:
 
     def finish(self, progress: Progress) -> None:
         """Seal what was written."""
-        if active.recorder is not None and not session.close(_STALL_MAX_S):
+        if not session.close(_STALL_MAX_S):
             raise StoreError(f"not everything was written to {self._path}: repeat the import")
         self._seal(progress)
+
+    def close(self) -> None:
+        """Close the store and the recorder, also after an error."""
+        self._known.close()
+        session.close(_STALL_MAX_S)
 
     def _add_batch(self, batch: list[Trajectory]) -> None:
         if len(self._recent) > _REMEMBERED_MAX or self._unsealed_bytes > _UNSEALED_MAX_BYTES:

@@ -135,20 +135,15 @@ def test_a_second_import_and_the_same_log_as_json_add_nothing(store: Path, tmp_p
     as_json = tmp_path / "mock.json"
     write_eval_log(log, str(as_json))
     assert "skipped     6" in imported(as_json, store).output
-    # Without events the messages tell the turns.
+    # Nobody says which of several scores is the reward.
+    done = imported(as_json, tmp_path / "third")
+    assert rollouts(tmp_path / "third")["two", 0].reward is None
+    assert "rewards: several scores may be it" in done.output
     for sample in log.samples or ():
         sample.events = []
     write_eval_log(log, str(as_json))
-    done = imported(as_json, tmp_path / "third")
-    assert "6 trajectories, 20 calls" in done.output, done.output
-    two = rollouts(tmp_path / "third")["two", 0]
-    assert [one.kind for one in two.spans] == [
-        "generation", "tool", "generation", "tool", "generation"
-    ]  # fmt: skip
-    assert two.turns[-1].outputs["usage"]["prompt_tokens"] == 12
-    # Several scores, and nobody says which of them is the reward.
-    assert two.reward is None
-    assert "rewards: several scores may be it" in done.output
+    done = imported(as_json, tmp_path / "fourth")
+    assert "no events, of which turns are made" in done.output, done.output
 
 
 def test_a_score_that_no_log_has_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Logs of Inspect AI: `.eval` (a zip) and `.json`, read sample by sample by Inspect's own models.
 
     sample, epoch       -> trajectory; rollouts of one sample are a group
-    model event         -> turn; where a log has no events: message of the assistant
+    model event         -> turn
     tool event          -> call of this tool; span of an agent: a call around its calls
     scores              -> attributes: numbers under the names of their scorers
     error, limit        -> status and fate

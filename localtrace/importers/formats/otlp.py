@@ -142,11 +142,8 @@ class _Trace:
 
     def _calls(self, trace_id: str, calls: list[SpanIn]) -> list[Span]:
         """Return the calls as a recorder would have them: each after those that it called."""
-        seqs = {span.span_id: seq for seq, span in enumerate(calls)}
-        return [
-            self._call(trace_id, span, seqs[span.span_id])
-            for span in self._tree.inner_first() if span.span_id in seqs
-        ]  # fmt: skip
+        spans = [self._call(trace_id, span, seq) for seq, span in enumerate(calls)]
+        return sorted(spans, key=lambda span: -self._tree.depths[span.span_id])
 
     def _place(self, name: str) -> Any:
         attribute = self._places[name]
@@ -259,22 +256,8 @@ class _Tree:
     spans: list[SpanIn]
     callers: dict[str, str]
     """The span id of the caller, by span id; a caller that is missing may come later."""
-
-    def inner_first(self) -> Iterator[SpanIn]:
-        """Yield the spans, each after those that it called."""
-        ids = {span.span_id for span in self.spans}
-        below: dict[str | None, list[SpanIn]] = {}
-        for span in self.spans:
-            caller = self.callers.get(span.span_id)
-            below.setdefault(caller if caller in ids else None, []).append(span)
-        waiting = [(span, False) for span in reversed(below.get(None, []))]
-        while waiting:
-            span, is_done = waiting.pop()
-            if is_done:
-                yield span
-            else:
-                waiting.append((span, True))
-                waiting += [(inner, False) for inner in reversed(below.get(span.span_id, []))]
+    depths: dict[str | None, int]
+    """The count of callers around a span, by span id."""
 
     def parent_of(self, span: SpanIn) -> str | None:
         """Return the caller's id; None directly under the trajectory."""
@@ -292,18 +275,20 @@ def _tree_of(parts: list[SpanIn]) -> _Tree | None:
         return None
     ids = {span.span_id for span in spans}
     callers = {span.span_id: span.parent_id for span in spans if span.parent_id is not None}
-    checked: set[str] = set()
+    depths: dict[str | None, int] = {None: 0}
     for span in spans:
         path: dict[str, None] = {}
         at: str | None = span.span_id
-        while at is not None and at not in checked:
-            if at in path:
+        while at is not None and at not in depths:
+            if at in path:  # a circle, which is cut here and walked again
                 del callers[at]
-                break
+                path, at = {}, span.span_id
+                continue
             path[at] = None
             at = callers.get(at)
-        checked |= path.keys()
+        for depth, span_id in enumerate(reversed(path), depths[at] + 1):
+            depths[span_id] = depth
     tops = [span for span in spans if callers.get(span.span_id) not in ids]
     begun = [span for span in tops if span.parent_id is None]
     only = tops if len(tops) == 1 else begun
-    return _Tree(only[0] if len(only) == 1 else None, spans, callers)
+    return _Tree(only[0] if len(only) == 1 else None, spans, callers, depths)
