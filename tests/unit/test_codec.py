@@ -287,6 +287,12 @@ def test_what_has_no_form_is_replaced_by_a_placeholder_alone(value: Any, reason:
     assert back.python_type.rpartition(".")[2] == type(value).__qualname__
 
 
+@pytest.mark.parametrize("name", ["numpy.ndarray", "numpy.generic", "builtins.dict", "enum.Enum"])
+def test_a_type_that_only_has_the_name_of_a_known_one_is_a_placeholder(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    assert round_trip(type(kind, (), {"__module__": module})()).reason == "unsupported"
+
+
 def test_a_placeholder_tells_size_and_sha256_of_bytes() -> None:
     class Blob(bytes):
         pass

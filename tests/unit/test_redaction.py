@@ -304,6 +304,14 @@ def test_no_rule_changes_what_another_one_left(write) -> None:
     assert not again.counts
 
 
+def test_a_rule_that_matches_anything_leaves_marks(write) -> None:
+    redaction = Redaction.load(write('[[pattern]]\nname = "all"\nregex = ".+"\n'))
+    assert redaction.text("anything") == "[redacted: all]"
+    assert redaction.text("[redacted: all]\n[redacted: w&b key]") == (
+        "[redacted: all]\n[redacted: w&b key]"
+    )
+
+
 def test_redacting_twice_changes_nothing_more(recorded) -> None:
     _, trajectory = recorded(note=KEY, secrets=list(SECRETS.values()))
     once = Redaction.load(None).trajectory(trajectory, decode)
