@@ -1,8 +1,8 @@
 """The spans of OpenTelemetry's files, put together to traces.
 
 The file exporter of OpenTelemetry's collector writes one request per line as JSON. A file may also
-be a single request, in JSON of any layout or in Protocol Buffers. Log records that name a span are
-its events: instrumentations write messages there, too.
+be a single request of any layout. Log records that name a span are its events: instrumentations
+write messages there, too.
 
 Spans of one trace may stand in several files, and far apart. They are kept in a temporary database
 on disk until all files are read.
@@ -20,17 +20,15 @@ from typing import Any
 
 import msgspec
 
-from localtrace.errors import MissingDependency, StoreError
+from localtrace.errors import StoreError
 from localtrace.importers.building import is_time
-from localtrace.importers.source import BadLine, Line, Source, read_whole
+from localtrace.importers.source import BadLine, Source
 from localtrace.values.fields import Fields
 
 TRACE_MAX_BYTES = 256 * 2**20
 """A trace is put together in memory."""
 _CACHE_KIB = 32 * 2**10
 _encode = msgspec.msgpack.Encoder().encode
-_CONTROL = frozenset(range(32)) - frozenset(b"\t\r\n")
-"""Bytes that no text has."""
 _START_BYTES = 256
 _CODES = {"STATUS_CODE_ERROR": 2, "STATUS_CODE_OK": 1}
 _ERROR = 2
@@ -121,40 +119,12 @@ def read_spans(source: Source) -> Iterator[SpanIn]:
     for path in source.files:
         with path.open("rb") as file:
             start = file.read(_START_BYTES)
-        # Text may begin with the first byte of a request as Protocol Buffers, too.
-        if start.startswith(b"\x0a") and not _CONTROL.isdisjoint(start):
-            source.on_bytes(path.stat().st_size)
-            with source.refusing(str(path)):
-                yield from _spans_of(_from_protobuf(read_whole(path)), str(path), source)
-        elif start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""):
-            for line in source.documents(path):
-                with source.refusing(line.place):
-                    yield from _spans_of(line.fields(), line.place, source)
-        else:
-            source.report.refuse(
-                str(path),
-                "neither JSON nor one request as Protocol Buffers: unpack it, or let the "
-                "collector write JSON",
-            )
-
-
-def _from_protobuf(line: Line) -> Fields:
-    """Turn a request into the form of OTLP's JSON, with ids as base64."""
-    try:
-        from google.protobuf import json_format
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-            ExportTraceServiceRequest,
-        )
-    except ImportError:
-        raise MissingDependency.for_extra("opentelemetry-proto", "otlp") from None
-    if line.is_too_long:
-        raise BadLine("a request that is too long: let the collector write JSON")
-    try:
-        request = ExportTraceServiceRequest.FromString(line.data)
-    except Exception as error:  # Protocol Buffers raises errors of a type that cannot be imported
-        raise BadLine(f"no request with traces ({error})") from None
-    fields: Fields = json_format.MessageToDict(request, use_integers_for_enums=True)
-    return fields
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"") or b"\0" in start:
+            source.report.refuse(str(path), "not JSON: unpack it, or let the collector write JSON")
+            continue
+        for line in source.documents(path):
+            with source.refusing(line.place):
+                yield from _spans_of(line.fields(), line.place, source)
 
 
 def _spans_of(request: Fields, place: str, source: Source) -> Iterator[SpanIn]:

@@ -57,10 +57,10 @@ _NO_REWARD = "rewards: several evaluations may be it, so name one by --reward"
 def read(source: Source, *, reward: str | None, **places: str | None) -> Iterator[Trajectory]:
     """Import traces of OpenTelemetry, such as the collector's file exporter writes.
 
-    PATH is a file of requests as JSON or Protocol Buffers, or a folder of them. Each trace becomes
-    a trajectory: spans of generations are turns, with the messages of OpenTelemetry's conventions
-    for generative AI (the current ones and those before) or OpenInference's; spans of tools and all
-    others are calls; evaluations are outcomes. Spans of a trace may stand in several files.
+    PATH is a file of requests as JSON, or a folder of them. Each trace becomes a trajectory: spans
+    of generations are turns, with the messages of OpenTelemetry's conventions for generative AI
+    (the current ones and those before) or OpenInference's; spans of tools and all others are calls;
+    evaluations are outcomes. Spans of a trace may stand in several files.
 
     Attributes that options name are looked for in the root span, its service, then in other spans.
     What localtrace exported needs no options: it comes back with its trace ids, places and rewards.

@@ -146,7 +146,6 @@ FORMS = {
     "one pretty request": lambda bodies: json.dumps(
         {"resourceSpans": [json.loads(line(one))["resourceSpans"][0] for one in bodies]}, indent=1
     ).encode(),
-    "one request": lambda bodies: b"".join(bodies),
 }
 
 
@@ -168,7 +167,7 @@ def test_every_form_of_the_files_gives_the_same_calls(finished: Any, tmp_path: P
     assert read == [read[0]] * len(FORMS)
     assert len(read[0]) == 2
     options = ("--reward", "score", "--step", "job.step")
-    said, (one,) = imported(tmp_path / "store", tmp_path / "one request", *options)
+    said, (one,) = imported(tmp_path / "store", tmp_path / "one pretty request", *options)
     assert "1 trajectories, 1 calls imported" in said
     assert one.trace_id == f"{root.context.trace_id:032x}"
     assert (one.name, one.reward, one.step) == ("task", 0.125, 12)
@@ -371,8 +370,8 @@ def test_odd_traces_are_kept(tmp_path: Path) -> None:
 NO_FILES = [
     (b"\x1f\x8b\x08", "unpack it"),
     (b"\x28\xb5\x2f\xfd\x00", "unpack it"),
-    (b"\x89PNG", "neither JSON nor one request"),
-    (b"\x0a\xff\xff\xff\xff\x01", "no request with traces"),
+    (b"\x89PNG", "unpack it"),
+    (b"\x0a\xff\xff\xff\xff\x01", "let the collector write JSON"),
     (framed(request(ID)), "let the collector write JSON"),
     (b"\n{\n", "not JSON"),
 ]
