@@ -69,12 +69,12 @@ class JournalRows:
             self.damage.torn_tails += frames.tail_start is not None
         reader = _JournalReader(self)
         for envelope in read_envelopes(frames.payloads):
-            self.damage.records += not reader.try_add(envelope)
+            self.damage.records += envelope is None or not reader.try_add(envelope)
         if status is JournalStatus.LAST or reader.closed:
             reader.end_open("interrupted")
         elif status is JournalStatus.LIVE:
             reader.end_open("running")
-        self.damage.prompts += reader.lost_prompts
+        self.damage.prompts += reader.spans.lost_prompts
         self._journals.append(name)
         for table, columns in self.columns.items():
             self._ends[table].append(len(columns))
@@ -100,25 +100,18 @@ class _JournalReader:
 
     def __init__(self, rows: JournalRows) -> None:
         self._rows = rows
-        self._spans = SpanReader(rows.decode)
+        self.spans = SpanReader(rows.decode)
         self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
         self._opened: dict[str, Any] = {}
         self.closed = False
 
-    @property
-    def lost_prompts(self) -> int:
-        """Prompts and message lists whose base is lost."""
-        return self._spans.lost_prompts
-
-    def try_add(self, envelope: Envelope | None) -> bool:
+    def try_add(self, envelope: Envelope) -> bool:
         """Add the rows of one record; return False where localtrace did not write it."""
         try:
-            if envelope is not None:
-                self._add(envelope)
-                return True
-        except Exception:
-            pass  # the other records must stay readable
-        return False
+            self._add(envelope)
+        except Exception:  # the other records must stay readable
+            return False
+        return True
 
     def _add(self, envelope: Envelope) -> None:
         record = envelope.record
@@ -135,7 +128,7 @@ class _JournalReader:
             if record.prompt_hash and record.head.trace_id in self._open:
                 # The end record has it too, but an interrupted trajectory has no end record.
                 self._open[record.head.trace_id][1].prompt_hash = record.prompt_hash
-            table, rows = "spans", self._spans.rows(record, envelope.context.run_id)
+            table, rows = "spans", self.spans.rows(record, envelope.context.run_id)
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):
