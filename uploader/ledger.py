@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from localtrace.errors import UploadError
-from localtrace.store.files import locked
+from localtrace.store.files import exclusive
 from localtrace.types import Run
-from localtrace.uploader.state import writing
+from localtrace.uploader.state import REMEDY
 from localtrace.uploader.targets import Entry, Place
 
 LEDGER_VERSION = 3
@@ -158,22 +158,15 @@ class Ledger:
         )
         return float(rows[0][0]) if rows else None
 
-    @contextmanager
-    def claim(self, uri: str) -> Iterator[None]:
+    def claim(self, uri: str) -> AbstractContextManager[None]:
         """Refuse other uploads to the same target while this one runs.
 
         Raises:
-            UploadError: another upload to this target is running.
+            StoreBusy: (on entering) another upload to this target is running.
         """
         name = sha256(uri.encode()).hexdigest()[:16]
-        with ExitStack() as held:
-            with writing(self.path.with_name(f"{name}.lock")) as path:
-                is_ours = held.enter_context(locked(path))
-            if not is_ours:
-                raise UploadError(
-                    f"another upload to {uri} is running: wait until it ends, then repeat this one"
-                )
-            yield
+        busy = f"another upload to {uri} is running: wait until it ends, then repeat this one"
+        return exclusive(self.path.with_name(f"{name}.lock"), 0.0, busy)
 
     def close(self) -> None:
         """Close the file."""
@@ -195,7 +188,6 @@ class Ledger:
             yield
         except sqlite3.Error as error:
             raise UploadError(
-                f"{self.path}: {error}; free space in {self.path.parent}, or set "
-                "LOCALTRACE_STATE_DIR to a folder that can be written; if the file is damaged, "
-                "move it away, and the target is asked what it holds; then repeat the upload"
+                f"{self.path}: {error}; if it is damaged, move it away, and the target is asked "
+                f"what it holds; otherwise {REMEDY}"
             ) from error

@@ -22,9 +22,10 @@ from threading import Event
 from msgspec.structs import replace
 
 from localtrace.errors import ConfigError, TargetUnavailable
+from localtrace.store.files import explained
 from localtrace.uploader.ledger import Ledger, State
 from localtrace.uploader.metrics import send_metrics
-from localtrace.uploader.plan import Limits, Plan, Progress, Records, Skip, receipt_of
+from localtrace.uploader.plan import Limits, Plan, Progress, Records, Skip
 from localtrace.uploader.receipts import (
     Delivery,
     Receipt,
@@ -37,7 +38,7 @@ from localtrace.uploader.receipts import (
 from localtrace.uploader.retry import Pace, patiently
 from localtrace.uploader.selection import NOT_IN_STORE, Choice, ChosenRun
 from localtrace.uploader.sending import Answer, Sender
-from localtrace.uploader.state import receipts_folder, state_folder, writing
+from localtrace.uploader.state import REMEDY, receipts_folder, state_folder
 from localtrace.uploader.targets import Entry, MetricsTarget, Place, Target
 from localtrace.uploader.targets.http import TryAgain
 
@@ -85,8 +86,8 @@ def transfer(
         reads_back=target.reads_back,
         double_rows=tally.double_rows,
     )
-    with writing(receipts_folder()) as folder:
-        write_receipt(receipt, folder)
+    with explained(f"cannot write {receipts_folder()}", f"{REMEDY}: nothing is sent twice"):
+        write_receipt(receipt, receipts_folder())
     return receipt
 
 
@@ -194,7 +195,8 @@ class Replay:
             try:
                 for step in plan.steps():
                     if isinstance(step, Skip):
-                        self._skip(step, there)
+                        self._tally.add(step.receipt)
+                        there += [] if step.entry is None else [step.entry]
                         continue
                     self._planned_bytes += step.size_bytes
                     self._pace.wait(step.size_bytes, self._ended)
@@ -216,23 +218,15 @@ class Replay:
                 raise
         return there
 
-    def _skip(self, step: Skip, there: list[Entry]) -> None:
-        self._tally.add(step.receipt)
-        if step.entry is not None:
-            there.append(step.entry)
-
     def _note(self, answers: list[Answer], there: list[Entry]) -> None:
-        accepted = [a.record.entry for a in answers if a.delivery is not Delivery.REJECTED]
+        accepted = [e for e, receipt in answers if receipt.delivery is not Delivery.REJECTED]
         self._ledger.mark(accepted, State.ACCEPTED)
         there += accepted
-        for answer in answers:
-            if answer.delivery is Delivery.REJECTED:
-                self._ledger.mark([answer.record.entry], State.REJECTED, answer.reason)
-            self._sent += answer.delivery is Delivery.SENT
-            receipt = receipt_of(answer.record, answer.delivery, answer.reason)
-            self._tally.add(
-                replace(receipt, sent_bytes=answer.sent_bytes, replaces=answer.replaces)
-            )
+        for entry, receipt in answers:
+            if receipt.delivery is Delivery.REJECTED:
+                self._ledger.mark([entry], State.REJECTED, receipt.reason)
+            self._sent += receipt.delivery is Delivery.SENT
+            self._tally.add(receipt)
 
     def _verify(self, entries: list[Entry]) -> None:
         self._tally.tell(f"reading back from {self._target.uri}")

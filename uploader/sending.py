@@ -6,31 +6,25 @@ again. This module does not know the ledger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
 from threading import Event
+from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from localtrace.errors import TargetRejected, TargetUnavailable
-from localtrace.uploader.plan import Batch
-from localtrace.uploader.receipts import Delivery
+from localtrace.uploader.plan import Batch, receipt_of
+from localtrace.uploader.receipts import Delivery, TraceReceipt
 from localtrace.uploader.retry import patiently
-from localtrace.uploader.targets import Record, Target
+from localtrace.uploader.targets import Entry, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
 BROKEN_AFTER = 3
 """Failures in a row on single records after which a server may be broken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of sending one record."""
-
-    record: Record
-    delivery: Delivery
-    reason: str | None = None
-    """Reason why it was rejected."""
-    sent_bytes: int | None = None
-    replaces: bool = False
-    """True if the target held an earlier version of it."""
+Answer: TypeAlias = tuple[Entry, TraceReceipt]
+"""A record that was sent, and its result."""
 
 
 class Sender:
@@ -72,20 +66,22 @@ class Sender:
         except (TargetRejected, Doubtful) as error:
             if len(records) == 1:
                 self._note_failure(error)
-                return [Answer(records[0], Delivery.REJECTED, str(error))]
+                receipt = receipt_of(records[0], Delivery.REJECTED, str(error))
+                return [(records[0].entry, receipt)]
             # Ask first: Weave may store a part of a batch that it refuses as too large.
             parts = [Batch(part, ask=True) for part in self._parted(records, error) if part]
             return [answer for part in parts for answer in self.deliver(part)]
         self._taken, self._failed_alone = records[0], 0
-        return [
-            Answer(
-                record,
-                Delivery.SENT if record.entry.trace_id in sent_bytes else Delivery.PRESENT,
-                sent_bytes=sent_bytes.get(record.entry.trace_id),
-                replaces=record.entry.trace_id in replaced,
-            )
-            for record in records
-        ]
+        return [(record.entry, self._receipt(record, sent_bytes, replaced)) for record in records]
+
+    def _receipt(
+        self, record: Record, sent_bytes: Mapping[str, int], replaced: Set[str]
+    ) -> TraceReceipt:
+        trace_id = record.entry.trace_id
+        is_sent = trace_id in sent_bytes
+        receipt = receipt_of(record, Delivery.SENT if is_sent else Delivery.PRESENT)
+        count = sent_bytes.get(trace_id)
+        return replace(receipt, sent_bytes=count, replaces=trace_id in replaced)
 
     def _parted(self, records: list[Record], error: Exception) -> list[list[Record]]:
         """Halve a batch; or split off single records as probes, if the server may be broken."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from localtrace.errors import ConfigError, UploadError
+from localtrace.errors import ConfigError
 from localtrace.record.config import read_environment
 from localtrace.record.settings import UploaderSettings
+
+REMEDY = (
+    "free space there, or set LOCALTRACE_STATE_DIR to a folder that can be written; then repeat"
+)
+"""What to do where the folder cannot be written."""
 
 
 def state_folder() -> Path:
@@ -29,23 +32,6 @@ def state_folder() -> Path:
             "set LOCALTRACE_STATE_DIR to a folder that can be written"
         ) from error
     return folder
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Turn a failure to write a file of the uploader's into an error that says what to do.
-
-    Raises:
-        UploadError: the disk is full, or the folder cannot be written.
-    """
-    try:
-        yield path
-    except OSError as error:
-        raise UploadError(
-            f"cannot write {path}: {error.strerror or error}; free space there, or set "
-            "LOCALTRACE_STATE_DIR to a folder that can be written; then repeat the upload, which "
-            "sends nothing twice"
-        ) from error
 
 
 def receipts_folder() -> Path:

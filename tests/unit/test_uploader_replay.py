@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localtrace.errors import TargetRejected, TargetUnavailable, UploadError
+from localtrace.errors import StoreBusy, TargetRejected, TargetUnavailable, UploadError
 from localtrace.read.store import Store
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run, Trajectory
@@ -365,7 +365,7 @@ def test_two_uploads_to_one_target_do_not_run_at_once(tmp_path) -> None:
         closing(Ledger(tmp_path)) as second,
         first.claim("memory:"),
     ):
-        with pytest.raises(UploadError, match=r"upload to memory: .*: wait"):
+        with pytest.raises(StoreBusy, match=r"upload to memory: .*: wait"):
             second.claim("memory:").__enter__()
         with second.claim("elsewhere:"):
             pass

@@ -11,11 +11,13 @@ from click.testing import CliRunner
 
 import localtrace
 from localtrace.cli import main
-from localtrace.errors import UploadError
+from localtrace.errors import LocalTraceError, UploadError
+from localtrace.uploader import upload
 from localtrace.uploader.ledger import Ledger, State
-from localtrace.uploader.state import writing
+from localtrace.uploader.selection import Selection
 from localtrace.uploader.targets import Entry, Place
 from tests.crash.disks import fill, mounted
+from tests.hostile.servers import serving
 
 ENTRY = Entry(Place("memory:", "e", "r"), "t" * 32, "remote", "digest", 1)
 
@@ -30,18 +32,29 @@ def test_a_full_disk_names_the_folder_and_the_remedy_and_loses_nothing(small_dis
     with closing(Ledger(small_disk)) as ledger:
         ledger.mark([ENTRY], State.ACCEPTED)
         fill(small_disk / "checkpoint")
-        with pytest.raises(UploadError, match=r"disk/ledger\.sqlite.*/disk,.*LOCALTRACE_STATE_DIR"):
+        with pytest.raises(
+            UploadError, match=r"disk/ledger\.sqlite.*free space.*LOCALTRACE_STATE_DIR"
+        ):
             ledger.mark([ENTRY] * 5000, State.SENT)
         (small_disk / "checkpoint").unlink()
         assert ledger.known("memory:", ["t" * 32])["t" * 32].holds(ENTRY)
 
 
-def test_a_receipt_that_cannot_be_written_says_that_nothing_is_sent_twice(tmp_path: Path) -> None:
+def test_a_receipt_that_cannot_be_written_says_that_nothing_is_sent_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path))
+    (tmp_path / "receipts").write_bytes(b"a file in the place of the folder")
+    localtrace.init(tmp_path / "store", project="p", min_free_bytes=0, seal=False)
+    with localtrace.trajectory(step=0):
+        pass
+    localtrace.close()
     with (
-        pytest.raises(UploadError, match=r"/receipts\b.*LOCALTRACE_STATE_DIR.*\btwice\b"),
-        writing(tmp_path / "receipts") as folder,
+        serving(lambda request: request.reply(200, {}, b"")) as uri,
+        localtrace.open_store(tmp_path / "store") as store,
+        pytest.raises(LocalTraceError, match=r"/receipts\b.*LOCALTRACE_STATE_DIR.*\btwice\b"),
     ):
-        (folder / "one.json").write_bytes(b"")
+        upload(store, Selection(), uri, kind="otlp")
 
 
 @pytest.mark.parametrize("content", [b"no database" * 1000, b"SQLite format 3\0" + b"x" * 9000])

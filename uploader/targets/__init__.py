@@ -8,14 +8,17 @@ and lives outside this folder: the ledger, batches, retries, bad records, receip
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from localtrace.errors import ConfigError, MissingDependency
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.transcripts import Transcript
+
+T = TypeVar("T")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -216,6 +219,22 @@ class MetricsTarget(Target):
         Returns:
             The number that it holds with these values, and remarks on the others.
         """
+
+
+def in_batches(
+    items: Iterable[T], size_of: Callable[[T], int], count_max: int, size_max: int
+) -> Iterator[list[T]]:
+    """Divide items, in their order, into batches of limited number and size."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        if batch and (len(batch) == count_max or size + size_of(item) > size_max):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += size_of(item)
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import msgspec
 
 from localtrace.types import Run
 from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Metric, otlp_values
+from localtrace.uploader.targets import Metric, in_batches, otlp_values
 from localtrace.uploader.targets.http import HttpSession, Refused
 
 RUN_KEY_TAG = "localtrace.run_key"
@@ -29,7 +29,7 @@ MADE_AT_TAG = "localtrace.made_at_ns"
 NAME_MAX_CHARS = 250
 METRICS_MAX = 1000
 """Most metrics in a request; and 100 parameters."""
-BATCH_MAX_BYTES = 900_000
+BATCH_MAX_BYTES = 890_000
 """Largest body of a request; MLflow refuses more than a million bytes."""
 PAGE_MAX = 10_000
 PARAMETERS_MAX = 5000
@@ -260,20 +260,7 @@ def _log_batches(
     http: HttpSession, run_id: str, field: str, items: Iterable[object], at_most: int
 ) -> None:
     """Send metrics or parameters in requests of a size that MLflow takes."""
-    for batch in _batches(map(json.dumps, items), at_most):
+    for batch in in_batches(map(json.dumps, items), len, at_most, BATCH_MAX_BYTES):
         body = f'{{"run_id": {json.dumps(run_id)}, "{field}": [{",".join(batch)}]}}'
         headers = {"content-type": "application/json"}
         http.call("POST", f"{_RUNS}/log-batch", content=body, headers=headers)
-
-
-def _batches(texts: Iterable[str], at_most: int) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size_bytes = 0
-    for text in texts:
-        if batch and (len(batch) == at_most or size_bytes + len(text) > BATCH_MAX_BYTES):
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(text)
-        size_bytes += len(text) + 1
-    if batch:
-        yield batch

@@ -9,7 +9,7 @@ calls by id and leaves out those that are there, even within one trajectory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from threading import Lock
@@ -19,7 +19,7 @@ import msgspec
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.targets import Entry, Place, Record, Target
+from localtrace.uploader.targets import Entry, Place, Record, Target, in_batches
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain, printable
 from localtrace.uploader.targets.wandb import (
     PUBLIC_URL,
@@ -255,7 +255,8 @@ class WeaveTarget(Target):
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
         sent_bytes = dict.fromkeys((record.entry.trace_id for record in records), 0)
-        for request in _requests(list(self._missing(records))):
+        missing = list(self._missing(records))
+        for request in in_batches(missing, _size, CALLS_MAX, REQUEST_MAX_BYTES):
             body = b'{"batch":[' + b",".join(part for _, part in request) + b"]}"
             try:
                 self._http.call("POST", path, content=body, headers=JSON)
@@ -328,15 +329,5 @@ class WeaveTarget(Target):
         return UploadError(f"{self.uri} refused: {refused}; {remedy}{self._doubt}")
 
 
-def _requests(parts: Iterable[tuple[Entry, bytes]]) -> Iterator[list[tuple[Entry, bytes]]]:
-    """Divide calls into requests within the service's limits, in their order."""
-    request: list[tuple[Entry, bytes]] = []
-    size_bytes = 0
-    for entry, part in parts:
-        if request and (len(request) == CALLS_MAX or size_bytes + len(part) > REQUEST_MAX_BYTES):
-            yield request
-            request, size_bytes = [], 0
-        request.append((entry, part))
-        size_bytes += len(part)
-    if request:
-        yield request
+def _size(call: tuple[Entry, bytes]) -> int:
+    return len(call[1])

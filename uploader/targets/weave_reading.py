@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from localtrace.errors import UploadError
-from localtrace.uploader.targets import Entry, Place
+from localtrace.uploader.targets import Entry, Place, in_batches
 from localtrace.uploader.targets.http import HttpSession, Refused
 
 IDS_MAX = 1000
@@ -20,7 +20,6 @@ ANSWER_MAX_CALLS = 40_000
 ROOTS_MAX = 100
 """Most roots in one answer, which has their attributes; these may be long."""
 _QUERY = "/calls/stream_query"
-_NEWEST = {"latest_only": True}
 
 T = TypeVar("T")
 
@@ -71,7 +70,6 @@ class Reading:
         """
         self._http = http
         self._refusal = refusal
-        self._newest: dict[str, Any] = _NEWEST
 
     def is_empty(self, place: Place) -> bool:
         """Return whether the project has no call at all."""
@@ -132,33 +130,14 @@ class Reading:
         return self._calls(place, Root, ["id", "attributes"], filter=roots, query=query, **limit)
 
     def _calls(self, place: Place, kind: type[T], columns: list[str], **query: Any) -> list[T]:
-        query |= {"project_id": place.experiment, "columns": columns}
+        query |= {"project_id": place.experiment, "columns": columns, "latest_only": True}
         with self._listing(place):
-            return self._query(kind, query)
-
-    def _query(self, kind: type[T], query: dict[str, Any]) -> list[T]:
-        newest = self._newest
-        try:
-            return self._http.ask_lines(kind, "POST", _QUERY, json={**query, **newest})
-        except Refused as error:
-            if error.status != 422 or not newest:
-                raise
-        self._newest = {}  # an older server; calls that it shows twice do no harm here
-        return self._query(kind, query)
+            return self._http.ask_lines(kind, "POST", _QUERY, json=query)
 
 
 def askable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     """Yield the entries in parts, each for one answer."""
-    part: list[Entry] = []
-    count = 0
-    for entry in entries:
-        if part and (len(part) == IDS_MAX or count + entry.span_count > ANSWER_MAX_CALLS):
-            yield part
-            part, count = [], 0
-        part.append(entry)
-        count += entry.span_count
-    if part:
-        yield part
+    return in_batches(entries, lambda entry: entry.span_count, IDS_MAX, ANSWER_MAX_CALLS)
 
 
 def _traces(entries: Sequence[Entry]) -> dict[str, list[str]]:
