@@ -115,11 +115,18 @@ class SelectedRows:
             if row[name] is not None:
                 row[name] = self._redaction.text(row[name])
         for name in _RUN_JSON:
-            if row[name] is not None:
-                value = _parsed(row, name)
-                safe = self._redaction.value(value)
-                if safe is not value:
-                    row[name] = to_json(safe)
+            if row[name] is None:
+                continue
+            try:
+                value = parse_json(row[name])
+            except ValueError as error:
+                raise StoreError(
+                    f"the {name} of run {row['run_id']} cannot be read, so it cannot be searched "
+                    f"for keys ({error}): leave that run out"
+                ) from None
+            safe = self._redaction.value(value)
+            if safe is not value:
+                row[name] = to_json(safe)
         return row
 
     def batches(self) -> Iterator[Batch]:
@@ -153,16 +160,6 @@ class SelectedRows:
     ) -> pa.Table:
         query = f"select * {replaced} from stored.{name} where {condition}"
         return _ordered(self._store.own_sql(query, params).to_arrow(), TABLES[name])
-
-
-def _parsed(row: Row, name: str) -> Any:
-    try:
-        return parse_json(row[name])
-    except ValueError as error:
-        raise StoreError(
-            f"the {name} of run {row['run_id']} cannot be read, so it cannot be searched for keys "
-            f"({error}): leave that run out"
-        ) from None
 
 
 def _ordered(rows: pa.Table, table: TableSchema) -> pa.Table:

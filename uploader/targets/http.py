@@ -126,7 +126,6 @@ class HttpSession:
         )
         self._sockets: WeakSet[socket.socket] = WeakSet()
         self._lock = Lock()
-        self._is_closed = False
         try:
             self._client = httpx.Client(
                 # Without the login, which httpx would write into its log.
@@ -239,9 +238,10 @@ class HttpSession:
     def close(self) -> None:
         """Close all connections, also those on which other threads wait for an answer."""
         with self._lock:
-            self._is_closed = True
             for opened in self._sockets:
-                _shut_down(opened)
+                with suppress(OSError):
+                    # The method of TLS sockets would discard TLS state that another thread uses.
+                    socket.socket.shutdown(opened, socket.SHUT_RDWR)
         self._client.close()
 
     def _note_socket(self, event: str, info: Mapping[str, Any]) -> None:
@@ -250,20 +250,12 @@ class HttpSession:
             opened = info["return_value"].get_extra_info("socket")
             with self._lock:
                 self._sockets.add(opened)
-                if self._is_closed:
-                    _shut_down(opened)
 
     def _blotted(self, body: bytes) -> bytes:
         # Of the same length, so that Protocol Buffers stay valid.
         for form in self._secrets:
             body = body.replace(form, b"*" * len(form))
         return body
-
-
-def _shut_down(opened: socket.socket) -> None:
-    with suppress(OSError):
-        # The method of TLS sockets would discard TLS state that another thread uses.
-        socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 def _read(response: httpx.Response) -> bytes:

@@ -15,7 +15,7 @@ from itertools import chain
 from urllib.parse import unquote
 
 import httpx
-import msgspec
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
@@ -157,10 +157,8 @@ class OtlpTarget(Target):
             remedy = f"set its key, as in {headers}=authorization=Bearer%20KEY"
         elif refused.status == 422 and "x-mlflow-experiment-id" in str(refused):
             remedy = f"set {headers}=x-mlflow-experiment-id=ID"
-        elif refused.status in (404, 405) or 300 <= refused.status < 400:
+        elif refused.status in (404, 405):
             remedy = f"correct the uri (most servers take traces at {ROUTE}), or {headers}"
-        elif refused.status == 415:
-            remedy = "give an endpoint that takes OTLP over HTTP as Protocol Buffers"
         else:
             return None
         return UploadError(f"{self.uri} refused: {refused}; {remedy}")
@@ -220,25 +218,17 @@ def _compresses() -> bool:
     return named == "gzip"
 
 
-class _PartialSuccess(msgspec.Struct, rename="camel", frozen=True):
-    rejected_spans: int | str = 0
-    error_message: str = ""
-
-
-class _JsonAnswer(msgspec.Struct, rename="camel"):
-    partial_success: _PartialSuccess = _PartialSuccess()
-
-
 def _partial_success(body: bytes) -> tuple[int, str]:
     """Return the number of spans that an answer says were refused, and the reason.
 
     Some endpoints answer in JSON. Others answer with a word, which means that they took everything.
     """
+    answer = ExportTraceServiceResponse()
     try:
         if body.startswith(b"{"):
-            found = msgspec.json.decode(body, type=_JsonAnswer).partial_success
-            return int(found.rejected_spans), found.error_message
-        said = ExportTraceServiceResponse.FromString(body).partial_success
-        return said.rejected_spans, said.error_message
+            json_format.Parse(body, answer, ignore_unknown_fields=True)
+        else:
+            answer.ParseFromString(body)
     except Exception:  # Protocol Buffers raises errors of a type that cannot be imported
         return 0, ""
+    return answer.partial_success.rejected_spans, answer.partial_success.error_message
