@@ -376,15 +376,6 @@ def test_after_a_lost_answer_the_target_knows_what_is_there(
     assert_each_call_was_sent_once(failing_weave, place, found)
 
 
-def test_a_server_that_does_not_know_the_newest_rows_is_asked_without_them(
-    failing_weave: WeaveServer, target: WeaveTarget, place: Place
-) -> None:
-    found = records(target, place, many(1, 1))
-    target.send(found)
-    failing_weave.fault(422, path="/calls/stream_query", containing="latest_only")
-    assert target.verify(entries(found)) == all_ids(found)
-
-
 def test_a_refusal_to_list_calls_gives_up_no_record(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
