@@ -131,6 +131,13 @@ def one_store(paths: Sequence[Path]) -> Path:
     return paths[0]
 
 
+timeout_option = click.option(
+    "--timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Stop after this many seconds.",
+)
 format_option = click.option(
     "--format",
     "form",

@@ -131,11 +131,11 @@ def _retention(rules: dict[str, str | bool | None]) -> Retention:
 
 def _choose(layout: StoreLayout, retention: Retention, filters: Filters, form: str) -> Choice:
     """Choose what to prune, and print it."""
-    from localtrace.cli.open_with_progress import open_with_bar
     from localtrace.cli.output import print_table
     from localtrace.maintain.prunable import CHOOSING_LIMITS, choose
+    from localtrace.read.store import open_store
 
-    with open_with_bar([layout.root], CHOOSING_LIMITS.timeout_s) as store:
+    with open_store(layout.root, timeout_s=CHOOSING_LIMITS.timeout_s) as store:
         choice = choose(store, layout, retention, filters)
     if choice.groups or form != "table":
         print_table(choice.by_step(), form)

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.cli.open_with_progress import open_with_bar, timeout_option
-from localtrace.cli.options import FILTERS_HELP, complete_filter, format_option, store_option
+from localtrace.cli.options import (
+    FILTERS_HELP,
+    complete_filter,
+    format_option,
+    store_option,
+    timeout_option,
+)
 from localtrace.printing import say
 
 if TYPE_CHECKING:
@@ -56,6 +61,7 @@ def command(
     from localtrace.cli.plot import print_plot
     from localtrace.read.named_queries import find_query
     from localtrace.read.run_names import run_names
+    from localtrace.read.store import open_store
 
     if plot and form != "table":
         raise click.UsageError("--plot and --format exclude each other: choose one")
@@ -71,7 +77,7 @@ def command(
     if plot and query.plot is None:
         raise click.UsageError(f"the query {name} has no comment -- plot: leave out --plot")
     own, filters = query.parse(words)
-    with open_with_bar(store_paths, timeout_s) as store:
+    with open_store(*store_paths, timeout_s=timeout_s) as store:
         rows = store.query(name, folders=folders, filters=filters, **own).to_arrow()
         if not len(rows):
             say(f"no rows: {why_nothing(store, filters)}", err=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from localtrace.cli.open_with_progress import open_with_bar, timeout_option
-from localtrace.cli.options import format_option, store_option
+from localtrace.cli.options import format_option, store_option, timeout_option
 
 
 @click.command()
@@ -23,7 +22,8 @@ def command(sql: str, store_paths: tuple[Path, ...], form: str, timeout_s: float
     FROM whole_messages('TRACE_ID') give the whole prompts and messages of one trajectory.
     """
     from localtrace.cli.output import print_table
+    from localtrace.read.store import open_store
 
-    with open_with_bar(store_paths, timeout_s) as store:
+    with open_store(*store_paths, timeout_s=timeout_s) as store:
         rows = store.sql(sql).to_arrow()
     print_table(rows, form)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localtrace.cli.open_with_progress import open_with_bar
 from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option, store_option
 
 if TYPE_CHECKING:
@@ -56,10 +55,11 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
     from localtrace.cli.no_match import say_nothing_matches
     from localtrace.cli.output import print_table
     from localtrace.cli.progress import print_notes
+    from localtrace.read.store import open_store
     from localtrace.store.journal.folders import find_journal_folders
     from localtrace.store.sources import find_stores
 
-    with open_with_bar(store_paths) as store:
+    with open_store(*store_paths) as store:
         summary = _summary(store, filters)
         rows = [*summary, *_tables(store), *_unreadable(store), *_lost(store)]
         if filters.terms and not summary:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from localtrace.cli.open_with_progress import timeout_option
-from localtrace.cli.options import store_option
+from localtrace.cli.options import store_option, timeout_option
 from localtrace.errors import ConfigError, MissingDependency
 from localtrace.printing import say
 

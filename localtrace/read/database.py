@@ -103,13 +103,8 @@ class Database:
             self.connection.register(name, rows)
 
     def _lock(self, memory_max_bytes: int, folder: str) -> None:
-        import duckdb
 
         files = [path for snapshot in chain(*self._stores) for path in snapshot.paths()]
-        # For query_progress(). DuckDB refuses it in Jupyter where ipywidgets is not installed.
-        with suppress(duckdb.Error):
-            self.connection.execute("set enable_progress_bar = true")
-            self.connection.execute("set enable_progress_bar_print = false")
         for setting in (
             f"temp_directory = {text_literal(folder)}",
             f"max_temp_directory_size = '{_SPILL_MAX_BYTES}B'",

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-OnProgress = Callable[[float | None], None]
-"""A function that is told now and then the share of a query that is done, 0 to 1; None: unknown."""
-
 NO_MEMORY = (
     "the query needs more memory than there is for it: narrow it down, to a step or a "
     "run for example, or select fewer columns"
@@ -59,7 +56,6 @@ class Limits:
         self,
         work: Callable[[], pa.Table],
         connection: duckdb.DuckDBPyConnection,
-        on_progress: OnProgress | None,
         unwanted: threading.Event,
     ) -> pa.Table:
         """Call `work` in another thread, and stop its query when its time is over.
@@ -67,7 +63,6 @@ class Limits:
         Args:
             work: runs a query in the connection, and returns its rows.
             connection: is interrupted.
-            on_progress: told how far the query is.
             unwanted: set when nobody waits for the query any more, which stops it too.
 
         Raises:
@@ -83,9 +78,6 @@ class Limits:
                     stopped = self.too_long
                 if stopped:
                     connection.interrupt()  # each time: between two statements it is lost
-                elif on_progress is not None:
-                    share = connection.query_progress()
-                    on_progress(share / 100 if share >= 0 else None)
             return rows.result()
         except MemoryError:
             raise QueryError(NO_MEMORY) from None

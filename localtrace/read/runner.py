@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from localtrace.errors import QueryError, StoreError
 from localtrace.read import sandbox
 from localtrace.read.database import Database, PieceOf
-from localtrace.read.query_limits import BATCH_ROWS, NO_MEMORY, NOBODY_WAITS, Limits, OnProgress
+from localtrace.read.query_limits import BATCH_ROWS, NO_MEMORY, NOBODY_WAITS, Limits
 from localtrace.read.sql_errors import one_line
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.snapshot import Copies, Snapshot
@@ -39,7 +39,6 @@ class QueryRunner:
         layouts: the folders of the stores.
         piece_of: the text of a token by run id and token id; see `Database`.
         limits: the time and memory of one query; the default ones when not given.
-        on_progress: told how far a query is.
         folder: for temporary files; one of its own when not given.
     """
 
@@ -49,14 +48,12 @@ class QueryRunner:
         layouts: Sequence[StoreLayout],
         piece_of: PieceOf,
         limits: Limits | None,
-        on_progress: OnProgress | None,
         folder: str | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self._look = look
         self._layouts = layouts
         self._piece_of = piece_of
-        self._on_progress = on_progress
         self._folder = folder
         self._sandbox = sandbox.sandbox
         self._unwanted = threading.Event()
@@ -84,7 +81,6 @@ class QueryRunner:
         """
         guest = copy(self)
         guest._database = self.database().share()
-        guest._on_progress = None
         guest._unwanted = threading.Event()
         return guest
 
@@ -160,7 +156,7 @@ class QueryRunner:
         if self._unwanted.is_set():
             raise QueryError(NOBODY_WAITS)
         if self._sandbox is not None and not is_own:
-            return self._sandbox.run(self._offer, sql, params, self._on_progress, self._unwanted)
+            return self._sandbox.run(self._offer, sql, params, self._unwanted)
         from localtrace.read.read_only import check_read_only  # it imports DuckDB
 
         own = self.database()
@@ -178,7 +174,7 @@ class QueryRunner:
             finally:
                 own.connection.execute("rollback")
 
-        return self.limits.run(work, own.connection, self._on_progress, self._unwanted)
+        return self.limits.run(work, own.connection, self._unwanted)
 
     def _is_damage(self, error: Exception) -> bool:
         """Return whether an error tells of the content of a file, and not of SQL or of rights."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryCrashed, QueryError, StoreError
 from localtrace.read.database import SpillFolder
-from localtrace.read.query_limits import LOOK_INTERVAL_S, NOBODY_WAITS, Limits, OnProgress
+from localtrace.read.query_limits import LOOK_INTERVAL_S, NOBODY_WAITS, Limits
 from localtrace.store.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class Sandbox:
         offer: Offer,
         sql: str,
         params: object,
-        on_progress: OnProgress | None,
         unwanted: threading.Event,
     ) -> pa.Table:
         """Run one SELECT in a child, and return its rows.
@@ -77,7 +76,6 @@ class Sandbox:
             offer: the snapshots to read.
             sql: the text.
             params: its parameters.
-            on_progress: told how far the query is.
             unwanted: set when nobody waits for the query any more, which stops it.
 
         Raises:
@@ -94,7 +92,7 @@ class Sandbox:
                 child.close()
                 child = _Child()
             try:
-                return child.run(offer, sql, params, on_progress, unwanted)
+                return child.run(offer, sql, params, unwanted)
             finally:
                 if child.is_idle:
                     self._idle.append(child)
@@ -145,7 +143,6 @@ class _Child:
         offer: Offer,
         sql: str,
         params: object,
-        on_progress: OnProgress | None,
         unwanted: threading.Event,
     ) -> pa.Table:
         import pyarrow as pa
@@ -173,8 +170,6 @@ class _Child:
                     raise (StoreError if note["is_damage"] else QueryError)(note["failed"])
                 if not has_begun:
                     has_begun, end_s = True, time.monotonic() + offer.limits.timeout_s + _GRACE_S
-                if on_progress is not None:
-                    on_progress(note["share"])
         except (EOFError, ConnectionError):
             raise QueryCrashed(_how_it_ended(self._process)) from None
         return pa.concat_tables(tables)

@@ -12,7 +12,6 @@ import resource
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -81,20 +80,14 @@ def _receive(pipe: Connection, requests: SimpleQueue[_Request]) -> None:
 def _runner_over(pipe: Connection, offer: Offer, folder: str) -> QueryRunner:
     runner = QueryRunner(
         lambda: offer.stores, offer.layouts, RunTokenizers(*offer.layouts).piece, offer.limits,
-        partial(_note, pipe), folder,
+        folder,
     )  # fmt: skip
     _limit_memory(offer.limits)
     return runner
 
 
-def _note(
-    pipe: Connection,
-    share: float | None = None,
-    done: bool = False,
-    failed: str = "",
-    is_damage: bool = False,
-) -> None:
-    note = {"share": share, "done": done, "failed": failed, "is_damage": is_damage}
+def _note(pipe: Connection, done: bool = False, failed: str = "", is_damage: bool = False) -> None:
+    note = {"done": done, "failed": failed, "is_damage": is_damage}
     pipe.send_bytes(json.dumps(note).encode())
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from localtrace.errors import QueryError, unknown
 from localtrace.read.filter_registry import FilterValues
 from localtrace.read.filters import Filters
-from localtrace.read.query_limits import Limits, OnProgress
+from localtrace.read.query_limits import Limits
 from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
 from localtrace.read.runner import TRIES, Params, QueryRunner
@@ -58,11 +58,10 @@ class Store(QueryRunner):
         layouts: Sequence[StoreLayout],
         look: Callable[[], Sequence[Copies]],
         limits: Limits | None = None,
-        on_progress: OnProgress | None = None,
     ) -> None:
         self.tokenizers = RunTokenizers(*layouts)
         """The tokenizers that the store keeps for runs."""
-        super().__init__(look, layouts, self.tokenizers.piece, limits, on_progress)
+        super().__init__(look, layouts, self.tokenizers.piece, limits)
 
     def __repr__(self) -> str:
         """Return the place and the content of the store in one line; never raise."""
@@ -289,7 +288,6 @@ def open_store(
     path: str | Path,
     *more_paths: str | Path,
     timeout_s: float | None = None,
-    on_progress: OnProgress | None = None,
 ) -> Store:
     """Open a store for reading, or several as one.
 
@@ -302,8 +300,6 @@ def open_store(
             `/shared/*/localtrace`.
         more_paths: more folders or patterns.
         timeout_s: seconds that one query may run, 300 when not given.
-        on_progress: called during queries from another thread with the share that is done, 0 to 1,
-            or None where that is unknown.
 
     Raises:
         StoreNotFound: a path, or every folder that matches a pattern, holds no store.
@@ -313,4 +309,4 @@ def open_store(
     layouts = find_stores([path, *more_paths])
     stores = of_each_store(layouts)
     limits = Limits() if timeout_s is None else Limits(timeout_s)
-    return Store(layouts, lambda: [take_snapshots(one) for one in stores], limits, on_progress)
+    return Store(layouts, lambda: [take_snapshots(one) for one in stores], limits)

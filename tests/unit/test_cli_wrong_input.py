@@ -115,13 +115,3 @@ def test_a_result_that_would_fill_the_memory_is_refused(store: Path) -> None:
         with pytest.raises(QueryError, match=r"larger .*0\.01 GB: .*LIMIT"):
             opened.sql("from range(1000000000000)")
         assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]
-
-
-def test_progress_is_told_while_a_query_runs(store: Path) -> None:
-    told: list[float | None] = []
-    with (
-        open_store(store, timeout_s=1, on_progress=told.append) as opened,
-        pytest.raises(QueryError),
-    ):
-        opened.sql(ENDLESS)
-    assert told
