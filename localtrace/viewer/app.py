@@ -18,9 +18,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from localtrace.errors import LocalTraceError, NotFound, NothingRecorded
-from localtrace.viewer.asked import Asked
 from localtrace.viewer.labelling import PATH, label_route, who_labels
 from localtrace.viewer.page import Page, told
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages import PAGES
 from localtrace.viewer.rendering import HERE, as_json, render
 from localtrace.viewer.shared_store import SharedStore
@@ -62,8 +62,10 @@ def _answering(
         try:
             with shared.reading() as (store, moment):
                 asker.waits_for(store)
-                asked = Asked(store, request.path_params, request.query_params, moment.kept)
-                facts = page.read(asked)
+                page_request = PageRequest(
+                    store, request.path_params, request.query_params, moment.kept
+                )
+                facts = page.read(page_request)
         except (LocalTraceError, OSError) as error:
             return _refused(request, error)
         if "go" in facts and not is_json:
@@ -73,7 +75,7 @@ def _answering(
             return Response(facts["file"]["data"], 200, name, facts["file"]["media_type"])
         if is_json:
             return Response(as_json(facts), media_type="application/json")
-        return _html(request, render(page.template, page=facts, **_around(request, asked)))
+        return _html(request, render(page.template, page=facts, **_around(request, page_request)))
 
     async def respond(request: Request) -> Response:
         asker = _Asker()
@@ -111,14 +113,14 @@ class _Asker:
                 self._store.stop()
 
 
-def _around(request: Request, asked: Asked) -> dict[str, object]:
+def _around(request: Request, page_request: PageRequest) -> dict[str, object]:
     """Return what the frame of every page needs."""
     path, query = request.url.path, request.url.query
     json_path = f"{'/index' if path == '/' else path}.json" + (f"?{query}" if query else "")
     here = path + (f"?{query}" if query else "")
-    return {"q": asked.values.get("q", "").strip(), "path": path, "here": here,
-            "json_path": json_path, "stores": [str(one) for one in asked.store.paths],
-            "values": asked.values, "who": who_labels(request)}  # fmt: skip
+    return {"q": page_request.values.get("q", "").strip(), "path": path, "here": here,
+            "json_path": json_path, "stores": [str(one) for one in page_request.store.paths],
+            "values": page_request.values, "who": who_labels(request)}  # fmt: skip
 
 
 def _html(request: Request, text: str, status: int = 200) -> Response:

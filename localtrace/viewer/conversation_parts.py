@@ -14,9 +14,10 @@ import msgspec
 
 from localtrace.read.turns import as_text
 from localtrace.types import Trajectory
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import part, url
 from localtrace.viewer.conversation import SEARCHED, TEXT_MAX, Block, blocks_of, cut_block
 from localtrace.viewer.page import Facts
+from localtrace.viewer.page_request import PageRequest
 
 _SHOWN = 60
 _BEFORE = 10
@@ -34,21 +35,21 @@ class Hit(NamedTuple):
     end: int
 
 
-def conversation_facts(asked: Asked, trajectory: Trajectory) -> Facts:
+def conversation_facts(request: PageRequest, trajectory: Trajectory) -> Facts:
     """Return the parts that the address asks for, where the others are, and what was found.
 
     Of the address, `find` is the text, `hit` the number of the hit to show, `call` the call whose
     parts are shown, and `from` the first part. `mark` is a text to find in this rollout alone.
     """
-    parts = _every_part(asked, trajectory)
-    find = asked.values.get("find") or asked.values.get("mark") or ""
-    hits = _hits(asked, trajectory, parts, find)
-    place = _place(trajectory, parts, asked.values.get("call"))
-    number = _number(asked, hits, place)
+    parts = _every_part(request, trajectory)
+    find = request.values.get("find") or request.values.get("mark") or ""
+    hits = _hits(request, trajectory, parts, find)
+    place = _place(trajectory, parts, request.values.get("call"))
+    number = _number(request, hits, place)
     here = None if number is None else hits[number]
     start = max(0, (here.part if here else place or 0) - _BEFORE)
-    if "from" in asked.values:
-        start = min(asked.number("from", 0), max(0, len(parts) - 1))
+    if "from" in request.values:
+        start = min(request.number("from", 0), max(0, len(parts) - 1))
     end = min(start + _SHOWN, len(parts))
     return {
         "blocks": [
@@ -58,24 +59,28 @@ def conversation_facts(asked: Asked, trajectory: Trajectory) -> Facts:
         ],
         "blocks_start": start,
         "blocks_total": len(parts),
-        "earlier_url": _at(asked, trajectory, max(0, start - _SHOWN)) if start else None,
-        "more_url": _at(asked, trajectory, end) if end < len(parts) else None,
-        "find": _found(asked, trajectory, find, hits, number) if find.strip() else None,
+        "earlier_url": _at(request, trajectory, max(0, start - _SHOWN)) if start else None,
+        "more_url": _at(request, trajectory, end) if end < len(parts) else None,
+        "find": _found(request, trajectory, find, hits, number) if find.strip() else None,
     }
 
 
-def _every_part(asked: Asked, trajectory: Trajectory) -> list[Block]:
+def _every_part(request: PageRequest, trajectory: Trajectory) -> list[Block]:
     def make() -> list[Block]:
         return list(blocks_of(trajectory))
 
-    made: list[Block] = asked.kept(("parts", trajectory.trace_id), make)
+    made: list[Block] = request.kept(("parts", trajectory.trace_id), make)
     return made
 
 
-def _hits(asked: Asked, trajectory: Trajectory, parts: Sequence[Block], find: str) -> list[Hit]:
+def _hits(
+    request: PageRequest, trajectory: Trajectory, parts: Sequence[Block], find: str
+) -> list[Hit]:
     if not find.strip():
         return []
-    made: list[Hit] = asked.kept(("find", trajectory.trace_id, find), lambda: hits_in(parts, find))
+    made: list[Hit] = request.kept(
+        ("find", trajectory.trace_id, find), lambda: hits_in(parts, find)
+    )
     return made
 
 
@@ -104,12 +109,12 @@ def _place(trajectory: Trajectory, parts: Sequence[Block], span_id: str | None) 
     return next(own, next(after, None))
 
 
-def _number(asked: Asked, hits: Sequence[Hit], place: int | None) -> int | None:
+def _number(request: PageRequest, hits: Sequence[Hit], place: int | None) -> int | None:
     """Return the place in the list of the hit to show: that of the address, else one at a part."""
     if not hits:
         return None
-    if "hit" in asked.values:
-        return min(max(asked.number("hit", 1), 1), len(hits)) - 1
+    if "hit" in request.values:
+        return min(max(request.number("hit", 1), 1), len(hits)) - 1
     return next((at for at, hit in enumerate(hits) if hit.part >= (place or 0)), 0)
 
 
@@ -129,10 +134,10 @@ def _shown(block: Block, at: int, hits: Sequence[Hit], here: Hit | None) -> Bloc
 
 
 def _found(
-    asked: Asked, trajectory: Trajectory, find: str, hits: Sequence[Hit], number: int | None
+    request: PageRequest, trajectory: Trajectory, find: str, hits: Sequence[Hit], number: int | None
 ) -> Facts:
     def address(to: int) -> str:
-        return f"{_address(asked, trajectory, find=find, hit=to % len(hits) + 1)}#here"
+        return f"{_address(request, trajectory, find=find, hit=to % len(hits) + 1)}#here"
 
     return {
         "text": find,
@@ -163,11 +168,11 @@ def _calls_with(trajectory: Trajectory, find: str) -> list[Facts]:
     return [one for one, _ in zip(holding(), range(_CALLS_MAX), strict=False)]
 
 
-def _at(asked: Asked, trajectory: Trajectory, start: int) -> str:
-    find, hit = asked.values.get("find"), asked.values.get("hit")
-    return f"{_address(asked, trajectory, find=find, hit=hit, **{'from': start})}#part-{start}"
+def _at(request: PageRequest, trajectory: Trajectory, start: int) -> str:
+    find, hit = request.values.get("find"), request.values.get("hit")
+    return f"{_address(request, trajectory, find=find, hit=hit, **{'from': start})}#part-{start}"
 
 
-def _address(asked: Asked, trajectory: Trajectory, **values: Any) -> str:
+def _address(request: PageRequest, trajectory: Trajectory, **values: Any) -> str:
     path = f"/trajectory/{part(trajectory.trace_id)}"
-    return url(path, q=asked.q, sort=asked.values.get("sort"), **values)
+    return url(path, q=request.q, sort=request.values.get("sort"), **values)

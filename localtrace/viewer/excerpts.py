@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from localtrace.read.excerpts import Excerpt, read_excerpts
-from localtrace.viewer.asked import Asked
+from localtrace.viewer.page_request import PageRequest
 
 PROMPT_MAX, ANSWER_MAX = 4_000, 2_000
 """The characters of a prompt and of an answer that lists hold."""
 
 
-def excerpts_of(asked: Asked, steps: Mapping[str, int | None]) -> dict[str, Excerpt]:
+def excerpts_of(request: PageRequest, steps: Mapping[str, int | None]) -> dict[str, Excerpt]:
     """Return the prompt and the last answer of each trajectory, by trace id.
 
     Args:
-        asked: the request.
+        request: the request.
         steps: the step of each trajectory, by trace id.
     """
-    found = read_excerpts(asked.table, asked.store.decode, steps)
+    found = read_excerpts(request.table, request.store.decode, steps)
     return {trace_id: found.get(trace_id, Excerpt(None, None)) for trace_id in steps}
 
 
-def with_texts(asked: Asked, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_texts(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with the columns `prompt` and `answer`, by their `trace_id` and `step`."""
-    found = excerpts_of(asked, {row["trace_id"]: row["step"] for row in rows})
+    found = excerpts_of(request, {row["trace_id"]: row["step"] for row in rows})
     return [
         row
         | {

@@ -98,8 +98,8 @@ class Guard:
 
     def _entered(self, request: Request) -> Response:
         # Not a redirect: after a link on another site, it would be followed without the cookie.
-        asked = parse_qs(request.url.query, keep_blank_values=True)
-        rest = {name: values for name, values in asked.items() if name != TOKEN}
+        values = parse_qs(request.url.query, keep_blank_values=True)
+        rest = {name: texts for name, texts in values.items() if name != TOKEN}
         query = urlencode(rest, doseq=True)
         # One slash at the front, as two would name another host.
         path = "/" + request.url.path.lstrip("/") + (f"?{query}" if query else "")

@@ -17,9 +17,9 @@ import msgspec
 from localtrace.errors import QueryError
 from localtrace.read.step_ranges import ROWS_MIN, step_slices
 from localtrace.read.trajectories import listed_ids, listed_steps
-from localtrace.viewer.asked import Asked
 from localtrace.viewer.listing import Listing
 from localtrace.viewer.page import with_values
+from localtrace.viewer.page_request import PageRequest
 
 KINDS = {"text": "text", "regex": "regular expression", "ids": "token ids"}
 """Kinds of searches, by the name in the address."""
@@ -109,16 +109,16 @@ class Search:
         condition = with_values(f"{turns}({found})", self.params())
         return f"where=trace_id in (select trace_id from stored.spans where {condition})"
 
-    def rate_sql(self, asked: Asked, steps: str = "true", first: str = "") -> str:
+    def rate_sql(self, request: PageRequest, steps: str = "true", first: str = "") -> str:
         """Return SQL that counts the rollouts with a hit, by run and step.
 
         Args:
-            asked: the request, whose filters choose the rollouts.
+            request: the request, whose filters choose the rollouts.
             steps: a condition on `step`.
             first: further columns.
         """
         return _RATE_SQL.format(
-            relation=asked.filters.relation("reward"), condition=asked.condition,
+            relation=request.filters.relation("reward"), condition=request.condition,
             hit=self._hit("text", "needle"), source=self._source(), steps=steps, first=first,
         )  # fmt: skip
 
@@ -205,40 +205,40 @@ def ids_of(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def count_hits(asked: Asked, search: Search) -> Counted:
+def count_hits(request: PageRequest, search: Search) -> Counted:
     """Count the rollouts with a hit, from the last step to the first, while there is time.
 
     Raises:
         QueryError: what to find cannot be searched for.
     """
-    params = {**asked.params, **search.params()}
+    params = {**request.params, **search.params()}
 
     def make() -> Counted:
         begun_s = time.monotonic()
         counts = sorted(
-            Listing(asked).counts.items(), key=lambda one: (one[0] is None, one[0] or 0)
+            Listing(request).counts.items(), key=lambda one: (one[0] is None, one[0] or 0)
         )
         slices = step_slices(counts, _SLICE_ROWS)
         rows: list[dict[str, Any]] = []
         while slices:
-            sql = search.rate_sql(asked, slices.pop(), _FIRST)
-            rows += asked.rows(sql, _named(sql, params))
+            sql = search.rate_sql(request, slices.pop(), _FIRST)
+            rows += request.rows(sql, _named(sql, params))
             known = [row["step"] for row in rows if row["step"] is not None]
             if slices and known and time.monotonic() - begun_s > _TIME_S:
                 return Counted(rows, f"step<{min(known)}")
         return Counted(rows, None)
 
-    made: Counted = asked.kept(("hits", asked.q, search), make)
+    made: Counted = request.kept(("hits", request.q, search), make)
     return made
 
 
 def snippets(
-    asked: Asked, search: Search, steps: Mapping[str, int | None]
+    request: PageRequest, search: Search, steps: Mapping[str, int | None]
 ) -> dict[str, dict[str, Any]]:
     """Return the first hit of each rollout, by trace id.
 
     Args:
-        asked: the request.
+        request: the request.
         search: what to find.
         steps: the step of each rollout, by trace id.
     """
@@ -246,17 +246,19 @@ def snippets(
         return {}
     ids, params = listed_ids(steps)
     sql = search.snippet_sql(ids, listed_steps(steps.values()))
-    rows = asked.rows(sql, _named(sql, {**search.params(), **params}))
+    rows = request.rows(sql, _named(sql, {**search.params(), **params}))
     return {row["trace_id"]: row for row in rows}
 
 
-def decoded(asked: Asked, run_id: str, snippet: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def decoded(
+    request: PageRequest, run_id: str, snippet: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
     """Return a snippet of token ids as text, and whether it is; not where no tokenizer is known."""
     before = snippet["before"].split(",")[:-1]
     if len(snippet["before"]) == _BEFORE:
         del before[:1]  # its beginning may be cut off
     parts = before, snippet["hit"].split(",")[:-1], snippet["after"].split(",")[:-1]
-    texts = [asked.store.decode(run_id, list(map(int, part))) if part else "" for part in parts]
+    texts = [request.store.decode(run_id, list(map(int, part))) if part else "" for part in parts]
     is_text = None not in texts
     if not is_text:
         texts = [", ".join(map(str.strip, part)) for part in parts]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from localtrace.read.filters import Filters
 from localtrace.read.labels import labels_of
 from localtrace.read.trajectories import listed_ids, listed_steps
-from localtrace.viewer.asked import Asked
 from localtrace.viewer.excerpts import with_texts
 from localtrace.viewer.numbers import is_not_finite
+from localtrace.viewer.page_request import PageRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,9 +60,9 @@ where {chosen} and status = 'error' and kind = 'tool' group by trace_id
 class Listing:
     """The trajectories that match the filters of a request, in its order."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        sort = asked.values.get("sort") or ""
+    def __init__(self, request: PageRequest) -> None:
+        self._request = request
+        sort = request.values.get("sort") or ""
         self.sort = sort if sort.removeprefix("-") in SORTS else "-step"
         """The name of the order; the newest steps first where the address names none."""
         self._key_name = self.sort.removeprefix("-")
@@ -79,19 +79,21 @@ class Listing:
     @property
     def counts(self) -> dict[int | None, int]:
         """The number of trajectories of each step, in the order of steps; None: without a step."""
-        asked = self._asked
+        request = self._request
 
         def make() -> dict[int | None, int]:
             sql = (
-                f"select step, count(*) as n from {asked.filters.relation()} "
-                f"where {asked.condition} group by step"
+                f"select step, count(*) as n from {request.filters.relation()} "
+                f"where {request.condition} group by step"
             )
-            rows = asked.rows(sql, asked.params)
+            rows = request.rows(sql, request.params)
             sign = -1 if self.sort == "-step" else 1
             rows.sort(key=lambda row: (row["step"] is None, sign * (row["step"] or 0)))
             return {row["step"]: row["n"] for row in rows}
 
-        made: dict[int | None, int] = asked.kept(("by step", asked.q, self.sort == "-step"), make)
+        made: dict[int | None, int] = request.kept(
+            ("by step", request.q, self.sort == "-step"), make
+        )
         return made
 
     def index(self, trace_id: str) -> int | None:
@@ -99,7 +101,7 @@ class Listing:
         import pyarrow.compute as pc
 
         sql = "select step from stored.trajectories where trace_id = $id"
-        for row in self._asked.rows(sql, {"id": trace_id}):
+        for row in self._request.rows(sql, {"id": trace_id}):
             for step, start in self._parts():
                 if not self._is_by_step or step == row["step"]:
                     place = int(pc.index(self._ids(step)["trace_id"], trace_id).as_py())
@@ -119,17 +121,17 @@ class Listing:
 
     def first_rows(self, count: int) -> list[dict[str, Any]]:
         """Return the first rows, without sorting all and without their texts and badges."""
-        asked = self._asked
+        request = self._request
 
         def make() -> list[dict[str, Any]]:
             near, bound = self._near(count)
-            return asked.rows(
-                f"select {_COLUMNS} from {asked.filters.relation(*_LATE)} "
-                f"where {asked.condition} and {near} order by {self.order} limit {count}",
-                asked.params | bound,
+            return request.rows(
+                f"select {_COLUMNS} from {request.filters.relation(*_LATE)} "
+                f"where {request.condition} and {near} order by {self.order} limit {count}",
+                request.params | bound,
             )
 
-        made: list[dict[str, Any]] = asked.kept(("first", asked.q, self.sort, count), make)
+        made: list[dict[str, Any]] = request.kept(("first", request.q, self.sort, count), make)
         return made
 
     def _parts(self) -> Iterator[tuple[int | None, int]]:
@@ -142,31 +144,31 @@ class Listing:
 
     def _ids(self, step: int | None) -> pa.Table:
         """Return the ids and steps of one part, sorted."""
-        asked = self._asked
+        request = self._request
         here = "true"
         if self._is_by_step:
             here = "step is null" if step is None else f"step = {step}"
 
         def make() -> pa.Table:
             sql = (
-                f"select trace_id, step from {asked.filters.relation(self._key_name)} "
-                f"where {asked.condition} and {here} order by {self.order}"
+                f"select trace_id, step from {request.filters.relation(self._key_name)} "
+                f"where {request.condition} and {here} order by {self.order}"
             )
-            return asked.table(sql, asked.params).combine_chunks()
+            return request.table(sql, request.params).combine_chunks()
 
-        return asked.kept(("ids", asked.q, self.sort, step), make)
+        return request.kept(("ids", request.q, self.sort, step), make)
 
     def _near(self, count: int) -> tuple[str, dict[str, Any]]:
         """Return a condition that the first rows meet and few others, with its parameter."""
-        asked, key = self._asked, SORTS[self._key_name]
+        request, key = self._request, SORTS[self._key_name]
         if self._is_by_step:
             parts = [step for step, start in self._parts() if start < count]
             return listed_steps(parts), {}
         # Two columns are read in a third of the time of the ids alone.
-        rows = asked.rows(
-            f"select {key} as key, step from {asked.filters.relation(self._key_name)} "
-            f"where {asked.condition} order by {self._key_order} limit {count}",
-            asked.params,
+        rows = request.rows(
+            f"select {key} as key, step from {request.filters.relation(self._key_name)} "
+            f"where {request.condition} order by {self._key_order} limit {count}",
+            request.params,
         )
         steps = listed_steps(row["step"] for row in rows)
         if len(rows) < count or rows[-1]["key"] is None:
@@ -175,37 +177,37 @@ class Listing:
         return f"{steps} and {key} {sign} $last_key", {"last_key": rows[-1]["key"]}
 
 
-def rows_of(asked: Asked, steps: dict[str, int | None]) -> list[dict[str, Any]]:
+def rows_of(request: PageRequest, steps: dict[str, int | None]) -> list[dict[str, Any]]:
     """Return the rows of trajectories in the given order, without their texts and badges."""
     if not steps:
         return []
     chosen, params = _chosen(steps)
     sql = f"select {_COLUMNS} from {Filters().relation(*_LATE)} where {chosen}"
-    found = {row["trace_id"]: row for row in asked.rows(sql, params)}
+    found = {row["trace_id"]: row for row in request.rows(sql, params)}
     return [found[trace_id] for trace_id in steps if trace_id in found]
 
 
-def with_calls(asked: Asked, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_calls(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with what takes longer to read: texts, badges and labels."""
     if not rows:
         return []
     steps = {row["trace_id"]: row["step"] for row in rows}
-    labels = labels_of(asked.table, steps)
+    labels = labels_of(request.table, steps)
     chosen, params = _chosen(steps)
-    seen = {row["trace_id"]: row for row in asked.rows(_BADGES_SQL.format(chosen=chosen), params)}
+    seen = {row["trace_id"]: row for row in request.rows(_BADGES_SQL.format(chosen=chosen), params)}
     # To derive the kind of a call takes all calls around it, and few rollouts have failed calls.
     failed = {row["trace_id"]: row["step"] for row in rows if _errors(seen, row)}
     if failed:
         chosen, params = _chosen(failed)
         sql = _TOOL_ERRORS_SQL.format(chosen=chosen)
-        failed = {row["trace_id"]: row["errors"] for row in asked.rows(sql, params)}
+        failed = {row["trace_id"]: row["errors"] for row in request.rows(sql, params)}
     return [
         row
         | {
             "badges": _badges(row, seen.get(row["trace_id"]), failed.get(row["trace_id"]) or 0),
             "labels": asdict(labels[row["trace_id"]]) if row["trace_id"] in labels else None,
         }
-        for row in with_texts(asked, rows)
+        for row in with_texts(request, rows)
     ]
 
 

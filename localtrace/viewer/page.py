@@ -12,7 +12,8 @@ from typing import Any
 from localtrace.errors import LocalTraceError
 from localtrace.read.filters import Filters, Term
 from localtrace.read.run_names import with_run_ids
-from localtrace.viewer.asked import Asked, words_of
+from localtrace.viewer.addresses import words_of
+from localtrace.viewer.page_request import PageRequest
 
 Facts = dict[str, Any]
 """The content of a page as plain data, which `.json` answers as it is."""
@@ -42,7 +43,7 @@ class Page:
     path: str
     """Address, with parts in braces as Starlette names them."""
     template: str
-    read: Callable[[Asked], Facts]
+    read: Callable[[PageRequest], Facts]
 
 
 def neighbours(at: int | None, total: int, address: Callable[[int], str | None]) -> Facts:
@@ -62,7 +63,7 @@ def neighbours(at: int | None, total: int, address: Callable[[int], str | None])
 
 
 def copies(
-    asked: Asked,
+    request: PageRequest,
     sql: str,
     params: Mapping[str, Any],
     command: str | None = None,
@@ -71,18 +72,18 @@ def copies(
     """Return what leads to the same facts elsewhere: a command, Python and SQL.
 
     Args:
-        asked: the request, whose store is named.
+        request: the request, whose store is named.
         sql: the SELECT, with parameters.
         params: the values of the parameters, which are written into the text.
         command: the words after `localtrace`, without the store; None: those that run the SELECT.
         python: an expression on `store`; None: one that runs the SELECT.
     """
-    named = ", ".join(repr(str(path)) for path in asked.store.paths)
-    text = with_values(sql.strip(), with_run_ids(asked.store, params))
+    named = ", ".join(repr(str(path)) for path in request.store.paths)
+    text = with_values(sql.strip(), with_run_ids(request.store, params))
     command = command or f"sql {_quoted(text)}"
     python = python or f"store.sql({text!r}).to_pandas()"
     return {
-        "Command": f"localtrace {command} {_stores(asked)}",
+        "Command": f"localtrace {command} {_stores(request)}",
         "Python": f"store = localtrace.open_store({named})\n{python}",
         "SQL": text,
     }
@@ -93,18 +94,18 @@ def _quoted(sql: str) -> str:
     return shlex.quote(sql) if set(sql) & set('"$`\\!') else f'"{sql}"'
 
 
-def upload_command(asked: Asked, selection: str) -> str:
+def upload_command(request: PageRequest, selection: str) -> str:
     """Return the command that uploads what a selection's words choose."""
-    return f"localtrace upload {selection or '--all'} --to mlflow {_stores(asked)}"
+    return f"localtrace upload {selection or '--all'} --to mlflow {_stores(request)}"
 
 
-def bundle_command(asked: Asked, selection: str) -> str:
+def bundle_command(request: PageRequest, selection: str) -> str:
     """Return the command that writes what a selection's words choose as a bundle."""
-    return f"localtrace bundle {selection} -o picked {_stores(asked)}"
+    return f"localtrace bundle {selection} -o picked {_stores(request)}"
 
 
-def _stores(asked: Asked) -> str:
-    return " ".join(f"-s {shlex.quote(str(path))}" for path in asked.store.paths)
+def _stores(request: PageRequest) -> str:
+    return " ".join(f"-s {shlex.quote(str(path))}" for path in request.store.paths)
 
 
 def command_filters(text: str) -> str:

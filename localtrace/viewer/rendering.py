@@ -14,7 +14,7 @@ from localtrace.read.filters import key_of
 from localtrace.read.turns import question
 from localtrace.values.plain_json import json_number
 from localtrace.version import __version__
-from localtrace.viewer import asked, charts, numbers, safe_text
+from localtrace.viewer import addresses, charts, numbers, safe_text
 
 HERE = Path(__file__).parent
 
@@ -40,17 +40,17 @@ def environment() -> jinja2.Environment:
         "marked": safe_text.marked,
         "readable": safe_text.readable,
         "with_hits": safe_text.with_hits,
-        "part": asked.part,
+        "part": addresses.part,
         "as_json": as_json,
         "short": short,
         "question": question,
     }
     made.tests["not_finite"] = numbers.is_not_finite
     made.globals |= {
-        "url": asked.url,
-        "with_terms": asked.with_terms,
-        "without_word": asked.without_word,
-        "words_of": asked.words_of,
+        "url": addresses.url,
+        "with_terms": addresses.with_terms,
+        "without_word": addresses.without_word,
+        "words_of": addresses.words_of,
         "key_of": key_of,
         "counted": numbers.counted,
         "line_chart": charts.line_chart,

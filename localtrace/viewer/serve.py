@@ -16,9 +16,9 @@ import uvicorn
 from localtrace.errors import ConfigError
 from localtrace.store.sources import find_stores
 from localtrace.viewer.app import make_app
-from localtrace.viewer.asked import Asked
 from localtrace.viewer.guard import TOKEN, Guard
 from localtrace.viewer.page import Page
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages import home, trajectories
 from localtrace.viewer.shared_store import SharedStore
 
@@ -82,7 +82,7 @@ class WarmUp(threading.Thread):
             with contextlib.suppress(Exception), self._shared.reading() as (store, moment):
                 self._stores.append(store)
                 if not self._ended.is_set():
-                    page.read(Asked(store, {}, {}, moment.kept))
+                    page.read(PageRequest(store, {}, {}, moment.kept))
 
     def stop(self) -> None:
         """Stop the query under way, and wait for the end."""

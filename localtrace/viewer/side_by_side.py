@@ -10,10 +10,11 @@ from localtrace.read.diff import Difference, Part, Turn, first_difference, pairs
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Trajectory
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import part, url
 from localtrace.viewer.excerpts import cut
 from localtrace.viewer.numbers import is_finite, scale
 from localtrace.viewer.page import Facts
+from localtrace.viewer.page_request import PageRequest
 
 _CELL_MAX = 1_200
 _BEFORE_MAX = 240
@@ -28,20 +29,20 @@ COLUMNS = (
 """Columns of trajectories that `side_by_side` reads."""
 
 
-def side_by_side(asked: Asked, rows: list[dict[str, Any]]) -> Facts:
+def side_by_side(request: PageRequest, rows: list[dict[str, Any]]) -> Facts:
     """Return trajectories as columns; each is compared with the first.
 
     Args:
-        asked: the request.
+        request: the request.
         rows: their rows with `COLUMNS`, the one that others are compared with first.
     """
 
     def links(row: dict[str, Any]) -> dict[str, str | None]:
         path = f"/trajectory/{part(row['trace_id'])}"
-        return {"url": url(path, q=asked.q or None, sort=asked.values.get("sort")),
+        return {"url": url(path, q=request.q or None, sort=request.values.get("sort")),
                 "tokens_url": f"{path}/tokens"}  # fmt: skip
 
-    shown = list(asked.store.read([row["trace_id"] for row in rows]))
+    shown = list(request.store.read([row["trace_id"] for row in rows]))
     return aligned(rows, shown, links)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from localtrace.viewer.asked import Asked
+from localtrace.viewer.page_request import PageRequest
 
 _SQL = """
 select
@@ -25,10 +25,10 @@ order by step
 """
 
 
-def steps_of(asked: Asked, run_id: str) -> list[dict[str, Any]]:
+def steps_of(request: PageRequest, run_id: str) -> list[dict[str, Any]]:
     """Return a row for each step of a run, with a badge that says how complete it is."""
-    rows: list[dict[str, Any]] = asked.kept(
-        ("steps", run_id), lambda: asked.rows(_SQL, {"run": run_id})
+    rows: list[dict[str, Any]] = request.kept(
+        ("steps", run_id), lambda: request.rows(_SQL, {"run": run_id})
     )
     return [row | {"badge": badge(row)} for row in rows]
 

@@ -16,9 +16,9 @@ import localtrace
 from localtrace.read.store import open_store
 from localtrace.store.sources import find_stores
 from localtrace.testing import recording
-from localtrace.viewer.asked import Asked
 from localtrace.viewer.guard import POLICY, Guard
 from localtrace.viewer.page import Facts, Page
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.serve import WarmUp, is_loopback
 from localtrace.viewer.shared_store import SharedStore
 
@@ -133,7 +133,7 @@ def test_the_first_pages_are_no_longer_made_once_the_viewer_ends(tmp_path: Path)
     under_way = threading.Event()
     read = []
 
-    def slow(request: Asked) -> Facts:
+    def slow(request: PageRequest) -> Facts:
         read.append(request)
         under_way.set()
         return {

@@ -15,7 +15,7 @@ from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from localtrace.viewer import hits
-from localtrace.viewer.asked import with_word
+from localtrace.viewer.addresses import with_word
 from tests.golden.chat.loop import record
 from tests.unit.test_viewer_pages import Pages
 

@@ -9,10 +9,10 @@ from math import isfinite
 from typing import Any
 
 from localtrace.errors import NothingRecorded
-from localtrace.viewer.asked import Asked, url
+from localtrace.viewer.addresses import step_filters, url
 from localtrace.viewer.charts import chart_of, line
-from localtrace.viewer.links import step_filters
 from localtrace.viewer.page import Facts, Page
+from localtrace.viewer.page_request import PageRequest
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,19 @@ where name = $name and run_id in (select unnest($runs)) order by run_id, step, t
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return one chart, its steps as links to their groups."""
-    run_id = asked.required("run")
-    runs = [run_id, *(one for one in asked.values.get("also", "").split(",") if one)][:8]
-    metric = asked.values.get("metric")
+    run_id = request.required("run")
+    runs = [run_id, *(one for one in request.values.get("also", "").split(",") if one)][:8]
+    metric = request.values.get("metric")
     if metric is not None:
-        found = asked.rows(_METRIC_SQL, {"name": metric, "runs": runs})
+        found = request.rows(_METRIC_SQL, {"name": metric, "runs": runs})
         chart = Chart(metric, "", (Curve("value", metric),), f"{metric} was not recorded")
         why = chart.lacks
     else:
-        chart = CHARTS[asked.one_of("name", CHARTS, "reward")]
-        found, why = _found(asked, chart, runs)
-    names = asked.run_names if len(runs) > 1 else {}
+        chart = CHARTS[request.one_of("name", CHARTS, "reward")]
+        found, why = _found(request, chart, runs)
+    names = request.run_names if len(runs) > 1 else {}
     links = {
         str(row["step"]): url("/groups", q=step_filters(run_id, row["step"], validate=False))
         for row in found
@@ -100,14 +100,14 @@ def read(asked: Asked) -> Facts:
     return made | {"copies": {}}
 
 
-def _found(asked: Asked, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
+def _found(request: PageRequest, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
     """Return the rows of all runs, and why there is nothing to draw, if nothing is."""
     rows: list[dict[str, Any]] = []
     why = chart.lacks
     for run in runs:
-        query = partial(asked.store.query, chart.query, run=run)
+        query = partial(request.store.query, chart.query, run=run)
         try:
-            rows += asked.kept((chart.query, run), query).to_dicts()
+            rows += request.kept((chart.query, run), query).to_dicts()
         except NothingRecorded as error:
             why = f"not recorded: {str(error).partition('needs ')[2] or error}"
     return rows, why

@@ -7,11 +7,11 @@ from typing import Any
 
 from localtrace.errors import NotFound
 from localtrace.read.excerpts import reference_of
-from localtrace.viewer.asked import Asked, url, with_terms
+from localtrace.viewer.addresses import group_url, prompt_url, step_filters, url, with_terms
 from localtrace.viewer.excerpts import cut
-from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.numbers import mean
 from localtrace.viewer.page import Facts, Page, copies, neighbours
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages.groups import groups_of
 from localtrace.viewer.side_by_side import COLUMNS, side_by_side
 
@@ -25,13 +25,13 @@ order by finite(reward) desc nulls last, rollout_n, trace_id
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return a group: its prompt, a column for each rollout, and their turns in rows."""
-    params = _place(asked)
-    rows = asked.rows(_IDS_SQL, params)
+    params = _place(request)
+    rows = request.rows(_IDS_SQL, params)
     if not rows:
         raise NotFound("no rollout is in this group: it may belong to another store or run")
-    aligned = side_by_side(asked, rows[:_COLUMNS_MAX])
+    aligned = side_by_side(request, rows[:_COLUMNS_MAX])
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     first = rows[0]
     filters = _filters(params, first)
@@ -50,9 +50,9 @@ def read(asked: Asked) -> Facts:
         ),
         "rollouts_url": url("/trajectories", q=filters, sort="reward"),
         "prompt_url": prompt_url(first),
-        **_neighbours(asked, params),
+        **_neighbours(request, params),
         "copies": copies(
-            asked,
+            request,
             "select * from trajectories where run_id = $run and step is not distinct from $step "
             "and validate = $validate and group_key = $key order by finite(reward) desc nulls last",
             params,
@@ -62,13 +62,13 @@ def read(asked: Asked) -> Facts:
     }
 
 
-def _place(asked: Asked) -> dict[str, Any]:
-    step = asked.values.get("step", "None")
+def _place(request: PageRequest) -> dict[str, Any]:
+    step = request.values.get("step", "None")
     return {
-        "run": asked.required("run"),
-        "key": asked.required("key"),
+        "run": request.required("run"),
+        "key": request.required("key"),
         "step": int(step) if step.lstrip("-").isdigit() else None,
-        "validate": asked.values.get("validate") == "true",
+        "validate": request.values.get("validate") == "true",
     }
 
 
@@ -99,16 +99,16 @@ def _summary(given: list[float], rollouts: int) -> dict[str, Any]:
     }
 
 
-def _neighbours(asked: Asked, params: dict[str, Any]) -> Facts:
+def _neighbours(request: PageRequest, params: dict[str, Any]) -> Facts:
     """Return the groups before and after in the list that the address names."""
-    groups = groups_of(asked) if asked.q else []
+    groups = groups_of(request) if request.q else []
     here = (params["run"], params["step"], params["validate"], params["key"])
     keys = [(one["run_id"], one["step"], one["validate"], one["group_key"]) for one in groups]
-    sort = asked.values.get("sort")
+    sort = request.values.get("sort")
     return neighbours(
         keys.index(here) if here in keys else None,
         len(keys),
-        lambda at: group_url(groups[at], asked.q, sort),
+        lambda at: group_url(groups[at], request.q, sort),
     )
 
 

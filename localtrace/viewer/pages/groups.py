@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from localtrace.read.filters import Filters
-from localtrace.viewer.asked import Asked, url, with_terms
+from localtrace.viewer.addresses import group_url, url, with_terms
 from localtrace.viewer.excerpts import with_texts
-from localtrace.viewer.links import group_url
 from localtrace.viewer.numbers import scale
 from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page_request import PageRequest
 
 SORTS = {
     "reward": "mean_reward asc nulls last",
@@ -50,27 +50,27 @@ _PRUNING = ("run", "step", "validate", "project", "experiment")
 """Filters that all rollouts of a group meet alike."""
 
 
-def groups_of(asked: Asked) -> list[dict[str, Any]]:
-    """Return every group with a rollout that matches the filters, in the asked order."""
+def groups_of(request: PageRequest) -> list[dict[str, Any]]:
+    """Return every group with a rollout that matches the filters, in the requested order."""
     # The order of another page's list, such as that of trajectories, is none of groups.
-    sort = asked.values.get("sort", "")
+    sort = request.values.get("sort", "")
     sort = sort if sort in SORTS else "reward"
     sql = _SQL.format(
-        relation=asked.filters.relation(), condition=asked.condition, order=SORTS[sort],
-        pruning=_pruning(asked),
+        relation=request.filters.relation(), condition=request.condition, order=SORTS[sort],
+        pruning=_pruning(request),
     )  # fmt: skip
-    found: list[dict[str, Any]] = asked.kept(
-        ("groups", asked.q, sort), lambda: asked.rows(sql, asked.params)
+    found: list[dict[str, Any]] = request.kept(
+        ("groups", request.q, sort), lambda: request.rows(sql, request.params)
     )
     return found
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the groups that are shown, and what leads on from them."""
-    groups = groups_of(asked)
-    shown, sort = asked.number("shown", _SHOWN, 2_000), asked.values.get("sort")
-    rows = [row | {"url": group_url(row, asked.q, sort)}
-            for row in with_texts(asked, groups[:shown])]  # fmt: skip
+    groups = groups_of(request)
+    shown, sort = request.number("shown", _SHOWN, 2_000), request.values.get("sort")
+    rows = [row | {"url": group_url(row, request.q, sort)}
+            for row in with_texts(request, groups[:shown])]  # fmt: skip
     run, step = _single(groups, "run_id"), _single(groups, "step")
     rewarded = [row for row in groups if row["mean_reward"] is not None]
     known = sum(row["rewards"] for row in rewarded)
@@ -81,35 +81,35 @@ def read(asked: Asked) -> Facts:
         "zero_variance": sum(bool(row["zero_variance"]) for row in groups),
         "rollouts": sum(row["rollouts"] for row in groups),
         "not_finite": sum(row["not_finite"] for row in groups),
-        "is_of_matches": any(term.key not in _PRUNING for term in asked.filters.terms),
+        "is_of_matches": any(term.key not in _PRUNING for term in request.filters.terms),
         "mean_reward": sum(row["mean_reward"] * row["rewards"] for row in rewarded) / known
         if known else None,
         **scale(row["mean_reward"] for row in groups),
-        "flat_url": url("/groups", q=asked.q, sort="flat"),
+        "flat_url": url("/groups", q=request.q, sort="flat"),
         "sort": sort or "reward",
         "run_id": run,
-        "run_names": asked.several_runs,
+        "run_names": request.several_runs,
         "step": step,
-        "steps": _neighbours(asked, run, step),
-        "more": url("/groups", q=asked.q, sort=sort, shown=10 * shown)
+        "steps": _neighbours(request, run, step),
+        "more": url("/groups", q=request.q, sort=sort, shown=10 * shown)
         if len(groups) > shown
         else None,
         "prompts_url": url("/prompts", run=run, at=step) if run and step is not None else None,
         "copies": copies(
-            asked,
+            request,
             "select g.* from groups as g semi join "
-            f"(select * from trajectories where {asked.condition}) as t on t.run_id = g.run_id "
+            f"(select * from trajectories where {request.condition}) as t on t.run_id = g.run_id "
             "and t.step is not distinct from g.step and t.validate = g.validate "
             "and t.group_key = g.group_key",
-            asked.params,
+            request.params,
         ),
     }  # fmt: skip
 
 
-def _pruning(asked: Asked) -> str:
+def _pruning(request: PageRequest) -> str:
     """Return a condition in which only values of groups stand, so that files are skipped."""
-    terms = [term for term in asked.filters.terms if term.key in _PRUNING]
-    names = [f"filter_{at}_0" for at, term in enumerate(asked.filters.terms) if term in terms]
+    terms = [term for term in request.filters.terms if term.key in _PRUNING]
+    names = [f"filter_{at}_0" for at, term in enumerate(request.filters.terms) if term in terms]
     parts = [
         f"t.step {term.operator} ${name}"
         for term, name in zip(terms, names, strict=True)
@@ -123,12 +123,12 @@ def _single(groups: list[dict[str, Any]], column: str) -> Any:
     return values.pop() if len(values) == 1 else None
 
 
-def _neighbours(asked: Asked, run: str | None, step: int | None) -> dict[str, str | None]:
+def _neighbours(request: PageRequest, run: str | None, step: int | None) -> dict[str, str | None]:
     """Return the addresses of the steps before and after, with the other filters kept."""
     if run is None or step is None:
         return {"before": None, "after": None}
     every = Filters().relation(with_superseded=True)
-    (row,) = asked.rows(
+    (row,) = request.rows(
         "select max(step) filter (step < $step) as before, "
         f"min(step) filter (step > $step) as after from {every} where run_id = $run",
         {"run": run, "step": step},
@@ -136,7 +136,7 @@ def _neighbours(asked: Asked, run: str | None, step: int | None) -> dict[str, st
     return {
         name: None
         if at is None
-        else url("/groups", q=with_terms(asked.q, step=at), sort=asked.values.get("sort"))
+        else url("/groups", q=with_terms(request.q, step=at), sort=request.values.get("sort"))
         for name, at in row.items()
     }
 

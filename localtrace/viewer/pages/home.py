@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from localtrace.viewer.asked import Asked, part
+from localtrace.viewer.addresses import part
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page_request import PageRequest
 
 _SQL = """
 select
@@ -34,16 +35,16 @@ order by start_ns desc
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the runs, the newest first."""
-    runs = asked.kept("runs", lambda: asked.rows(_SQL))
+    runs = request.kept("runs", lambda: request.rows(_SQL))
     return {
         "title": "Runs",
         "runs": [
-            run | {"run_name": asked.run_names.get(run["run_id"]), "chart": _chart(run)}
+            run | {"run_name": request.run_names.get(run["run_id"]), "chart": _chart(run)}
             for run in runs
         ],
-        "copies": copies(asked, "select * from runs", {}, "runs", "store.runs().to_pandas()"),
+        "copies": copies(request, "select * from runs", {}, "runs", "store.runs().to_pandas()"),
     }
 
 
@@ -52,9 +53,9 @@ def _chart(run: dict[str, Any]) -> dict[str, Any]:
     return chart_of(f"Reward of {run['run_id']}", [line("reward", run["curve"] or ())], why=why)
 
 
-def read_first(asked: Asked) -> Facts:
+def read_first(request: PageRequest) -> Facts:
     """Return the runs, or where the only one is shown."""
-    facts = read(asked)
+    facts = read(request)
     if len(facts["runs"]) == 1:
         return {"go": f"/run/{part(facts['runs'][0]['run_id'])}"}
     return facts

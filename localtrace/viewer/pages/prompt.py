@@ -9,12 +9,12 @@ from typing import Any
 
 from localtrace.errors import NotFound
 from localtrace.read.diff import align, words
-from localtrace.viewer.asked import Asked, url
+from localtrace.viewer.addresses import group_url, url
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.excerpts import ANSWER_MAX, PROMPT_MAX, cut, excerpts_of
-from localtrace.viewer.links import group_url
 from localtrace.viewer.numbers import is_not_finite, mean, scale
 from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page_request import PageRequest
 
 _ROLLOUTS_MAX = 2_000
 _DISTINCT_MAX = 12
@@ -33,17 +33,17 @@ limit $most
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the prompt, its curve, and its answers before a step and from it on."""
-    key, run = asked.required("key"), asked.required("run")
-    params = {"key": key, "run": run, "any": asked.values.get("runs") == "all",
+    key, run = request.required("key"), request.required("run")
+    params = {"key": key, "run": run, "any": request.values.get("runs") == "all",
               "most": _ROLLOUTS_MAX}  # fmt: skip
-    rows = asked.rows(_SQL, params)
+    rows = request.rows(_SQL, params)
     if not rows:
         raise NotFound(f"no rollout has the prompt {key}: it may belong to another run or store")
     known = sorted({row["step"] for row in rows if row["step"] is not None})
-    at = asked.number("at", known[len(known) // 2] if known else 0)
-    texts = excerpts_of(asked, {row["trace_id"]: row["step"] for row in rows})
+    at = request.number("at", known[len(known) // 2] if known else 0)
+    texts = excerpts_of(request, {row["trace_id"]: row["step"] for row in rows})
     rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
     prompts = (one.prompt for one in texts.values() if one.prompt is not None)
     steps = _steps(rows)
@@ -71,7 +71,7 @@ def read(asked: Asked) -> Facts:
         "before": _shortened(sides[0]),
         "after": _shortened(sides[1]),
         "copies": copies(
-            asked,
+            request,
             _SQL,
             params,
             f"query same_prompt {shlex.quote(f'{name}={key}')}{of_run}",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from localtrace.read.filters import Filters
-from localtrace.viewer.asked import Asked, url
+from localtrace.viewer.addresses import url
 from localtrace.viewer.excerpts import with_texts
 from localtrace.viewer.numbers import scale
 from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page_request import PageRequest
 
 _SHOWN = 40
 _SQL = """
@@ -33,25 +34,25 @@ SORTS = {
 }
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the prompts that have rewards before a step and from it on; the rest as a count."""
-    run = asked.required("run")
+    run = request.required("run")
     every = Filters().relation(with_superseded=True)
-    steps = asked.rows(
+    steps = request.rows(
         f"select min(step) as low, max(step) as high from {every} where run_id = $run",
         {"run": run},
     )[0]
     middle = ((steps["low"] or 0) + (steps["high"] or 0) + 1) // 2
-    at = asked.number("at", middle)
-    sort = asked.one_of("sort", SORTS, "change")
+    at = request.number("at", middle)
+    sort = request.one_of("sort", SORTS, "change")
     params = {"run": run, "at": at}
-    (counts,) = asked.rows(
+    (counts,) = request.rows(
         f"select count(*) as prompts, count(change) as compared from ({_SQL})", params
     )
     order = f"{SORTS[sort]}, prompt_key"
     sql = f"{_SQL}\nhaving after is not null and before is not null\norder by {order}"
-    shown = asked.number("shown", _SHOWN, 1_000)
-    rows = with_texts(asked, asked.rows(f"{sql} limit {shown}", params))
+    shown = request.number("shown", _SHOWN, 1_000)
+    rows = with_texts(request, request.rows(f"{sql} limit {shown}", params))
     return {
         "title": f"Prompts before step {at} and from it on",
         "run_id": run,
@@ -68,7 +69,7 @@ def read(asked: Asked) -> Facts:
         if counts["compared"] > shown
         else None,
         "copies": copies(
-            asked,
+            request,
             sql,
             params,
         ),

@@ -11,9 +11,9 @@ from typing import Any
 from localtrace.errors import NotFound
 from localtrace.read.losses import add_up
 from localtrace.schema import TABLES
-from localtrace.viewer.asked import Asked, part, url, with_terms
-from localtrace.viewer.links import step_filters
+from localtrace.viewer.addresses import part, step_filters, url, with_terms
 from localtrace.viewer.page import Facts, Page, copies, literal
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages.chart import CHARTS
 from localtrace.viewer.steps import steps_of
 
@@ -42,36 +42,36 @@ select max(coalesce(end_ns, start_ns)) as newest_ns from stored.trajectories whe
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the facts of a run."""
-    run_id = asked.run_id(asked.path_values["run_id"])
+    run_id = request.run_id(request.path_values["run_id"])
     params = {"run": run_id}
-    attempts = asked.rows(_RUN_SQL, params)
+    attempts = request.rows(_RUN_SQL, params)
     if not attempts:
         raise NotFound(f"no run is called {run_id}: the page Runs lists them")
-    steps = steps_of(asked, run_id)
-    also = [one for one in asked.values.get("also", "").split(",") if one]
+    steps = steps_of(request, run_id)
+    also = [one for one in request.values.get("also", "").split(",") if one]
     return {
         "title": attempts[0]["experiment"],
-        "run": attempts[0] | {"run_name": asked.run_names.get(run_id)},
+        "run": attempts[0] | {"run_name": request.run_names.get(run_id)},
         "attempts": len(attempts),
         "steps": [row | {"url": url("/groups", q=step_filters(run_id, row["step"]))}
                   for row in steps],
         "rewarded_steps": len(_rewarded(steps)),
-        "fates": [_fate(run_id, row) for row in asked.rows(_FATES_SQL, params)],
-        "others": [one | {"run_name": asked.run_names.get(one["run_id"])}
-                   for one in asked.rows(_OTHERS_SQL, params)],
+        "fates": [_fate(run_id, row) for row in request.rows(_FATES_SQL, params)],
+        "others": [one | {"run_name": request.run_names.get(one["run_id"])}
+                   for one in request.rows(_OTHERS_SQL, params)],
         "also": also,
-        "metrics": asked.rows(_METRICS_SQL, params),
+        "metrics": request.rows(_METRICS_SQL, params),
         "charts": [
             {"title": chart.title, "url": url("/chart", name=name, run=run_id, also=",".join(also))}
             for name, chart in CHARTS.items()
         ],
-        "unsealed": asked.store.unsealed_rows("trajectories"),
-        "recording": _recording(asked, attempts),
+        "unsealed": request.store.unsealed_rows("trajectories"),
+        "recording": _recording(request, attempts),
         "worst_steps": _worst(run_id, steps),
         "copies": copies(
-            asked,
+            request,
             "select step, avg(finite(reward)) from trajectories where run_id = $run "
             "and not validate group by step order by step",
             params,
@@ -82,18 +82,18 @@ def read(asked: Asked) -> Facts:
     }  # fmt: skip
 
 
-def _recording(asked: Asked, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+def _recording(request: PageRequest, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how the recording does: what is newest, open, waiting, lost and unreadable."""
-    (row,) = asked.rows(_NEWEST_SQL, {"run": attempts[0]["run_id"]})
+    (row,) = request.rows(_NEWEST_SQL, {"run": attempts[0]["run_id"]})
     damage: Counter[str] = Counter()
-    for snapshot in asked.store.snapshots:
+    for snapshot in request.store.snapshots:
         damage.update(asdict(snapshot.damage))
     return {
         "newest_ns": row["newest_ns"],
         "processes": sum(one["processes"] for one in attempts),
         "closed_processes": sum(one["closed_processes"] for one in attempts),
         "unsealed_rows": {name: count for name in TABLES
-                          if (count := asked.store.unsealed_rows(name))},
+                          if (count := request.store.unsealed_rows(name))},
         "lost": add_up(text for one in attempts for text in one["losses"] or ()),
         "unreadable": {name.replace("_", " "): count for name, count in damage.items() if count},
     }  # fmt: skip

@@ -8,10 +8,11 @@ from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer import hits
-from localtrace.viewer.asked import Asked, part, url, with_terms, with_word, words_of
+from localtrace.viewer.addresses import part, url, with_terms, with_word, words_of
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Counted, Search
 from localtrace.viewer.page import Facts, Page, command_filters, copies, python_rows, told
+from localtrace.viewer.page_request import PageRequest
 
 _SHOWN = 40
 _WALKED_MAX = 50_000
@@ -22,22 +23,22 @@ from trajectories where {chosen}
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the hit rate by step, and the rollouts with a hit, each with its first one."""
     search = Search(
-        asked.one_of("by", KINDS, "text"),
-        asked.values.get("find", "").replace("\r\n", "\n"),
-        asked.one_of("in", PARTS, "generated"),
+        request.one_of("by", KINDS, "text"),
+        request.values.get("find", "").replace("\r\n", "\n"),
+        request.one_of("in", PARTS, "generated"),
     )
     facts = {
         "title": "Search",
-        "filters": str(asked.filters),
+        "filters": str(request.filters),
         "by": search.by,
         "find": search.find,
         "in": search.inside,
         "kinds": KINDS,
         "parts": PARTS,
-        "run_names": asked.several_runs,
+        "run_names": request.several_runs,
         "rows": None,
         "why": None,
         "copies": {},
@@ -45,20 +46,20 @@ def read(asked: Asked) -> Facts:
     if not search.find.strip():
         return facts
     try:
-        return facts | _found(asked, search, hits.count_hits(asked, search))
+        return facts | _found(request, search, hits.count_hits(request, search))
     except QueryError as error:
         return facts | {"why": told(error)}
 
 
-def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
-    shown = asked.number("shown", _SHOWN, hits.SHOWN_MAX)
+def _found(request: PageRequest, search: Search, counted: Counted) -> Facts:
+    shown = request.number("shown", _SHOWN, hits.SHOWN_MAX)
     total, searched = counted.total("hits"), counted.total("searched")
-    hits_q = with_word(asked.q, search.hits_term())
+    hits_q = with_word(request.q, search.hits_term())
     walks = counted.rest is None and searched <= _WALKED_MAX
     address = {"by": search.by, "find": search.find, "in": search.inside}
-    rest = counted.rest and with_word(asked.q, counted.rest)
+    rest = counted.rest and with_word(request.q, counted.rest)
     return {
-        "rows": _rows(asked, search, counted.first(shown), hits_q if walks else asked.q),
+        "rows": _rows(request, search, counted.first(shown), hits_q if walks else request.q),
         "total": total,
         "searched": searched,
         "unsearched": counted.total("rollouts") - searched,
@@ -66,17 +67,17 @@ def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
             {name: value for name, value in row.items() if name != "first_hits"}
             for row in counted.steps
         ],
-        "charts": _charts(asked, counted, address) if total else [],
+        "charts": _charts(request, counted, address) if total else [],
         "rest": counted.rest,
         "rest_url": rest and url("/search", **address, q=rest),
-        "more": url("/search", **address, q=asked.q, shown=min(10 * shown, hits.SHOWN_MAX))
+        "more": url("/search", **address, q=request.q, shown=min(10 * shown, hits.SHOWN_MAX))
         if shown < min(total, hits.SHOWN_MAX)
         else None,
         "table_url": url("/trajectories", q=hits_q),
         "copies": copies(
-            asked,
-            search.rate_sql(asked),
-            {**asked.params, **search.params()},
+            request,
+            search.rate_sql(request),
+            {**request.params, **search.params()},
             f"ls {command_filters(hits_q)} --limit 0",
             python_rows(Filters.parse(words_of(hits_q))),
         ),
@@ -84,28 +85,28 @@ def _found(asked: Asked, search: Search, counted: Counted) -> Facts:
 
 
 def _rows(
-    asked: Asked, search: Search, steps: dict[str, int | None], q: str
+    request: PageRequest, search: Search, steps: dict[str, int | None], q: str
 ) -> list[dict[str, Any]]:
     if not steps:
         return []
     ids, params = listed_ids(steps)
     chosen = f"{ids} and {listed_steps(steps.values())}"
-    rows = {row["trace_id"]: row for row in asked.rows(_ROWS_SQL.format(chosen=chosen), params)}
-    found = hits.snippets(asked, search, steps)
+    rows = {row["trace_id"]: row for row in request.rows(_ROWS_SQL.format(chosen=chosen), params)}
+    found = hits.snippets(request, search, steps)
     return [
-        rows[trace_id] | _with_links(asked, search, rows[trace_id], found[trace_id], q)
+        rows[trace_id] | _with_links(request, search, rows[trace_id], found[trace_id], q)
         for trace_id in steps
         if trace_id in rows and trace_id in found
     ]
 
 
 def _with_links(
-    asked: Asked, search: Search, row: dict[str, Any], snippet: dict[str, Any], q: str
+    request: PageRequest, search: Search, row: dict[str, Any], snippet: dict[str, Any], q: str
 ) -> dict[str, Any]:
     path = f"/trajectory/{part(row['trace_id'])}"
     kept = {"q": q, "sort": "-step"}
     if search.by == "ids":
-        snippet, is_text = hits.decoded(asked, row["run_id"], snippet)
+        snippet, is_text = hits.decoded(request, row["run_id"], snippet)
         if snippet["place"] == "generated" and snippet["turn"] is not None:
             at = f"{snippet['turn']}.{snippet['hit_at']}"
             return snippet | {"url": url(f"{path}/tokens", **kept, at=at)}
@@ -117,12 +118,14 @@ def _with_links(
     return snippet | {"url": f"{url(path, **kept, call=snippet['span_id'])}#here"}
 
 
-def _charts(asked: Asked, counted: Counted, address: dict[str, str]) -> list[dict[str, Any]]:
+def _charts(
+    request: PageRequest, counted: Counted, address: dict[str, str]
+) -> list[dict[str, Any]]:
     rows = sorted(
         (row for row in counted.steps if row["step"] is not None), key=lambda row: row["step"]
     )
     links = {
-        str(row["step"]): url("/search", **address, q=with_terms(asked.q, step=row["step"]))
+        str(row["step"]): url("/search", **address, q=with_terms(request.q, step=row["step"]))
         for row in rows
     }
     runs = list(dict.fromkeys(row["run_id"] for row in rows))

@@ -11,9 +11,10 @@ from localtrace.read.filter_registry import FILTERS
 from localtrace.read.named_queries import NamedQuery, load_queries
 from localtrace.read.result import Result, python_values, write_parquet
 from localtrace.read.view_columns import views
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import part, url
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.page import Facts, Page, copies, told
+from localtrace.viewer.page_request import PageRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,17 +33,17 @@ group by step
 order by step"""
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the editor's text, the views, the named queries, and the rows if something ran."""
     queries = load_queries()
-    chosen = _chosen(asked, queries)
-    text = chosen.sql if chosen else asked.values.get("sql", "")
+    chosen = _chosen(request, queries)
+    text = chosen.sql if chosen else request.values.get("sql", "")
     facts = {
         "title": chosen.name if chosen else "SQL",
         "sql": text or _EXAMPLE,
-        "query": None if chosen is None else _about(asked, chosen),
+        "query": None if chosen is None else _about(request, chosen),
         "queries": {name: one.description for name, one in queries.items()},
-        "views": _views(asked),
+        "views": _views(request),
         "rows": None,
         "why": None,
         "lacks": [],
@@ -51,19 +52,19 @@ def read(asked: Asked) -> Facts:
     if not chosen and not text:
         return facts
     if chosen:
-        given = _given(asked, chosen)
+        given = _given(request, chosen)
         lacks = [name for name, needed in chosen.parameters.items() if needed and name not in given]
         if lacks:
             return facts | {"lacks": lacks}
     try:
-        table = _run(asked, chosen)
+        table = _run(request, chosen)
     except (NothingRecorded, QueryError) as error:
         return facts | {"why": told(error)}
-    return facts | _found(asked, chosen, table)
+    return facts | _found(request, chosen, table)
 
 
-def _chosen(asked: Asked, queries: dict[str, NamedQuery]) -> NamedQuery | None:
-    name = asked.values.get("query")
+def _chosen(request: PageRequest, queries: dict[str, NamedQuery]) -> NamedQuery | None:
+    name = request.values.get("query")
     if not name:
         return None
     if name not in queries:
@@ -71,19 +72,19 @@ def _chosen(asked: Asked, queries: dict[str, NamedQuery]) -> NamedQuery | None:
     return queries[name]
 
 
-def _run(asked: Asked, chosen: NamedQuery | None) -> pa.Table:
+def _run(request: PageRequest, chosen: NamedQuery | None) -> pa.Table:
     if chosen is None:
-        return asked.store.sql(asked.required("sql")).to_arrow()
-    return asked.store.query(chosen.name, **_given(asked, chosen)).to_arrow()
+        return request.store.sql(request.required("sql")).to_arrow()
+    return request.store.query(chosen.name, **_given(request, chosen)).to_arrow()
 
 
-def _given(asked: Asked, query: NamedQuery) -> dict[str, Any]:
-    return {name: asked.values[f"p.{name}"] for name in query.parameters
-            if asked.values.get(f"p.{name}")}  # fmt: skip
+def _given(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
+    return {name: request.values[f"p.{name}"] for name in query.parameters
+            if request.values.get(f"p.{name}")}  # fmt: skip
 
 
-def _about(asked: Asked, query: NamedQuery) -> dict[str, Any]:
-    given = _given(asked, query)
+def _about(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
+    given = _given(request, query)
     return {
         "name": query.name,
         "description": query.description,
@@ -96,32 +97,32 @@ def _about(asked: Asked, query: NamedQuery) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _found(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> Facts:
+def _found(request: PageRequest, chosen: NamedQuery | None, table: pa.Table) -> Facts:
     shown = table.slice(0, _SHOWN)
     rows = [list(row) for row in zip(*(_plain(one) for one in shown.columns), strict=True)]
-    rest = {name: value for name, value in asked.values.items() if value}
+    rest = {name: value for name, value in request.values.items() if value}
     return {
         "columns": [
             {"name": field.name, "is_number": _is_number(field.type)} for field in table.schema
         ],
         "rows": [[_cell(value) for value in row] for row in rows],
         "total": len(table),
-        "chart": _chart(asked, chosen, table),
+        "chart": _chart(request, chosen, table),
         "csv_url": url("/sql/rows.csv", **rest),
         "parquet_url": url("/sql/rows.parquet", **rest),
-        "copies": _copies(asked, chosen),
+        "copies": _copies(request, chosen),
     }
 
 
-def _copies(asked: Asked, chosen: NamedQuery | None) -> Facts:
+def _copies(request: PageRequest, chosen: NamedQuery | None) -> Facts:
     if chosen is None:
-        return copies(asked, asked.required("sql"), {})
-    given = _given(asked, chosen)
+        return copies(request, request.required("sql"), {})
+    given = _given(request, chosen)
     words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
     named = "".join(f", {name}={value!r}" for name, value in given.items())
     python = f'store.query("{chosen.name}"{named}).to_pandas()'
     return copies(
-        asked, *chosen.select(*chosen.split(given)), f"query {chosen.name}{words}", python
+        request, *chosen.select(*chosen.split(given)), f"query {chosen.name}{words}", python
     )
 
 
@@ -148,16 +149,18 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _chart(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> dict[str, Any] | None:
+def _chart(
+    request: PageRequest, chosen: NamedQuery | None, table: pa.Table
+) -> dict[str, Any] | None:
     """Return the chart that the query names, or of the first numbers over `step`."""
     names = table.column_names
     plot = chosen.plot if chosen else None
-    x = asked.values.get("x") or (plot.x if plot else "step" if "step" in names else "")
-    if plot and x == plot.x and not asked.values.get("y"):
+    x = request.values.get("x") or (plot.x if plot else "step" if "step" in names else "")
+    if plot and x == plot.x and not request.values.get("y"):
         ys, by = list(plot.y), [name for name in plot.by if name in names]
     else:
         numbers = [one.name for one in table.schema if _is_number(one.type) and one.name != x]
-        ys = [asked.values.get("y") or next(iter(reversed(numbers)), "")]
+        ys = [request.values.get("y") or next(iter(reversed(numbers)), "")]
         by = [name for name in ("run_id",) if name in names and name not in ys]
     if x not in names or not all(y in names for y in ys) or not 1 < len(table) <= 20_000:
         return None
@@ -176,10 +179,10 @@ def _chart(asked: Asked, chosen: NamedQuery | None, table: pa.Table) -> dict[str
     return chart_of(f"{', '.join(ys)} over {x}", lines[:_LINES_MAX], x=x)
 
 
-def _views(asked: Asked) -> list[dict[str, Any]]:
+def _views(request: PageRequest) -> list[dict[str, Any]]:
     def make() -> list[dict[str, Any]]:
         columns: dict[str, list[dict[str, Any]]] = {}
-        for row in asked.rows(_COLUMNS_SQL):
+        for row in request.rows(_COLUMNS_SQL):
             columns.setdefault(row["table_name"], []).append(
                 {"name": row["column_name"], "type": row["data_type"].lower()}
             )
@@ -189,15 +192,15 @@ def _views(asked: Asked) -> list[dict[str, Any]]:
             for name, about in views().items()
         ]  # fmt: skip
 
-    made: list[dict[str, Any]] = asked.kept("views", make)
+    made: list[dict[str, Any]] = request.kept("views", make)
     return made
 
 
-def read_csv(asked: Asked) -> Facts:
+def read_csv(request: PageRequest) -> Facts:
     """Return the rows as a CSV file."""
     import csv
 
-    table = _run(asked, _chosen(asked, load_queries()))
+    table = _run(request, _chosen(request, load_queries()))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -205,9 +208,9 @@ def read_csv(asked: Asked) -> Facts:
     return _file("rows.csv", "text/csv; charset=utf-8", out.getvalue().encode("utf-8", "replace"))
 
 
-def read_parquet(asked: Asked) -> Facts:
+def read_parquet(request: PageRequest) -> Facts:
     """Return the rows as a Parquet file."""
-    table = _run(asked, _chosen(asked, load_queries()))
+    table = _run(request, _chosen(request, load_queries()))
     out = io.BytesIO()
     write_parquet(table, out)
     return _file("rows.parquet", "application/vnd.apache.parquet", out.getvalue())

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Trajectory
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import part, url
 from localtrace.viewer.encoded_again import encoded_again
 from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages.trajectory import list_neighbours, trajectory_of
 
 if TYPE_CHECKING:
@@ -34,57 +35,59 @@ order by {order}, trace_id, turn, position limit {shown}
 """
 
 
-def read_worst(asked: Asked) -> Facts:
+def read_worst(request: PageRequest) -> Facts:
     """Return the tokens that disagree most, or that surprised most, among those of the filters.
 
     Without an order in the address it is the first for which something was recorded.
     """
-    given = asked.one_of("sort", {"": "", **SORTS}, "")
+    given = request.one_of("sort", {"": "", **SORTS}, "")
     # A difference takes both log-probabilities, so the engine's are there where one is.
-    first = _worst(asked, "difference")
-    sort = given or ("difference" if first or not _worst(asked, "surprise") else "surprise")
-    rows = first if sort == "difference" else _worst(asked, sort)
-    sql, params = _worst_sql(asked, sort)
+    first = _worst(request, "difference")
+    sort = given or ("difference" if first or not _worst(request, "surprise") else "surprise")
+    rows = first if sort == "difference" else _worst(request, sort)
+    sql, params = _worst_sql(request, sort)
     return {
         "title": "Worst tokens",
-        "run_names": asked.several_runs,
+        "run_names": request.several_runs,
         "sort": sort,
-        "absent": [one for one in SORTS if not (first or _worst(asked, one))],
-        "tokens": [row | {"url": _token_url(asked, row)} for row in rows],
-        "why": None if rows else _why_none(asked, sort),
+        "absent": [one for one in SORTS if not (first or _worst(request, one))],
+        "tokens": [row | {"url": _token_url(request, row)} for row in rows],
+        "why": None if rows else _why_none(request, sort),
         "copies": copies(
-            asked,
+            request,
             sql,
             params,
         ),
     }
 
 
-def _worst(asked: Asked, sort: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = asked.kept(
-        ("worst", asked.q, sort), lambda: asked.rows(*_worst_sql(asked, sort))
+def _worst(request: PageRequest, sort: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = request.kept(
+        ("worst", request.q, sort), lambda: request.rows(*_worst_sql(request, sort))
     )
     return rows
 
 
-def _worst_sql(asked: Asked, sort: str) -> tuple[str, dict[str, Any]]:
-    condition, params = asked.filters.where_clause("tokens")
+def _worst_sql(request: PageRequest, sort: str) -> tuple[str, dict[str, Any]]:
+    condition, params = request.filters.where_clause("tokens")
     known = "isfinite(logprob_diff)" if sort == "difference" else "isfinite(logprob)"
     sql = _WORST_SQL.format(condition=condition, known=known, order=SORTS[sort], shown=_SHOWN)
     return sql, params
 
 
-def _token_url(asked: Asked, row: dict[str, Any]) -> str:
+def _token_url(request: PageRequest, row: dict[str, Any]) -> str:
     path = f"/trajectory/{part(row['trace_id'])}/tokens"
     return url(path, at=f"{row['turn']}.{row['position']}",
                by="difference" if row["logprob_diff"] is not None else "logprob")  # fmt: skip
 
 
-def _why_none(asked: Asked, sort: str) -> str:
-    relation = asked.filters.relation()
-    if not asked.rows(f"select 1 from {relation} where {asked.condition} limit 1", asked.params):
-        return "No rollout matches the filters." if asked.q else "No rollout is recorded yet."
-    if sort == "surprise" or not _worst(asked, "surprise"):
+def _why_none(request: PageRequest, sort: str) -> str:
+    relation = request.filters.relation()
+    if not request.rows(
+        f"select 1 from {relation} where {request.condition} limit 1", request.params
+    ):
+        return "No rollout matches the filters." if request.q else "No rollout is recorded yet."
+    if sort == "surprise" or not _worst(request, "surprise"):
         return "No log-probabilities were recorded: ask the engine for them."
     return (
         "No token has log-probabilities of both engine and trainer. The trainer's are the outcome "
@@ -92,13 +95,13 @@ def _why_none(asked: Asked, sort: str) -> str:
     )
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the tokens of one rollout as columns."""
-    trajectory = trajectory_of(asked)
+    trajectory = trajectory_of(request)
     params = {"trace": trajectory.trace_id, "step": trajectory.step}
-    columns = asked.kept(
+    columns = request.kept(
         ("tokens", trajectory.trace_id),
-        lambda: columns_of(asked.store, trajectory),
+        lambda: columns_of(request.store, trajectory),
     )
     path = f"/trajectory/{part(trajectory.trace_id)}"
     return {
@@ -114,13 +117,13 @@ def read(asked: Asked) -> Facts:
         ],
         "encoded_otherwise": columns["encoding"].count("other"),
         "encoding_unknown": columns["encoding"].count(None),
-        "at": asked.values.get("at"),
-        "by": asked.values.get("by"),
-        "trajectory_url": url(path, q=asked.q, sort=asked.values.get("sort")),
+        "at": request.values.get("at"),
+        "by": request.values.get("by"),
+        "trajectory_url": url(path, q=request.q, sort=request.values.get("sort")),
         "tokens_url": f"{path}/tokens.json",
-        **list_neighbours(asked, trajectory.trace_id, "/tokens"),
+        **list_neighbours(request, trajectory.trace_id, "/tokens"),
         "copies": copies(
-            asked, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens",
+            request, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens",
         ),
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localtrace.read.filters import Filters
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import part, url
 from localtrace.viewer.labelling import why_read_only
 from localtrace.viewer.listing import Listing, rows_of, with_calls
 from localtrace.viewer.page import (
@@ -17,6 +17,7 @@ from localtrace.viewer.page import (
     python_rows,
     upload_command,
 )
+from localtrace.viewer.page_request import PageRequest
 
 _FIRST = 60
 _ROWS_MAX = 200
@@ -28,58 +29,58 @@ from {Filters().relation("reward")}
 """
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return the first rows, the number of all, and what the table needs for the others.
 
     Texts, badges and the scale of bars take longest to read, so `/trajectories/rows` gives them.
     """
-    listing = Listing(asked)
+    listing = Listing(request)
     return {
         "title": "Trajectories",
-        "rows": _linked(asked, listing.first_rows(_FIRST)),
+        "rows": _linked(request, listing.first_rows(_FIRST)),
         "total": len(listing),
-        "run_names": asked.several_runs,
+        "run_names": request.several_runs,
         "sort": listing.sort,
-        "rows_url": url("/trajectories/rows", q=asked.q, sort=asked.values.get("sort")),
-        "groups_url": url("/groups", q=asked.q),
-        "tokens_url": url("/tokens", q=asked.q),
+        "rows_url": url("/trajectories/rows", q=request.q, sort=request.values.get("sort")),
+        "groups_url": url("/groups", q=request.q),
+        "tokens_url": url("/tokens", q=request.q),
         "copies": copies(
-            asked,
-            f"select * from trajectories where {asked.condition} order by {listing.order}",
-            asked.params,
-            f"ls {command_filters(asked.q)} --limit 0",
-            python_rows(asked.filters),
+            request,
+            f"select * from trajectories where {request.condition} order by {listing.order}",
+            request.params,
+            f"ls {command_filters(request.q)} --limit 0",
+            python_rows(request.filters),
         ),
-        "upload": upload_command(asked, command_filters(asked.q)),
-        "upload_picked": upload_command(asked, _PICKED),
-        "bundle_picked": bundle_command(asked, _PICKED),
-        "why_read_only": why_read_only(asked.store),
+        "upload": upload_command(request, command_filters(request.q)),
+        "upload_picked": upload_command(request, _PICKED),
+        "bundle_picked": bundle_command(request, _PICKED),
+        "why_read_only": why_read_only(request.store),
     }
 
 
-def read_rows(asked: Asked) -> Facts:
+def read_rows(request: PageRequest) -> Facts:
     """Return the rows of some places of the table, with their texts and badges."""
-    start = asked.number("from", 0)
-    end = min(asked.number("to", start + _FIRST), start + _ROWS_MAX)
-    listing = Listing(asked)
-    rows = rows_of(asked, listing.slice(start, end)) if start else listing.first_rows(end)
+    start = request.number("from", 0)
+    end = min(request.number("to", start + _FIRST), start + _ROWS_MAX)
+    listing = Listing(request)
+    rows = rows_of(request, listing.slice(start, end)) if start else listing.first_rows(end)
     return {
-        "rows": _linked(asked, with_calls(asked, rows)),
+        "rows": _linked(request, with_calls(request, rows)),
         "start": start,
         "total": len(listing),
-        "run_names": asked.several_runs,
-        "scale": _scale(asked),
+        "run_names": request.several_runs,
+        "scale": _scale(request),
     }
 
 
-def _linked(asked: Asked, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    more = {"q": asked.q, "sort": asked.values.get("sort")}
+def _linked(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    more = {"q": request.q, "sort": request.values.get("sort")}
     return [row | {"url": url(f"/trajectory/{part(row['trace_id'])}", **more)} for row in rows]
 
 
-def _scale(asked: Asked) -> dict[str, Any]:
+def _scale(request: PageRequest) -> dict[str, Any]:
     # Of the whole store, so that a bar means the same under every filter.
-    made: dict[str, Any] = asked.kept("scale", lambda: asked.rows(_SCALE_SQL)[0])
+    made: dict[str, Any] = request.kept("scale", lambda: request.rows(_SCALE_SQL)[0])
     return made
 
 

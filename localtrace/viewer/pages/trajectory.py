@@ -10,12 +10,12 @@ from localtrace.field_names import LABEL_NAMES
 from localtrace.read.excerpts import reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Outcome, Span, Trajectory
-from localtrace.viewer.asked import Asked, part, url
+from localtrace.viewer.addresses import group_url, part, prompt_url, step_filters, url
 from localtrace.viewer.conversation_parts import conversation_facts
 from localtrace.viewer.labelling import why_read_only
-from localtrace.viewer.links import group_url, prompt_url, step_filters
 from localtrace.viewer.listing import Listing
 from localtrace.viewer.page import Facts, Page, copies, neighbours, upload_command
+from localtrace.viewer.page_request import PageRequest
 
 _CALLS = 60
 _CALLS_MAX = 300
@@ -33,25 +33,25 @@ from uploads where trace_id = $trace order by uploaded_at
 """
 
 
-def trajectory_of(asked: Asked) -> Trajectory:
+def trajectory_of(request: PageRequest) -> Trajectory:
     """Return the trajectory of the address.
 
     Raises:
         NotFound: there is none of this id.
     """
-    trace_id = asked.path_values["trace_id"]
-    found: Trajectory = asked.kept(
-        ("trajectory", trace_id), lambda: asked.store.trajectory(trace_id)
+    trace_id = request.path_values["trace_id"]
+    found: Trajectory = request.kept(
+        ("trajectory", trace_id), lambda: request.store.trajectory(trace_id)
     )
     return found
 
 
-def read(asked: Asked) -> Facts:
+def read(request: PageRequest) -> Facts:
     """Return what is known of the trajectory, and a part of its conversation."""
-    trajectory = trajectory_of(asked)
+    trajectory = trajectory_of(request)
     trace_id = trajectory.trace_id
-    (row,) = asked.rows(_ROW_SQL, {"trace": trace_id})
-    calls = _calls(asked, trajectory)
+    (row,) = request.rows(_ROW_SQL, {"trace": trace_id})
+    calls = _calls(request, trajectory)
     path = f"/trajectory/{part(trace_id)}"
     return {
         "title": f"Rollout {trace_id[:8]}",
@@ -62,48 +62,48 @@ def read(asked: Asked) -> Facts:
         "attributes": trajectory.attributes,
         "outcomes": outcomes_of(o for o in trajectory.outcomes if o.name not in LABEL_NAMES),
         "labels": outcomes_of(trajectory.labels),
-        "why_read_only": why_read_only(asked.store),
-        "uploads": asked.rows(_UPLOADS_SQL, {"trace": trace_id}),
+        "why_read_only": why_read_only(request.store),
+        "uploads": request.rows(_UPLOADS_SQL, {"trace": trace_id}),
         "why_no_calls": why_no_calls(trajectory),
-        **conversation_facts(asked, trajectory),
+        **conversation_facts(request, trajectory),
         "calls": calls[:_CALLS],
         "calls_total": len(calls),
         "calls_url": f"{path}/calls",
-        "tokens_url": url(f"{path}/tokens", q=asked.q, sort=asked.values.get("sort")),
+        "tokens_url": url(f"{path}/tokens", q=request.q, sort=request.values.get("sort")),
         "has_ids": any(turn.output_ids for turn in trajectory.turns),
         "step_url": url("/groups", q=step_filters(row["run_id"], row["step"], row["validate"])),
         "group_url": group_url(row),
         "prompt_url": prompt_url(row),
         "raw_url": f"{path}.json",
-        **list_neighbours(asked, trace_id),
+        **list_neighbours(request, trace_id),
         "copies": copies(
-            asked,
+            request,
             "select * from spans where trace_id = $trace and step is not distinct from $step "
             "order by seq",
             {"trace": trace_id, "step": trajectory.step},
             f"show {trace_id}",
             f"trajectory = store.trajectory({trace_id!r})\ntrajectory.spans",
         ),
-        "upload": upload_command(asked, f"\"where=trace_id = '{trace_id}'\""),
+        "upload": upload_command(request, f"\"where=trace_id = '{trace_id}'\""),
     }
 
 
-def read_calls(asked: Asked) -> Facts:
+def read_calls(request: PageRequest) -> Facts:
     """Return some rows of the calls."""
-    start = asked.number("from", 0)
-    end = min(asked.number("to", start + _CALLS), start + _CALLS_MAX)
-    calls = _calls(asked, trajectory_of(asked))
+    start = request.number("from", 0)
+    end = min(request.number("to", start + _CALLS), start + _CALLS_MAX)
+    calls = _calls(request, trajectory_of(request))
     return {"calls": calls[start:end], "start": start, "total": len(calls)}
 
 
-def read_call(asked: Asked) -> Facts:
+def read_call(request: PageRequest) -> Facts:
     """Return one call whole: its arguments, its result, and its texts."""
-    trajectory = trajectory_of(asked)
-    span_id = asked.path_values["span_id"]
+    trajectory = trajectory_of(request)
+    span_id = request.path_values["span_id"]
     span = next((one for one in trajectory.every_span if one.span_id == span_id), None)
     if span is None:
         raise NotFound(f"the rollout has no call {span_id}: its page lists them")
-    start = asked.number("at", 0)
+    start = request.number("at", 0)
     text = span.output_text
     path = f"/trajectory/{part(trajectory.trace_id)}"
     return {
@@ -128,7 +128,7 @@ def read_call(asked: Asked) -> Facts:
         "prompt_ids": span.prompt_ids,
         "messages": span.messages,
         "copies": copies(
-            asked,
+            request,
             "select * from spans where trace_id = $trace and span_id = $span",
             {"trace": trajectory.trace_id, "span": span_id},
             f"show {trajectory.trace_id}",
@@ -138,33 +138,33 @@ def read_call(asked: Asked) -> Facts:
     }  # fmt: skip
 
 
-def list_neighbours(asked: Asked, trace_id: str, below: str = "") -> Facts:
+def list_neighbours(request: PageRequest, trace_id: str, below: str = "") -> Facts:
     """Return the rollouts before and after in the list that the address names.
 
     Args:
-        asked: the request.
+        request: the request.
         trace_id: the rollout in the middle.
         below: the end of their addresses.
     """
-    if "q" not in asked.values and "sort" not in asked.values:
+    if "q" not in request.values and "sort" not in request.values:
         return neighbours(None, 0, lambda at: None)
-    every = Listing(asked)
-    kept = {"sort": asked.values.get("sort") or "-step", "find": asked.values.get("find")}
+    every = Listing(request)
+    kept = {"sort": request.values.get("sort") or "-step", "find": request.values.get("find")}
 
     def address(at: int) -> str:
         (one,) = every.slice(at, at + 1)
-        return url(f"/trajectory/{part(one)}{below}", q=asked.q, **kept)
+        return url(f"/trajectory/{part(one)}{below}", q=request.q, **kept)
 
     return neighbours(every.index(trace_id), len(every), address)
 
 
-def _calls(asked: Asked, trajectory: Trajectory) -> list[dict[str, Any]]:
+def _calls(request: PageRequest, trajectory: Trajectory) -> list[dict[str, Any]]:
     def make() -> list[dict[str, Any]]:
         path = f"/trajectory/{part(trajectory.trace_id)}/call"
         rows = call_rows(trajectory)
         return [row | {"url": f"{path}/{part(row['span_id'])}"} for row in rows]
 
-    made: list[dict[str, Any]] = asked.kept(("calls", trajectory.trace_id), make)
+    made: list[dict[str, Any]] = request.kept(("calls", trajectory.trace_id), make)
     return made
 
 

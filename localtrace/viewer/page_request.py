@@ -1,22 +1,19 @@
-"""A request as pages see it: the store, the filters of its address, and addresses made from them.
+"""A request as pages see it: the store, the filters and other values of its address.
 
 The filters stand in `q`, written as on the command line: `step=3..10 'reward<0.1'`.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlencode
 
 from localtrace.errors import QueryError
-from localtrace.read.filter_registry import FILTERS
-from localtrace.read.filters import Filters, key_of
+from localtrace.read.filters import Filters
 from localtrace.read.run_names import run_id_of, run_names
+from localtrace.viewer.addresses import words_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """One request to a page."""
 
     store: Store
@@ -116,68 +113,3 @@ class Asked:
         if value not in known:
             raise QueryError(f"{name}={value}: it is one of {', '.join(known)}")
         return value
-
-
-def words_of(text: str) -> list[str]:
-    """Return the single filters of a text, which are separated as in a shell.
-
-    Raises:
-        QueryError: a quote is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise QueryError(f"{text!r}: {str(error).lower()}; put quotes around a value") from None
-
-
-def with_terms(text: str, **terms: object) -> str:
-    """Return filters with others in the place of those of the same keys; None takes them out.
-
-    A value may begin with a comparison, such as `<0.1`.
-    """
-    words = [word for word in words_of(text) if key_of(word) not in terms]
-    words += [_word(key, value) for key, value in terms.items() if value is not None]
-    return " ".join(map(_quoted, words))
-
-
-def with_word(text: str, word: str) -> str:
-    """Return filters with one more, which must hold too."""
-    return " ".join(map(_quoted, [*words_of(text), word]))
-
-
-def without_word(text: str, index: int) -> str:
-    """Return filters without the one at this place."""
-    return " ".join(_quoted(word) for at, word in enumerate(words_of(text)) if at != index)
-
-
-def url(path: str, /, **values: object) -> str:
-    """Return an address on this server; values that are None are left out.
-
-    Args:
-        path: with its parts encoded, see `part`.
-        values: what stands after the question mark.
-    """
-    given = {name: _text(value) for name, value in values.items() if value is not None}
-    query = urlencode({name: text for name, text in given.items() if text != ""})
-    return f"{path}?{query}" if query else path
-
-
-def part(text: object) -> str:
-    """Return a text encoded as one part of an address's path."""
-    return quote(_text(text), safe="")
-
-
-def _word(key: str, value: object) -> str:
-    text = _text(value)
-    is_compared = FILTERS[key].is_number and text[:1] in ("<", ">")
-    return f"{key}{text}" if is_compared else f"{key}={text}"
-
-
-def _quoted(word: str) -> str:
-    # `reward<0.1` needs no quotes here, and is easier to read without.
-    return word if re.fullmatch(r"[\w=<>!.,:/@%+\-]+", word) else shlex.quote(word)
-
-
-def _text(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text.encode("utf-8", "replace").decode()

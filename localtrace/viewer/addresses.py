@@ -1,0 +1,111 @@
+"""Addresses on the viewer: texts of filters, and links to pages that several others lead to."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from localtrace.errors import QueryError
+from localtrace.read.filter_registry import FILTERS
+from localtrace.read.filters import key_of
+
+
+def words_of(text: str) -> list[str]:
+    """Return the single filters of a text, which are separated as in a shell.
+
+    Raises:
+        QueryError: a quote is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise QueryError(f"{text!r}: {str(error).lower()}; put quotes around a value") from None
+
+
+def with_terms(text: str, **terms: object) -> str:
+    """Return filters with others in the place of those of the same keys; None takes them out.
+
+    A value may begin with a comparison, such as `<0.1`.
+    """
+    words = [word for word in words_of(text) if key_of(word) not in terms]
+    words += [_word(key, value) for key, value in terms.items() if value is not None]
+    return " ".join(map(_quoted, words))
+
+
+def with_word(text: str, word: str) -> str:
+    """Return filters with one more, which must hold too."""
+    return " ".join(map(_quoted, [*words_of(text), word]))
+
+
+def without_word(text: str, index: int) -> str:
+    """Return filters without the one at this place."""
+    return " ".join(_quoted(word) for at, word in enumerate(words_of(text)) if at != index)
+
+
+def url(path: str, /, **values: object) -> str:
+    """Return an address on this server; values that are None are left out.
+
+    Args:
+        path: with its parts encoded, see `part`.
+        values: what stands after the question mark.
+    """
+    given = {name: _text(value) for name, value in values.items() if value is not None}
+    query = urlencode({name: text for name, text in given.items() if text != ""})
+    return f"{path}?{query}" if query else path
+
+
+def part(text: object) -> str:
+    """Return a text encoded as one part of an address's path."""
+    return quote(_text(text), safe="")
+
+
+def _word(key: str, value: object) -> str:
+    text = _text(value)
+    is_compared = FILTERS[key].is_number and text[:1] in ("<", ">")
+    return f"{key}{text}" if is_compared else f"{key}={text}"
+
+
+def _quoted(word: str) -> str:
+    # `reward<0.1` needs no quotes here, and is easier to read without.
+    return word if re.fullmatch(r"[\w=<>!.,:/@%+\-]+", word) else shlex.quote(word)
+
+
+def _text(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text.encode("utf-8", "replace").decode()
+
+
+def step_filters(run_id: str, step: int | None, validate: bool | None = None) -> str:
+    """Return the filters of a run's rollouts at a step; None: of those without a step."""
+    if step is None:
+        return with_terms("", run=run_id, validate=validate, where="step is null")
+    return with_terms("", run=run_id, step=step, validate=validate)
+
+
+def group_url(row: Mapping[str, Any], q: str | None = None, sort: str | None = None) -> str | None:
+    """Return the address of a rollout's group; None: it is in none.
+
+    Args:
+        row: run_id, step, validate and group_key of a rollout or of a group.
+        q: the filters of the list that it stands in; None: those of its step.
+        sort: the order of that list.
+    """
+    if row["group_key"] is None:
+        return None
+    place = {"run": row["run_id"], "step": row["step"], "key": row["group_key"]}
+    if q is None:
+        q = step_filters(row["run_id"], row["step"], row["validate"])
+    return url("/group", **place, validate=row["validate"] or None, q=q, sort=sort)
+
+
+def prompt_url(row: Mapping[str, Any]) -> str | None:
+    """Return the address of a rollout's prompt over all steps; None: it cannot be known again.
+
+    Args:
+        row: run_id, prompt_hash and sample_index.
+    """
+    key = row["prompt_hash"] or row["sample_index"]
+    return None if key is None else url("/prompt", run=row["run_id"], key=key)
