@@ -165,9 +165,22 @@ def is_chosen(group: Any, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def in_session_folder(path: Path) -> bool:
-    """Return whether an absolute path lies in a folder that Ray deletes with the job."""
-    return _SESSION_FOLDER.search(f"{path}/") is not None
+def lasting_store(path: str | Path, setting: str = "LOCALTRACE_STORE") -> Path:
+    """Return the absolute path of a store.
+
+    Args:
+        setting: setting that names another one.
+
+    Raises:
+        ConfigError: it lies in a folder that Ray deletes with the job.
+    """
+    path = Path(path).expanduser().absolute()
+    if _SESSION_FOLDER.search(f"{path}/"):
+        raise ConfigError(
+            f"the store would be {path}, which Ray deletes with the job: set {setting} to an "
+            "absolute path"
+        )
+    return path
 
 
 def report(error: Exception, consequence: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,17 +28,15 @@ class Recording(aiohttp.TraceConfig):
     def __init__(self) -> None:
         super().__init__()
         self.on_request_start.append(_begin)
-        self.on_request_headers_sent.append(_sending)
-        self.on_request_chunk_sent.append(_send)
-        self.on_request_end.append(_watch)
-        self.on_request_exception.append(_fail)
+        self.on_request_headers_sent.append(_passed(lambda exchange, params: exchange.sending()))
+        self.on_request_chunk_sent.append(_passed(lambda exchange, p: exchange.send(p.chunk)))
+        self.on_request_end.append(_passed(lambda exchange, p: _watch(p.response, exchange)))
+        self.on_request_exception.append(_passed(lambda exchange, p: exchange.end(p.exception)))
         self.freeze()
 
 
 async def _begin(session: Any, context: SimpleNamespace, params: Any) -> None:
-    context.exchange = None
-    if active.recorder is not None:
-        context.exchange = _begun(params)
+    context.exchange = None if active.recorder is None else _begun(params)
 
 
 @harmless
@@ -49,28 +47,18 @@ def _begun(params: Any) -> Exchange | None:
     return exchange
 
 
-async def _sending(session: Any, context: SimpleNamespace, params: Any) -> None:
-    if context.exchange is not None:
-        context.exchange.sending()
+def _passed(pass_on: Callable[[Exchange, Any], None]) -> Any:
+    """Return a callback of aiohttp that passes its event on, if the request is recorded."""
 
+    async def callback(session: Any, context: SimpleNamespace, params: Any) -> None:
+        if context.exchange is not None:
+            pass_on(context.exchange, params)
 
-async def _send(session: Any, context: SimpleNamespace, params: Any) -> None:
-    if context.exchange is not None:
-        context.exchange.send(params.chunk)
-
-
-async def _fail(session: Any, context: SimpleNamespace, params: Any) -> None:
-    if context.exchange is not None:
-        context.exchange.end(params.exception)
-
-
-async def _watch(session: Any, context: SimpleNamespace, params: Any) -> None:
-    if context.exchange is not None:
-        _watched(params.response, context.exchange)
+    return callback
 
 
 @harmless
-def _watched(response: Any, exchange: Exchange) -> None:
+def _watch(response: Any, exchange: Exchange) -> None:
     exchange.answered(response.status, response.headers)
     if response.content.at_eof():
         exchange.end()

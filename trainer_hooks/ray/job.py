@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import fields
 
 import localtrace
-from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.config import PREFIX, variable
 from localtrace.record.recorder import Recorder
 from localtrace.record.settings import Settings
-from localtrace.trainer_hooks.environment import hook_settings, in_session_folder, report, say
+from localtrace.trainer_hooks.environment import lasting_store, refuse, report
 from localtrace.trainer_hooks.ray.worker import record_at_import
 
 SETUP_HOOK = "worker_process_setup_hook"
@@ -43,23 +43,25 @@ def runtime_env(
     """
     recorder = active.recorder
     if recorder is None or store is not None or settings:
-        _refuse_session_folder(Path(store or os.environ.get("LOCALTRACE_STORE") or "localtrace"))
-        localtrace.init(store, **settings)
+        path = store or os.environ.get("LOCALTRACE_STORE") or "localtrace"
+        localtrace.init(lasting_store(path), **settings)
         recorder = active.recorder
         assert recorder is not None
-    _refuse_session_folder(recorder.layout.root)
+    lasting_store(recorder.layout.root)
     environment, submitted = dict(existing or {}), _submitted_environment()
     theirs = environment.get(SETUP_HOOK) or submitted.get(SETUP_HOOK)
     if theirs in (None, record_at_import):
         environment[SETUP_HOOK] = record_at_import
     else:
-        _report_setup_hook(theirs)
-    set_already = submitted.get("env_vars") or {}
-    variables = {
-        name: text
-        for name, text in job_variables(recorder, os.environ).items()
-        if name not in set_already
-    }
+        refuse(
+            f"the runtime environment has a {SETUP_HOOK} of its own "
+            f"({getattr(theirs, '__name__', theirs)}), which stays, so actors and tasks do not "
+            "record by themselves: call localtrace.trainer_hooks.ray.record_worker() in them, or "
+            "in that hook"
+        )
+    variables = job_variables(recorder, os.environ)
+    for name in submitted.get("env_vars") or {}:
+        variables.pop(name, None)
     environment["env_vars"] = variables | (environment.get("env_vars") or {})
     return environment
 
@@ -93,45 +95,18 @@ def job_variables(recorder: Recorder, environ: Mapping[str, str]) -> dict[str, s
     Args:
         environ: the driver's environment.
     """
-    chosen = {variable(field.name) for field in fields(Settings)}
-    others = {
-        name: text
-        for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in chosen
-    }
-    settings = {
-        variable(field.name): _text(getattr(recorder.settings, field.name))
-        for field in fields(Settings)
-        if field.name in _OF_THE_JOB
-        or (
-            field.name not in _OF_ONE_PROCESS
-            and getattr(recorder.settings, field.name) != field.default
-        )
-    }
-    return others | settings
+    values = msgspec.structs.asdict(recorder.settings)
+    known = {variable(field.name): field for field in fields(Settings)}
+    variables = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+    for name, field in known.items():
+        variables.pop(name, None)
+        differs = field.name not in _OF_ONE_PROCESS and values[field.name] != field.default
+        if field.name in _OF_THE_JOB or differs:
+            variables[name] = _text(values[field.name])
+    return variables
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _refuse_session_folder(path: Path) -> None:
-    path = path.expanduser().absolute()
-    if in_session_folder(path):
-        raise ConfigError(
-            f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE to "
-            "an absolute path"
-        )
-
-
-def _report_setup_hook(theirs: Any) -> None:
-    text = (
-        f"the runtime environment has a {SETUP_HOOK} of its own "
-        f"({getattr(theirs, '__name__', theirs)}), which stays, so actors and tasks do not record "
-        "by themselves: call localtrace.trainer_hooks.ray.record_worker() in them, or in that hook"
-    )
-    if hook_settings().required:
-        raise ConfigError(text)
-    say(text)

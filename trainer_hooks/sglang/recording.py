@@ -129,9 +129,8 @@ class Recording:
         self._per_prompt, self._whole = _fields(obj, _PER_PROMPT), _fields(obj, _WHOLE)
         self._is_stream = bool(obj.stream)
         self._is_incremental = self._is_stream and any(
-            getattr(owner, name, False)
+            getattr(owner, "incremental_streaming_output", False)
             for owner in (manager, getattr(manager, "server_args", None))
-            for name in ("incremental_streaming_output", "stream_output")  # by SGLang's version
         )
         self._open: dict[int, _Generation] = {}
         self._recorded: set[int] = set()

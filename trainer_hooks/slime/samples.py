@@ -41,29 +41,18 @@ class Batch:
     sampling_params: dict[str, Any]
 
     @classmethod
-    def until_now(
-        cls, duration_s: float | None, reward_key: str | None, sampling_params: dict[str, Any]
-    ) -> Self:
+    def until_now(cls, duration_s: float | None, reward_key: str | None, sampling: Any) -> Self:
         """Return a batch that ends now, and began so long ago if that is known."""
         end_ns = time.time_ns()
-        start_ns = end_ns - int((duration_s or 0) * 1e9)
-        owner = "logging" if duration_s is None else "batch"
-        return cls(Interval(start_ns, end_ns), owner, reward_key, sampling_params)
-
-
-class Generation(NamedTuple):
-    """One turn, in the words of the store."""
-
-    interval: Interval
-    inputs: dict[str, Any]
-    outputs: dict[str, Any]
+        interval = Interval(end_ns - int((duration_s or 0) * 1e9), end_ns)
+        return cls(interval, "logging" if duration_s is None else "batch", reward_key, sampling)
 
 
 class Described(NamedTuple):
     """One sample, in the words of the store."""
 
     interval: Interval
-    generations: list[Generation]
+    turns: list[FinishedCall]
     values: dict[str, Any]
     """The reward and the attributes."""
     error: BaseException | None
@@ -83,10 +72,13 @@ def describe(sample: Any, batch: Batch) -> Described:
         own = [Interval(own[0].start_ns, own[-1].end_ns)]
     elif len(turns) != len(own):
         own, times_of = [whole] * len(turns), "rollout" if rollouts else batch.times_of
-    generations = [Generation(times, *turn) for times, turn in zip(own, turns, strict=True)]
+    calls = [
+        FinishedCall(OP, times.start_ns, times.end_ns - times.start_ns, *turn)
+        for times, turn in zip(own, turns, strict=True)
+    ]
     values = _values(sample, batch, len(turns)) | {"times_of": times_of}
     values = {name: value for name, value in values.items() if value is not None}
-    return Described(whole, generations, values, _error(sample))
+    return Described(whole, calls, values, _error(sample))
 
 
 @harmless
@@ -96,13 +88,7 @@ def record_sample(sample: Any, key: bytes, beginning: Beginning, batch: Batch) -
     Args:
         key: the trace id as 16 bytes.
     """
-    described = describe(sample, batch)
-    calls = [
-        FinishedCall(OP, times.start_ns, times.end_ns - times.start_ns, inputs, outputs)
-        for times, inputs, outputs in described.generations
-    ]
-    values, error = described.values, described.error
-    return bool(record_rollout(key, beginning, described.interval, calls, values, error))
+    return bool(record_rollout(key, beginning, *describe(sample, batch)))
 
 
 def generated_flags(sample: Any) -> list[int]:

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from localtrace.errors import ConfigError
 from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
-from localtrace.trainer_hooks.environment import hook_settings, in_session_folder, say
+from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
 
 BACKEND = "localtrace"
 TRACE_KEY = "actor_rollout_ref.rollout.trace"
@@ -82,13 +81,8 @@ def store_path(config: Any) -> Path:
     named = os.environ.get("LOCALTRACE_STORE", "")
     refuse_pattern(named)
     checkpoints = select(config, "trainer.default_local_dir") or "checkpoints"
-    path = Path(named or Path(checkpoints).parent / "localtrace").expanduser().absolute()
-    if in_session_folder(path):
-        raise ConfigError(
-            f"the store would be {path}, which Ray deletes with the job: set LOCALTRACE_STORE or "
-            "trainer.default_local_dir to an absolute path"
-        )
-    return path
+    path = named or Path(checkpoints).parent / "localtrace"
+    return lasting_store(path, "LOCALTRACE_STORE or trainer.default_local_dir")
 
 
 def start_recording(
