@@ -106,7 +106,8 @@ def _answer(ref: Any, node: dict[str, Any]) -> list[Finding]:
     try:
         return [Finding(**{**one, "node": name}) for one in ray.get(ref, timeout=0.1)]
     except Exception as error:
-        text = f"it cannot be looked at: {str(error).strip().splitlines()[-1:] or [error]}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        text = f"this node cannot be looked at: {reason}"
         remedy = "install localtrace in the environment that the job runs in, on every node"
         return [Finding("localtrace", "problem", text, remedy, name)]
 

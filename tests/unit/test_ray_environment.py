@@ -15,6 +15,7 @@ import pytest
 import localtrace
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.record.config import load_settings
+from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.ray import runtime_env, runtime_env_hook
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
 from localtrace.trainer_hooks.ray.worker import record_at_import
@@ -26,6 +27,7 @@ def _fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    environment.say_once.cache_clear()
     yield
     localtrace.close()
 

@@ -76,7 +76,8 @@ class GenerationBatch:
         self.validate = not trainer.model.training
         self._first = trainer.accelerator.process_index * len(inputs)
         """Position of the first row among those of all processes."""
-        self._sampling_params = _sampling_params(trainer)
+        params = {name: getattr(trainer, name) for name in _SAMPLING_NAMES}
+        self._sampling_params = params | (trainer.args.generation_kwargs or {})
         self._last_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         """Ids that end a completion. One that ends with another id was cut off."""
         size = trainer.num_generations_eval if self.validate else trainer.num_generations
@@ -100,8 +101,7 @@ class GenerationBatch:
             data_source=fields.get("data_source"),
         )
         row.trajectory.set(on_policy_version=self.step)  # TRL generates with the newest weights
-        columns = {name: value for name, value in fields.items() if name != "prompt"}
-        if columns:
+        if columns := {name: value for name, value in fields.items() if name != "prompt"}:
             row.trajectory.set(dataset_row=columns)
         return row
 
@@ -134,11 +134,16 @@ class GenerationBatch:
                 "prompt" if isinstance(prompt, str) else "messages": prompt,
                 "sampling_params": self._sampling_params,
             }
-            outputs = None
+            outputs: dict[str, Any] | None = None
             if completion_ids is not None:
                 generated = list(completion_ids[place])
                 row.ids = [*ids, *generated]
-                outputs = self._outputs(generated, logprobs[place] if logprobs else None)
+                outputs = {"output_ids": generated, "weight_version": str(self.step)}
+                if logprobs:
+                    outputs["output_logprobs"] = logprobs[place]
+                if generated:
+                    ended = generated[-1] in self._last_ids
+                    outputs["finish_reason"] = "stop" if ended else "length"
             row.context.run(
                 record_generation,
                 _OP,
@@ -148,14 +153,6 @@ class GenerationBatch:
                 outputs=outputs,
                 error=call.error,
             )
-
-    def _outputs(self, ids: list[int], logprobs: Sequence[float | None] | None) -> dict[str, Any]:
-        outputs: dict[str, Any] = {"output_ids": ids, "weight_version": str(self.step)}
-        if logprobs is not None:
-            outputs["output_logprobs"] = logprobs
-        if ids:
-            outputs["finish_reason"] = "stop" if ids[-1] in self._last_ids else "length"
-        return outputs
 
     def score(self, rewards: Any, completion_ids: Sequence[Sequence[int]]) -> None:
         """Note the rewards and end the trajectories.
@@ -247,8 +244,3 @@ def record_within(row: Row, tool: Callable[..., Any]) -> Callable[..., Any]:
             current.reset(token)
 
     return call_async if inspect.iscoroutinefunction(tool) else call
-
-
-def _sampling_params(trainer: Any) -> dict[str, Any]:
-    params = {name: getattr(trainer, name) for name in _SAMPLING_NAMES}
-    return params | (trainer.args.generation_kwargs or {})

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SOURCE = "verl.trainer"
 NOT_COUNTED = "no token of it counts: verl rejected all of them, or none was generated"
-_ROWS_AT_ONCE = 256
-"""Number of rows computed at once, so that intermediate tensors stay small beside the batch."""
 PER_TOKEN_NAMES = ("advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob")
 
 
@@ -53,57 +51,19 @@ def record_advantages(
             response_mask.
         suffix: text appended to every outcome's name.
     """
-    rows = first_rows(trace_ids)
+    rows, present = first_rows(trace_ids), set(batch.keys())
     if not rows:
         return
     generated = batch["response_mask"] if generated is None else generated
-    compared = recomputed and {"old_log_probs", "rollout_log_probs"} <= set(batch.keys())
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[start : start + _ROWS_AT_ONCE]
-        values = _advantages(batch, some)
-        if compared:
-            values |= _differences(batch, generated, some)
-        _record([str(trace_ids[row]) for row in some], values, step, suffix)
-    _record_tokens(batch, generated, trace_ids, uids, rows, step, suffix)
-
-
-def _advantages(batch: Mapping[str, torch.Tensor], rows: list[int]) -> dict[str, list[Any]]:
     counted = batch["response_mask"][rows].bool()
-    return {"advantage": _masked_mean(batch["advantages"][rows], counted)}
-
-
-def _differences(
-    batch: Mapping[str, torch.Tensor], generated: torch.Tensor, rows: list[int]
-) -> dict[str, list[Any]]:
-    mask = generated[rows].bool()
-    difference = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
-    largest = difference.masked_fill(~mask, 0.0).amax(dim=-1).tolist()
-    return {
-        "logprob_diff_mean": _masked_mean(difference, mask),
-        "logprob_diff_max": _where_generated(largest, mask),
-    }
-
-
-def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
-    totals = values.double().masked_fill(~mask, 0.0).sum(dim=-1)
-    return _where_generated((totals / mask.sum(dim=-1).clamp(min=1)).tolist(), mask)
-
-
-def _where_generated(values: list[float], mask: torch.Tensor) -> list[float | None]:
-    """Return the values, with None for rows whose mask is empty."""
-    generated = mask.any(dim=-1).tolist()
-    return [value if has else None for value, has in zip(values, generated, strict=True)]
-
-
-def _record_tokens(
-    batch: Mapping[str, torch.Tensor],
-    generated: torch.Tensor,
-    trace_ids: Sequence[str | None],
-    uids: Sequence[Any],
-    rows: Sequence[int],
-    step: int | None,
-    suffix: str,
-) -> None:
+    values: dict[str, list[Any]] = {"advantage": _mean(batch["advantages"][rows], counted)}
+    if recomputed and {"old_log_probs", "rollout_log_probs"} <= present:
+        mask = generated[rows].bool()
+        apart = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
+        largest = apart.masked_fill(~mask, 0.0).amax(dim=-1)
+        values["logprob_diff_mean"] = _mean(apart, mask)
+        values["logprob_diff_max"] = _known(largest, mask)
+    _record([str(trace_ids[row]) for row in rows], values, step, suffix)
     share = hook_settings().trainer_tokens
     chosen = [row for row in rows if is_chosen(uids[row], share)]
     if not chosen:
@@ -114,14 +74,24 @@ def _record_tokens(
         length - int(flipped.argmax()) if bool(flipped.any()) else 0
         for flipped in generated[chosen].int().flip(-1)
     ]
-    present = set(batch.keys())
     tensors = {name: batch[name] for name in PER_TOKEN_NAMES if name in present}
     # The mask tells which tokens the values belong to, even where verl truncated the response.
-    values = {
+    tokens = {
         name: [tensor[row, :end].tolist() for row, end in zip(chosen, ends, strict=True)]
         for name, tensor in {**tensors, "response_mask": generated}.items()
     }
-    _record([str(trace_ids[row]) for row in chosen], values, step, suffix)
+    _record([str(trace_ids[row]) for row in chosen], tokens, step, suffix)
+
+
+def _mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
+    totals = values.double().masked_fill(~mask, 0.0).sum(dim=-1)
+    return _known(totals / mask.sum(dim=-1).clamp(min=1), mask)
+
+
+def _known(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
+    """Return the values, with None for rows whose mask is empty."""
+    pairs = zip(values.tolist(), mask.any(dim=-1).tolist(), strict=True)
+    return [value if has else None for value, has in pairs]
 
 
 def record_rewards(
