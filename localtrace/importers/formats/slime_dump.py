@@ -26,7 +26,7 @@ from localtrace.importers.source import BadLine, Source
 from localtrace.record.capture import verdict
 from localtrace.store.journal.records import STATUSES
 from localtrace.trainer_hooks.slime.batches import SOURCE, place_of, sample_outcomes
-from localtrace.trainer_hooks.slime.samples import OP, Batch, Interval, describe
+from localtrace.trainer_hooks.slime.samples import Batch, Interval, describe
 from localtrace.trainer_hooks.slime.training import SOURCE as TRAINER
 from localtrace.trainer_hooks.slime.training import token_values
 from localtrace.trainer_hooks.token_means import in_memory, means
@@ -150,10 +150,11 @@ class _Dump:
         trace_id = digest_id(16, "trace", *key).hex()
         start_ns, end_ns = described.interval
         calls = Calls(trace_id, start_ns)
-        for times, inputs, outputs in described.generations:
-            duration_ns = times.end_ns - times.start_ns
-            calls.add(OP, inputs, outputs, start_ns=times.start_ns, duration_ns=duration_ns)
-        for first, last in (described.interval, *(one[0] for one in described.generations)):
+        times = [described.interval]
+        for op, at_ns, duration_ns, inputs, outputs, _ in described.turns:
+            calls.add(op, inputs, outputs, start_ns=at_ns, duration_ns=duration_ns)
+            times.append(Interval(at_ns, at_ns + duration_ns))
+        for first, last in times:
             if not is_time(first) or not is_time(last) or first > last:
                 raise BadLine("its times are none")
         status, error = verdict(described.error)
