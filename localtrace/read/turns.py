@@ -125,12 +125,7 @@ class Turn:
     @property
     def weight_version(self) -> Any:
         """The version of the policy's weights, as the engine reports it; None: it does not."""
-        outputs = fields_of(self.span.outputs)
-        for details in (outputs, *(fields_of(outputs.get(name)) for name in DETAIL_NAMES)):
-            for name in WEIGHT_NAMES:
-                if details.get(name) is not None:
-                    return details[name]
-        return None
+        return weight_version(self.span)
 
 
 def output_summary(span: Span) -> str:
@@ -149,6 +144,16 @@ def output_summary(span: Span) -> str:
 def turns_of(trajectory: Trajectory) -> list[Turn]:
     """Return the turns of a trajectory in the order of the view `turns`."""
     return _Reader(trajectory).turns
+
+
+def weight_version(span: Span) -> Any:
+    """Return the version of the weights among a call's results; None: they do not tell it."""
+    outputs = fields_of(span.outputs)
+    for details in (outputs, *(fields_of(outputs.get(name)) for name in DETAIL_NAMES)):
+        for name in WEIGHT_NAMES:
+            if details.get(name) is not None:
+                return details[name]
+    return None
 
 
 def model_of(span: Span) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from localtrace.types import Run, Trajectory
 from localtrace.uploader.transcripts import Transcript
 
 T = TypeVar("T")
+AND_REWARD = "+reward"
+"""End of the digest of a trajectory whose reward is sent as an assessment, too."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class Entry:
     remote_id: str
     """Its id at the target, derived from the place's seed and the trace id."""
     digest: str
-    """sha256 of all that is sent; after it `+reward` if that is feedback of its own at Weave."""
+    """Digest of the trajectory; after it `+reward` if that is sent as an assessment, too."""
     span_count: int
     """Number of spans or calls that the target shows for it, including its root."""
     assessment_id: str | None = None
@@ -69,6 +71,13 @@ class Cut(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+class CallKey(NamedTuple):
+    """Names a call of a record at the target."""
+
+    id: str
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One trajectory, encoded for a target. Equal trajectories and places give equal bytes."""
@@ -76,6 +85,8 @@ class Record:
     entry: Entry
     parts: tuple[bytes, ...]
     """The pieces of a request, in order: for Weave one per call, for others just one."""
+    keys: tuple[CallKey, ...] = ()
+    """For Weave the id and the digest of each part, the trajectory's own call last."""
     assessment: bytes | None = None
     """Body of a second request, with assessments, if there are any."""
     cuts: tuple[Cut, ...] = ()

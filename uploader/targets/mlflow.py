@@ -157,7 +157,7 @@ class MlflowTarget(MetricsTarget):
 
     def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the record: spans with tags, and the assessments."""
-        return encode(trajectory, place, assessments=self._assessments, transcript=transcript)
+        return encode(trajectory, place, transcript, assessments=self._assessments)
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask by id which entries are there, and whether their content is the same."""

@@ -9,15 +9,15 @@ status and outcomes, which live tracing lacks, are added. This module knows no r
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.types import Span, Trajectory
+from localtrace.uploader.digests import digests_of
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.lone import lone_call
-from localtrace.uploader.targets import Entry, Place, Record, otlp_values
+from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, otlp_values
 from localtrace.uploader.targets import mlflow_assessments as feedback
 from localtrace.uploader.targets.mlflow_chat import read_call, read_root
 from localtrace.uploader.transcripts import Transcript
@@ -36,38 +36,31 @@ _LEVEL_DEBUG, _LEVEL_ERROR = 10, 40
 
 
 def encode(
-    trajectory: Trajectory, place: Place, *, assessments: bool, transcript: Transcript | None = None
+    trajectory: Trajectory, place: Place, transcript: Transcript, *, assessments: bool
 ) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
-    The digest is of what live tracing would have written, and of feedback: what was sent once is
-    not sent again because it could be read better.
-
     Args:
+        transcript: the trajectory in a form to read, which is added.
         assessments: send the reward and the right answer as assessments too, in a request of its
             own, as labels always are.
-        transcript: the trajectory in a form to read, which is added.
     """
     spans = _spans(trajectory, place.destination)
-    root = spans[0]
-    ids = (place.destination, trajectory.trace_id)
-    remote_id, end_ns = _remote_id(*ids), max(span.end_time_unix_nano for span in spans)
-    reward = feedback.of_reward(trajectory, place, end_ns) if assessments else []
-    found = [*reward, *feedback.of_labels(trajectory, place)]
-    attach = partial(feedback.body, trajectory, place, remote_id, spans)
-    judged = attach(found) if found else b""
-    digest = hashlib.sha256(otlp_values.request(spans) + judged).hexdigest()
-    if transcript is None:
-        found = reward
-    else:
-        found += feedback.expectations(trajectory, place, end_ns) if assessments else []
-        read_root(root, trajectory, transcript)
-        for shown, span in zip(spans[1:], _calls(trajectory), strict=True):
-            read_call(shown, span, transcript)
+    root, *shown = spans
+    remote_id = _remote_id(place.destination, trajectory.trace_id)
+    end_ns = max(span.end_time_unix_nano for span in spans)
+    judged = feedback.of_reward(trajectory, place, end_ns) if assessments else []
+    judged += feedback.of_labels(trajectory, place)
+    judged += feedback.expectations(trajectory, place, end_ns) if assessments else []
+    read_root(root, trajectory, transcript)
+    for otlp_span, span in zip(shown, _calls(trajectory), strict=True):
+        read_call(otlp_span, span, transcript)
+    digest = digests_of(trajectory).whole + (AND_REWARD if assessments else "")
     root.attributes.extend(otlp_values.attributes({f"mlflow.traceTag.{DIGEST_TAG}": digest}))
-    first_id = found[0]["assessment_id"] if found else None
+    first_id = judged[0]["assessment_id"] if judged else None
     entry = Entry(place, trajectory.trace_id, remote_id, digest, len(spans), first_id)
-    return Record(entry, (otlp_values.request(spans),), attach(found) if found else None)
+    body = feedback.body(trajectory, place, remote_id, spans, judged) if judged else None
+    return Record(entry, (otlp_values.request(spans),), assessment=body)
 
 
 def _trace_id(destination: str, trace_id: str) -> bytes:
@@ -120,8 +113,7 @@ def _root(trajectory: Trajectory, trace_id: bytes, root_id: bytes, lone: Span | 
             values["localtrace.group_id"] = trajectory.group_id
     values |= {f"attributes.{key}": value for key, value in trajectory.attributes.items()}
     for outcome in trajectory.outcomes:
-        parts = (outcome.number, outcome.text, outcome.values)
-        values[f"outcomes.{outcome.name}"] = next((p for p in parts if p is not None), None)
+        values[f"outcomes.{outcome.name}"] = outcome.value
     return OtlpSpan(
         trace_id=trace_id,
         span_id=root_id,

@@ -31,14 +31,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from hashlib import sha256
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from localtrace.field_names import DETAIL_NAMES, WEIGHT_NAMES
+from localtrace.read.turns import as_text, fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
+from localtrace.uploader.digests import digests_of
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets.otlp_chat import EVALUATION, read_call, read_root, show_chat
@@ -66,32 +66,35 @@ _OUTCOMES = {"reward", "advantage", "fate", "trained_step"}
 def encode(
     trajectory: Trajectory,
     place: Place,
-    transcript: Transcript | None = None,
+    transcript: Transcript,
     *,
     for_langfuse: bool = False,
 ) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
-    The digest is of the spans without the transcript.
-
     Args:
         transcript: the trajectory in a form to read, which is added.
         for_langfuse: whether Langfuse's own names for it are added, too.
     """
-    spans = list(_spans(trajectory, place))
-    resource = resource_of(trajectory, place)
-    digest = sha256(otlp_values.request(spans, resource)).hexdigest()
-    spans = list(_with_transcript(spans, trajectory, transcript))
-    if transcript is not None and for_langfuse:
+    spans = list(each_span(trajectory, place, transcript))
+    if for_langfuse:
         for shown, span in zip(spans[1:], trajectory.spans, strict=True):
             show_chat(shown, transcript.chats.get(span.span_id))
+    body = otlp_values.request(spans, resource_of(trajectory, place))
+    digest = digests_of(trajectory).whole
     entry = Entry(place, trajectory.trace_id, spans[0].trace_id.hex(), digest, len(spans))
-    return Record(entry, (otlp_values.request(spans, resource),))
+    return Record(entry, (body,))
 
 
 def each_span(trajectory: Trajectory, place: Place, transcript: Transcript) -> Iterator[OtlpSpan]:
-    """Yield the spans that `encode` puts into a record: the root, then the calls in order."""
-    return _with_transcript(_spans(trajectory, place), trajectory, transcript)
+    """Yield the spans of a trajectory: the root, then the calls in order."""
+    made = Counter(span.parent_id for span in trajectory.generations)
+    root, *calls = _spans(trajectory, place)
+    read_root(root, trajectory, transcript)
+    yield root
+    for call, span in zip(calls, trajectory.spans, strict=True):
+        read_call(call, span, transcript, made[span.span_id])
+        yield call
 
 
 def _spans(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
@@ -112,19 +115,6 @@ def _spans(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
         parent_id = ids.get(span.parent_id or "", root_id)
         call.MergeFrom(OtlpSpan(span_id=ids[span.span_id], parent_span_id=parent_id, **common))
         yield call
-
-
-def _with_transcript(
-    spans: Iterable[OtlpSpan], trajectory: Trajectory, transcript: Transcript | None
-) -> Iterator[OtlpSpan]:
-    """Yield the spans with what makes them readable."""
-    made = Counter(one.parent_id for one in trajectory.generations)
-    for shown, span in zip(spans, (None, *trajectory.spans), strict=True):
-        if transcript is not None and span is None:
-            read_root(shown, trajectory, transcript)
-        elif transcript is not None and span is not None:
-            read_call(shown, span, transcript, made[span.span_id])
-        yield shown
 
 
 def resource_of(trajectory: Trajectory, place: Place) -> dict[str, Any]:
@@ -187,10 +177,9 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    parts = (outcome.number, outcome.text, outcome.values)
     known = outcome.name in _OUTCOMES and outcome.values is None
     key = f"localtrace.{outcome.name}" if known else f"localtrace.outcome.{outcome.name}"
-    return {key: next((part for part in parts if part is not None), None)}
+    return {key: outcome.value}
 
 
 def _call(span: Span, session: str) -> OtlpSpan:
@@ -221,13 +210,14 @@ def _call(span: Span, session: str) -> OtlpSpan:
 
 
 def _turn(span: Span) -> dict[str, Any]:
+    version = weight_version(span)
     values: dict[str, Any] = {
         "openinference.span.kind": "LLM",
         "gen_ai.operation.name": "text_completion" if span.messages is None else "chat",
         "gen_ai.input.messages": input_messages(span),
         "gen_ai.output.messages": output_messages(span),
         "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
-        "localtrace.weight_version": _weight_version(span.outputs),
+        "localtrace.weight_version": None if version is None else as_text(version),
     }
     for name, ids in (("input", span.prompt_ids), ("output", span.output_ids)):
         if ids is not None:
@@ -237,8 +227,8 @@ def _turn(span: Span) -> dict[str, Any]:
 
 def _request(inputs: Any) -> dict[str, Any]:
     """Return the attributes for the model and the sampling parameters among the arguments."""
-    arguments = _fields(inputs)
-    arguments = {**arguments, **_fields(arguments.get("sampling_params"))}
+    arguments = fields_of(inputs)
+    arguments = {**arguments, **fields_of(arguments.get("sampling_params"))}
     found: dict[str, Any] = {}
     for argument, (name, kind) in _REQUEST.items():
         value = arguments.get(argument)
@@ -248,28 +238,14 @@ def _request(inputs: Any) -> dict[str, Any]:
     return found
 
 
-def _weight_version(outputs: Any) -> str | None:
-    fields = _fields(outputs)
-    for place in (fields, *(_fields(fields.get(name)) for name in DETAIL_NAMES)):
-        for name in WEIGHT_NAMES:
-            if place.get(name) is not None:
-                value = place[name]
-                return value if isinstance(value, str) else to_json(value)
-    return None
-
-
 def _tool_name(span: Span) -> str:
-    arguments = _fields(span.inputs)
-    names = (_fields(arguments.get("tool_call")).get("name"), arguments.get("tool_name"))
+    arguments = fields_of(span.inputs)
+    names = (fields_of(arguments.get("tool_call")).get("name"), arguments.get("tool_name"))
     found = next((name for name in (*names, arguments.get("name")) if isinstance(name, str)), None)
     if found is not None:
         return found
     *owners, function = span.op.split(".")
     return owners[-1] if owners and owners[-1].endswith("Tool") else function
-
-
-def _fields(value: Any) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _span(

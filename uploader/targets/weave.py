@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.targets import Entry, Place, Record, Target, in_batches
+from localtrace.uploader.targets import CallKey, Entry, Place, Record, Target, in_batches
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain, printable
 from localtrace.uploader.targets.wandb import (
     PUBLIC_URL,
@@ -30,8 +31,6 @@ from localtrace.uploader.targets.wandb import (
     server_url,
 )
 from localtrace.uploader.targets.weave_calls import (
-    call_digest,
-    call_id,
     encode,
     root_id,
     split_digests,
@@ -58,6 +57,10 @@ class _ServerInfo(msgspec.Struct):
     min_required_weave_python_version: str
 
 
+_Call: TypeAlias = tuple[Entry, CallKey, bytes]
+"""The entry of a trajectory, and one encoded call of it with its key."""
+
+
 @dataclass(slots=True)
 class _Held:
     """The calls of a trajectory that must not be sent again."""
@@ -66,16 +69,16 @@ class _Held:
     digests: set[str] | None = None
     """Digests of the calls there, if they belong to an earlier version; otherwise None."""
 
-    def has(self, part: bytes) -> bool:
-        """Return whether an encoded call is there with the same content."""
-        there = call_id(part) in self.ids
-        return there and (self.digests is None or call_digest(part) in self.digests)
+    def has(self, key: CallKey) -> bool:
+        """Return whether a call is there with the same content."""
+        is_there = key.id in self.ids
+        return is_there and (self.digests is None or key.digest in self.digests)
 
-    def add(self, part: bytes) -> None:
-        """Note that an encoded call was stored."""
-        self.ids.add(call_id(part))
+    def add(self, key: CallKey) -> None:
+        """Note that a call was stored."""
+        self.ids.add(key.id)
         if self.digests is not None:
-            self.digests.add(call_digest(part))
+            self.digests.add(key.digest)
 
 
 class WeaveTarget(Target):
@@ -257,7 +260,7 @@ class WeaveTarget(Target):
         sent_bytes = dict.fromkeys((record.entry.trace_id for record in records), 0)
         missing = list(self._missing(records))
         for request in in_batches(missing, _size, CALLS_MAX, REQUEST_MAX_BYTES):
-            body = b'{"batch":[' + b",".join(part for _, part in request) + b"]}"
+            body = b'{"batch":[' + b",".join(part for *_, part in request) + b"]}"
             try:
                 self._http.call("POST", path, content=body, headers=JSON)
             except Refused as error:
@@ -270,28 +273,28 @@ class WeaveTarget(Target):
                     self._ask_again(records)
                 raise
             with self._lock:
-                for entry, part in request:
+                for entry, key, part in request:
                     sent_bytes[entry.trace_id] += len(part)
-                    self._held.setdefault(entry.remote_id, _Held()).add(part)
+                    self._held.setdefault(entry.remote_id, _Held()).add(key)
         send_missing(self._http, records)
         for record in records:
             self._remember(record.entry, _Held())
         return sent_bytes
 
-    def _missing(self, records: Sequence[Record]) -> Iterator[tuple[Entry, bytes]]:
+    def _missing(self, records: Sequence[Record]) -> Iterator[_Call]:
         for record in records:
             with self._lock:
                 held = self._held.get(record.entry.remote_id, _Held())
-            for part in record.parts:
-                if not held.has(part):
-                    yield record.entry, part
+            for key, part in zip(record.keys, record.parts, strict=True):
+                if not held.has(key):
+                    yield record.entry, key, part
 
     def _ask_again(self, records: Sequence[Record]) -> None:
         """Find what is there: the service may store the start of a batch that is too large."""
         found = self.find([record.entry for record in records])
         for record in records:
             if found.get(record.entry.trace_id):
-                self._remember(record.entry, _Held(set(map(call_id, record.parts))))
+                self._remember(record.entry, _Held({key.id for key in record.keys}))
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read back which trajectories are there with the same content."""
@@ -329,5 +332,5 @@ class WeaveTarget(Target):
         return UploadError(f"{self.uri} refused: {refused}; {remedy}{self._doubt}")
 
 
-def _size(call: tuple[Entry, bytes]) -> int:
-    return len(call[1])
+def _size(call: _Call) -> int:
+    return len(call[2])

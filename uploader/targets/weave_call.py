@@ -11,7 +11,6 @@ class Call(msgspec.Struct, omit_defaults=True):
     """One call, as the route `calls/complete` takes it."""
 
     id: str
-    """First field, so that `call_id` finds it at a fixed place of every encoded call."""
     project_id: str
     trace_id: str
     parent_id: str | None

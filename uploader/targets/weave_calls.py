@@ -8,7 +8,6 @@ knows no routes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,11 +18,12 @@ from uuid import UUID
 
 import msgspec
 
-from localtrace.field_names import DETAIL_NAMES, WEIGHT_NAMES
-from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
+from localtrace.read.turns import weight_version
+from localtrace.types import FAILED_STATUSES, Span, Trajectory
+from localtrace.uploader.digests import digests_of
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.lone import lone_call
-from localtrace.uploader.targets import Cut, Entry, Place, Record
+from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record
 from localtrace.uploader.targets.weave_call import Call
 from localtrace.uploader.targets.weave_chat import read_call, read_root
 from localtrace.uploader.targets.weave_summary import summaries
@@ -45,47 +45,28 @@ _JSON_MAX_GROWTH = 3
 """Largest ratio of the size of Python's JSON, in ASCII with spaces, to that of msgspec's."""
 
 
-def encode(trajectory: Trajectory, place: Place, transcript: Transcript | None = None) -> Record:
+def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
-    The digest is of what live tracing would have written: what was sent once is not sent again
-    because it could be read better.
+    Callers come after the calls that they made, and the root is last. So if the root is stored, all
+    other calls are.
 
     Args:
         transcript: the trajectory in a form to read, which is added.
     """
-    parts, root, cuts = _calls(trajectory, place, None)
-    digest = hashlib.sha256(b"\n".join([*parts, msgspec.json.encode(root)])).hexdigest()
-    if transcript is not None:
-        parts, root, cuts = _calls(trajectory, place, transcript)
-    root.attributes["localtrace"] |= {"digest": digest, "ids_from": place.seed}
-    if len(parts) <= DIGESTS_MAX:
-        root.attributes["localtrace"]["call_digests"] = "".join(map(call_digest, parts))
-    entry = Entry(place, trajectory.trace_id, root.id, digest, 1 + len(parts))
-    return Record(entry, (*parts, msgspec.json.encode(root)), cuts=tuple(cuts))
-
-
-def _calls(
-    trajectory: Trajectory, place: Place, transcript: Transcript | None
-) -> tuple[list[bytes], Call, list[Cut]]:
-    """Return the calls, the root, and what was cut.
-
-    Callers come after the calls that they made, and the root is last. So if the root is stored, all
-    other calls are.
-    """
-    key = (place.seed, trajectory.trace_id)
-    trace_id = root_id(*key)
-    ids = {span.span_id: _uuid(*key, span.span_id) for span in trajectory.spans}
-    chats = {} if transcript is None else transcript.chats
-    numbers = {span_id: number for number, span_id in enumerate(chats, 1)}
-    sums = summaries(trajectory, chats)
+    digests = digests_of(trajectory)
+    seed = (place.seed, trajectory.trace_id)
+    trace_id = root_id(*seed)
+    ids = {span.span_id: _uuid(*seed, span.span_id) for span in trajectory.spans}
+    numbers = {span_id: number for number, span_id in enumerate(transcript.chats, 1)}
+    sums = summaries(trajectory, transcript.chats)
     lone = lone_call(trajectory)
     if lone is not None:
         ids[lone.span_id] = trace_id
         sums[None] = sums[lone.span_id]
     new = _caller(trajectory, place, trace_id)
     cuts: list[Cut] = []
-    parts = []
+    parts, keys = [], []
     for span in reversed(trajectory.spans):
         if span is lone:
             continue
@@ -97,9 +78,9 @@ def _calls(
             summary=sums[span.span_id],
             **_span_fields(span, trajectory),
         )
-        if transcript is not None:
-            call = read_call(call, span, transcript, numbers.get(span.span_id))
+        call = read_call(call, span, transcript, numbers.get(span.span_id))
         parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
+        keys.append(CallKey(call.id, digests.calls[span.span_id][:_DIGEST_CHARS]))
     name = trajectory.name or ROOT_NAME
     fields = _root_fields(trajectory, name, sums[None], cuts)
     if lone is not None:
@@ -107,9 +88,15 @@ def _calls(
         call_fields["attributes"]["localtrace"] |= fields["attributes"]["localtrace"]
         fields |= {field: call_fields[field] for field in ("inputs", "output", "attributes")}
     root = new(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields)
-    if transcript is not None:
-        root = read_root(root, trajectory, transcript, is_lone=lone is not None)
-    return parts, _fitted(root, name, cuts), cuts
+    root = read_root(root, trajectory, transcript, is_lone=lone is not None)
+    root = _fitted(root, name, cuts)
+    root.attributes["localtrace"] |= {"digest": digests.whole, "ids_from": place.seed}
+    if len(parts) <= DIGESTS_MAX:
+        root.attributes["localtrace"]["call_digests"] = "".join(key.digest for key in keys)
+    parts.append(msgspec.json.encode(root))
+    keys.append(CallKey(root.id, digests.whole[:_DIGEST_CHARS]))
+    entry = Entry(place, trajectory.trace_id, root.id, digests.whole, len(parts))
+    return Record(entry, tuple(parts), tuple(keys), cuts=tuple(cuts))
 
 
 def _caller(trajectory: Trajectory, place: Place, trace_id: str) -> Callable[..., Call]:
@@ -127,16 +114,6 @@ def _caller(trajectory: Trajectory, place: Place, trace_id: str) -> Callable[...
 def root_id(seed: str, trace_id: str) -> str:
     """Return the id of a trajectory's root call, which is also its trace id at Weave."""
     return _uuid(seed, trace_id)
-
-
-def call_id(part: bytes) -> str:
-    """Return the id in an encoded call."""
-    return part[7:43].decode()
-
-
-def call_digest(part: bytes) -> str:
-    """Return a short digest of an encoded call, including its id."""
-    return hashlib.sha256(part).hexdigest()[:_DIGEST_CHARS]
 
 
 def split_digests(text: str) -> Iterator[str]:
@@ -175,7 +152,7 @@ def _root_fields(
     trajectory: Trajectory, name: str, summary: dict[str, Any], cuts: list[Cut]
 ) -> dict[str, Any]:
     known_ends = [span.end_ns for span in trajectory.spans]
-    outcomes = {outcome.name: _value(outcome) for outcome in trajectory.outcomes}
+    outcomes = {outcome.name: outcome.value for outcome in trajectory.outcomes}
     # Weave makes columns and filters of attributes; long values would spoil both.
     short = {
         key: value
@@ -229,7 +206,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
             "status": trajectory.status,
             "span_count": len(trajectory.spans),
             "weight_versions": _weight_versions(trajectory) or None,
-            "labels": [[o.name, o.source, _value(o), o.time_ns] for o in trajectory.labels] or None,
+            "labels": [[o.name, o.source, o.value, o.time_ns] for o in trajectory.labels] or None,
             "set": trajectory.attributes or None,
         }
     )
@@ -237,22 +214,12 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 def _weight_versions(trajectory: Trajectory) -> list[str]:
     """Return the versions of the policy's weights that the turns report."""
-    found: dict[str, None] = {}
-    for outputs in (span.outputs for span in trajectory.spans if span.is_turn):
-        if isinstance(outputs, dict):
-            for fields in (outputs, *map(outputs.get, DETAIL_NAMES)):
-                if isinstance(fields, dict):
-                    found |= {str(fields[name]): None for name in WEIGHT_NAMES if name in fields}
-    return list(found)
+    versions = (weight_version(span) for span in trajectory.spans if span.is_turn)
+    return list(dict.fromkeys(str(version) for version in versions if version is not None))
 
 
 def _results(reward: float | None, outcomes: dict[str, Any]) -> dict[str, Any]:
     return _known({"reward": reward, "outcomes": outcomes or None})
-
-
-def _value(outcome: Outcome) -> Any:
-    parts = (outcome.number, outcome.text, outcome.values)
-    return next((part for part in parts if part is not None), None)
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:

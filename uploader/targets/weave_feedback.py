@@ -18,7 +18,7 @@ import msgspec
 
 from localtrace.types import Outcome, Trajectory
 from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Place, Record
+from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.weave_values import text
 
@@ -26,8 +26,6 @@ TEXT_MAX_CHARS = 10_000
 _REWARD = "reward"
 _SENDER = "localtrace"
 """Creator of rewards."""
-_AND_REWARD = f"+{_REWARD}"
-"""End of the digest of a trajectory whose reward is feedback too; its root has the rest."""
 _NOTE = "wandb.note.1"
 _ASKED_MAX = 100
 """Calls whose feedback is asked for in one query."""
@@ -89,7 +87,7 @@ def with_feedback(record: Record, found: Sequence[dict[str, Any]]) -> Record:
         return record
     ids = ",".join(one["id"] for one in found)
     has_reward = any(one["feedback_type"] == _REWARD for one in found)
-    digest = record.entry.digest + (_AND_REWARD if has_reward else "")
+    digest = record.entry.digest + (AND_REWARD if has_reward else "")
     return replace(
         record,
         entry=replace(record.entry, digest=digest, assessment_id=ids),
@@ -99,7 +97,7 @@ def with_feedback(record: Record, found: Sequence[dict[str, Any]]) -> Record:
 
 def digest_of_calls(entry: Entry) -> str:
     """Return the digest of a trajectory's calls, which its root has."""
-    return entry.digest.removesuffix(_AND_REWARD)
+    return entry.digest.removesuffix(AND_REWARD)
 
 
 def send_missing(http: HttpSession, records: Sequence[Record]) -> None:

@@ -1,0 +1,58 @@
+"""Digests of a redacted trajectory, by which a target is asked whether it holds the same.
+
+They know no target and no form in which a target shows a trajectory. Each call has one, so that
+after a change only the calls that changed are sent again; a late reward or label changes none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import Any
+
+from localtrace.types import Outcome, Span, Trajectory
+from localtrace.values.codec import encode
+
+_REPEATED = frozenset({"prompt_ids", "messages", "output_ids", "output_logprobs"})
+"""Fields of a span that are also in its inputs or outputs."""
+_SPAN = tuple(field.name for field in fields(Span) if field.name not in _REPEATED)
+_NOT_RECORDED = frozenset({"spans", "generations", "outcomes", "model", "decode"})
+_TRAJECTORY = tuple(f.name for f in fields(Trajectory) if f.name not in _NOT_RECORDED)
+_OUTCOME = tuple(field.name for field in fields(Outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The digests of one trajectory, as hex of sha256."""
+
+    calls: Mapping[str, str]
+    """Digest of each call and of the calls inside it, by span id."""
+    whole: str
+    """Digest of everything that was recorded of it."""
+
+
+def digests_of(trajectory: Trajectory) -> Digests:
+    """Return the digests of a trajectory: equal content gives equal digests."""
+    inner: defaultdict[str | None, list[str]] = defaultdict(list)
+    calls = {}
+    for span in reversed(trajectory.spans):  # calls before their callers, which began earlier
+        digest = _digest([_values(span, _SPAN), inner[span.span_id]])
+        calls[span.span_id] = digest
+        inner[span.parent_id].append(digest)
+    about = [
+        _values(trajectory, _TRAJECTORY),
+        [_values(outcome, _OUTCOME) for outcome in trajectory.outcomes],
+        [_values(span, _SPAN) for span in trajectory.generations],
+        list(calls.values()),
+    ]
+    return Digests(calls, _digest(about))
+
+
+def _values(recorded: Span | Trajectory | Outcome, names: tuple[str, ...]) -> list[Any]:
+    return [getattr(recorded, name) for name in names]
+
+
+def _digest(value: Any) -> str:
+    return sha256(encode(value)).hexdigest()
