@@ -16,6 +16,7 @@ from localtrace.errors import UploadError
 from localtrace.types import Run
 from localtrace.uploader.targets.mlflow import MlflowTarget
 from localtrace.uploader.targets.mlflow_spans import SESSION_MAX_CHARS, encode
+from localtrace.uploader.transcripts import transcript_of
 from tests.unit.test_uploader_mlflow_spans import PLACE, trajectory
 
 RUN = Run("run-1", 0, "project", "experiment", 1, 2, None, None, None, {})
@@ -23,7 +24,8 @@ RUN = Run("run-1", 0, "project", "experiment", 1, 2, None, None, None, {})
 
 def attributes(group_id: str) -> dict[str, str]:
     """Text attributes of the root span."""
-    record = encode(trajectory(group_id=group_id), PLACE, assessments=False)
+    one = trajectory(group_id=group_id)
+    record = encode(one, PLACE, transcript_of(one), assessments=False)
     request = ExportTraceServiceRequest.FromString(b"".join(record.parts))
     spans = request.resource_spans[0].scope_spans[0].spans
     (root,) = (span for span in spans if not span.parent_span_id)
@@ -75,5 +77,5 @@ def test_an_experiment_id_that_no_header_can_hold_is_refused(
     monkeypatch.setattr(_Answers, "experiment_id", experiment_id)
     with closing(MlflowTarget(server, assessments=False)) as target:
         target.check()
-        with pytest.raises(UploadError, match=r"/experiments/\S+ .*\buri\b"):
+        with pytest.raises(UploadError, match=r"as the id of an experiment: .*\buri\b"):
             target.place(RUN, None)

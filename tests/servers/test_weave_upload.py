@@ -22,7 +22,6 @@ from localtrace.uploader import upload
 from localtrace.uploader.targets import Entry, Place, Record
 from localtrace.uploader.targets.http import TryAgain
 from localtrace.uploader.targets.weave import WeaveTarget
-from localtrace.uploader.targets.weave_calls import call_id
 from localtrace.uploader.transcripts import transcript_of
 from tests.servers.weave import KEY, WeaveServer
 from tests.servers.weave_client import read_back, run_client
@@ -296,7 +295,7 @@ def test_calls_that_are_there_are_left_out_of_the_next_sending(
 ) -> None:
     failing_weave.show_duplicates()
     found = records(target, place, many(3, 5))
-    partly = replace(found[1], parts=found[1].parts[:3])
+    partly = replace(found[1], parts=found[1].parts[:3], keys=found[1].keys[:3])
     target.send([found[0], partly])
     assert target.find(entries(found)) == {found[0].entry.trace_id: True}
     target.send(found[1:])
@@ -306,7 +305,7 @@ def test_calls_that_are_there_are_left_out_of_the_next_sending(
 
 def assert_each_call_was_sent_once(server: WeaveServer, place: Place, found: list[Record]) -> None:
     values = server.started_at_values(place.experiment)
-    assert set(values) == {call_id(part) for record in found for part in record.parts}
+    assert set(values) == {key.id for record in found for key in record.keys}
     assert {len(sent) for sent in values.values()} == {1}
 
 

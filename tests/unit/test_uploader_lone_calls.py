@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import localtrace
 from localtrace.types import Trajectory
 from localtrace.uploader.targets import Place, mlflow_spans, weave_calls
+from localtrace.uploader.transcripts import transcript_of
 
 
 @pytest.fixture
@@ -35,7 +36,9 @@ def lone(tmp_path: Path) -> Trajectory:
 
 def mlflow_tree(one: Trajectory) -> list[tuple[str, str, dict[str, Any]]]:
     """Name, caller's name and attributes of each span."""
-    body = mlflow_spans.encode(one, Place("mlflow:1:2", "1", "r"), assessments=False).parts[0]
+    body = mlflow_spans.encode(
+        one, Place("mlflow:1:2", "1", "r"), transcript_of(one), assessments=False
+    ).parts[0]
     spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     names = {span.span_id: span.name for span in spans}
     return [
@@ -53,7 +56,7 @@ def test_mlflow_shows_the_call_as_the_root(lone: Trajectory) -> None:
 
 
 def test_weave_shows_the_call_as_the_root(lone: Trajectory) -> None:
-    record = weave_calls.encode(lone, Place("weave:t/p", "t/p", ""))
+    record = weave_calls.encode(lone, Place("weave:t/p", "t/p", ""), transcript_of(lone))
     inner, root = map(json.loads, record.parts)
     assert record.entry.span_count == 2
     assert (root["parent_id"], inner["parent_id"]) == (None, root["id"])

@@ -14,12 +14,19 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from localtrace.types import Outcome, Span, Trajectory
-from localtrace.uploader.targets import Place
-from localtrace.uploader.targets.mlflow_spans import TAG_MAX_CHARS, encode
+from localtrace.uploader.targets import Place, Record
+from localtrace.uploader.targets.mlflow_spans import TAG_MAX_CHARS
+from localtrace.uploader.targets.mlflow_spans import encode as encode_record
+from localtrace.uploader.transcripts import transcript_of
 
 PLACE = Place("mlflow:1:1700000000000", "1", "run")
 START_NS = 1_700_000_000_123_456_789
 PROMPTS = {1: None, 2: [1, 2]}
+
+
+def encode(one: Trajectory, place: Place, **options: Any) -> Record:
+    """Encode a trajectory together with its form to read."""
+    return encode_record(one, place, transcript_of(one), **options)
 
 
 def call(seq: int, **fields: Any) -> Span:
@@ -117,11 +124,11 @@ def test_the_type_follows_from_the_kind(kind: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("status", "error", "level"), [("ok", None, 10), ("error", "ValueError: no", 40)]
 )
-def test_type_and_level_are_those_of_a_client_that_names_neither(status, error, level) -> None:
+def test_level_is_that_of_a_client_that_names_none(status, error, level) -> None:
     one = call(1, status=status, error=error)
-    for shown in map(attributes, spans(trajectory(status=status, error=error, spans=[one]))):
-        assert shown["mlflow.spanType"] == "UNKNOWN"
-        assert shown["mlflow.spanLogLevel"] == level
+    shown = [*map(attributes, spans(trajectory(status=status, error=error, spans=[one])))]
+    assert [span["mlflow.spanType"] for span in shown] == ["AGENT", "CHAIN"]
+    assert [span["mlflow.spanLogLevel"] for span in shown] == [level] * 2
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,18 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from localtrace.types import Outcome, Span, Trajectory
-from localtrace.uploader.targets import Place
-from localtrace.uploader.targets.otlp_spans import encode
+from localtrace.uploader.targets import Place, Record
+from localtrace.uploader.targets.otlp_spans import encode as encode_record
 from localtrace.uploader.transcripts import transcript_of
 from localtrace.values.placeholder import Placeholder
 
 PLACE = Place("otlp:http://127.0.0.1:4318/v1/traces:maths", "maths", "run")
 START_NS = 1_700_000_000_123_456_789
+
+
+def encode(one: Trajectory, place: Place, **options: Any) -> Record:
+    """Encode a trajectory together with its form to read."""
+    return encode_record(one, place, transcript_of(one), **options)
 
 
 def call(seq: int = 1, **fields: Any) -> Span:
@@ -197,7 +202,7 @@ def test_messages_have_a_role_and_parts() -> None:
     assert shown["gen_ai.operation.name"] == "chat"
     assert json.loads(shown["gen_ai.input.messages"]) == [
         {"role": "system", "parts": [{"type": "text", "content": "Add."}]},
-        {"role": "user", "parts": [{"type": "text", "content": "2+2?"}, {"type": "image"}]},
+        {"role": "user", "parts": [{"type": "text", "content": '2+2?\n{"type":"image"}'}]},
         {
             "role": "assistant",
             "parts": [
@@ -365,7 +370,7 @@ def test_names_are_those_of_the_conventions_or_ones_own() -> None:
         ),
     ]
     one = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
-    body = encode(one, PLACE, transcript_of(one)).parts[0]
+    body = encode(one, PLACE).parts[0]
     request = ExportTraceServiceRequest.FromString(body)
     root, said, did = request.resource_spans[0].scope_spans[0].spans
     holders = [root, said, did, *root.events]

@@ -71,6 +71,10 @@ class SearchAnswer(msgspec.Struct):
     next_page_token: str = ""
 
 
+_ID = re.compile(r"[!-~]{1,250}")
+"""Ids of experiments, which a header must hold."""
+
+
 class MlflowTarget(MetricsTarget):
     """An MLflow server, or an SQLite file for which a server is started."""
 
@@ -137,6 +141,11 @@ class MlflowTarget(MetricsTarget):
                 raise UploadError(
                     f"the experiment {experiment!r} was deleted at {self.uri}: restore it, or name "
                     "another"
+                )
+            if not _ID.fullmatch(there.experiment_id):
+                raise UploadError(
+                    f"{self.uri} gave {printable(there.experiment_id)!r} as the id of an "
+                    "experiment: check that the uri is that of an MLflow server"
                 )
             run_id = mlflow_runs.find_run(self._http, run, there.experiment_id)
         except Refused as error:

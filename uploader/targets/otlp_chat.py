@@ -7,6 +7,7 @@ to the root. The root gets the question, and the answer with the reward, which b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
@@ -14,8 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from localtrace.field_names import LABEL_NAMES
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.uploader.targets import otlp_values
-from localtrace.uploader.targets.otlp_messages import in_parts
-from localtrace.uploader.transcripts import Chat, Transcript
+from localtrace.uploader.transcripts import Chat, Message, Transcript
 from localtrace.values.codec import to_json
 
 EVALUATION = "gen_ai.evaluation.result"
@@ -25,7 +25,7 @@ def read_root(root: OtlpSpan, trajectory: Trajectory, transcript: Transcript) ->
     """Add question, answer, messages and labels."""
     values: dict[str, Any] = {}
     if isinstance(transcript.prompt, list):
-        values["gen_ai.input.messages"] = in_parts(transcript.prompt)
+        values["gen_ai.input.messages"] = _in_parts(transcript.prompt)
         asked = [one["content"] for one in transcript.prompt if one["role"] == "user"]
         values["input.value"] = (asked or [transcript.prompt[-1]["content"]])[-1]
     elif transcript.prompt is not None:
@@ -38,7 +38,7 @@ def read_root(root: OtlpSpan, trajectory: Trajectory, transcript: Transcript) ->
         values["output.value"], values["output.mime_type"] = to_json(answer), "application/json"
     last = trajectory.turns[-1:]
     if last and (said := transcript.chats[last[0].span_id].said) is not None:
-        values["gen_ai.output.messages"] = in_parts([said], last[0].finish_reason)
+        values["gen_ai.output.messages"] = _in_parts([said], last[0].finish_reason)
     usage = [chat.usage for chat in transcript.chats.values() if chat.usage is not None]
     if usage:
         values["localtrace.output_tokens"] = sum(made for _, made in usage)
@@ -83,13 +83,37 @@ def show_chat(shown: OtlpSpan, chat: Chat | None) -> None:
     })  # fmt: skip
 
 
+def _in_parts(messages: Sequence[Message], finish_reason: str | None = None) -> str:
+    """Return chat messages in the form of the conventions; the last one has the finish reason."""
+    parts = [_message(message) for message in messages]
+    if finish_reason is not None:
+        parts[-1]["finish_reason"] = finish_reason
+    return to_json(parts)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        answer = {"type": "tool_call_response", "id": call_id, "response": content}
+        return {"role": role, "parts": [answer]}
+    parts = []
+    if reasoning := message.get("reasoning_content"):
+        parts.append({"type": "reasoning", "content": reasoning})
+    if content:  # beside calls of tools, no text is no part
+        parts.append({"type": "text", "content": content})
+    for call in message.get("tool_calls", ()):
+        parts.append({"type": "tool_call", "id": call["id"], **call["function"]})
+    return {"role": role, "parts": parts}
+
+
 def _chat(chat: Chat, span: Span) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if chat.given:
         values["gen_ai.operation.name"] = "chat"
-        values["gen_ai.input.messages"] = in_parts(chat.given)
+        values["gen_ai.input.messages"] = _in_parts(chat.given)
     if chat.said is not None:
-        values["gen_ai.output.messages"] = in_parts([chat.said], span.finish_reason)
+        values["gen_ai.output.messages"] = _in_parts([chat.said], span.finish_reason)
     if chat.usage is not None:
         values["gen_ai.usage.input_tokens"], values["gen_ai.usage.output_tokens"] = chat.usage
     if chat.tools:

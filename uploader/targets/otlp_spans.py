@@ -42,7 +42,6 @@ from localtrace.uploader.digests import digests_of
 from localtrace.uploader.ids import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, otlp_values
 from localtrace.uploader.targets.otlp_chat import EVALUATION, read_call, read_root, show_chat
-from localtrace.uploader.targets.otlp_messages import input_messages, output_messages
 from localtrace.uploader.transcripts import Transcript
 from localtrace.values.codec import to_json
 
@@ -144,8 +143,6 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
         "gen_ai.agent.name": trajectory.agent,
         "gen_ai.conversation.id": _session(trajectory),
         "session.id": _session(trajectory),
-        "gen_ai.input.messages": input_messages(turns[0]) if turns else None,
-        "gen_ai.output.messages": output_messages(turns[-1]) if turns else None,
         "metadata": to_json(trajectory.attributes) if trajectory.attributes else None,
         "localtrace.trace_id": trajectory.trace_id,
         "localtrace.step": trajectory.step,
@@ -214,8 +211,6 @@ def _turn(span: Span) -> dict[str, Any]:
     values: dict[str, Any] = {
         "openinference.span.kind": "LLM",
         "gen_ai.operation.name": "text_completion" if span.messages is None else "chat",
-        "gen_ai.input.messages": input_messages(span),
-        "gen_ai.output.messages": output_messages(span),
         "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
         "localtrace.weight_version": None if version is None else as_text(version),
     }
