@@ -357,16 +357,9 @@ class _Gathering:
         store_id = read_meta(self._into).store_id
         if store_id == self._source.store_id:
             return  # this store itself or a copy: its rows must not pass as being elsewhere
-        try:
-            note = Gathered(str(self._into.root), time.time_ns(), {schema.name: rows})
+        note = Gathered(str(self._into.root), time.time_ns(), {schema.name: rows})
+        with contextlib.suppress(OSError):  # a store that is only read cannot be pruned either
             note_gathered(self._source.layout, store_id, note)
-        except OSError as error:
-            text = (
-                f"{self._root}: what was gathered cannot be noted there "
-                f"({error.strerror or error}), so prune will not know of it"
-            )
-            if text not in self._report.notes:
-                self._report.notes.append(text)
 
     def _told(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:

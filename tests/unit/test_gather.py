@@ -264,18 +264,6 @@ def test_journals_on_another_disk_of_the_node_are_told_too(tmp_path: Path) -> No
     assert "1 journals are not sealed" in note
 
 
-def test_a_source_that_cannot_be_written_is_gathered_and_told_to_prune(
-    nodes: list[Path], tmp_path: Path
-) -> None:
-    store = Path(shutil.copytree(nodes[0], tmp_path / "node"))
-    into = read_meta(create_layout(tmp_path / "all")).store_id
-    (store / "gathered" / f"{into}.json").mkdir(parents=True)  # a folder in the way
-    report = gathered(tmp_path / "all", store)
-    (note,) = report.notes
-    assert re.match(f"{store}: .*prune", note)
-    assert contents(tmp_path / "all") == contents(store)
-
-
 def test_the_store_is_told_how_far_it_was_gathered(tmp_path: Path) -> None:
     store = node(tmp_path / "node")
     layout = open_layout(store)

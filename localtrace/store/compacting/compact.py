@@ -6,11 +6,11 @@ on at the next call, and can run beside recorders, sealers, readers and other co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
-from localtrace.store.compacting.choose import FILE_MAX_BYTES, Group, choose
+from localtrace.store.compacting.choose import Group, choose
 from localtrace.store.compacting.fold import fold, is_fold_due
 from localtrace.store.compacting.rewrite import remove_drafts, rewrite
 from localtrace.store.files import exclusive, explained
@@ -23,8 +23,8 @@ from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 LOCK_NAME = ".compact"
 _BUSY = "another compaction is at work on {}: it is already doing this"
 _AGAIN = "nothing is lost; free space and run localtrace compact again"
-_GROUPS_MAX = 64
-"""Groups that one commit replaces, at most."""
+_GROUPS_MAX = 16
+"""Groups that one commit replaces: a kill costs the merging of so many, and more commits time."""
 _ROUNDS_MAX = 20
 """Merged files may be merged again, so a table is looked at more than once."""
 
@@ -117,7 +117,7 @@ class _Compaction:
                 count = fold(self._layout, self._bad)
             except UNREADABLE as error:
                 tables = (OUTCOMES, TRAJECTORIES)
-                if self._pass_over(error, *((one, self._readable(one)) for one in tables)):
+                if self._pass_over(error, *((schema, self._readable(schema)) for schema in tables)):
                     continue
                 return  # another compaction replaced a file
             self.report.folded += count
@@ -129,7 +129,8 @@ class _Compaction:
         for _ in range(_ROUNDS_MAX):
             groups = choose(schema, self._readable(schema), self._everything)
             left = sum(map(len, groups))
-            for batch in _batches(groups):
+            for start in range(0, len(groups), _GROUPS_MAX):
+                batch = groups[start : start + _GROUPS_MAX]
                 self._rewrite(schema, batch)
                 left -= sum(map(len, batch))
                 if self._progress is not None:
@@ -161,17 +162,3 @@ class _Compaction:
         self._bad.update(file.path for file in damaged)
         self.report.problems += damaged.values()
         return bool(damaged)
-
-
-def _batches(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    """Gather groups for one commit each: more commits make a log longer."""
-    batch: list[Group] = []
-    size_bytes = 0
-    for group in groups:
-        batch.append(group)
-        size_bytes += sum(file.size_bytes for file in group)
-        if size_bytes >= FILE_MAX_BYTES or len(batch) == _GROUPS_MAX:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
