@@ -125,20 +125,17 @@ def test_a_compaction_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(
             assert [len(found) for found in files] == [1, 1]
 
 
-@pytest.mark.parametrize("with_checkpoint", [False, True])
-def test_a_torn_entry_of_a_compaction_is_healed(
-    with_checkpoint: bool, prepared: Path, tmp_path: Path
-) -> None:
+def test_a_torn_entry_of_a_compaction_is_healed(prepared: Path, tmp_path: Path) -> None:
     wanted, wanted_rewards = counted(prepared), rewards(prepared)
     compacted = tmp_path / "compacted"
     shutil.copytree(prepared, compacted)
     compact(open_layout(compacted))
     newest = max(compacted.glob("tables/outcomes/_delta_log/*.json"))
-    if with_checkpoint:
-        deltalake.DeltaTable(compacted / "tables" / "outcomes").create_checkpoint()
     for name, torn in _cuts(newest.read_bytes()).items():
         copy = tmp_path / name.replace(" ", "-")
         shutil.copytree(compacted, copy)
+        if name != "half":
+            deltalake.DeltaTable(copy / "tables" / "outcomes").create_checkpoint()
         (copy / newest.relative_to(compacted)).write_bytes(torn)
         report = compact(open_layout(copy))
         aside = f"{copy}/quarantine/outcomes-{newest.name}"

@@ -68,6 +68,9 @@ def test_all_rows_of_all_nodes_are_there_once_and_a_second_time_brings_nothing(
     assert not any(again.rows.values())
     assert again.size_bytes == 0
     assert sorted(into.rglob("*.parquet")) == files
+    shutil.rmtree(into / "tables")  # as where an older copy was put in its place
+    gathered(into, *nodes)
+    assert contents(into) == together(*nodes)
 
 
 def test_files_of_which_nothing_is_there_are_copied_byte_by_byte(
