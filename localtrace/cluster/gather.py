@@ -60,7 +60,6 @@ _LOCK_WAIT_S = 600.0
 _ALL = 2**63 - 1
 _KNOWN_MAX_BYTES = 2**28
 _BATCH_ROWS = 1024
-_FOLDER_MAX_BYTES = 255
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _TOKENIZER = re.compile(r"tokenizers/([0-9a-f]{64})/tokenizer\.json")
 _TOKENIZER_OF_RUN = re.compile(r"tokenizers/runs/[\w.~=-]{1,255}", re.ASCII)
@@ -340,11 +339,7 @@ class _Gathering:
         """Return the partition's folder, made anew from its values."""
         folder = os.path.dirname(file.path)
         values = partition_values(folder)
-        if (
-            tuple(values) != schema.partitions
-            or partition_folder(values) != folder
-            or any(len(part.encode()) > _FOLDER_MAX_BYTES for part in folder.split("/"))
-        ):
+        if tuple(values) != schema.partitions or partition_folder(values) != folder:
             raise StoreError(
                 f"{self._root} names a folder {folder!r}, which is no partition of "
                 f"{schema.name}: it is not gathered"

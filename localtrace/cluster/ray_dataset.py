@@ -51,7 +51,7 @@ def dataset(
         StoreNotFound: no store is there.
     """
     if rows not in KINDS:
-        raise QueryError(f"no rows are called {rows!r}: there are {', '.join(KINDS)}")
+        raise QueryError(f"unknown rows {rows!r}: choose one of {', '.join(KINDS)}")
     try:
         import ray.data
     except ImportError as error:
