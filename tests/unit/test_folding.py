@@ -217,7 +217,7 @@ def test_a_bundle_is_the_same_before_and_after_folding(layout: StoreLayout, tmp_
     before = bundle(layout.root, tmp_path / "before")
     compact(layout)
     after = bundle(layout.root, tmp_path / "after")
-    assert before.bags[0].info.bundle_id == after.bags[0].info.bundle_id
+    assert before.bags[0].info.series_id == after.bags[0].info.series_id
     assert rewards(open_layout(after.path)) == REWARDS
 
 
