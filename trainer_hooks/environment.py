@@ -62,9 +62,10 @@ def start_recording(
     *,
     store: Callable[[], Path] | None = None,
     run_id: str | None = None,
+    is_new_job: bool = False,
     **arguments: Any,
 ) -> bool:
-    """Start recording, once in a process; return whether it records.
+    """Start recording, once for a job in a process; return whether it records.
 
     A failure is reported once, in one line; where recording is required, it is raised each time.
 
@@ -73,13 +74,14 @@ def start_recording(
         store: returns the store's path, or raises what keeps it from being used; by default the
             path is LOCALTRACE_STORE.
         run_id: the run's id, used when LOCALTRACE_RUN_ID is not set.
+        is_new_job: whether this process starts a job now, perhaps after another one.
         arguments: further arguments of `localtrace.init`.
 
     Raises:
         CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
     """
     global _tried_in, _failure
-    if active.recorder is None and _tried_in != os.getpid():
+    if active.recorder is None and (is_new_job or _tried_in != os.getpid()):
         _tried_in, _failure = os.getpid(), None
         own = None if os.environ.get("LOCALTRACE_RUN_ID") else run_id
         name = os.environ.get("LOCALTRACE_WORKER") or worker

@@ -7,6 +7,7 @@ encoded values.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -20,7 +21,6 @@ _DOUBLE = b"\xcb"
 """The first byte of a double in MessagePack; eight more follow."""
 _INT32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _IDS_DECODER = msgspec.msgpack.Decoder(list[_INT32])
-_DOUBLES_DECODER = msgspec.msgpack.Decoder(list[float])
 _NUMBERS = frozenset({bool, int, float, type(None)})
 
 
@@ -78,7 +78,14 @@ def read_doubles(data: bytes) -> array[float] | None:
     count, elements = list_elements(data) or (0, b"x")
     if len(elements) != 9 * count or elements[::9] != _DOUBLE * count:
         return None
-    return array("d", _DOUBLES_DECODER.decode(data))
+    # Eight big-endian bytes each, put together place by place: decoding takes three times as long.
+    packed = bytearray(8 * count)
+    for place in range(8):
+        packed[place::8] = elements[1 + place :: 9]
+    doubles = array("d", bytes(packed))
+    if sys.byteorder == "little":
+        doubles.byteswap()
+    return doubles
 
 
 def _decoded(data: bytes | msgspec.Raw) -> Any:

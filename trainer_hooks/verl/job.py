@@ -115,6 +115,7 @@ def start_recording(
         run_id=environment.run_id_of_ray_job(),
         config=config if first or "LOCALTRACE_RUN_ID" not in os.environ else None,
         tokenizer=_tokenizer_folder(config),
+        is_new_job=first,
     )
 
 
