@@ -37,18 +37,11 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-class SpillFolder:
-    """A private folder for what queries cannot hold in memory; removed at `close`, or at exit."""
-
-    def __init__(self) -> None:
-        self.path = ""
-        """The folder; empty where none can be made, as on a read-only system."""
-        self.close: Callable[[], None] = lambda: None
-        with suppress(OSError):
-            folder = tempfile.TemporaryDirectory(
-                prefix="localtrace-query-", ignore_cleanup_errors=True
-            )
-            self.path, self.close = folder.name, folder.cleanup
+def spill_folder() -> tempfile.TemporaryDirectory[str] | None:
+    """Make a private folder for what queries cannot hold in memory; None: on a read-only system."""
+    with suppress(OSError):
+        return tempfile.TemporaryDirectory(prefix="localtrace-query-", ignore_cleanup_errors=True)
+    return None
 
 
 class Database:
@@ -59,27 +52,20 @@ class Database:
         memory_max_bytes: the memory that queries may use; more goes to a temporary folder.
         piece_of: returns the text of a token by run id and token id, null where either is null.
             Several threads call it. It must not refer to the database, which would never be freed.
-        folder: holds DuckDB's temporary files; a folder of its own when not given.
     """
 
-    def __init__(
-        self,
-        stores: Sequence[Copies],
-        memory_max_bytes: int,
-        piece_of: PieceOf,
-        folder: str | None = None,
-    ) -> None:
+    def __init__(self, stores: Sequence[Copies], memory_max_bytes: int, piece_of: PieceOf) -> None:
         import duckdb
 
         self._stores = stores
-        self._spill = SpillFolder() if folder is None else None
+        self._spill = spill_folder()
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         try:
             self.connection.execute("create schema stored")
             self._offer_unsealed()
             functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
             self.views = Views(stored_views(stores) | outcome_views(stores), functions)
-            self._lock(memory_max_bytes, self._spill.path if self._spill else folder or "")
+            self._lock(memory_max_bytes)
         except BaseException:
             self.close()
             raise
@@ -96,17 +82,16 @@ class Database:
         """Close the connection, and remove the temporary files."""
         self.connection.close()
         if self._spill:
-            self._spill.close()
+            self._spill.cleanup()
 
     def _offer_unsealed(self) -> None:
         for name, rows in unsealed_rows(self._stores).items():
             self.connection.register(name, rows)
 
-    def _lock(self, memory_max_bytes: int, folder: str) -> None:
-
+    def _lock(self, memory_max_bytes: int) -> None:
         files = [path for snapshot in chain(*self._stores) for path in snapshot.paths()]
         for setting in (
-            f"temp_directory = {text_literal(folder)}",
+            f"temp_directory = {text_literal(self._spill.name if self._spill else '')}",
             f"max_temp_directory_size = '{_SPILL_MAX_BYTES}B'",
             f"memory_limit = '{memory_max_bytes}B'",
             "global TimeZone = 'UTC'",

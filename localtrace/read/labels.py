@@ -6,9 +6,8 @@ escaped for a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from localtrace.read.trajectories import RunSql, listed_ids, listed_steps
 
@@ -41,8 +40,9 @@ class Labels:
 
     def __str__(self) -> str:
         """Return tags, ratings and comments on one line."""
-        said = [*self.tags, *(f"rating {one:g}" for one in self.ratings)]
-        return ", ".join([*said, *(f'"{" ".join(one.split())}"' for one in self.comments)])
+        ratings = [f"rating {rating:g}" for rating in self.ratings]
+        comments = [f'"{" ".join(comment.split())}"' for comment in self.comments]
+        return ", ".join([*self.tags, *ratings, *comments])
 
 
 def labels_of(run_sql: RunSql, steps: Mapping[str, int | None]) -> dict[str, Labels]:
@@ -52,19 +52,13 @@ def labels_of(run_sql: RunSql, steps: Mapping[str, int | None]) -> dict[str, Lab
         run_sql: runs SQL in the store.
         steps: the step of each trajectory, by trace id.
     """
-    if len(steps) > _LISTED_MAX:
-        rows = run_sql(_LABELS_SQL.format(chosen="true"), {}).to_pylist()
-        return {one: said for one, said in _by_trace(rows) if one in steps}
-    in_ids, params = listed_ids(steps)
-    chosen = f"{in_ids} and {listed_steps(steps.values())}"
-    labelled = run_sql(_LABELLED_SQL.format(chosen=chosen), params)["trace_id"].to_pylist()
-    if not labelled:
-        return {}
-    in_ids, params = listed_ids(labelled)
-    rows = run_sql(_LABELS_SQL.format(chosen=in_ids), params).to_pylist()
-    return dict(_by_trace(rows))
-
-
-def _by_trace(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Labels]]:
-    for row in rows:
-        yield row.pop("trace_id"), Labels(**row)
+    chosen, params = "true", {}
+    if len(steps) <= _LISTED_MAX:
+        in_ids, params = listed_ids(steps)
+        sql = _LABELLED_SQL.format(chosen=f"{in_ids} and {listed_steps(steps.values())}")
+        labelled = run_sql(sql, params)["trace_id"].to_pylist()
+        if not labelled:
+            return {}
+        chosen, params = listed_ids(labelled)
+    rows = run_sql(_LABELS_SQL.format(chosen=chosen), params).to_pylist()
+    return {row.pop("trace_id"): Labels(**row) for row in rows if row["trace_id"] in steps}

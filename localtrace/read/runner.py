@@ -39,7 +39,6 @@ class QueryRunner:
         layouts: the folders of the stores.
         piece_of: the text of a token by run id and token id; see `Database`.
         limits: the time and memory of one query; the default ones when not given.
-        folder: for temporary files; one of its own when not given.
     """
 
     def __init__(
@@ -48,13 +47,11 @@ class QueryRunner:
         layouts: Sequence[StoreLayout],
         piece_of: PieceOf,
         limits: Limits | None,
-        folder: str | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self._look = look
         self._layouts = layouts
         self._piece_of = piece_of
-        self._folder = folder
         self._sandbox = sandbox.sandbox
         self._unwanted = threading.Event()
         self._open()
@@ -69,9 +66,7 @@ class QueryRunner:
     def database(self) -> Database:
         """Return the database of this process, opened for its first query."""
         if self._database is None:
-            self._database = Database(
-                self._stores, self.limits.memory_max_bytes, self._piece_of, self._folder
-            )
+            self._database = Database(self._stores, self.limits.memory_max_bytes, self._piece_of)
         return self._database
 
     def share(self) -> Self:

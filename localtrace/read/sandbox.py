@@ -23,10 +23,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryCrashed, QueryError, StoreError
-from localtrace.read.database import SpillFolder
+from localtrace.read.database import spill_folder
 from localtrace.read.query_limits import LOOK_INTERVAL_S, NOBODY_WAITS, Limits
 from localtrace.store.layout import StoreLayout
 
@@ -120,12 +121,13 @@ class _Child:
     """A process that runs one query at a time."""
 
     def __init__(self) -> None:
-        spill = SpillFolder()
+        spill = spill_folder()  # which the child cannot remove when it is killed
         self._pipe, theirs = Pipe()
         # Without -P a `duckdb.py` in the working directory would be run.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM, spill.path], stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
+            [sys.executable, "-P", "-m", _PROGRAM], stdin=theirs.fileno(), process_group=0,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={**os.environ, **({"TMPDIR": spill.name} if spill else {})},
         )  # fmt: skip
         theirs.close()
         self.close: Callable[[], object] = weakref.finalize(
@@ -187,9 +189,15 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
     )
 
 
-def _end(process: subprocess.Popen[bytes], pipe: Connection, spill: SpillFolder, pid: int) -> None:
+def _end(
+    process: subprocess.Popen[bytes],
+    pipe: Connection,
+    spill: TemporaryDirectory[str] | None,
+    pid: int,
+) -> None:
     pipe.close()
     if os.getpid() == pid:  # a forked child has the same objects
         process.kill()
         process.wait()
-        spill.close()
+        if spill:
+            spill.cleanup()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -33,12 +32,8 @@ _MESSAGE_MAX = 10_000
 _Request = tuple[Offer | None, str, Any]
 
 
-def main(folder: str) -> None:
-    """Answer the queries that come by the socket in the place of stdin, until it closes.
-
-    Args:
-        folder: the folder for temporary files; empty where there is none.
-    """
+def main() -> None:
+    """Answer the queries that come by the socket in the place of stdin, until it closes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold recorded texts
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_FIRST_TO_GO)
@@ -51,7 +46,7 @@ def main(folder: str) -> None:
         if offer is not None:
             if runner is not None:
                 runner.close()
-            runner = _runner_over(pipe, offer, folder)
+            runner = _runner_over(offer)
         assert runner is not None
         try:
             try:
@@ -77,11 +72,9 @@ def _receive(pipe: Connection, requests: SimpleQueue[_Request]) -> None:
         os._exit(0)
 
 
-def _runner_over(pipe: Connection, offer: Offer, folder: str) -> QueryRunner:
-    runner = QueryRunner(
-        lambda: offer.stores, offer.layouts, RunTokenizers(*offer.layouts).piece, offer.limits,
-        folder,
-    )  # fmt: skip
+def _runner_over(offer: Offer) -> QueryRunner:
+    piece_of = RunTokenizers(*offer.layouts).piece
+    runner = QueryRunner(lambda: offer.stores, offer.layouts, piece_of, offer.limits)
     _limit_memory(offer.limits)
     return runner
 
@@ -115,4 +108,4 @@ def _limit_memory(limits: Limits) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,6 +1,9 @@
 """The schema `stored` as SQL: one view per table, over sealed files and rows not sealed yet.
 
-Several stores are read as one. Different stores add up; copies of one give each row once.
+Different stores are read as one and add up; copies or bundles of one store give each row once.
+A copy may have gone on recording, or may have been sealed on its own, so the same row can lie in a
+journal of one copy and in a file of another. A row is known by its writer and its number among the
+rows of that writer. A trajectory has one row, whatever each copy knows of its end.
 
 This module writes SQL text and runs none.
 """
@@ -11,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from localtrace.read.copies import rows_once
-from localtrace.schema import OUTCOMES, TABLES, UPLOADS, TableSchema
+from localtrace.schema import OUTCOMES, ROW_IDENTITIES, TABLES, TRAJECTORIES, UPLOADS, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,8 +53,47 @@ def rows_of(table: TableSchema, stores: Sequence[Copies]) -> str:
             (_select(table, snapshot, number), not snapshot.partitioned)
             for snapshot, number in holding
         ]
-        parts.append(rows_once(table, selects))
+        parts.append(_rows_once(table, selects))
     return parts[0] if len(parts) == 1 else " union all ".join(f"({part})" for part in parts)
+
+
+def _rows_once(table: TableSchema, copies: Sequence[tuple[str, bool]]) -> str:
+    """Return a SELECT of all rows of a table's copies, each row once, from the first copy with it.
+
+    Args:
+        table: the table.
+        copies: for each copy a SELECT of its rows, and whether it never changes, as bundles do not.
+    """
+    if len(copies) == 1:
+        return copies[0][0]
+    named = [f"copy_{n} as not materialized ({rows})" for n, (rows, _) in enumerate(copies)]
+    body = _told_best(copies) if table is TRAJECTORIES else _recorded_once(table, len(copies))
+    return f"with {', '.join(named)} {body}"
+
+
+def _recorded_once(table: TableSchema, n: int) -> str:
+    keys = ", ".join(ROW_IDENTITIES[table.name])
+    parts = ["from copy_0"]
+    for number in range(1, n):
+        earlier = " union all ".join(f"select {keys} from copy_{k}" for k in range(number))
+        parts.append(f"from copy_{number} anti join ({earlier}) using ({keys})")
+    return " union all by name ".join(f"({part})" for part in parts)
+
+
+def _told_best(copies: Sequence[tuple[str, bool]]) -> str:
+    """Return a SELECT of one row per trajectory: ended, else running, else interrupted."""
+    parts = [
+        # A bundle is never sealed, so nothing marks its running trajectories as interrupted: there
+        # `running` says least.
+        f"select *, case status when 'running' then {3 if is_old else 1} "
+        f"when 'interrupted' then 2 else 0 end as doubt, {number} as copy from copy_{number}"
+        for number, (_, is_old) in enumerate(copies)
+    ]
+    # The step is the same in all of them; naming it lets a filter skip files.
+    return (
+        f"select * exclude (doubt, copy) from ({' union all '.join(parts)}) qualify row_number() "
+        "over (partition by step, trace_id, writer_id order by doubt, copy) = 1"
+    )
 
 
 def _uploads(snapshots: Sequence[Snapshot]) -> str:
