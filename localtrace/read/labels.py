@@ -52,7 +52,8 @@ def labels_of(run_sql: RunSql, steps: Mapping[str, int | None]) -> dict[str, Lab
         run_sql: runs SQL in the store.
         steps: the step of each trajectory, by trace id.
     """
-    chosen, params = "true", {}
+    chosen = "true"
+    params: dict[str, str] = {}
     if len(steps) <= _LISTED_MAX:
         in_ids, params = listed_ids(steps)
         sql = _LABELLED_SQL.format(chosen=f"{in_ids} and {listed_steps(steps.values())}")
