@@ -6,8 +6,9 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from localtrace.record import active
 from localtrace.record.config import in_environment, parse, variable
 from localtrace.record.losses import logger
 from localtrace.record.propagation import trace_id_of
+from localtrace.record.session import log_metrics
 from localtrace.record.settings import HookSettings
 from localtrace.terminal import escape_line
 from localtrace.trainer_hooks.harmless import CannotRecord, harmless
@@ -159,6 +161,12 @@ def trace_id_in_job(trainer: str, *place: Any) -> str:
         context = active.recorder.context
         job = f"{context.run_id}-{context.attempt}"
     return trace_id_of("-".join(map(str, (trainer, job, *place))))
+
+
+def record_numbers(values: Mapping[Any, Any], step: int, prefix: str = "") -> None:
+    """Record those values that are numbers as metrics of a step."""
+    numbers = {f"{prefix}{n}": float(v) for n, v in values.items() if isinstance(v, Real)}
+    log_metrics(numbers, step=step)
 
 
 def is_chosen(group: Any, share: float) -> bool:

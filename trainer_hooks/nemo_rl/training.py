@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
-from localtrace.record.session import log_metrics, outcome
-from localtrace.trainer_hooks.environment import trace_id_in_job
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import record_numbers, trace_id_in_job
 from localtrace.trainer_hooks.nemo_rl.job import (
     GRPO,
     LOGGER,
@@ -63,12 +62,7 @@ def _validate(step: int) -> Part:
 @NEMO_RL.around(LOGGER, "Logger.log_metrics")
 def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False) -> Part:
     yield
-    numbers = {
-        f"{prefix}/{name}" if prefix else str(name): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, Real)
-    }
-    log_metrics(numbers, step=int(step))
+    record_numbers(metrics, int(step), f"{prefix}/" if prefix else "")
     if step_finished and training.step is not None:
         training.step = int(step) + 1
 

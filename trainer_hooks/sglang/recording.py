@@ -266,12 +266,8 @@ def _copied(value: Any) -> Any:
 
 
 def _copied_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
-    meta = {name: _shallow(value) for name, value in chunk["meta_info"].items()}
-    return {name: _shallow(value) for name, value in chunk.items()} | {"meta_info": meta}
-
-
-def _shallow(value: Any) -> Any:
-    return value[:] if isinstance(value, list) else value
+    meta = {name: _copied(value) for name, value in chunk["meta_info"].items()}
+    return {name: _copied(value) for name, value in chunk.items()} | {"meta_info": meta}
 
 
 def _item(value: Any, number: int) -> Any:

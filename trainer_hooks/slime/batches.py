@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 from localtrace.record.capture import Beginning
-from localtrace.record.session import log_metrics, outcome
-from localtrace.trainer_hooks.environment import trace_id_in_job
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import record_numbers, trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.slime.samples import Batch, generated_flags, record_sample
 
@@ -72,7 +71,7 @@ def record_training_rollout(
         if record_sample(sample, key, place, batch):
             reason = {"fate": "filtered", "fate_reason": LEFT_OUT}
             outcome(key.hex(), step=rollout_id, source=SOURCE, **reason)
-    _log_numbers(rollout_id, {**(metrics or {}), "perf/rollout_time": rollout_time_s})
+    record_numbers({**(metrics or {}), "perf/rollout_time": rollout_time_s}, rollout_id)
 
 
 @harmless
@@ -106,7 +105,7 @@ def record_evaluation(
                 data_source=dataset,
             )
             record_sample(sample, os.urandom(16), place, batch)
-    _log_numbers(rollout_id, metrics or {})
+    record_numbers(metrics or {}, rollout_id)
 
 
 def place_of(rollout_id: int, sample: Any, members: Counter[Any]) -> Beginning:
@@ -135,8 +134,3 @@ def sample_outcomes(sample: Any) -> dict[str, Any]:
     if sample.remove_sample or not any(generated if mask is None else mask):
         values |= {"fate": "filtered", "fate_reason": _REMOVED}
     return values
-
-
-def _log_numbers(rollout_id: int, values: Mapping[str, Any]) -> None:
-    numbers = {name: value for name, value in values.items() if isinstance(value, Real)}
-    log_metrics(numbers, step=rollout_id)

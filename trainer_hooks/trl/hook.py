@@ -16,8 +16,7 @@ from typing import Any
 
 from localtrace.record import active
 from localtrace.record.config import variable
-from localtrace.record.session import log_metrics
-from localtrace.trainer_hooks.environment import record_this_process, say
+from localtrace.trainer_hooks.environment import record_numbers, record_this_process, say
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.trl.generation_batch import (
@@ -200,5 +199,4 @@ def _use(self: Any) -> Part:
 def _log(self: Any, logs: dict[str, Any]) -> Part:
     yield
     if self.accelerator.is_main_process:
-        numbers = {name: one for name, one in logs.items() if isinstance(one, int | float)}
-        log_metrics(numbers, step=self.state.global_step)
+        record_numbers(logs, self.state.global_step)

@@ -11,13 +11,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 from localtrace.record import active
 from localtrace.record.propagation import trace_id_of
-from localtrace.record.session import log_metrics, outcome
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen, refuse
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import hook_settings, is_chosen, record_numbers, refuse
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.verifiers.facts import interval_of, outcomes_of, place_of
@@ -94,12 +93,7 @@ class _Recording:
 
     async def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record numbers under prime-rl's own names."""
-        numbers = {
-            name: value
-            for name, value in metrics.items()
-            if isinstance(value, Real) and name != "step"
-        }
-        log_metrics(numbers, step=step)
+        record_numbers({**metrics, "step": None}, step)
 
     async def log_episodes(
         self, episodes: Sequence[Any], step: int, kind: str, subset: str
@@ -137,19 +131,14 @@ class _Recording:
                 opened.record_calls(trace)
             finally:
                 opened.end(fields, of_episode, None)
-            if kind == "train":
-                self._await_batch(opened.trace_id, trace, place.step)
+            if kind == "train" and not trace.ok:  # which prime-rl leaves out
+                outcome(opened.trace_id, step=place.step, source=SOURCE, fate="failed")
+            elif kind == "train" and trace.agent.trainable and len(self._waiting) < _REMEMBERED_MAX:
+                self._waiting[opened.trace_id] = place.step
         if not episode.traces:
             fields = {"task": of_episode.get("task"), "errors": of_episode.get("errors")}
             opened = OpenTrace(recorder, episode.id, place_of(fields, of_episode), 0)
             opened.end({**fields, "is_completed": True}, of_episode, None)
-
-    def _await_batch(self, trace_id: str, trace: Any, step: int | None) -> None:
-        """Note that a rollout may be trained on; prime-rl leaves out those that failed."""
-        if not trace.ok:
-            outcome(trace_id, step=step, source=SOURCE, fate="failed")
-        elif trace.agent.trainable and len(self._waiting) < _REMEMBERED_MAX:
-            self._waiting[trace_id] = step
 
     @harmless
     def _mark(self, episode: Any, step: int) -> None:
