@@ -63,6 +63,8 @@ REWARDS = st.sampled_from([None, 0.0, 0.5, 1.0, float("nan")])
 IDS = st.lists(st.integers(0, 200_000), min_size=1, max_size=4).map(tuple)
 TURNS = st.tuples(IDS, IDS, st.booleans())
 """What a turn adds to the prompt, what it generates, and whether a limit cut it off."""
+SYSTEM_PROMPT = tuple(range(1000, 1040))
+"""Long enough that later turns are stored as what they add."""
 PICKS = st.integers(0, 1000)
 """Chooses one of what there is."""
 ROLLOUTS = st.lists(st.integers(0, 2) | PICKS, min_size=1, max_size=3)
@@ -226,7 +228,7 @@ class Stores(RuleBasedStateMachine):
         group_id = f"{step}/{sample}" if grouped else None
         place = Place(self.run, self.attempts[self.run], step, sample, n, group_id, validate)
         trajectory = localtrace.trajectory(step, sample, n, group_id=group_id, validate=validate)
-        opened = Open(trajectory, copy_context(), ())
+        opened = Open(trajectory, copy_context(), SYSTEM_PROMPT)
         self.trace_ids.append(trajectory.trace_id)
         self.note("begun", trajectory.trace_id, place,
                   lambda: opened.context.run(trajectory.__enter__))  # fmt: skip
