@@ -14,8 +14,7 @@ from typing import Any
 
 from localtrace.field_names import PROMPT_TEXT_NAMES
 from localtrace.read.turns import text_field
-from localtrace.store.tokenizers import Decode
-from localtrace.types import Span, Trajectory
+from localtrace.types import Decode, Span, Trajectory
 from localtrace.values.placeholder import Placeholder
 
 _TOKEN2TEXT = ("actor_rollout_ref", "rollout", "trace", "token2text")
@@ -46,17 +45,17 @@ def _setting(config: Any, names: Iterable[str]) -> Any:
     return config
 
 
-def with_text(trajectory: Trajectory, decode: Decode) -> Trajectory:
+def with_text(trajectory: Trajectory) -> Trajectory:
     """Add `prompt_text` and `response_text` to results with token ids, as verl's tracing does.
 
     The prompt's ids are `prompt_ids` of the result, else of the arguments. The response's ids are
     `response_ids` of the result, else its `token_ids`.
     """
-    spans = [_with_text(span, trajectory.run_id, decode) for span in trajectory.spans]
+    spans = [_with_text(span, trajectory.decode) for span in trajectory.spans]
     return replace(trajectory, spans=spans)
 
 
-def _with_text(span: Span, run_id: str, decode: Decode) -> Span:
+def _with_text(span: Span, decode: Decode) -> Span:
     if not isinstance(span.outputs, dict):
         return span
     inputs = span.inputs if isinstance(span.inputs, dict) else {}
@@ -64,7 +63,7 @@ def _with_text(span: Span, run_id: str, decode: Decode) -> Span:
     response = _first(span.outputs.get("response_ids"), span.outputs.get("token_ids"))
     texts = {}
     for name, ids in (("prompt_text", prompt), ("response_text", response)):
-        text = decode(run_id, ids) if _are_ids(ids) else None
+        text = decode(ids) if _are_ids(ids) else None
         if text is not None:
             texts[name] = text
     return replace(span, outputs={**span.outputs, **texts}) if texts else span

@@ -143,8 +143,8 @@ class Records:
         limit = self.target.record_max_bytes
         self.left_out.update(left_out(trajectory))
         if as_text:
-            trajectory = with_text(trajectory, self.store.decode)
-        trajectory = self.redaction.trajectory(trajectory, self.store.decode)
+            trajectory = with_text(trajectory)
+        trajectory = self.redaction.trajectory(trajectory)
         least_bytes = 0 if self.target.shortens_calls else prompts_bytes(trajectory)
         if least_bytes > limit:
             # A record of this size would take gigabytes of memory, only to be refused below.

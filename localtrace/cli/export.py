@@ -238,7 +238,7 @@ def otlp(source: Source, file: BinaryIO, service: str | None) -> None:
 
     source.failures |= source.choice.pruned
     for part in source.runs:
-        lines = lines_of(part.run, service, source.store.decode)
+        lines = lines_of(part.run, service)
         source.each_line(file, lines, part.whole_ids)
 
 

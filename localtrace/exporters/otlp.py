@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from localtrace.errors import MissingDependency
-from localtrace.store.tokenizers import Decode
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.content import model_name, wants_text, with_text
 from localtrace.uploader.targets import Place
@@ -28,9 +27,7 @@ _REQUEST_MAX_BYTES = 8 * 2**20
 """Bytes of spans after which a request ends."""
 
 
-def lines_of(
-    run: Run, service: str | None, decode: Decode
-) -> Callable[[Trajectory], Iterator[bytes]]:
+def lines_of(run: Run, service: str | None) -> Callable[[Trajectory], Iterator[bytes]]:
     """Return a function that yields the lines of a trajectory of this run.
 
     Args:
@@ -51,7 +48,7 @@ def lines_of(
 
     def lines(trajectory: Trajectory) -> Iterator[bytes]:
         if as_text:
-            trajectory = with_text(trajectory, decode)
+            trajectory = with_text(trajectory)
         resource = resource_of(trajectory, place)
         spans = each_span(trajectory, place, transcript_of(replace(trajectory, model=model)))
         for batch in _batches(spans):

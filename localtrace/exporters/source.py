@@ -76,7 +76,7 @@ class Source:
             try:
                 model = self.models[trajectory.run_id, trajectory.attempt]
                 trajectory = replace(trajectory, model=model)
-                redacted = self.redaction.trajectory(trajectory, self.store.decode)
+                redacted = self.redaction.trajectory(trajectory)
                 if redacted is not trajectory:
                     self.redacted.add(trajectory.trace_id)
                 write(redacted)

@@ -66,9 +66,9 @@ class Redaction:
         """Return a value with every match in its texts replaced; the same object without one."""
         return Redactor(self._rules, self._report).value(value)
 
-    def trajectory(self, trajectory: Trajectory, decode: Decode) -> Trajectory:
+    def trajectory(self, trajectory: Trajectory) -> Trajectory:
         """Return a redacted copy of a trajectory, or the same object if nothing was redacted."""
-        edited = self._edited(of_trajectory(trajectory), partial(decode, trajectory.run_id))
+        edited = self._edited(of_trajectory(trajectory), trajectory.decode)
         return trajectory if edited is None else onto_trajectory(trajectory, edited)
 
     def rows(

@@ -98,7 +98,7 @@ def turn(seq: int, prompt: list[int], output: list[int], **fields: Any) -> Span:
     })  # fmt: skip
 
 
-def chars(run_id: str, ids: list[int]) -> str:
+def chars(ids: list[int], *, skip_special_tokens: bool = False) -> str:
     return "".join(map(chr, ids))
 
 
@@ -159,12 +159,12 @@ def holding(data: st.DataObject, key: str, place: str) -> Trajectory:
 def test_no_key_survives_anywhere(data: st.DataObject, place: str) -> None:
     key = data.draw(keys())
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(holding(data, key, place), lambda *_: None)
+    safe = redaction.trajectory(holding(data, key, place))
     assert key not in everything(safe)
     assert (safe.spans[0].prompt_ids, safe.spans[0].output_ids) == (None, None)
     assert redaction.counts[IDS_COUNT] == 1
     again = Redaction.load(None)
-    assert again.trajectory(safe, chars) is safe
+    assert again.trajectory(safe) is safe
     assert not again.counts
 
 
@@ -183,7 +183,7 @@ def test_no_key_survives_in_tokens(key: str, before: str, lead: str, data: st.Da
         turn(1, ids[0] + ids[1] + ids[2], ids[3], output_text=last),
     ]
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(trajectory(spans), chars)
+    safe = redaction.trajectory(trajectory(spans, decode=chars))
     assert redaction.counts[IDS_COUNT] == 1
     assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
     assert '"prompt_ids":[' not in to_json(asdict(safe))
@@ -212,12 +212,12 @@ def test_no_key_survives_that_letters_of_another_part_touch(
              outputs={"output_ids": ids[3], "prompt_text": "".join(parts[:3])}),
     ]  # fmt: skip
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(trajectory(spans), chars)
+    safe = redaction.trajectory(trajectory(spans, decode=chars))
     assert redaction.counts[IDS_COUNT] == 1
     assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
     shown = re.sub(r"\[redacted: [^]]*\]", "", safe.spans[1].outputs["prompt_text"])
     assert not any(key[start : start + 6] in shown for start in range(len(key) - 5))
-    assert Redaction.load(None).trajectory(safe, chars) is safe
+    assert Redaction.load(None).trajectory(safe) is safe
 
 
 @given(keys(), st.integers(1, 3), st.sampled_from(["", "a", "b c", "\n"]), st.data())
@@ -233,7 +233,7 @@ def test_no_key_survives_that_is_cut_at_one_seam_and_touched_at_another(
     ids = [[ord(sign) for sign in part] for part in parts]
     spans = [turn(at, [*chain(*ids[: 2 * at + 1])], ids[2 * at + 1]) for at in range(3)]
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(trajectory(spans), chars)
+    safe = redaction.trajectory(trajectory(spans, decode=chars))
     assert redaction.counts[IDS_COUNT] == 1
     assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
 

@@ -240,7 +240,7 @@ def test_the_call_is_read_back_as_it_was_made_and_replayed_as_one(
         assert (call.inputs, call.outputs) == ({"prompts": PROMPTS}, RESULTS[form])
         assert [one.parent_id for one in whole.generations] == [call.span_id] * 2
         assert len(opened.sql("select * from spans").to_dicts()) == row["span_count"] == 1
-        (again,) = Redaction.load(None).trajectory(whole, opened.decode).spans
+        (again,) = Redaction.load(None).trajectory(whole).spans
         assert again == call
 
 

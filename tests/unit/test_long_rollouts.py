@@ -105,14 +105,13 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
     for turns in TURNS:
         work.clear()
 
-        def decode(run_id: str, ids: list[int]) -> str:
+        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
             work["decode"] += len(ids)
             return " ".join(map(str, ids))
 
         (one,) = store.trajectories(step=turns, sample_index=int(is_chat))
-        trajectory = store.trajectory(one["trace_id"])
-        assert Redaction.load(None).trajectory(trajectory, decode) is trajectory
-        trajectory = replace(trajectory, decode=lambda ids, **_: decode("long", ids))
+        trajectory = replace(store.trajectory(one["trace_id"]), decode=decode)
+        assert Redaction.load(None).trajectory(trajectory) is trajectory
         if is_chat:
             Documents().document(trajectory)
             transcript_of(trajectory)

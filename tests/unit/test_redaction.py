@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from localtrace.read.store import Store
 from localtrace.read.trajectories import read_batch
 from localtrace.redaction.redaction import IDS_COUNT, Redaction
 from localtrace.schema import TABLES
-from localtrace.types import Trajectory
+from localtrace.types import Trajectory, no_text
 from localtrace.values.codec import to_json
 from localtrace.values.placeholder import Placeholder
 
@@ -44,7 +45,7 @@ def spell(text: str) -> list[int]:
     return [ord(letter) + 100 for letter in text]
 
 
-def decode(run_id: str, ids: list[int]) -> str:
+def decode(run_id: str, ids: list[int], *, skip_special_tokens: bool = False) -> str:
     return "".join(chr(one - 100) for one in ids)
 
 
@@ -84,7 +85,8 @@ def recorded(tmp_path: Path) -> Iterator[Any]:
             t.set(**attributes)
         localtrace.close()
         opened.append(localtrace.open_store(folder))
-        return opened[-1], opened[-1].trajectory(t.trace_id)
+        trajectory = opened[-1].trajectory(t.trace_id)
+        return opened[-1], replace(trajectory, decode=partial(decode, trajectory.run_id))
 
     yield record
     for store in opened:
@@ -106,7 +108,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 def test_a_trajectory_without_matches_stays_the_same_object(recorded) -> None:
     _, trajectory = recorded(note={"a": ["b", 1]})
     redaction = Redaction.load(None)
-    assert redaction.trajectory(trajectory, decode) is trajectory
+    assert redaction.trajectory(trajectory) is trajectory
     assert not redaction.counts
 
 
@@ -115,7 +117,7 @@ def test_common_keys_are_replaced_wherever_they_stand(recorded, name) -> None:
     secret = SECRETS[name]
     _, trajectory = recorded(deep={"list": [{secret: 1}, f"it is {secret}."]}, data=secret.encode())
     redaction = Redaction.load(None)
-    safe = to_json(redaction.trajectory(trajectory, decode).attributes)
+    safe = to_json(redaction.trajectory(trajectory).attributes)
     assert secret.rpartition(" ")[2].rpartition("=")[2] not in safe
     assert f"[redacted: {name}]" in safe
     assert redaction.counts[name] == 3
@@ -180,7 +182,7 @@ def test_keys_of_a_dict_that_become_the_same_lose_no_value() -> None:
 def test_tokens_that_spell_a_key_are_left_out_with_all_ids(recorded) -> None:
     _, trajectory = recorded(prompt=f"use {KEY} now")
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(trajectory, decode)
+    safe = redaction.trajectory(trajectory)
     for span in safe.spans:
         assert span.prompt_ids is None
         assert span.output_ids is None
@@ -193,18 +195,19 @@ def test_tokens_that_spell_a_key_are_left_out_with_all_ids(recorded) -> None:
 
 def test_a_key_that_begins_in_the_prompt_and_ends_in_the_output_is_found(recorded) -> None:
     _, trajectory = recorded(prompt=f"it is {KEY[:12]}", reply=KEY[12:])
-    assert Redaction.load(None).trajectory(trajectory, decode).spans[0].output_ids is None
+    assert Redaction.load(None).trajectory(trajectory).spans[0].output_ids is None
 
 
 def test_an_anchor_in_a_rule_of_a_file_holds_for_a_prompt_alone(recorded, write) -> None:
     _, trajectory = recorded(prompt="the plan", reply=" is fine")
     redaction = Redaction.load(write('[[pattern]]\nname = "plan"\nregex = "plan$"\n'))
-    assert redaction.trajectory(trajectory, decode).spans[0].prompt_ids is None
+    assert redaction.trajectory(trajectory).spans[0].prompt_ids is None
 
 
 def test_a_key_in_a_message_takes_the_ids_too(recorded) -> None:
     _, trajectory = recorded(note=KEY)
-    assert Redaction.load(None).trajectory(trajectory, lambda *_: None).spans[0].prompt_ids is None
+    unread = replace(trajectory, decode=no_text)
+    assert Redaction.load(None).trajectory(unread).spans[0].prompt_ids is None
 
 
 def test_ids_stay_in_no_other_list(recorded) -> None:
@@ -221,7 +224,7 @@ def test_ids_stay_in_no_other_list(recorded) -> None:
         logprobs=[-0.5] * 20,
         few=[7, 8],
     )
-    safe = Redaction.load(None).trajectory(trajectory, decode).attributes
+    safe = Redaction.load(None).trajectory(trajectory).attributes
     assert {name for name, value in safe.items() if value == IDS} == {
         "ids", "padded", "array", "pieces", "token_logprobs", "top_logprobs",
     }  # fmt: skip
@@ -231,19 +234,20 @@ def test_ids_stay_in_no_other_list(recorded) -> None:
 def test_each_part_of_a_conversation_is_decoded_once(recorded) -> None:
     decoded: list[int] = []
 
-    def count(run_id: str, ids: list[int]) -> str:
+    def count(ids: list[int], *, skip_special_tokens: bool = False) -> str:
         decoded.append(len(ids))
-        return decode(run_id, ids)
+        return decode("", ids)
 
     _, trajectory = recorded(prompt="w" * 3000, reply="x" * 1000, more="fine")
-    assert Redaction.load(None).trajectory(trajectory, count) is trajectory
+    trajectory = replace(trajectory, decode=count)
+    assert Redaction.load(None).trajectory(trajectory) is trajectory
     assert sorted(decoded) == [4, 1000, 3000]
 
 
 def test_a_key_that_is_cut_between_turns_is_left_in_no_text(recorded) -> None:
     _, trajectory = recorded(reply=f"it is {KEY[:14]}", more=KEY[14:])
     redaction = Redaction.load(None)
-    safe = redaction.trajectory(trajectory, decode)
+    safe = redaction.trajectory(trajectory)
     assert safe.spans[0].outputs["text"] == "it is [redacted: openai or anthropic key]"
     assert KEY[14:] not in to_json([span.outputs for span in safe.spans])
     assert safe.spans[0].output_ids is None
@@ -253,7 +257,7 @@ def test_fields_of_a_file_are_left_out_and_ids_stay(recorded, write) -> None:
     rules = write('[[field]]\nname = "ground_truth"\n\n[[field]]\nname = "note"\n')
     _, trajectory = recorded(deep={"ground_truth": 4})
     redaction = Redaction.load(rules)
-    safe = redaction.trajectory(trajectory, decode)
+    safe = redaction.trajectory(trajectory)
     assert safe.attributes == {"deep": {"ground_truth": Placeholder("redacted", "int")}}
     assert safe.spans[1].outputs["note"] == Placeholder("redacted", "str")
     assert safe.spans[1].prompt_ids == trajectory.spans[1].prompt_ids
@@ -262,7 +266,7 @@ def test_fields_of_a_file_are_left_out_and_ids_stay(recorded, write) -> None:
 
 def test_a_field_takes_with_it_what_else_spells_it(recorded, write) -> None:
     _, trajectory = recorded()
-    safe = Redaction.load(write('[[field]]\nname = "messages"')).trajectory(trajectory, decode)
+    safe = Redaction.load(write('[[field]]\nname = "messages"')).trajectory(trajectory)
     for span in safe.spans:
         assert (span.messages, span.prompt_ids) == (None, None)
         assert span.inputs["messages"] == span.inputs["prompt_ids"] == IDS
@@ -314,9 +318,9 @@ def test_a_rule_that_matches_anything_leaves_marks(write) -> None:
 
 def test_redacting_twice_changes_nothing_more(recorded) -> None:
     _, trajectory = recorded(note=KEY, secrets=list(SECRETS.values()))
-    once = Redaction.load(None).trajectory(trajectory, decode)
+    once = Redaction.load(None).trajectory(trajectory)
     again = Redaction.load(None)
-    assert again.trajectory(once, decode) is once
+    assert again.trajectory(once) is once
     assert not again.counts
 
 
@@ -370,7 +374,7 @@ def test_rows_of_the_tables_read_back_as_the_redacted_trajectory(recorded, write
     stored = (rows("trajectories"), rows("spans"), rows("outcomes"))
     trajectory = reread(stored)
     edited = Redaction.load(file).rows(*stored, decode)
-    expected = Redaction.load(file).trajectory(trajectory, decode)
+    expected = Redaction.load(file).trajectory(trajectory)
     assert reread(edited) == expected
     assert (expected == trajectory) == (case == "nowhere")
     assert KEY not in str(edited)

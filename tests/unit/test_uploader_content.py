@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from localtrace.types import Span, Trajectory
+from localtrace.types import Span, Trajectory, no_text
 from localtrace.uploader.content import left_out, wants_text, with_text
 from localtrace.values.placeholder import Placeholder
 
@@ -24,12 +25,12 @@ def trajectory(*spans: Span, **attributes: Any) -> Trajectory:
     return Trajectory(
         trace_id="t", run_id="run", attempt=0, project="p", experiment="e", validate=False,
         status="ok", error=None, start_ns=1, end_ns=2, reward=None, attributes=attributes,
-        spans=list(spans), **dict.fromkeys(names),
+        spans=list(spans), decode=decode, **dict.fromkeys(names),
     )  # fmt: skip
 
 
-def decode(run_id: str, ids: list[int]) -> str:
-    return f"{run_id}:{ids}"
+def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    return f"text of {ids}"
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,17 @@ def test_text_is_added_where_the_run_asked_for_it(config, wanted) -> None:
 def test_the_results_own_ids_come_before_the_arguments() -> None:
     loop = span({}, {"prompt_ids": [1, 2], "response_ids": [3]})
     turn = span({"prompt_ids": [1]}, {"token_ids": [2]})
-    texts = [one.outputs for one in with_text(trajectory(loop, turn), decode).spans]
-    assert texts[0] == {**loop.outputs, "prompt_text": "run:[1, 2]", "response_text": "run:[3]"}
-    assert texts[1] == {**turn.outputs, "prompt_text": "run:[1]", "response_text": "run:[2]"}
+    texts = [one.outputs for one in with_text(trajectory(loop, turn)).spans]
+    assert texts[0] == {
+        **loop.outputs,
+        "prompt_text": "text of [1, 2]",
+        "response_text": "text of [3]",
+    }
+    assert texts[1] == {
+        **turn.outputs,
+        "prompt_text": "text of [1]",
+        "response_text": "text of [2]",
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,12 +69,12 @@ def test_the_results_own_ids_come_before_the_arguments() -> None:
 )
 def test_other_results_stay_as_they_are(outputs) -> None:
     one = trajectory(span({}, outputs))
-    assert with_text(one, decode).spans == one.spans
+    assert with_text(one).spans == one.spans
 
 
 def test_nothing_is_added_where_no_tokenizer_was_kept() -> None:
     one = trajectory(span({}, {"response_ids": [1]}))
-    assert with_text(one, lambda *_: None) == one
+    assert with_text(replace(one, decode=no_text)) == one
 
 
 def test_what_recording_left_out_is_counted_by_field_and_reason() -> None:

@@ -124,10 +124,9 @@ def test_documents_of_atif_tell_what_was_asked_answered_and_earned(
          "arguments": {"expression": "1/0"}},
         {"tool_call_id": "call_1", "function_name": "look_up", "arguments": {"word": "sum"}},
     ]  # fmt: skip
-    answers = tools["observation"]["results"]
-    assert [(one["source_call_id"], one["content"], one["extra"]["op"]) for one in answers] == [
-        ("call_0", "error: float division by zero", "calculator"),
-        ("call_1", "sum: plus", "look_up"),
+    assert tools["observation"]["results"] == [
+        {"source_call_id": "call_0", "content": "error: float division by zero"},
+        {"source_call_id": "call_1", "content": "sum: plus"},
     ]
     assert (last["reasoning_content"], last["message"]) == ("The lexicon says plus.", "Maybe 6.")
     extra = of[1, "add", 1]["extra"]
