@@ -50,7 +50,13 @@ def _remember_generated(batch: Any) -> Part:
     generated = batch.batch["response_mask"] if is_wanted() else None
     result = yield
     if generated is not None:
-        _corrected = (weakref.ref(result[0]), generated)
+        _corrected = (weakref.ref(result[0], _forget), generated)
+
+
+def _forget(batch: weakref.ref[Any]) -> None:
+    global _corrected
+    if _corrected is not None and _corrected[0] is batch:
+        _corrected = None
 
 
 def take_generated(data: Any) -> torch.Tensor | None:
