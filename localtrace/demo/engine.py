@@ -1,4 +1,4 @@
-"""The inference engine of a rollout worker: all running generations advance together.
+"""The inference engine: all running generations advance together.
 
 As in a real engine, one forward pass serves every conversation that waits for a token, and
 conversations join or leave the batch between two passes (continuous batching). The engine knows
@@ -72,18 +72,19 @@ class Engine:
         """Advance all waiting generations, token by token, until none is left."""
         while self._waiting:
             self._advance()
-            self._waiting = [one for one in self._waiting if not one.done.done()]
+            self._waiting = [waiting for waiting in self._waiting if not waiting.done.done()]
             await asyncio.sleep(0)  # lets finished rollouts call their tool and generate again
 
     @torch.inference_mode()
     def _advance(self) -> None:
-        ids = pad([one.ids for one in self._waiting], self._device)
-        last = torch.tensor([len(one.ids) - 1 for one in self._waiting], device=self._device)
-        rows = torch.arange(len(last), device=self._device)
+        running = self._waiting
+        ids = pad([generation.ids for generation in running], self._device)
+        last = torch.tensor([len(generation.ids) - 1 for generation in running])
+        rows = torch.arange(len(running))
         logprobs = self._policy(ids)[rows, last]
         sampled = torch.multinomial(logprobs.exp(), 1, generator=self._random).squeeze(1)
-        greedy = torch.tensor([one.temperature == 0 for one in self._waiting], device=self._device)
-        chosen = torch.where(greedy, logprobs.argmax(dim=1), sampled)
+        greedy = torch.tensor([generation.temperature == 0 for generation in running])
+        chosen = torch.where(greedy.to(self._device), logprobs.argmax(dim=1), sampled)
         values = logprobs[rows, chosen].tolist()
-        for one, token, logprob in zip(self._waiting, chosen.tolist(), values, strict=True):
-            one.append(token, logprob)
+        for generation, token, logprob in zip(running, chosen.tolist(), values, strict=True):
+            generation.append(token, logprob)

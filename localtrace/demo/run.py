@@ -1,4 +1,4 @@
-"""The whole demo in order: train and record, show, upload, and suggest what to try next.
+"""The whole demo in order: train and record, then run the commands that a user would.
 
 One folder holds everything that it writes: the store, the tokenizer, MLflow's database and the
 uploader's state.
@@ -9,55 +9,70 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 import localtrace
-from localtrace.demo import report
-from localtrace.demo.config import EXPERIMENT, PROJECT, DemoConfig
-from localtrace.demo.train import train, warm_up
-from localtrace.demo.upload import upload_to_mlflow
+from localtrace.demo.train import DemoConfig, train, warm_up
 from localtrace.demo.vocabulary import tokenizer
-from localtrace.demo.worker import rollout_workers
-from localtrace.errors import ConfigError
+from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.printing import say
-from localtrace.read.filters import Filters
 
-if TYPE_CHECKING:
-    from localtrace.read.store import Store
-
-_MIN_FREE_BYTES = 64 * 2**20
-"""The demo's store is small, so it may use a disk that is nearly full."""
+_REWARDS = (
+    "select step - (step - 1) % 10 as from_step, count(*) as rollouts, "
+    "round(avg(reward) filter (not validate), 2) as mean_reward, "
+    "round(avg(reward) filter (validate), 2) as validation_reward "
+    "from trajectories where run_id = '{run_id}' group by from_step order by from_step"
+)
+_GROUP = """
+select group_id, step from groups
+where run_id = $run and not validate
+order by zero_variance, step > max(step) over () - 10 desc, max_reward - min_reward desc, step desc
+limit 1
+"""
+"""A late group whose rewards differ most."""
 
 
 def run_demo(folder: Path, config: DemoConfig, *, upload: bool = True) -> None:
-    """Train, record into a folder and print the results.
+    """Train, record into a folder, and run commands on the result.
 
     A folder of an earlier demo gets one more run in the same store.
 
     Raises:
         ConfigError: the folder is not empty and not of an earlier demo.
+        LocalTraceError: a command failed.
     """
-    store_path = folder / "store"
-    if folder.exists() and any(folder.iterdir()) and not (store_path / "localtrace.json").exists():
+    store = folder / "store"
+    if folder.exists() and any(folder.iterdir()) and not (store / "localtrace.json").exists():
         raise ConfigError(
             f"{folder} is not empty and holds no earlier demo: name a new folder, as in "
             "localtrace demo another-folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     run_id = record(folder, config)
-    with localtrace.open_store(store_path) as store:
-        step, trace_id = _show(store, run_id)
-        if upload:
-            _upload(store, folder, run_id, step)
+    with localtrace.open_store(store) as opened:
+        (group,) = opened.sql(_GROUP, {"run": run_id}).to_dicts()
+        rollouts = opened.trajectories(run=run_id, group=group["group_id"]).to_dicts()
+    best = max(rollouts, key=lambda row: row["reward"])["trace_id"]
+    database = f"sqlite:///{folder / 'mlflow.db'}"
+    _run(store, "sql", _REWARDS.format(run_id=run_id))
+    _run(store, "group", group["group_id"])
+    _run(store, "show", best)
+    if upload:
+        os.environ.setdefault("LOCALTRACE_STATE_DIR", str(folder.absolute() / "uploader"))
+        selection = ("--run", run_id, f"step={group['step']}", "validate=false")
+        _run(store, "upload", *selection, "--to", "mlflow", "--uri", database, "--assessments")
     say()
     say("Try next:")
-    _print(_commands(folder, run_id, trace_id, upload))
+    say(_command(store, "view"))
+    say(_command(store, "ls", f"run={run_id}", "step=1..10", "reward<0.5"))
+    say(_command(store, "query", "errors_by_op", f"run={run_id}"))
+    if upload:
+        say(f"{_program('mlflow')} server --backend-store-uri {shlex.quote(database)}")
 
 
 def record(folder: Path, config: DemoConfig) -> str:
@@ -65,68 +80,39 @@ def record(folder: Path, config: DemoConfig) -> str:
     # The policy is too small for several threads: on idle cores they gain little, on busy cores
     # they wait for each other (measured: four times slower).
     torch.set_num_threads(1)
-    tokenizer_path = folder / "tokenizer.json"
+    tokenizer_path, store = folder / "tokenizer.json", folder / "store"
     tokenizer().save(str(tokenizer_path))
-    recording: dict[str, Any] = {
-        "store": folder / "store",
-        "project": PROJECT,
-        "experiment": EXPERIMENT,
-        "min_free_bytes": _MIN_FREE_BYTES,
-    }
-    localtrace.init(**recording, config=asdict(config), tokenizer=tokenizer_path, worker="driver")
+    localtrace.init(
+        store,
+        project="localtrace-demo",
+        experiment="calculator-grpo",
+        config=asdict(config),
+        tokenizer=tokenizer_path,
+        min_free_bytes=64 * 2**20,  # a small store may use a disk that is nearly full
+    )
     try:
-        recording["run_id"] = run_id = str(localtrace.run_id())
-        store = shlex.quote(str(folder / "store"))
-        say(f"recording run {run_id}; to watch it:  localtrace tail -s {store}", err=True)
-        with rollout_workers(config.workers, recording) as workers:
-            train(warm_up(config), workers, config)
+        run_id = str(localtrace.run_id())
+        say(f"recording run {run_id}; to watch it:  {_command(store, 'tail')}", err=True)
+        train(warm_up(config), config)
     finally:
         localtrace.close()
     return run_id
 
 
-def _show(store: Store, run_id: str) -> tuple[int, str]:
-    """Print the rewards and one group's extremes; return its step and best trace id."""
+def _run(store: Path, name: str, *words: str) -> None:
+    """Run a command of localtrace, as the line printed before its output says."""
     say()
-    say(f"Reward by step of run {run_id}:")
-    _print(report.reward_table(store, run_id))
-    group = report.choose_group(store, run_id)
-    best, worst = report.extremes(store, run_id, group["group_id"])
-    say()
-    say(f"The best and the worst rollout of one group, step {group['step']}:")
-    _print(report.conversation(store, best))
-    _print(report.conversation(store, worst))
-    return group["step"], best.trace_id
+    say(f"$ {_command(store, name, *words)}")
+    program = [sys.executable, "-m", "localtrace", name, "-s", str(store), *words]
+    if subprocess.run(program, check=False).returncode:
+        raise LocalTraceError(f"localtrace {name} failed, as it says above")
 
 
-def _upload(store: Store, folder: Path, run_id: str, step: int) -> None:
-    os.environ.setdefault("LOCALTRACE_STATE_DIR", str(folder.absolute() / "uploader"))
-    target = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-    say()
-    say(f"Upload of step {step} to {target}:")
-    say("starting an MLflow server on this machine …", err=True)
-    _print(upload_to_mlflow(store, Filters(run=run_id, step=step, validate=False), target))
-
-
-def _commands(folder: Path, run_id: str, trace_id: str, uploaded: bool) -> Iterator[str]:
-    program, store = _program("localtrace"), f"-s {shlex.quote(str(folder / 'store'))}"
-    yield f"  {program} view {store}"
-    yield f"  {program} runs {store}"
-    yield f"  {program} ls {store} run={run_id} step=1..10 'reward<0.5'"
-    yield f"  {program} show {store} {trace_id}"
-    yield f"  {program} query {store} errors_by_op run={run_id}"
-    yield f"  {program} sql {store} 'select fate, count(*) from trajectories group by fate'"
-    if uploaded:
-        database = shlex.quote(f"sqlite:///{folder / 'mlflow.db'}")
-        yield f"  {_program('mlflow')} server --backend-store-uri {database}"
+def _command(store: Path, name: str, *words: str) -> str:
+    return f"{_program('localtrace')} {shlex.join([name, '-s', str(store), *words])}"
 
 
 def _program(name: str) -> str:
     """Return the command for a program of this environment, also if it is not on the PATH."""
     beside_python = os.path.relpath(Path(sys.executable).with_name(name))
     return name if shutil.which(name) else shlex.quote(beside_python)
-
-
-def _print(lines: Iterator[str]) -> None:
-    for line in lines:
-        say(line)

@@ -7,6 +7,10 @@ answer. A conversation is one text, in which tags in angle brackets separate the
     <user>12+35-7<assistant><call>12+35<end><tool>47<assistant><call>47-7<end><tool>40
     <assistant><answer>40<end>
 
+The warm-up imitates a careless demonstrator. That gives the policy the start that a pretrained
+model would have: it takes turns and copies numbers, but often guesses early, or writes calls that
+the calculator refuses. Reinforcement learning has to find out that neither pays.
+
 This module knows nothing of models or of recording.
 """
 
@@ -20,6 +24,10 @@ from itertools import pairwise
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub}
 _CALL = re.compile(r"(-?[0-9]{1,4})([+-])(-?[0-9]{1,4})")
+_GUESS = 0.5
+"""Share of demonstrated calls that are replaced by an answer with the number at hand."""
+_SLIP = 0.2
+"""Share of demonstrated calls that are first written malformed, then repeated after the error."""
 
 
 class CalculatorError(ValueError):
@@ -88,3 +96,18 @@ def grade(problem: Problem, answer: str | None, tool_errors: int) -> float:
     """Return the reward: 1.0 for the right answer, less 0.1 for every failed call, else 0.0."""
     right = answer is not None and answer == str(problem.partial_sums()[-1])
     return 1.0 - 0.1 * tool_errors if right else 0.0
+
+
+def demonstrate(problem: Problem, rng: random.Random) -> list[tuple[str, bool]]:
+    """Return one conversation as pieces of text, each with whether the model writes it."""
+    pieces = [(f"<user>{problem.question}<assistant>", False)]
+    at_hand = str(problem.numbers[0])
+    for call in problem.calls():
+        if rng.random() < _GUESS:
+            break
+        if rng.random() < _SLIP:
+            slip = rng.choice((call.replace("+", "++"), call.replace("-", "")))
+            pieces += [(f"<call>{slip}<end>", True), ("<tool><error><assistant>", False)]
+        at_hand = str(calculate(call))
+        pieces += [(f"<call>{call}<end>", True), (f"<tool>{at_hand}<assistant>", False)]
+    return [*pieces, (f"<answer>{at_hand}<end>", True)]

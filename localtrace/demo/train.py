@@ -1,11 +1,13 @@
-"""The driver: a warm-up, then steps of rollouts, advantages, an update and outcomes."""
+"""The training: a warm-up, then steps of rollouts, advantages, an update and outcomes."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import time
 import uuid
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +16,37 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import localtrace
-from localtrace.demo.config import DemoConfig
-from localtrace.demo.demonstrations import demonstrate
+from localtrace.demo.engine import Engine
 from localtrace.demo.grpo import advantages, imitate, update
 from localtrace.demo.policy import Policy, best_device
-from localtrace.demo.rollout import Rollout, Task
-from localtrace.demo.task import Problem, draw_problem
-from localtrace.demo.worker import Workers
+from localtrace.demo.rollout import Rollout, roll_out_all
+from localtrace.demo.task import Problem, demonstrate, draw_problem
 from localtrace.printing import bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 DATA_SET_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """The settings of one training run, which are recorded as its config."""
+
+    seed: int = 0
+    steps: int = 120
+    """Training steps after the warm-up."""
+    problems_per_step: int = 16
+    group_size: int = 8
+    """Rollouts of each problem."""
+    learning_rate: float = 4e-4
+    warm_up_steps: int = 500
+    warm_up_batch_size: int = 32
+    """Demonstrations per step of the warm-up."""
+    warm_up_learning_rate: float = 3e-3
+    validate_every: int = 10
+    """Steps from one validation to the next; the first and the last step always have one."""
+    validation_problems: int = 32
 
 
 def warm_up(config: DemoConfig) -> Policy:
@@ -47,7 +67,7 @@ def warm_up(config: DemoConfig) -> Policy:
     return policy
 
 
-def train(policy: Policy, workers: Workers, config: DemoConfig) -> list[float]:
+def train(policy: Policy, config: DemoConfig) -> list[float]:
     """Improve the policy in place; return the mean reward of each step's training rollouts."""
     rng = random.Random(config.seed)
     data_set = [draw_problem(rng, index) for index in range(DATA_SET_ROWS)]
@@ -57,48 +77,51 @@ def train(policy: Policy, workers: Workers, config: DemoConfig) -> list[float]:
     rewards: list[float] = []
     steps = _progress(range(1, config.steps + 1), "learning")
     for step in steps:
-        tasks = _tasks(rng.sample(training, config.problems_per_step), step, config.group_size)
+        rollouts = _rollouts(
+            rng.sample(training, config.problems_per_step), step, config.group_size
+        )
         if (step - 1) % config.validate_every == 0 or step == config.steps:
-            tasks += _tasks(validation, step, validate=True)
+            rollouts += _rollouts(validation, step, validate=True)
         started = time.monotonic()
-        rollouts = workers.roll_out(policy, tasks, step - 1, seed=rng.getrandbits(32))
+        engine = Engine(policy, weight_version=step - 1, seed=rng.getrandbits(32))
+        asyncio.run(roll_out_all(engine, rollouts))
         localtrace.log_metrics({"timing/rollout_s": time.monotonic() - started}, step=step)
         rewards.append(_learn(policy, optimizer, rollouts, step))
         steps.set_postfix(reward=f"{rewards[-1]:.2f}", refresh=False)
     return rewards
 
 
-def _tasks(
-    problems: list[Problem], step: int, rollouts: int = 1, validate: bool = False
-) -> list[Task]:
+def _rollouts(
+    problems: list[Problem], step: int, size: int = 1, validate: bool = False
+) -> list[Rollout]:
     """Return the rollouts of a step; each problem is a group with a unique id."""
     groups = [(problem, uuid.uuid4().hex) for problem in problems]
     return [
-        Task(problem, step, rollout_n, group_id, validate)
+        Rollout(problem, step, rollout_n, group_id, validate)
         for problem, group_id in groups
-        for rollout_n in range(rollouts)
+        for rollout_n in range(size)
     ]
 
 
 def _learn(policy: Policy, optimizer: Optimizer, rollouts: list[Rollout], step: int) -> float:
     """Update the policy and record what became of the rollouts; return their mean reward."""
-    training = [one for one in rollouts if not one.validate]
-    weights = advantages(training)
-    trained = [one for one, weight in zip(training, weights, strict=True) if weight is not None]
-    filtered = [one for one, weight in zip(training, weights, strict=True) if weight is None]
+    training = [rollout for rollout in rollouts if not rollout.validate]
+    pairs = list(zip(training, advantages(training), strict=True))
+    trained = [(rollout, weight) for rollout, weight in pairs if weight is not None]
+    filtered = [rollout for rollout, weight in pairs if weight is None]
     metrics = {
-        "reward/mean": fmean(one.reward for one in training),
-        "rollout/tool_errors": fmean(one.tool_errors for one in training),
+        "reward/mean": fmean(rollout.reward for rollout in training),
+        "rollout/tool_errors": fmean(rollout.tool_errors for rollout in training),
         "rollout/filtered": len(filtered) / len(training),
     }
-    if validation := [one.reward for one in rollouts if one.validate]:
+    if validation := [rollout.reward for rollout in rollouts if rollout.validate]:
         metrics["reward/validation"] = fmean(validation)
     if trained:
-        given = [weight for weight in weights if weight is not None]
-        change = update(policy, optimizer, trained, given)
+        learned_from, weights = map(list, zip(*trained, strict=True))
+        change = update(policy, optimizer, learned_from, weights)
         metrics |= {"policy/loss": change.loss, "policy/gradient_norm": change.gradient_norm}
         _outcomes(
-            trained, step, "trained", advantage=given, old_log_probs=change.logprobs,
+            learned_from, step, "trained", advantage=weights, old_log_probs=change.logprobs,
             trained_step=[step] * len(trained),
         )  # fmt: skip
     _outcomes(filtered, step, "filtered")
@@ -107,7 +130,7 @@ def _learn(policy: Policy, optimizer: Optimizer, rollouts: list[Rollout], step: 
 
 
 def _outcomes(rollouts: list[Rollout], step: int, fate: str, **values: list[Any]) -> None:
-    trace_ids = [one.trace_id for one in rollouts]
+    trace_ids = [rollout.trace_id for rollout in rollouts]
     fates = [fate] * len(rollouts)
     localtrace.outcome(trace_ids, step=step, source="trainer", fate=fates, **values)
 

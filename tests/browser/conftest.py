@@ -18,8 +18,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from localtrace import open_store
-from localtrace.demo.config import DemoConfig
 from localtrace.demo.run import record as record_demo
+from localtrace.demo.train import DemoConfig
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
@@ -73,7 +73,7 @@ def record_stores(
 ) -> tuple[list[Path], dict[str, str]]:
     """Record the three stores that the pages are tried on."""
     record_demo(folder, demo or DemoConfig(
-        workers=1, steps=4, warm_up_steps=150, problems_per_step=6, group_size=4,
+        steps=4, warm_up_steps=150, problems_per_step=6, group_size=4,
         validate_every=2, validation_problems=4,
     ))  # fmt: skip
     seal(open_layout(folder / "store"), wait_s=60)

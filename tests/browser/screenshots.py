@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from localtrace.demo.config import DemoConfig
+from localtrace.demo.train import DemoConfig
 from tests.browser.conftest import (
     Viewer,
     demo_run_of,

@@ -37,13 +37,13 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from localtrace.demo.config import DemoConfig
     from localtrace.demo.run import record
+    from localtrace.demo.train import DemoConfig
     from localtrace.store.sealing.seal import seal
 
     folder = tmp_path_factory.mktemp("demo")
     record(folder, DemoConfig(
-        workers=1, steps=3, warm_up_steps=40, problems_per_step=6, group_size=4,
+        steps=3, warm_up_steps=40, problems_per_step=6, group_size=4,
         validation_problems=4,
     ))  # fmt: skip
     seal(open_layout(folder / "store"), wait_s=60)

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 import localtrace
 from localtrace.cli import main
-from localtrace.demo.config import DemoConfig
 from localtrace.demo.run import run_demo
+from localtrace.demo.train import DemoConfig
 
 TINY = DemoConfig(
-    workers=1, steps=2, warm_up_steps=5, problems_per_step=4, group_size=4, validation_problems=4
+    steps=2, warm_up_steps=5, problems_per_step=4, group_size=4, validation_problems=4
 )
 
 
@@ -29,16 +29,18 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_demo_in_the_same_folder_is_one_more_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
         run_demo(tmp_path / "demo", TINY, upload=False)
 
     with localtrace.open_store(tmp_path / "demo" / "store") as store:
         runs = store.runs().to_dicts()
-        assert [run["closed_processes"] for run in runs] == [2, 2]
-    shown = capsys.readouterr().out
-    assert all(f"Reward by step of run {run['run_id']}" in shown for run in runs)
+        assert [run["closed_processes"] for run in runs] == [1, 1]
+    shown = capfd.readouterr().out
+    assert all(f"group run={run['run_id']} step=2 " in shown for run in runs)
+    assert shown.count("\ntrajectory ") == 2
+    assert shown.count("mean_reward") >= 2
 
 
 @pytest.mark.parametrize("package", ["torch", "tokenizers", "mlflow"])

@@ -8,16 +8,13 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
 
 import localtrace
-from localtrace.demo.config import DemoConfig
-from localtrace.demo.train import train, warm_up
+from localtrace.demo.train import DemoConfig, train, warm_up
 from localtrace.demo.vocabulary import decode, tokenizer
-from localtrace.demo.worker import rollout_workers
 from localtrace.read.store import Store
 from localtrace.types import Trajectory
 from tests.environment import soaks
@@ -39,14 +36,10 @@ def rewards(folder: Path) -> Rewards:
     """Mean reward of every step of three runs, which start from the same warmed-up policy."""
     torch.set_num_threads(1)
     tokenizer().save(str(folder / "tokenizer.json"))
-    recording: dict[str, Any] = {"store": folder / "store", "min_free_bytes": 0}
-    localtrace.init(**recording, tokenizer=folder / "tokenizer.json")
+    localtrace.init(folder / "store", min_free_bytes=0, tokenizer=folder / "tokenizer.json")
     try:
-        with rollout_workers(1, {**recording, "run_id": localtrace.run_id()}) as workers:
-            policy = warm_up(SHORT)
-            return {
-                name: train(copy.deepcopy(policy), workers, config) for name, config in RUNS.items()
-            }
+        policy = warm_up(SHORT)
+        return {name: train(copy.deepcopy(policy), config) for name, config in RUNS.items()}
     finally:
         localtrace.close()
 

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from localtrace.demo.demonstrations import demonstrate
 from localtrace.demo.grpo import advantages
 from localtrace.demo.rollout import Rollout
-from localtrace.demo.task import CalculatorError, Problem, calculate, draw_problem, grade
+from localtrace.demo.task import (
+    CalculatorError,
+    Problem,
+    calculate,
+    demonstrate,
+    draw_problem,
+    grade,
+)
 from localtrace.demo.vocabulary import TAGS, decode, encode, tokenizer
 
 
@@ -73,7 +79,7 @@ def test_the_same_seed_draws_the_same_problems() -> None:
 def test_an_advantage_compares_a_rollout_with_its_own_group_only() -> None:
     rewards = {"mixed": [1.0, 0.0, 0.0, 1.0], "equal": [0.9, 0.9, 0.9]}
     rollouts = [
-        Rollout("0" * 32, group, validate=False, reward=reward)
+        Rollout(Problem(0, (1, 2), ("+",)), 1, 0, group, reward=reward)
         for group, values in rewards.items()
         for reward in values
     ]

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 import localtrace
 from localtrace.cli import main
 from localtrace.demo import train as training
-from localtrace.demo.config import DemoConfig
+from localtrace.demo.train import DemoConfig
 from localtrace.demo.vocabulary import decode, tokenizer
-from localtrace.demo.worker import rollout_workers
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
@@ -27,7 +26,7 @@ from tests.golden.comparing import differences
 from tests.golden.demo.truth import Seen, by_step
 
 CONFIG = DemoConfig(
-    workers=1, warm_up_steps=250, steps=3, problems_per_step=8, group_size=4, validate_every=2,
+    warm_up_steps=250, steps=3, problems_per_step=8, group_size=4, validate_every=2,
     validation_problems=4,
 )  # fmt: skip
 QUERIES = (
@@ -68,17 +67,19 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
 
     torch.set_num_threads(1)
     tokenizer().save(str(folder / "tokenizer.json"))
-    recording: dict[str, Any] = {
-        "store": folder / "store", "min_free_bytes": 0, "run_id": "demo", "seal": False,
-    }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         learned = training._learn
         patch.setattr(training, "_learn", learn)
         patch.setattr(training, "update", noting)
-        localtrace.init(**recording, tokenizer=folder / "tokenizer.json")
+        localtrace.init(
+            folder / "store",
+            tokenizer=folder / "tokenizer.json",
+            min_free_bytes=0,
+            run_id="demo",
+            seal=False,
+        )
         try:
-            with rollout_workers(CONFIG.workers, recording) as workers:
-                training.train(training.warm_up(CONFIG), workers, CONFIG)
+            training.train(training.warm_up(CONFIG), CONFIG)
         finally:
             localtrace.close()
     seal(open_layout(folder / "store"))
