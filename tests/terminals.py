@@ -22,12 +22,12 @@ class Shown:
     exit_code: int
 
 
-def on_terminal(width: int, *arguments: object) -> Shown:
+def on_terminal(width: int, *arguments: object, coloured: bool = False) -> Shown:
     """Run a command whose standard output is a terminal of `width` columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    environment |= {"TERM": "xterm", "NO_COLOR": "1"}
+    environment |= {"TERM": "xterm", **({} if coloured else {"NO_COLOR": "1"})}
     command = [sys.executable, "-m", "localtrace", *map(str, arguments)]
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option, store_option
-from localtrace.errors import QueryError
+from localtrace.errors import QueryError, unknown
 from localtrace.printing import say
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _COLUMNS = (
     "trace_id", "run_id", "step", "sample_index", "rollout_n", "validate", "status", "reward",
     "advantage", "fate", "turn_count", "output_tokens", "started_at", "spans_pruned",
 )  # fmt: skip
-
 _ELSEWHERE = (*_COLUMNS, "run_name", "labels", "prompt", "answer")
 _KEYS = ("trace_id", "run_id", "step", "sample_index", "rollout_n")
 _PLACE = ("step", "sample_index", "rollout_n")
@@ -32,12 +30,6 @@ _ADDED = ("run_name", "place", "labels", "prompt", "answer", "reference")
 """Columns that `ls` adds to those of the view `trajectories`."""
 _ON_TERMINAL = ("trace_id", "run_name", "place", "validate", "status", "reward", "labels",
                 "spans_pruned", "prompt", "answer")  # fmt: skip
-"""Columns on a terminal, without those that say nothing."""
-_USUAL: dict[str, list[Any]] = {
-    "run_name": [None], "validate": [False], "status": ["ok"], "labels": [None],
-    "spans_pruned": [None],
-}  # fmt: skip
-"""Values with which such a column says nothing."""
 _REAL = frozenset({"reward", "advantage"})
 """Columns whose values that are not finite are sorted last."""
 _FEW = 20_000
@@ -51,38 +43,22 @@ def _columns(
 ) -> tuple[str, ...] | None:
     if text is None:
         return None
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in (*_COLUMNS, *_ADDED)]
-    if unknown:
-        from localtrace.read.view_columns import columns_of
+    from localtrace.read.view_columns import columns_of
 
-        known = [*(column.name for column in columns_of("trajectories")), *_ADDED]
-        for name in unknown:
-            if name not in known:
-                hint = difflib.get_close_matches(name, known, 1)
-                meant = f", did you mean {hint[0]}?" if hint else ""
-                raise QueryError(
-                    f"no column is called {name!r}{meant}: there are {', '.join(known)}"
-                )
+    known = [*(column.name for column in columns_of("trajectories")), *_ADDED]
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise QueryError(unknown("column", name, known))
     return names
 
 
 @click.command(epilog=FILTERS_HELP)
 @filters_argument
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
-    help="Number of trajectories; 0 for all.",
-)
-@click.option(
-    "--sort",
-    default="-started_at",
-    show_default=True,
-    metavar="COLUMN",
-    help="Column to sort by; -COLUMN for descending order.",
-)
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True,
+              help="Number of trajectories; 0 for all.")  # fmt: skip
+@click.option("--sort", default="-started_at", show_default=True, metavar="COLUMN",
+              help="Column to sort by; -COLUMN for descending order.")  # fmt: skip
 @click.option("--columns", callback=_columns, metavar="A,B,C",
               help="Columns to print: those of the view trajectories, and "
                    f"{', '.join(_ADDED)}.")  # fmt: skip
@@ -103,24 +79,22 @@ def command(
     and reference is the expected answer.
     """
     from localtrace.cli.no_match import say_nothing_matches
-    from localtrace.cli.output import is_for_terminal, print_table
+    from localtrace.cli.output import is_for_terminal, print_table, with_texts
     from localtrace.read.store import open_store
 
-    fits = columns is None and is_for_terminal(form)
-    names = columns or (_ON_TERMINAL if fits else _ELSEWHERE)
+    on_terminal = _ON_TERMINAL if columns is None else columns
+    names = on_terminal if is_for_terminal(form) else columns or _ELSEWHERE
     with open_store(*store_paths) as store:
         rows, total = _listed(store, filters, limit, sort, names)
         texts = _added(store, rows, names)
         if is_for_terminal(form) and "prompt" in texts:
             texts["prompt"] = _without_shared_beginning(texts["prompt"])
-        if fits:
-            names = tuple(name for name in names if _says_something(name, rows, texts))
-        print_table(rows, form, texts, names)
+        table = with_texts(rows, **texts).select(names)
+        print_table(table, form, None if columns else _ON_TERMINAL)
         if not len(rows):
             say_nothing_matches(store, filters)
         elif total > len(rows):
-            said = f"{limit} of {total} trajectories; see more with --limit"
-            say(said, err=True)
+            say(f"{limit} of {total} trajectories; see more with --limit", err=True)
 
 
 def _listed(
@@ -142,16 +116,12 @@ def _listed(
     if limit and total > _FEW:
         # Of many, the outcomes of those to print alone are read.
         listed = run(f"select trace_id, step {chosen} {order}", params).to_arrow()
-        in_ids, bound = listed_ids(listed["trace_id"].to_pylist())
-        chosen_rows = f"{in_ids} and {listed_steps(listed['step'].to_pylist())}"
-    else:
-        chosen_rows, bound = condition, params
+        in_ids, params = listed_ids(listed["trace_id"].to_pylist())
+        condition = f"{in_ids} and {listed_steps(listed['step'].to_pylist())}"
     taken = dict.fromkeys((*_KEYS, *(name for name in names if name not in _ADDED)))
     taken |= {"attributes": None} if "reference" in names else {}
-    rows = run(
-        f"select {', '.join(taken)} from trajectories where {chosen_rows} {order}", bound
-    ).to_arrow()
-    return rows, total
+    sql = f"select {', '.join(taken)} from trajectories where {condition} {order}"
+    return run(sql, params).to_arrow(), total
 
 
 def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -170,30 +140,22 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
 
     if "labels" in names:
         labels = labels_of(run, steps)
-        made["labels"] = [str(labels[one]) if one in labels else None for one in ids]
+        made["labels"] = [str(labels[trace_id]) if trace_id in labels else None for trace_id in ids]
     if "run_name" in names:
         told_apart = run_names(store)
         made["run_name"] = [told_apart.get(run_id) for run_id in rows["run_id"].to_pylist()]
     if "place" in names:
         places = zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
-        made["place"] = ["/".join("-" if at is None else str(at) for at in one) for one in places]
+        made["place"] = ["/".join("-" if n is None else str(n) for n in place) for place in places]
     if "reference" in names:
-        made["reference"] = [
-            reference_of(fields_from_json(text)) for text in rows["attributes"].to_pylist()
-        ]
+        attributes = map(fields_from_json, rows["attributes"].to_pylist())
+        made["reference"] = list(map(reference_of, attributes))
     if "prompt" in names or "answer" in names:
-        found = read_excerpts(run, store.decode, steps)
-        excerpts = [found.get(trace_id, Excerpt(None, None)) for trace_id in ids]
+        read = read_excerpts(run, store.decode, steps)
+        excerpts = [read.get(trace_id, Excerpt(None, None)) for trace_id in ids]
         made["prompt"] = [excerpt.prompt for excerpt in excerpts]
         made["answer"] = [excerpt.answer for excerpt in excerpts]
-    return {name: values for name, values in made.items() if name in names}
-
-
-def _says_something(name: str, rows: pa.Table, texts: Mapping[str, Sequence[str | None]]) -> bool:
-    if name not in _USUAL:
-        return True
-    values = texts[name] if name in texts else rows[name].unique().to_pylist()
-    return any(value not in _USUAL[name] for value in values)
+    return made
 
 
 def _without_shared_beginning(prompts: list[str | None]) -> list[str | None]:

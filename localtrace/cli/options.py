@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,6 @@ FILTERS_HELP = "\n".join(
         "Commas separate several texts too where it says so: status=ok,error",
     ]
 )
-_PLAIN = re.compile(r"[\w.:@%+/-]+")
-"""Runs that are offered to a shell: an id is recorded text, and a shell splits and expands it."""
-_RUN_FILES_MAX = 32
-"""The newest files of the table `runs` that completion reads."""
 
 
 class _StorePath(click.Path):
@@ -160,32 +155,11 @@ def complete_filter(
     """Complete a filter: its key, or its value where the values are few."""
     key, equals, _ = incomplete.partition("=")
     offers = [f"{name}=" for name in FILTERS]
-    if equals and key == "run":
-        offers = [f"run={run_id}" for run_id in _run_ids(context)]
-    elif equals and key in FILTERS:
+    if equals and key in FILTERS:
         entry = FILTERS[key]
         values = ("true", "false") if entry.kind == "flag" else entry.values
         offers = [f"{key}={value}" for value in values]
     return [offer for offer in offers if offer.startswith(incomplete)]
-
-
-def _run_ids(context: click.Context) -> list[str]:
-    """Return ids of sealed runs, those in the newest files first."""
-    import pyarrow.parquet as pq
-
-    from localtrace.errors import LocalTraceError
-    from localtrace.schema import RUNS
-    from localtrace.store.sources import find_stores
-
-    try:
-        layouts = find_stores(context.params.get("store_paths") or ["localtrace"])
-    except LocalTraceError:
-        return []  # no place for a message
-    paths = [path for layout in layouts for path in layout.table(RUNS.name).glob("*.parquet")]
-    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    columns = [pq.read_table(path, columns=["run_id"])["run_id"] for path in paths[:_RUN_FILES_MAX]]
-    run_ids = dict.fromkeys(run_id for column in columns for run_id in column.to_pylist())
-    return list(filter(_PLAIN.fullmatch, run_ids))
 
 
 filters_argument = click.argument(

@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,11 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _GAP, _TEXT_MIN, _WIDTH_MAX = 2, 12, 10**6
 _NO_ROOM = "not shown in {width} characters; widen the window, or add  | less -S  or  --format json"
 _NAMES_MAX = 6
+_USUAL = {
+    "attempt": 0, "finish_reason": "stop", "labels": None, "mark": None, "not_finite": 0,
+    "run_name": None, "spans_pruned": None, "status": "ok", "validate": False,
+}  # fmt: skip
+"""Columns that say nothing where each row holds this value."""
 _JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
@@ -37,41 +42,49 @@ def is_for_terminal(form: str) -> bool:
     return form == "table" and sys.stdout.isatty()
 
 
-def print_table(
-    table: pa.Table,
-    form: str,
-    texts: Mapping[str, Sequence[str | None]] | None = None,
-    names: Sequence[str] | None = None,
-) -> None:
+def with_texts(table: pa.Table, **columns: Sequence[str | None]) -> pa.Table:
+    """Return rows with further columns of text, in which half a character becomes a mark."""
+    import pyarrow as pa
+
+    for name, texts in columns.items():
+        # `pa.array` would import pandas, if installed, which takes half a second.
+        builder = pa.lib.StringBuilder()
+        builder.append_values([text and valid_text(text) for text in texts])
+        table = table.append_column(name, builder.finish())
+    return table
+
+
+def print_table(table: pa.Table, form: str, on_terminal: Sequence[str] | None = None) -> None:
     """Print rows in a format: table, json, csv or parquet.
 
     Args:
         table: the rows.
         form: the format.
-        texts: further columns, by name.
-        names: the columns to print, in order; None: all.
+        on_terminal: the columns for a terminal, which leaves out those that say nothing there.
 
     Raises:
         click.UsageError: the format is parquet and stdout is a terminal.
     """
-    texts = {
-        name: [one if one is None else valid_text(one) for one in column]
-        for name, column in (texts or {}).items()
-    }
-    names = [*table.column_names, *texts] if names is None else names
+    if on_terminal is not None and is_for_terminal(form):
+        table = table.select([name for name in on_terminal if not _says_nothing(table, name)])
     if form == "parquet":
-        _print_parquet(_joined(table, texts, names) if texts else table.select(names))
-        return
-    rows = _rows(table)
-    if texts or list(names) != table.column_names:
-        columns = (texts[one] if one in texts else python_values(table[one]) for one in names)
-        rows = zip(*columns, strict=True)
-    if form == "json":
-        _print_json(names, rows)
+        if sys.stdout.isatty():
+            raise click.UsageError("Parquet is binary: write it to a file, as in  > rows.parquet")
+        write_parquet(table, sys.stdout.buffer)
+    elif form == "json":
+        _print_json(table.column_names, _rows(table))
     elif form == "csv":
-        _print_csv(names, rows)
+        writer = csv.writer(ForPrograms(), lineterminator="\n")
+        writer.writerow(table.column_names)
+        writer.writerows(map(_plain, row) for row in _rows(table))
     else:
-        _print_text(names, rows)
+        _print_text(table.column_names, _rows(table))
+
+
+def _says_nothing(table: pa.Table, name: str) -> bool:
+    return name in _USUAL and all(
+        value == _USUAL[name] for value in table[name].unique().to_pylist()
+    )
 
 
 def print_listing(table: pa.Table, form: str) -> None:
@@ -157,16 +170,6 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
         yield from zip(*map(python_values, batch.columns), strict=True)
 
 
-def _joined(
-    table: pa.Table, texts: Mapping[str, Sequence[str | None]], names: Sequence[str]
-) -> pa.Table:
-    import pyarrow as pa
-
-    # Without the type, pyarrow would import pandas, if installed, to make the array.
-    more = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-    return pa.table({name: more[name] if name in more else table[name] for name in names})
-
-
 def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     separator = "[\n"
     for row in rows:
@@ -174,18 +177,6 @@ def _print_json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None
         say_text(separator + text, end="")
         separator = ",\n"
     say_text("[]" if separator == "[\n" else "\n]")
-
-
-def _print_csv(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    writer = csv.writer(ForPrograms(), lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(map(_plain, row) for row in rows)
-
-
-def _print_parquet(table: pa.Table) -> None:
-    if sys.stdout.isatty():
-        raise click.UsageError("Parquet is binary: write it to a file, as in  > rows.parquet")
-    write_parquet(table, sys.stdout.buffer)
 
 
 def _cell(value: Any) -> str:

@@ -6,8 +6,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from localtrace.errors import MissingDependency, QueryError
 from localtrace.printing import draw, say
@@ -42,7 +42,13 @@ def print_plot(table: pa.Table, plot: Plot, run_names: Mapping[str, str]) -> Non
         QueryError: the columns of the plot are missing, or several rows of a line share an x.
         MissingDependency: plotille is not installed.
     """
-    lines = lines_of(table, plot, run_names)
+    lines = {
+        escape_line(name): [(int(x), y) for x, y in points if math.isfinite(y)]
+        for name, points in plot.lines(table, run_names).items()
+    }
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        raise QueryError(f"nothing to plot: no row has a {plot.x} and a number to draw")
     shown = dict(list(lines.items())[:_LINES_MAX])
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     width = shutil.get_terminal_size().columns
@@ -50,46 +56,6 @@ def print_plot(table: pa.Table, plot: Plot, run_names: Mapping[str, str]) -> Non
     if len(lines) > len(shown):
         more = len(lines) - len(shown)
         say(f"{more} more lines are not shown: narrow the query down", err=True)
-
-
-def lines_of(
-    table: pa.Table, plot: Plot, run_names: Mapping[str, str]
-) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of each line, by its label; see `print_plot`."""
-    missing = [name for name in (plot.x, *plot.y, *plot.by) if name not in table.column_names]
-    if missing:
-        raise QueryError(
-            f"no plot: the query has no column {missing[0]}, which its comment -- plot: names"
-        )
-    table = table.filter(table[plot.x].is_valid())
-    labels = _labels(table, plot.by, run_names)
-    places = table[plot.x].to_pylist()
-    if len(set(zip(labels, places, strict=True))) < len(places):
-        raise QueryError(f"no plot: several rows of a {plot.x} cannot be told apart")
-    lines: dict[str, _Points] = {}
-    for name in plot.y:
-        ending = [name] if len(plot.y) > 1 else []
-        for label, place, value in zip(labels, places, table[name].to_pylist(), strict=True):
-            if value is not None and math.isfinite(value):
-                line = ", ".join(filter(None, (label, *ending)))
-                lines.setdefault(line, []).append((int(place), float(value)))
-    if not lines:
-        raise QueryError(f"nothing to plot: no row has a {plot.x} and a number to draw")
-    return {label: sorted(points) for label, points in lines.items()}
-
-
-def _labels(table: pa.Table, keys: Sequence[str], run_names: Mapping[str, str]) -> list[str]:
-    """Return the label of each row's line: the keys that differ between rows."""
-    columns = {key: table[key].to_pylist() for key in keys}
-    telling = {key: values for key, values in columns.items() if len(set(values)) > 1}
-    if "run_id" in telling:
-        telling["run_id"] = [run_names.get(run, run) for run in telling["run_id"]]
-    rows = zip(*telling.values(), strict=True) if telling else [()] * len(table)
-    return [", ".join(map(_label, telling, row)) for row in rows]
-
-
-def _label(key: str, value: Any) -> str:
-    return escape_line(value if isinstance(value, str) else f"{key} {value}")
 
 
 def _drawn(lines: Mapping[str, _Points], x: str, y: str, width: int, is_coloured: bool) -> str:

@@ -10,12 +10,10 @@ import click
 from localtrace.cli.options import FILTERS_HELP, filters_argument, format_option, store_option
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from localtrace.read.filters import Filters
 
 _ON_TERMINAL = (
-    "run_id", "attempt", "run_name", "steps", "trajectories", "mean_reward", "not_finite",
+    "run_id", "attempt", "run_name", "last_step", "trajectories", "mean_reward", "not_finite",
     "started_at",
 )  # fmt: skip
 _SQL = """
@@ -47,7 +45,7 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
     not_finite counts rewards that are NaN or infinite, which mean_reward leaves out.
     """
     from localtrace.cli.no_match import say_nothing_matches
-    from localtrace.cli.output import is_for_terminal, print_table
+    from localtrace.cli.output import print_table, with_texts
     from localtrace.read.run_names import run_names
     from localtrace.read.store import open_store
 
@@ -55,26 +53,7 @@ def command(store_paths: tuple[Path, ...], filters: Filters, form: str) -> None:
     with open_store(*store_paths) as store:
         rows = store.own_sql(_SQL.format(condition=condition), params, filters).to_arrow()
         told_apart = run_names(store)
-        texts = {"run_name": [told_apart.get(run_id) for run_id in rows["run_id"].to_pylist()]}
-        names = [*rows.column_names, "run_name"]
-        if is_for_terminal(form):
-            texts["steps"] = _steps(rows)
-            names = _informative(rows, texts)
-        print_table(rows, form, texts, names)
+        names = [told_apart.get(run_id) for run_id in rows["run_id"].to_pylist()]
+        print_table(with_texts(rows, run_name=names), form, _ON_TERMINAL)
         if not len(rows):
             say_nothing_matches(store, filters)
-
-
-def _steps(rows: pa.Table) -> list[str | None]:
-    ends = zip(rows["first_step"].to_pylist(), rows["last_step"].to_pylist(), strict=True)
-    return [None if low is None else f"{low}..{high}" for low, high in ends]
-
-
-def _informative(rows: pa.Table, texts: dict[str, list[str | None]]) -> list[str]:
-    """Return the columns for a terminal, without those that say nothing here."""
-    nothing = {
-        "attempt": set(rows["attempt"].to_pylist()) <= {0},
-        "run_name": set(texts["run_name"]) <= {None},
-        "not_finite": set(rows["not_finite"].to_pylist()) <= {0},
-    }
-    return [name for name in _ON_TERMINAL if not nothing.get(name)]

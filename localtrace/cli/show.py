@@ -29,20 +29,9 @@ if TYPE_CHECKING:
 @click.option("--messages", "view", flag_value="messages", help="Only the messages and answers.")
 @click.option("--tokens", "view", flag_value="tokens",
               help="Only a table of generated tokens: ids, pieces, logprobs, masks.")  # fmt: skip
-@click.option("--text/--no-text", default=True, help="Print texts, arguments and results, or not.")
-@click.option("--ids", is_flag=True, help="Print token ids too.")
-@click.option("--logprobs", is_flag=True, help="Print each generated id's log-probability too.")
 @store_option
 @format_option
-def command(
-    trace_id: str,
-    view: str | None,
-    text: bool,
-    ids: bool,
-    logprobs: bool,
-    store_paths: tuple[Path, ...],
-    form: str,
-) -> None:
+def command(trace_id: str, view: str | None, store_paths: tuple[Path, ...], form: str) -> None:
     """Show one trajectory: its calls in order, with messages, texts and outcomes.
 
     --format json, csv and parquet work with --tokens only.
@@ -57,12 +46,8 @@ def command(
         if view == "tokens":
             _print_tokens(store, trajectory, form)
             return
-        if view == "tree":
-            body = _tree(trajectory)
-        else:
-            lines = _Lines(trajectory, text, ids, logprobs)
-            body = lines.messages() if view == "messages" else lines.calls()
-        for line in (*_head(trajectory), *body):
+        body = {"tree": _tree, "messages": _messages}.get(view or "", _calls)
+        for line in (*_head(trajectory), *body(trajectory)):
             say_text(line)
 
 
@@ -73,9 +58,9 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
         f"{trajectory.project}/{trajectory.experiment}"
     )
     keys = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
-    named = {key: getattr(trajectory, key) for key in keys}
-    given = [f"{key} {value}" for key, value in named.items() if value is not None]
-    yield "  " + escape_line(", ".join(given + (["validation"] if trajectory.validate else [])))
+    values = {key: getattr(trajectory, key) for key in keys}
+    facts = [f"{key} {value}" for key, value in values.items() if value is not None]
+    yield "  " + escape_line(", ".join(facts + ["validation"] * trajectory.validate))
     started = datetime.fromtimestamp(trajectory.start_ns / 1e9, UTC)
     took = ""
     if trajectory.end_ns is not None:
@@ -102,49 +87,36 @@ def _outcome_value(outcome: Outcome) -> str:
     return shortened(outcome.values if outcome.text is None else outcome.text)
 
 
-class _Lines:
-    """The calls or the turns of a trajectory as lines."""
+def _calls(trajectory: Trajectory) -> Iterator[str]:
+    """Yield every call, indented below its caller, in the order in which they began."""
+    turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
+    for depth, span in _with_depth(trajectory.every_span):
+        indent = "  " * depth
+        yield ""
+        yield f"{indent}{_call(span)}"
+        for text in _body(span, turns.get(span.span_id)):
+            yield from (f"{indent}  {line}" for line in text.splitlines())
 
-    def __init__(self, trajectory: Trajectory, text: bool, ids: bool, logprobs: bool) -> None:
-        self._spans = trajectory.every_span
-        turns = turns_of(trajectory) if text else []
-        self._turns = {turn.span.span_id: turn for turn in turns}
-        self._text, self._ids, self._logprobs = text, ids, logprobs
 
-    def calls(self) -> Iterator[str]:
-        """Yield every call, indented below its caller, in the order in which they began."""
-        for depth, span in _with_depth(self._spans):
-            indent = "  " * depth
-            yield ""
-            yield f"{indent}{_call(span)}"
-            for text in self._body(span):
-                yield from (f"{indent}  {line}" for line in text.splitlines())
+def _messages(trajectory: Trajectory) -> Iterator[str]:
+    """Yield what the turns read and generated, each message once."""
+    for turn in turns_of(trajectory):
+        yield ""
+        yield from _body(turn.span, turn)
 
-    def messages(self) -> Iterator[str]:
-        """Yield what the turns read and generated, each message once."""
-        for span in self._spans:
-            if span.is_turn:
-                yield ""
-                yield from self._body(span)
 
-    def _body(self, span: Span) -> Iterator[str]:
-        if span.span_id in self._turns:
-            turn = self._turns[span.span_id]
-            stop = f"  [{escape_line(span.finish_reason)}]" if span.finish_reason else ""
-            if turn.new_text:
-                yield turn.new_text
-            answer = shortened(turn.answer_text) if turn.answer is None else turn.answer_text
-            yield f"assistant: {answer}{stop}"
-        elif self._text:
-            result = "" if span.outputs is None else f" -> {shortened(span.outputs)}"
-            yield f"{shortened(span.inputs)}{result}"
-        if self._ids and span.output_ids is not None:
-            yield f"output_ids: {span.output_ids}"
-        if self._logprobs and span.output_logprobs is not None:
-            rounded = (one if one is None else round(one, 4) for one in span.output_logprobs)
-            yield f"logprobs: {list(rounded)}"
-        if span.error:
-            yield f"error: {span.error}"
+def _body(span: Span, turn: Turn | None) -> Iterator[str]:
+    if turn is None:
+        result = "" if span.outputs is None else f" -> {shortened(span.outputs)}"
+        yield f"{shortened(span.inputs)}{result}"
+    else:
+        if turn.new_text:
+            yield turn.new_text
+        stop = f"  [{escape_line(span.finish_reason)}]" if span.finish_reason else ""
+        answer = shortened(turn.answer_text) if turn.answer is None else turn.answer_text
+        yield f"assistant: {answer}{stop}"
+    if span.error:
+        yield f"error: {span.error}"
 
 
 def _tree(trajectory: Trajectory) -> Iterator[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,32 +42,25 @@ def command(
     filters: Filters, lines: int, interval_s: float, follows: bool, store_paths: tuple[Path, ...]
 ) -> None:
     """Print trajectories as they end, until Ctrl-C."""
-    from localtrace.cli.no_match import say_nothing_matches
     from localtrace.read.store import open_store
 
     with open_store(*store_paths) as store:
-        nothing = partial(say_nothing_matches, store, filters)
         try:
-            rows = follow(store, filters, lines, interval_s if follows else None, nothing)
-            for row in rows:
+            for row in follow(store, filters, lines, interval_s if follows else None):
                 say(_line(row, SHORT_ID if sys.stdout.isatty() else None))
         except KeyboardInterrupt:
             say(err=True)
 
 
 def follow(
-    store: Store,
-    filters: Filters,
-    lines: int,
-    interval_s: float | None,
-    on_nothing: Callable[[], None] = lambda: None,
+    store: Store, filters: Filters, lines: int, interval_s: float | None
 ) -> Iterator[dict[str, Any]]:
     """Yield ended trajectories: first the `lines` newest, then each new one, without end.
 
     Args:
         interval_s: seconds between two reads of the store; None: stop after the first.
-        on_nothing: called when the first read finds none.
     """
+    from localtrace.cli.no_match import say_nothing_matches
     from localtrace.read.filters import Filters
 
     condition, params = filters.where_clause()
@@ -78,7 +70,7 @@ def follow(
     params["since_ns"] = (newest[0]["end_ns"] or 0) - _CLOCK_SKEW_NS
     rows = store.own_sql(sql, params, filters).to_dicts()
     if not rows:
-        on_nothing()
+        say_nothing_matches(store, filters)
     yield from rows[len(rows) - min(lines, len(rows)) :]
     seen = {row["trace_id"] for row in rows}
     while interval_s is not None:

@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError, unknown
 from localtrace.read.counted import over_counted
 from localtrace.read.filter_registry import FILTERS
 from localtrace.read.filters import Filters, RunName, key_of
 from localtrace.store.files import open_given
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OWN_QUERIES = Path(__file__).parents[1] / "queries"
 """The folder of the queries that come with localtrace."""
@@ -39,6 +42,43 @@ class Plot:
     """Columns that are drawn over each other."""
     by: tuple[str, ...] = ()
     """Columns that tell the lines of the plot apart."""
+
+    def lines(
+        self, table: pa.Table, run_names: Mapping[str, str]
+    ) -> dict[str, list[tuple[float, float]]]:
+        """Return the points of each line, by its label: the columns of `by` that differ.
+
+        Args:
+            table: the rows of the query.
+            run_names: the name of each run, by run id.
+
+        Raises:
+            QueryError: a column is missing, or several rows of a line share an x.
+        """
+        missing = [name for name in (self.x, *self.y, *self.by) if name not in table.column_names]
+        if missing:
+            raise QueryError(
+                f"no plot: the query has no column {missing[0]}, which its comment -- plot: names"
+            )
+        table = table.filter(table[self.x].is_valid())
+        columns = {name: table[name].to_pylist() for name in (self.x, *self.y, *self.by)}
+        keys = {name: columns[name] for name in self.by if len(set(columns[name])) > 1}
+        if "run_id" in keys:
+            keys["run_id"] = [run_names.get(run, run) for run in keys["run_id"]]
+        labels = [
+            ", ".join(value if isinstance(value, str) else f"{name} {value}"
+                      for name, value in zip(keys, row, strict=True))
+            for row in (zip(*keys.values(), strict=True) if keys else [()] * len(table))
+        ]  # fmt: skip
+        if len(set(zip(labels, columns[self.x], strict=True))) < len(labels):
+            raise QueryError(f"no plot: several rows of a {self.x} cannot be told apart")
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for name in self.y:
+            for label, x, y in zip(labels, columns[self.x], columns[name], strict=True):
+                if y is not None:
+                    line = ", ".join(filter(None, (label, name if len(self.y) > 1 else "")))
+                    lines.setdefault(line, []).append((float(x), float(y)))
+        return {label: sorted(points) for label, points in lines.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from localtrace.terminal import escape
 from tests.commands import answer, record, run
+from tests.terminals import on_terminal
 
 
 def diff(store: Path, *words: object) -> list[str]:
@@ -99,38 +99,19 @@ def test_three_are_compared_with_the_first(path: Path) -> None:
     assert line_naming(said, "A and C", "turn 0, output")
 
 
-def test_ids_and_logprobs_are_compared_when_asked_for(path: Path) -> None:
-    record(
-        path,
-        [
-            {"answers": [answer("a b", [1, 2], [-0.5, -0.25])]},
-            {"answers": [answer("a c", [1, 3], [-0.75, -1.0])]},
-        ],
-    )
-    said = diff(path, "3/17/0", "3/17/1", "--no-text", "--ids", "--logprobs")
-    assert "output ids: 1 [-2 -]{+3 +}" in said
-    assert line_naming(said, "1 tokens before", "distance 0.25")
-    assert line_naming(said, "logprobs at token 1", "A 2 (-0.25)", "3 (-1)")
-    assert not any(line.startswith("output: a") for line in said)
-
-
 def test_ids_without_text_are_compared_as_ids(path: Path) -> None:
     record(path, [{"answers": [{"output_ids": [1, n], "finish_reason": "stop"}]} for n in (2, 3)])
     said = diff(path, "3/17/0", "3/17/1")
     assert "word" not in line_naming(said, "A and B", "turn 0, output", "token 1")
-    assert line_naming(said, "output: ", "--ids") == "output: only the token ids differ (see --ids)"
-    assert "output ids: 1 [-2 -]{+3 +}" in diff(path, "3/17/0", "3/17/1", "--ids")
+    assert "output ids: 1 [-2 -]{+3 +}" in said
 
 
-def test_colours_replace_brackets_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localtrace.cli.diff import _painter
-
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[31m" in _painter()("gone", "new")
-    assert "[-" not in _painter()("gone", "new")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert _painter()("gone", "new") == "[-gone-]{+new+}"
+def test_colours_replace_brackets_on_a_terminal(path: Path) -> None:
+    record(path, [{"answers": [answer(text, [1])]} for text in ("gone", "new")])
+    words = ("diff", "-s", path, "3/17/0", "3/17/1")
+    coloured = "".join(on_terminal(80, *words, coloured=True).lines)
+    assert "\x1b[31m" in coloured
+    assert "[-" not in coloured
 
 
 def test_terminal_commands_in_outputs_are_escaped(path: Path) -> None:

@@ -113,30 +113,6 @@ def test_a_long_prompt_is_shown_with_its_end(tmp_path: Path) -> None:
     assert len(said) < 3000
 
 
-def test_the_best_is_compared_with_each_of_the_others(store: Path) -> None:
-    said = run("group", "-s", store, "group-a", "--diff").stdout
-    ids = [row["trace_id"] for row in rows("group", "-s", store, "group-a")]
-    lines = said.splitlines()
-    named = [line for line in lines if line[:3] in ("A  ", "B  ", "C  ")]
-    assert [line.split()[1] for line in named] == [ids[1], ids[0], ids[2]]
-    changed = [line for line in lines if line.startswith("  output: ")]
-    assert ["idea" in line for line in changed] == [True, False]
-    assert changed[1] == "  output: [-four, of course-]{+4?+}"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["step=4", "--diff"], "--diff"),
-        (["group-a", "--diff", "--format", "json"], "--diff and --format"),
-    ],
-)
-def test_where_nothing_can_be_compared_it_is_said(store: Path, words: list[str], said: str) -> None:
-    result = run("group", "-s", store, *words)
-    assert result.exit_code == 2
-    assert said in result.stderr
-
-
 def test_a_group_fits_a_terminal_of_80_columns(store: Path) -> None:
     shown = on_terminal(80, "group", "-s", store, "group-a")
     assert max(map(len, shown.lines[-4:])) <= 80

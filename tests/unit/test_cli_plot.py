@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from localtrace.cli.plot import lines_of, print_plot
+from localtrace.cli.plot import print_plot
 from localtrace.errors import QueryError
 from localtrace.read.named_queries import Plot
 from tests.commands import record, run
@@ -65,13 +65,13 @@ def test_a_missing_package_is_named_with_how_to_install_it(
 def test_columns_of_by_make_the_lines() -> None:
     rows = pa.table({"run_id": ["r"] * 4, "step": [1, 1, 2, 2], "k": [1, 2, 1, 2],
                      "p": [0.1, 0.2, 0.3, None]})  # fmt: skip
-    lines = lines_of(rows, Plot("step", ("p",), ("run_id", "k")), {})
+    lines = Plot("step", ("p",), ("run_id", "k")).lines(rows, {})
     assert lines == {"k 1": [(1, 0.1), (2, 0.3)], "k 2": [(1, 0.2)]}
 
 
 def test_rows_that_nothing_tells_apart_are_refused() -> None:
     with pytest.raises(QueryError, match="several rows of a step"):
-        lines_of(pa.table({"step": [1, 1], "p": [0.5, 0.6]}), Plot("step", ("p",), ()), {})
+        Plot("step", ("p",), ()).lines(pa.table({"step": [1, 1], "p": [0.5, 0.6]}), {})
 
 
 def test_too_many_lines_are_cut_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

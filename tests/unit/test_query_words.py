@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from localtrace.cli.plot import lines_of, print_plot
+from localtrace.cli.plot import print_plot
 from localtrace.errors import QueryError
 from localtrace.read.named_queries import NamedQuery, Plot, find_query, load_queries
 from tests.commands import record, rows, run
@@ -226,7 +226,7 @@ def test_queries_by_step_say_what_they_measure() -> None:
 
 def test_runs_and_several_measures_lie_over_each_other_by_name() -> None:
     table = pa.table({"run_id": ["r1", "r2"], "step": [1, 1], "a": [0.1, 0.2], "b": [3, None]})
-    lines = lines_of(table, Plot("step", ("a", "b"), ("run_id",)), {"r1": "seed=0"})
+    lines = Plot("step", ("a", "b"), ("run_id",)).lines(table, {"r1": "seed=0"})
     assert lines == {
         "seed=0, a": [(1, 0.1)], "r2, a": [(1, 0.2)], "seed=0, b": [(1, 3.0)],
     }  # fmt: skip
@@ -235,7 +235,7 @@ def test_runs_and_several_measures_lie_over_each_other_by_name() -> None:
 def test_a_column_that_a_plot_lacks_is_named() -> None:
     table = pa.table({"step": [1], "a": [0.1]})
     with pytest.raises(QueryError, match=r"column c\b.*-- plot:"):
-        lines_of(table, Plot("step", ("a",), ("c",)), {})
+        Plot("step", ("a",), ("c",)).lines(table, {})
 
 
 @pytest.mark.parametrize("steps", [[1], [1, 2], [1, 4], [0, 7], [5, 33], [1, 120], [0, 100_000]])
