@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from localtrace.cli import doctor
 from localtrace.maintain.prune import INTENT_NAME
 from localtrace.maintain.upkeep import Upkeep
 from localtrace.schema import OUTCOMES, SPANS, TRAJECTORIES, TableSchema
@@ -23,6 +22,7 @@ from tests.crash.processes import wait_until
 from tests.sampled import roll_out
 from tests.unit.test_compaction import add, files
 from tests.unit.test_prune import marked, spans
+from tests.unit.test_upkeep import upkeep_findings
 
 STEPS = (1, 2, 3)
 Damage = Callable[[Path], object]
@@ -128,21 +128,18 @@ def test_no_call_goes_whose_trajectory_cannot_be_marked(store: Path) -> None:
     assert (len(marked(store)), spans(store)) == (6, set())
 
 
-def test_the_sealer_prunes_the_rest_and_doctor_names_the_file(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sealer_prunes_the_rest_and_doctor_names_the_file(store: Path) -> None:
     bad = place(store, SPANS, "step=2")
     whole = bad.read_bytes()
     truncate(bad)
     one = Upkeep(store, "1kB,keep=errors")
     wait_until(lambda: not one.keep(at_end=True))
     assert len(marked(store)) == 4
-    monkeypatch.setenv("LOCALTRACE_STORE", str(store))
-    said = [finding.text for finding in doctor._upkeep()]
-    assert any("pruning" in text and bad.name in text for text in said)
+    texts = [finding["text"] for finding in upkeep_findings(store)]
+    assert any("pruning" in text and bad.name in text for text in texts)
     bad.write_bytes(whole)
     assert run("prune", "-s", store, "step=1..3", "--yes").exit_code == 0  # as doctor advises
-    assert doctor._upkeep() == []
+    assert upkeep_findings(store) == []
 
 
 @pytest.mark.parametrize("damage", [truncate, zero, Path.unlink], ids=["cut", "zeroed", "missing"])

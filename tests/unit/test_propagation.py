@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_generations_need_not_be_trajectories(folder, monkeypatch) -> None:
 
 def test_an_abandoned_generation_is_cancelled(folder) -> None:
     with recording(folder):
-        engine_record("gone", cancelled=True)
+        engine_record("gone", error=asyncio.CancelledError())
         engine_record("bad", error=ValueError("too long"))
     with open_store(folder) as opened:
         rows = opened.sql("select name, status, error from trajectories order by status").to_dicts()

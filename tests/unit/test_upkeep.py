@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from localtrace import child_process
-from localtrace.cli import doctor
 from localtrace.maintain import sealer
 from localtrace.maintain.upkeep import Upkeep, troubles
 from localtrace.schema import METRICS, SPANS
@@ -35,6 +35,14 @@ def keep(layout: StoreLayout) -> None:
     wait_until(lambda: not one.keep(at_end=True))
 
 
+def upkeep_findings(store: Path) -> list[dict[str, str]]:
+    """What `localtrace doctor` says of upkeep on the store of the settings."""
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("LOCALTRACE_STORE", str(store))
+        printed = run("doctor", "--format", "json").stdout
+    return [finding for finding in json.loads(printed) if finding["check"] == "upkeep"]
+
+
 def damage(layout: StoreLayout, number: int) -> tuple[Path, bytes]:
     place = files(layout)[number].place(layout, SPANS)
     data = place.read_bytes()
@@ -55,8 +63,8 @@ def test_the_sealer_compacts_where_it_pays(
     assert "compaction done: 1 files of 8" in caplog.text
 
 
-def test_a_damaged_file_stops_no_other_and_is_said_until_it_is_mended(
-    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_file_stops_no_other_and_is_reported_until_repaired(
+    layout: StoreLayout,
 ) -> None:
     for number in range(9):
         add(layout, number)
@@ -65,14 +73,13 @@ def test_a_damaged_file_stops_no_other_and_is_said_until_it_is_mended(
     keep(layout)
     assert len(files(layout)) == 2
     assert len(files(layout, METRICS)) == 1
-    monkeypatch.setenv("LOCALTRACE_STORE", str(layout.root))
-    (finding,) = doctor._upkeep()
-    assert finding.state == "problem"
-    assert place.name in finding.text
+    (finding,) = upkeep_findings(layout.root)
+    assert finding["state"] == "problem"
+    assert place.name in finding["text"]
     place.write_bytes(data)
     assert run("compact", "-s", layout.root).exit_code == 0
     assert len(files(layout)) == 1
-    assert doctor._upkeep() == []
+    assert upkeep_findings(layout.root) == []
 
 
 def test_upkeep_that_another_node_is_at_is_no_trouble(
