@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localtrace.cli.formats import format_group
 from localtrace.cli.options import one_store, one_store_option
 from localtrace.importers import formats
 from localtrace.printing import say
@@ -23,17 +22,8 @@ if TYPE_CHECKING:
     from localtrace.importers.source import Report
 
 
-@click.group()
-def command() -> None:
-    """Import rollouts and engine logs of other tools.
-
-    Importing again adds only what is new, so an interrupted import is completed by repeating it.
-    Lines that cannot be read are reported and skipped.
-    """
-
-
-def _add_format(name: str, form: Any) -> None:
-    """Add the command of a format.
+def _command_of(name: str, form: Any) -> click.Command:
+    """Return the command of a format.
 
     Args:
         form: its module.
@@ -78,8 +68,9 @@ def _add_format(name: str, form: Any) -> None:
         _print(intake.report, store, "would be imported" if dry_run else "imported")
         print_problems(context, intake.report.problems)
 
-    made = command.command(name, help=form.read.__doc__)(run)
+    made = click.command(name, help=form.read.__doc__)(run)
     made.params[2:2] = getattr(form, "OPTIONS", ())
+    return made
 
 
 def _print(report: Report, store: Path, what: str) -> None:
@@ -111,5 +102,12 @@ def _bytes_bar(files: list[Path]) -> Iterator[Callable[[int], None]]:
         yield on_bytes
 
 
-for _module in iter_modules(formats.__path__):
-    _add_format(_module.name.replace("_", "-"), import_module(f"{formats.__name__}.{_module.name}"))
+command = format_group(
+    formats,
+    _command_of,
+    """Import rollouts and engine logs of other tools.
+
+    Importing again adds only what is new, so an interrupted import is completed by repeating it.
+    Lines that cannot be read are reported and skipped.
+    """,
+)

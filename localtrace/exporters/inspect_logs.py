@@ -15,7 +15,6 @@ import re
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -36,7 +35,7 @@ from inspect_ai.log import (
 from inspect_ai.model import ModelUsage
 from pydantic import BaseModel
 
-from localtrace.exporters.inspect_samples import Samples, iso_time
+from localtrace.exporters.inspect_samples import iso_time, sample_of
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.types import Trajectory
@@ -71,33 +70,22 @@ class _Key(NamedTuple):
     first_ns: int
 
 
-def write(source: Source, folder: Path) -> Counter[str]:
-    """Write the logs of the chosen trajectories into a folder.
-
-    Returns:
-        counts of what the logs do not hold, by field.
-    """
-    samples = Samples()
-    for key, trace_ids in _logs(source):
-        log = _Log(folder, key, samples)
-        source.each(trace_ids, log.add)
+def write_logs(source: Source, folder: Path) -> None:
+    """Write the logs of the chosen trajectories into a folder."""
+    ordered = source.store.own_sql(_ORDERED, {"trace_ids": list(source.choice.trace_ids)})
+    for key, rows in groupby(ordered, key=lambda row: _Key(*(row[name] for name in _Key._fields))):
+        log = _Log(folder, key, source.left_out)
+        source.each(log.add, (row["trace_id"] for row in rows))
         log.close()
-    return samples.left_out
-
-
-def _logs(source: Source) -> Iterator[tuple[_Key, Iterator[str]]]:
-    rows = source.store.own_sql(_ORDERED, {"trace_ids": list(source.choice.trace_ids)})
-    for key, found in groupby(rows, key=lambda row: _Key(*(row[name] for name in _Key._fields))):
-        yield key, (row["trace_id"] for row in found)
 
 
 class _Log:
     """One log, written sample by sample."""
 
-    def __init__(self, folder: Path, key: _Key, samples: Samples) -> None:
+    def __init__(self, folder: Path, key: _Key, left_out: Counter[str]) -> None:
         self._folder = folder
         self._key = key
-        self._samples = samples
+        self._left_out = left_out
         self._epochs: dict[str | int, set[int]] = {}
         self._means: dict[tuple[str, str], _Mean] = {}
         self._usage: dict[str, ModelUsage] = {}
@@ -111,7 +99,7 @@ class _Log:
     def add(self, trajectory: Trajectory) -> None:
         """Write the sample of a trajectory."""
         sample_id, epoch = self._place(trajectory)
-        sample = self._samples.sample(trajectory, sample_id, epoch)
+        sample = sample_of(trajectory, sample_id, epoch, self._left_out)
         data = _json(condense_sample(sample))
         summary = _json(sample.summary())
         # From here on nothing depends on what was recorded.

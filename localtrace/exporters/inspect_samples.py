@@ -81,51 +81,50 @@ _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
           "content_filter": "content_filter", "max_tokens": "max_tokens"}  # fmt: skip
 
 
-class Samples:
-    """The samples of trajectories, one trajectory at a time."""
+def sample_of(
+    trajectory: Trajectory, sample_id: str | int, epoch: int, left_out: Counter[str]
+) -> EvalSample:
+    """Return the sample of a trajectory.
 
-    def __init__(self) -> None:
-        self.left_out: Counter[str] = Counter()
-        """Counts of what the samples do not hold, by field."""
-
-    def sample(self, trajectory: Trajectory, sample_id: str | int, epoch: int) -> EvalSample:
-        """Return the sample of a trajectory."""
-        turns = turns_of(trajectory)
-        if not turns:
-            count_no_turn(trajectory, self.left_out)
-        events = _Events(trajectory, turns, self.left_out)
-        expected = plain(trajectory.attributes.get(_EXPECTED))
-        target = "" if expected is None else as_text(expected)
-        prompt = list(events.prompts[0]) if turns else []
-        output = events.outputs[-1] if turns else ModelOutput()
-        scores = _scores(trajectory, output.completion)
-        ends = [span.end_ns for span in trajectory.spans]
-        end_ns = trajectory.end_ns or max(ends, default=trajectory.start_ns)
-        total_s = max(0, end_ns - trajectory.start_ns) / 1e9
-        init = SampleInitEvent(
-            uuid="init",
-            sample=Sample(id=sample_id, input=prompt or "", target=target),
-            **_moment(trajectory, trajectory.start_ns),
-        )
-        return EvalSample(
-            id=sample_id,
-            epoch=epoch,
-            input=prompt,
-            target=target,
-            messages=events.conversation,
-            output=output,
-            scores=scores,
-            metadata=_metadata(trajectory, turns),
-            events=[init, *events.of_calls(), *_score_events(trajectory, scores, end_ns)],
-            model_usage=events.usage,
-            started_at=iso_time(trajectory.start_ns),
-            completed_at=iso_time(end_ns),
-            total_time=total_s,
-            working_time=total_s,
-            uuid=trajectory.trace_id,
-            error=_error(trajectory),
-            turn_count=len(turns),
-        )
+    Args:
+        left_out: counts of what the samples do not hold, by field.
+    """
+    turns = turns_of(trajectory)
+    if not turns:
+        count_no_turn(trajectory, left_out)
+    events = _Events(trajectory, turns, left_out)
+    expected = plain(trajectory.attributes.get(_EXPECTED))
+    target = "" if expected is None else as_text(expected)
+    prompt = list(events.prompts[0]) if turns else []
+    output = events.outputs[-1] if turns else ModelOutput()
+    scores = _scores(trajectory, output.completion)
+    ends = [span.end_ns for span in trajectory.spans]
+    end_ns = trajectory.end_ns or max(ends, default=trajectory.start_ns)
+    total_s = max(0, end_ns - trajectory.start_ns) / 1e9
+    init = SampleInitEvent(
+        uuid="init",
+        sample=Sample(id=sample_id, input=prompt or "", target=target),
+        **_moment(trajectory, trajectory.start_ns),
+    )
+    return EvalSample(
+        id=sample_id,
+        epoch=epoch,
+        input=prompt,
+        target=target,
+        messages=events.conversation,
+        output=output,
+        scores=scores,
+        metadata=_metadata(trajectory, turns),
+        events=[init, *events.of_calls(), *_score_events(trajectory, scores, end_ns)],
+        model_usage=events.usage,
+        started_at=iso_time(trajectory.start_ns),
+        completed_at=iso_time(end_ns),
+        total_time=total_s,
+        working_time=total_s,
+        uuid=trajectory.trace_id,
+        error=_error(trajectory),
+        turn_count=len(turns),
+    )
 
 
 class _Events:

@@ -82,9 +82,9 @@ class RunMetrics:
     def steps(self, run: Run) -> Iterator[Step]:
         """Yield the steps of a run in order; of several values of a name and step, the newest."""
         rows = self._store.own_sql(_STEPS, {"run_id": run.run_id, "attempt": run.attempt})
-        for step, found in groupby(rows, key=lambda row: row["step"]):
+        for step, of_step in groupby(rows, key=lambda row: row["step"]):
             values, time_ns = {}, 0
-            for row in found:
+            for row in of_step:
                 name = self.redaction.text(row["name"])
                 self.left_out[_REDACTED] += name in values
                 values[name] = row["value"]
@@ -100,21 +100,16 @@ class RunMetrics:
         self.written -= len(step.values)
         self.left_out[reason] += len(step.values)
 
+    def place_of(self, run: Run) -> str:
+        """Return a name for one attempt of a run, safe in paths, which no other attempt has."""
+        name = f"{run.run_id}-{run.attempt}" if run.attempt else run.run_id
+        safe = _UNSAFE.sub("_", name).lstrip(".")
+        if safe == name and len(name) <= NAME_MAX_CHARS:
+            return name
+        digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        return f"{safe[: NAME_MAX_CHARS - 9]}-{digest}"
+
     def config(self, run: Run) -> dict[str, Any]:
         """Return a run's configuration, redacted, as values of JSON."""
         config = to_tagged(self.redaction.value(run.config))
         return config if isinstance(config, dict) else {"config": config}
-
-
-def place_of(run: Run) -> str:
-    """Return a name for one attempt of a run, which is safe in paths and differs from others'."""
-    name = f"{run.run_id}-{run.attempt}" if run.attempt else run.run_id
-    return _safe(name)
-
-
-def _safe(name: str) -> str:
-    safe = _UNSAFE.sub("_", name).lstrip(".")
-    if safe == name and len(name) <= NAME_MAX_CHARS:
-        return name
-    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{safe[: NAME_MAX_CHARS - 9]}-{digest}"

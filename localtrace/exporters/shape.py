@@ -6,16 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
-
-if TYPE_CHECKING:
-    pass
-
 
 NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads their ids"
 NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
@@ -36,9 +32,9 @@ _HEAD = (
 def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
     """Return the fields of a trajectory, its attributes and outcomes, without its calls."""
     outcomes = [
-        {"name": one.name, "value": one.value, "step": one.step, "time_ns": one.time_ns,
-         "source": one.source}
-        for one in trajectory.outcomes
+        {"name": outcome.name, "value": outcome.value, "step": outcome.step,
+         "time_ns": outcome.time_ns, "source": outcome.source}
+        for outcome in trajectory.outcomes
     ]  # fmt: skip
     return {name: getattr(trajectory, name) for name in _HEAD} | {"outcomes": outcomes}
 

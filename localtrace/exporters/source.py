@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -55,6 +56,8 @@ class Source:
         """Trajectories in the result of which something was redacted."""
         self.done = 0
         """Trajectories in the result."""
+        self.left_out: Counter[str] = Counter()
+        """Counts of what the format does not hold, by reason."""
         self._on_progress = on_progress
         self.choice = choose(store, chosen)
         self._total = len(self.choice.trace_ids)
@@ -68,11 +71,19 @@ class Source:
     @cached_property
     def models(self) -> dict[tuple[str, int], str | None]:
         """Names of the models of the runs, by run id and attempt."""
-        return {(one.run.run_id, one.run.attempt): model_name(one.run.config) for one in self.runs}
+        return {
+            (part.run.run_id, part.run.attempt): model_name(part.run.config) for part in self.runs
+        }
 
-    def each(self, trace_ids: Iterable[str], write: Callable[[Trajectory], object]) -> None:
-        """Pass the trajectories to `write` in this order; failures are kept in `failures`."""
-        for trajectory in self._read(trace_ids):
+    def each(
+        self, write: Callable[[Trajectory], object], trace_ids: Iterable[str] | None = None
+    ) -> None:
+        """Pass the trajectories to `write`; failures are kept in `failures`.
+
+        Args:
+            trace_ids: trajectories in their order; None: all.
+        """
+        for trajectory in self._read(self.choice.trace_ids if trace_ids is None else trace_ids):
             try:
                 model = self.models[trajectory.run_id, trajectory.attempt]
                 trajectory = replace(trajectory, model=model)
@@ -95,13 +106,8 @@ class Source:
         pieces: Callable[[Trajectory], Iterable[bytes]],
         trace_ids: Iterable[str] | None = None,
     ) -> None:
-        """Write the pieces of each trajectory to a file, all of them or none.
-
-        Args:
-            trace_ids: trajectories in their order; None: all.
-        """
-        trace_ids = self.choice.trace_ids if trace_ids is None else trace_ids
-        self.each(trace_ids, lambda one: _write_whole(file, pieces(one)))
+        """Write the pieces of each trajectory to a file, all of them or none."""
+        self.each(lambda trajectory: _write_whole(file, pieces(trajectory)), trace_ids)
 
     def _read(self, trace_ids: Iterable[str]) -> Iterator[Trajectory]:
         remaining = iter(trace_ids)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Collection
 from hashlib import sha256
-from typing import Any, BinaryIO
+from typing import Any
 
 from markupsafe import Markup
 
-from localtrace.errors import QueryError
-from localtrace.exporters.source import Source
+from localtrace.read.store import Store
 from localtrace.types import Trajectory
 from localtrace.viewer.page import Facts
 from localtrace.viewer.pages.tokens import COLOURS, columns_of
 from localtrace.viewer.rendering import HERE, as_json, render
-from localtrace.viewer.shown import chosen, facts_of
+from localtrace.viewer.shown import facts_of
 
 CHARACTERS_MAX = 4_000_000
 """The most characters of conversations, which the rollouts share evenly."""
@@ -31,50 +31,49 @@ _IMPORT = re.compile(r'^import \{ (.*) \} from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function (\w+))", re.MULTILINE)
 
 
-def write(source: Source, file: BinaryIO) -> None:
-    """Write the chosen trajectories as one page.
+def page(
+    store: Store, shown: list[Trajectory], is_group: bool, *, more: int, redacted: Collection[str]
+) -> str:
+    """Return the trajectories as one page.
 
-    Raises:
-        QueryError: there are too many, or none of them can be read.
+    Args:
+        is_group: whether they are rollouts of one group.
+        more: the count of further rollouts of their group.
+        redacted: ids of those in which something was redacted; their tokens are left out.
     """
-    ids, is_group = chosen(source.store, source.choice.trace_ids)
-    shown: list[Trajectory] = []
-    source.each(ids, shown.append)
-    if not shown:
-        raise QueryError(f"nothing can be written: {next(iter(source.failures.values()), '')}")
-    page = facts_of(shown, is_group, CHARACTERS_MAX)
-    page["more"] = len(source.choice.trace_ids) - len(ids)
-    page["tokens"], page["without_tokens"] = _tokens(source, shown)
+    facts = facts_of(shown, is_group, CHARACTERS_MAX)
+    facts["more"] = more
+    facts["tokens"], facts["without_tokens"] = _tokens(store, shown, redacted)
     style, script = (HERE / "static/viewer.css").read_text("utf-8"), bundled()
-    file.write(
-        render(
-            "one_file.html", page=page, style=Markup(style), script=Markup(script),
-            policy=_policy(style, script), colours=_colours(page["tokens"]),
-            data=Markup(_in_script([one["columns"] for one in page["tokens"]])),
-        ).encode("utf-8", "replace")
+    return render(
+        "one_file.html", page=facts, style=Markup(style), script=Markup(script),
+        policy=_policy(style, script), colours=_colours(facts["tokens"]),
+        data=Markup(_in_script([entry["columns"] for entry in facts["tokens"]])),
     )  # fmt: skip
 
 
-def _tokens(source: Source, shown: list[Trajectory]) -> tuple[list[Facts], list[Facts]]:
+def _tokens(
+    store: Store, shown: list[Trajectory], redacted: Collection[str]
+) -> tuple[list[Facts], list[Facts]]:
     """Return the tokens of trajectories, and which have none in the file, and why."""
-    found: list[Facts] = []
+    tokens: list[Facts] = []
     lacking: list[Facts] = []
     left = TOKENS_MAX
-    for one in shown:
-        count = sum(len(turn.output_ids or ()) for turn in one.turns)
-        number = "" if one.rollout_n is None else f", rollout {one.rollout_n}"
-        name = f"{one.trace_id[:8]}{number}"
-        if one.trace_id in source.redacted:
+    for trajectory in shown:
+        count = sum(len(turn.output_ids or ()) for turn in trajectory.turns)
+        number = "" if trajectory.rollout_n is None else f", rollout {trajectory.rollout_n}"
+        name = f"{trajectory.trace_id[:8]}{number}"
+        if trajectory.trace_id in redacted:
             lacking.append({"name": name, "why": "something in it was redacted"})
         elif count > left:
             why = f"it has {count:,}, and a file holds at most {TOKENS_MAX:,}"
             lacking.append({"name": name, "why": why})
         elif count:
             left -= count
-            columns = columns_of(source.store, one)
+            columns = columns_of(store, trajectory)
             short = {key: list(map(_shorter, values)) for key, values in columns.items()}
-            found.append({"name": name, "count": count, "columns": short})
-    return found, lacking
+            tokens.append({"name": name, "count": count, "columns": short})
+    return tokens, lacking
 
 
 def _shorter(value: Any) -> Any:

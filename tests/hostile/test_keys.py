@@ -18,7 +18,7 @@ import pytest
 from tenacity import Retrying
 
 import localtrace
-from localtrace.exporters.chrome import in_start_order
+from localtrace.exporters.formats.chrome import in_start_order
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.redaction.redaction import Redaction

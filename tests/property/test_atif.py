@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtrace.exporters.atif import Documents
+from localtrace.exporters.formats.atif import line as line_of
 from localtrace.importers.formats import atif
 from localtrace.importers.source import Report, Source
 from localtrace.read.turns import chat_form, messages_of
@@ -85,7 +86,7 @@ def test_every_answer_and_its_ids_come_back(turns: list[Any], tmp_path_factory: 
              prompt_ids=ids, outputs=said, inputs={"top_p": float("nan")})
         for seq, (prompt, said, ids) in enumerate(made)
     ]  # fmt: skip
-    line = b"".join(Documents().line(trajectory(spans=spans, project="default")))
+    line = b"".join(line_of(trajectory(spans=spans, project="default"), Counter()))
     check(json.loads(line))
     path: Path = tmp_path_factory.mktemp("atif") / "in.jsonl"
     path.write_bytes(line)

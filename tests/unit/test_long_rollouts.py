@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localtrace
-from localtrace.exporters.atif import Documents
+from localtrace.exporters.formats.atif import document_of
 from localtrace.read import turns as turns_module
 from localtrace.read.store import Store, open_store
 from localtrace.read.turns import turns_of
@@ -113,7 +113,7 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
         trajectory = replace(store.trajectory(one["trace_id"]), decode=decode)
         assert Redaction.load(None).trajectory(trajectory) is trajectory
         if is_chat:
-            Documents().document(trajectory)
+            document_of(trajectory, Counter())
             transcript_of(trajectory)
         given = [turn.new or () for turn in turns_of(trajectory)]
         assert sum(map(len, given)) == (2 * turns - 1 - (turns - 1) if is_chat else turns)

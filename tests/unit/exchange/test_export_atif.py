@@ -13,7 +13,7 @@ from click.testing import Result
 
 import localtrace
 from localtrace import testing
-from localtrace.exporters.atif import Documents
+from localtrace.exporters.formats.atif import line
 from localtrace.types import Outcome, no_text
 from localtrace.uploader.transcripts import CONTENT_MAX_CHARS
 from localtrace.values.placeholder import Placeholder
@@ -30,12 +30,13 @@ def written(
 ) -> tuple[dict[str, Any], Counter[str]]:
     """The document of a rollout of these calls, and what it does not hold."""
     spans = [call(seq, **{"is_turn": True, **one}) for seq, one in enumerate(calls, 1)]
-    documents = Documents()
-    line = b"".join(documents.line(trajectory(spans=spans, decode=decode, model=model, **fields)))
-    assert line.count(b"\n") == 1
-    document = json.loads(line)
+    left_out: Counter[str] = Counter()
+    rollout = trajectory(spans=spans, decode=decode, model=model, **fields)
+    data = b"".join(line(rollout, left_out))
+    assert data.count(b"\n") == 1
+    document = json.loads(data)
     check(document)
-    return document, +documents.left_out
+    return document, +left_out
 
 
 def tool(op: str, **fields: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 
-from localtrace.exporters import jsonl, otlp
-from localtrace.exporters.atif import Documents
-from localtrace.exporters.sft import Rows
+from localtrace.exporters.formats import atif, jsonl, otlp
+from localtrace.exporters.formats.sft import Rows
 from localtrace.read.flat_rows import flat_rows
 from localtrace.read.store import open_store
 from localtrace.types import Trajectory
@@ -124,13 +124,12 @@ def test_a_long_trajectory_is_never_whole_in_memory() -> None:
 
     long = trajectory(spans=turns, decode=decode)
 
-    for pieces in (
-        jsonl.line(long), Documents().line(long), Rows().lines(long),
-    ):  # fmt: skip
-        sizes = [len(one) for one in pieces]
+    rows = Rows("completions", Counter(), is_deduped=False, has_meta=False)
+    for pieces in (jsonl.line(long), atif.line(long, Counter()), rows.lines(long)):
+        sizes = [len(piece) for piece in pieces]
         assert sum(sizes) > 10 * max(sizes)
-    rows = [batch.num_rows for batch in flat_rows("turns", long)]
-    assert (sum(rows), max(rows)) == (39, 16)
+    counts = [batch.num_rows for batch in flat_rows("turns", long)]
+    assert (sum(counts), max(counts)) == (39, 16)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "sft", "chrome", "otlp"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from datasets.packaged_modules.json.json import has_agent_traces_markers, parse_
 
 import localtrace
 from localtrace import testing
-from localtrace.exporters.atif import Documents
-from localtrace.exporters.hub import Folder
+from localtrace.exporters.formats.hub import Folder
 from tests.commands import run
 from tests.unit.exchange.rollouts import KEY, record
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
@@ -121,7 +121,7 @@ def test_calls_and_answers_meet_by_ids_of_their_own(tmp_path: Path) -> None:
     spans = [call(seq, is_turn=True, messages=given, output_message=said, outputs={"model": "m"})
              for seq, (given, said) in enumerate(prompts, 1)]  # fmt: skip
     (tmp_path / "out").mkdir()
-    written = Folder(tmp_path / "out", Documents())
+    written = Folder(tmp_path / "out", Counter())
     written.add(trajectory(spans=spans, step=3, reward=-0.5))
     written.close()
     header, messages = session(tmp_path / "out", spans[0].trace_id)

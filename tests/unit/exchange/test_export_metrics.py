@@ -65,7 +65,7 @@ def test_wandb_gets_every_step_with_its_time_under_the_id_of_the_run(
 ) -> None:
     done = run("export", "wandb", "run=a", "-s", store, "-o", tmp_path / "out")
     assert done.exit_code == 0
-    assert "ENTITY/maths-odd/a" in done.stdout
+    assert "ENTITY/maths-odd/a" in done.stderr
     (path,) = (tmp_path / "out").glob("wandb/offline-run-*/*.wandb")
     found = list(records(path))
     (sent,) = [record.run for record in found if record.HasField("run")]
@@ -117,11 +117,11 @@ def test_no_key_is_in_a_file_and_every_value_left_out_is_counted(
 ) -> None:
     done = run("export", form, "--all", "-s", store, "-o", tmp_path / "out")
     written = 5 if form == "wandb" else 6
-    assert "redacted    2 x" in done.stdout
-    assert "1 values: what is left of their name" in done.stdout
-    assert f"{written + 1} values of 2 runs" in done.stdout
-    assert "1 values: a later one" in done.stdout
-    assert ("step below 0" in done.stdout) == (form == "wandb")
+    assert "redacted    2 x" in done.stderr
+    assert "1 values: what is left of their name" in done.stderr
+    assert f"{written + 1} values of 2 runs" in done.stderr
+    assert "1 values: a later one" in done.stderr
+    assert ("step below 0" in done.stderr) == (form == "wandb")
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -1,6 +1,7 @@
 """One trajectory per line, as JSON, with its calls, whole prompts and outcomes.
 
-    {"trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
+    {"schema": "localtrace/trajectory/1",
+     "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
      "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
      "end_ns", "reward", "spans_pruned", "attributes": {…},
      "outcomes": [{"name", "value", "step", "time_ns", "source"}, …],
@@ -21,20 +22,34 @@ left out) becomes an object with `$type`; see `localtrace.values.codec`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.exporters.shape import json_line, trajectory_fields
-from localtrace.read.flat_rows import named_lists
 from localtrace.read.turns import prompt_text
-from localtrace.types import Span, Trajectory
 from localtrace.values.plain_json import plain_json
 
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+    from localtrace.types import Span, Trajectory
+
+SCHEMA = "localtrace/trajectory/1"
+"""Name and version of a line's form; the version rises when a field goes or changes its meaning."""
 _CALL = (
     "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
     "kind", "kind_derived",
     "messages", "prompt_ids", "output_ids", "output_text", "output_message", "output_logprobs",
     "response_mask", "finish_reason", "batch_index",
 )  # fmt: skip
+
+
+def write(source: Source, file: BinaryIO) -> None:
+    """Write one JSON object per trajectory.
+
+    It holds the trajectory's fields, calls, whole prompts and outcomes, and names its schema. NaN
+    is a text in rewards, outcomes and logprobs; other values that JSON cannot express become
+    objects with $type.
+    """
+    source.each_line(file, line)
 
 
 def line(trajectory: Trajectory) -> Iterator[bytes]:
@@ -45,10 +60,12 @@ def line(trajectory: Trajectory) -> Iterator[bytes]:
     }
     fields = trajectory_fields(trajectory)
     fields |= {name: plain_json(fields[name]) for name in ("reward", "outcomes")}
-    return json_line(fields | calls)
+    return json_line({"schema": SCHEMA, **fields, **calls})
 
 
 def _call(span: Span, trajectory: Trajectory) -> dict[str, Any]:
+    from localtrace.read.flat_rows import named_lists
+
     inputs, outputs = named_lists(span)
     fields = {name: getattr(span, name) for name in _CALL}
     text = prompt_text(span, trajectory.decode)

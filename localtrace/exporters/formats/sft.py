@@ -24,6 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
 
 from localtrace.exporters.answers import (
     AGAIN,
@@ -42,8 +45,21 @@ from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields
 from localtrace.values.plain_json import plain_json
 
-KINDS = ("completions", "messages", "tokens")
-"""Kinds of rows."""
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+
+OPTIONS = (
+    click.Option(
+        ["--rows"], type=click.Choice(["completions", "messages", "tokens"]),
+        default="completions", show_default=True,
+        help="What a row is: an answer, a conversation, or a sequence of tokens.",
+    ),
+    click.Option(["--dedupe"], is_flag=True, help="Write equal rows once."),
+    click.Option(
+        ["--meta"], is_flag=True, help="Add trace_id, reward, step and labels to each row."
+    ),
+)  # fmt: skip
+IS_FOR_TRAINING = True
 NOT_TRAINED = -100
 """The label of tokens that do not count."""
 NO_TOKENIZER = "turns without text: the store keeps no tokenizer for their run"
@@ -59,20 +75,40 @@ MASKED = (
 NOT_TEXT = "reasoning and calls of tools beside a text: rows of text have no place for them"
 
 
+def write(source: Source, file: BinaryIO, *, rows: str, dedupe: bool, meta: bool) -> None:
+    """Write rows for supervised fine-tuning.
+
+    Only what the model generated in the rollout is trained on: no messages or answers of others, no
+    tokens that a mask rules out, recorded or late, and no answer whose prompt was generated again.
+
+    \b
+    completions  prompt and completion, as messages or text: a row per answer
+    messages     a row per conversation; what counts has the weight 1, all
+                 other messages of the assistant 0, as OpenAI's format has it
+    tokens       input_ids, and labels that are -100 where a token does not
+                 count: a row for each sequence of turns, exact to the token
+
+    TRL's SFTTrainer obeys completions and tokens as they are, and knows no weights. Left out are
+    rewards that are not finite, and validation unless --validate is given. --best 1 keeps the best.
+    """
+    writer = Rows(rows, source.left_out, is_deduped=dedupe, has_meta=meta)
+    source.each_line(file, writer.lines)
+
+
 class Rows:
     """The rows of trajectories, one trajectory at a time.
 
     Args:
-        kind: what a row is, one of KINDS.
+        kind: what a row is, as the option --rows names it.
+        left_out: counts of what gave no row, by reason.
         is_deduped: leave out rows that equal an earlier one.
         has_meta: add trace id, reward, step and labels to each row.
     """
 
     def __init__(
-        self, kind: str = "completions", *, is_deduped: bool = False, has_meta: bool = False
+        self, kind: str, left_out: Counter[str], *, is_deduped: bool, has_meta: bool
     ) -> None:
-        self.left_out: Counter[str] = Counter()
-        """Counts of what gave no row, by reason."""
+        self.left_out = left_out
         self._has_meta = has_meta
         self._written: set[bytes] | None = set() if is_deduped else None
         kinds: dict[str, Callable[[list[Turn], Trajectory], Iterator[Fields]]] = {

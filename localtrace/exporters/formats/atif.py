@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.exporters.answers import AGAIN, discarded_turns
 from localtrace.exporters.shape import (
@@ -32,6 +33,9 @@ from localtrace.read.turns import Turn, argument_object, chat_form, sendable, tu
 from localtrace.types import Message, Span, Trajectory
 from localtrace.values.fields import Fields, known
 
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+
 VERSION = "ATIF-v1.7"
 UNKNOWN = "unknown"
 """Harbor's word where an agent's name or version is not known; neither may be missing."""
@@ -42,47 +46,51 @@ _SOURCES = {"user": "user", "assistant": "agent"}
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
-class Documents:
-    """The documents of trajectories, one trajectory at a time."""
+def write(source: Source, file: BinaryIO) -> None:
+    """Write ATIF documents, Harbor's format of agents' trajectories, one per line.
 
-    def __init__(self) -> None:
-        self.left_out: Counter[str] = Counter()
-        """Counts of what the documents do not hold, by field."""
+    Of one trajectory the file is a single document, as Harbor's own tools read it. Messages, calls
+    of tools and their answers are steps, with token ids and logprobs; reward, group, advantage,
+    fate and the rest stand under extra.
+    """
+    source.each_line(file, partial(line, left_out=source.left_out))
 
-    def line(self, trajectory: Trajectory) -> Iterator[bytes]:
-        """Yield the document of a trajectory as a line, in pieces; none if it has no turn."""
-        document = self.document(trajectory)
-        if document is not None:
-            yield from json_line(document | {"steps": iter(document["steps"])})
 
-    def document(self, trajectory: Trajectory) -> Fields | None:
-        """Return the document of a trajectory; None if it has no turn."""
-        turns = turns_of(trajectory)
-        if not turns:
-            count_no_turn(trajectory, self.left_out)
-            return None
-        model = trajectory.model or turns[0].model
-        steps = _Steps(trajectory, turns, model, self.left_out).steps
-        extra = trajectory_fields(trajectory)
-        agent: Fields = {
-            "name": extra.pop("agent") or UNKNOWN, "version": UNKNOWN, "model_name": model,
-            "tool_definitions": self._tools(turns),
-        }  # fmt: skip
-        return {
-            "schema_version": VERSION,
-            "session_id": trajectory.trace_id,
-            "trajectory_id": trajectory.trace_id,
-            "agent": known(agent),
-            "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
-            "final_metrics": _final_metrics(turns, len(steps)),
-            "extra": known(extra),
-        }
+def line(trajectory: Trajectory, left_out: Counter[str]) -> Iterator[bytes]:
+    """Yield the document of a trajectory as a line, in pieces; none if it has no turn."""
+    document = document_of(trajectory, left_out)
+    if document is not None:
+        yield from json_line(document | {"steps": iter(document["steps"])})
 
-    def _tools(self, turns: list[Turn]) -> list[Fields] | None:
-        """Return the tools that the first turn offers."""
-        first = turns[0].tools
-        self.left_out[OTHER_TOOLS] += sum(turn.tools not in ([], first) for turn in turns)
-        return first if first and all(isinstance(tool, dict) for tool in first) else None
+
+def document_of(trajectory: Trajectory, left_out: Counter[str]) -> Fields | None:
+    """Return the document of a trajectory; None if it has no turn.
+
+    Args:
+        left_out: counts of what the documents do not hold, by field.
+    """
+    turns = turns_of(trajectory)
+    if not turns:
+        count_no_turn(trajectory, left_out)
+        return None
+    model = trajectory.model or turns[0].model
+    steps = _Steps(trajectory, turns, model, left_out).steps
+    extra = trajectory_fields(trajectory)
+    tools = turns[0].tools
+    left_out[OTHER_TOOLS] += sum(turn.tools not in ([], tools) for turn in turns)
+    agent: Fields = {
+        "name": extra.pop("agent") or UNKNOWN, "version": UNKNOWN, "model_name": model,
+        "tool_definitions": tools if tools and all(isinstance(t, dict) for t in tools) else None,
+    }  # fmt: skip
+    return {
+        "schema_version": VERSION,
+        "session_id": trajectory.trace_id,
+        "trajectory_id": trajectory.trace_id,
+        "agent": known(agent),
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        "final_metrics": _final_metrics(turns, len(steps)),
+        "extra": known(extra),
+    }
 
 
 class _Steps:

@@ -9,37 +9,44 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import MissingDependency
-from localtrace.exporters.metrics import NAME_MAX_CHARS, RunMetrics, place_of
-from localtrace.types import Run
 
+if TYPE_CHECKING:
+    from localtrace.exporters.metrics import RunMetrics
+    from localtrace.types import Run
+
+_NAME_MAX_CHARS = 100
 _REFUSED = re.compile(r"[/\\#?%:\x00-\x1f]+")
 _OWN = "recorded/"
 _BELOW_0 = "values: W&B takes no step below 0"
 
 
-def write(metrics: RunMetrics, folder: Path) -> list[tuple[Run, str]]:
-    """Write one offline run for each attempt of a run below a folder.
+def write_metrics(metrics: RunMetrics, folder: Path) -> list[str]:
+    """Write the metrics of runs as offline runs of W&B.
 
-    Returns:
-        each attempt, and its PROJECT/RUN at W&B.
-
-    Raises:
-        MissingDependency: the package wandb is not installed.
+    This needs no network. `wandb sync` sends the runs later, under the id of the run here.
     """
     try:
         import wandb
     except ImportError:
         raise MissingDependency.for_extra("wandb", "wandb") from None
+    remarks = ["send them   wandb sync {out}/wandb/offline-run-*   (with a network)"]
     try:
-        return [(run, _write(wandb, metrics, run, folder)) for run in metrics.runs]
+        for run in metrics.runs:
+            place = _write(wandb, metrics, run, folder)
+            remarks.append(
+                f"its traces  localtrace upload run={run.run_id} attempt={run.attempt} --to weave "
+                f"--wandb-run ENTITY/{place}"
+            )
     finally:
         wandb.teardown()
+    return remarks
 
 
 def _write(wandb: Any, metrics: RunMetrics, run: Run, folder: Path) -> str:
+    """Write one attempt of a run; return its PROJECT/RUN at W&B."""
     # Nothing of this machine: the run took place elsewhere. What the environment says of W&B's
     # mode or account must not turn this into a live run.
     settings = wandb.Settings(
@@ -47,13 +54,13 @@ def _write(wandb: Any, metrics: RunMetrics, run: Run, folder: Path) -> str:
         disable_job_creation=True, x_disable_meta=True, x_disable_stats=True,
         x_disable_machine_info=True, x_save_requirements=False, x_start_time=run.start_ns / 1e9,
     )  # fmt: skip
-    project = _named(metrics, run.project)
+    project, run_id = _named(metrics, run.project), metrics.place_of(run)
     with wandb.init(
         dir=folder,
-        id=place_of(run),
+        id=run_id,
         project=project,
         name=_named(metrics, run.experiment),
-        group=place_of(replace(run, attempt=0)),
+        group=metrics.place_of(replace(run, attempt=0)),
         config=metrics.config(run),
         settings=settings,
         reinit="finish_previous",
@@ -65,8 +72,8 @@ def _write(wandb: Any, metrics: RunMetrics, run: Run, folder: Path) -> str:
             values = {_OWN + name if name.startswith("_") else name: value
                       for name, value in step.values.items()}  # fmt: skip
             live.log(values | {"_timestamp": step.time_ns / 1e9}, step=step.step)
-    return f"{project}/{place_of(run)}"
+    return f"{project}/{run_id}"
 
 
 def _named(metrics: RunMetrics, name: str) -> str:
-    return _REFUSED.sub("-", metrics.redaction.text(name))[:NAME_MAX_CHARS] or "-"
+    return _REFUSED.sub("-", metrics.redaction.text(name))[:_NAME_MAX_CHARS] or "-"

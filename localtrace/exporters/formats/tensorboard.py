@@ -6,33 +6,35 @@ TensorBoard keeps scalars as 32-bit floats. A run's configuration is a text call
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from localtrace.errors import MissingDependency
-from localtrace.exporters.metrics import RunMetrics, place_of
-from localtrace.types import Run
+
+if TYPE_CHECKING:
+    from localtrace.exporters.metrics import RunMetrics
+    from localtrace.types import Run
 
 _CONFIG = "config"
 
 
-def write(metrics: RunMetrics, folder: Path) -> None:
-    """Write a folder with an event file for each attempt of a run below a folder.
+def write_metrics(metrics: RunMetrics, folder: Path) -> list[str]:
+    """Write the metrics of runs as event files of TensorBoard.
 
-    Raises:
-        MissingDependency: the package tensorboard is not installed.
+    Values become 32-bit floats there. The configuration of a run is among the texts.
     """
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise MissingDependency.for_extra("tensorboard", "tensorboard") from None
     for run in metrics.runs:
-        writer = EventFileWriter(str(folder / place_of(run)))
+        writer = EventFileWriter(str(folder / metrics.place_of(run)))
         try:
             _write(writer, metrics, run)
         finally:
             writer.close()
+    return ["look at it  tensorboard --logdir {out}"]
 
 
 def _write(writer: Any, metrics: RunMetrics, run: Run) -> None:

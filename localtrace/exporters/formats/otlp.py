@@ -11,23 +11,38 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import click
 import msgspec
 
 from localtrace.errors import MissingDependency
-from localtrace.types import Run, Trajectory
 from localtrace.uploader.content import model_name, wants_text, with_text
 from localtrace.uploader.targets import Place
 from localtrace.uploader.transcripts import transcript_of
 
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+    from localtrace.types import Run, Trajectory
+
+OPTIONS = (click.Option(["--service"], help="Name of the service.  [default: the run's project]"),)
 _DESTINATION = "otlp file"
 _IDS = ("traceId", "spanId", "parentSpanId")
 _REQUEST_MAX_BYTES = 8 * 2**20
 """Bytes of spans after which a request ends."""
 
 
-def lines_of(run: Run, service: str | None) -> Callable[[Trajectory], Iterator[bytes]]:
+def write(source: Source, file: BinaryIO, service: str | None) -> None:
+    """Write OpenTelemetry JSON, one request per line.
+
+    The spans are those that upload --to otlp sends. A very long trajectory takes several lines.
+    """
+    source.failures |= source.choice.pruned
+    for part in source.runs:
+        source.each_line(file, _lines_of(part.run, service), part.whole_ids)
+
+
+def _lines_of(run: Run, service: str | None) -> Callable[[Trajectory], Iterator[bytes]]:
     """Return a function that yields the lines of a trajectory of this run.
 
     Args:
@@ -53,10 +68,10 @@ def lines_of(run: Run, service: str | None) -> Callable[[Trajectory], Iterator[b
         spans = each_span(trajectory, place, transcript_of(replace(trajectory, model=model)))
         for batch in _batches(spans):
             block = otlp_values.block(batch, resource)
-            found = json_format.MessageToDict(block, use_integers_for_enums=True)
-            for span in found["scopeSpans"][0]["spans"]:
+            fields = json_format.MessageToDict(block, use_integers_for_enums=True)
+            for span in fields["scopeSpans"][0]["spans"]:
                 _hex_ids(span)
-            yield msgspec.json.encode({"resourceSpans": [found]}) + b"\n"
+            yield msgspec.json.encode({"resourceSpans": [fields]}) + b"\n"
 
     return lines
 

@@ -23,16 +23,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localtrace.exporters.atif import Documents
-from localtrace.exporters.parquet import Rows
+from localtrace.exporters.formats.atif import document_of
+from localtrace.exporters.formats.parquet import Rows
 from localtrace.exporters.shape import teaches, trajectory_fields
 from localtrace.read.turns import content_text
 from localtrace.types import Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields, known
 
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+
+IS_FOLDER = True
 HARNESS = "localtrace"
 NO_IDS = "lists of token ids and logprobs in sessions: data/turns.parquet has them"
 NO_MEDIA = "images and sounds in sessions: their messages hold their JSON as text"
@@ -70,18 +74,32 @@ look at the rest before you publish it.
 """
 
 
+def write(source: Source, folder: Path) -> None:
+    """Write a dataset folder for the Hugging Face Hub.
+
+    The Hub draws its sessions (STS, the Session Trace Simple Format) as conversations with
+    reasoning and calls of tools. Rewards and the like are header fields there, which the Hub
+    ignores, apart from the name: it tells step and reward. Parquet files beside the sessions hold
+    everything, token ids and logprobs too; datasets.load_dataset opens both.
+
+    Send the folder by  hf upload USER/NAME FOLDER --repo-type dataset
+    """
+    dataset = Folder(folder, source.left_out)
+    source.each(dataset.add)
+    dataset.close()
+
+
 class Folder:
     """A writer of the dataset, one trajectory at a time.
 
     Args:
         folder: an empty folder.
-        documents: makes the steps of trajectories.
+        left_out: counts of what the sessions do not hold.
     """
 
-    def __init__(self, folder: Path, documents: Documents) -> None:
-        self.left_out: Counter[str] = documents.left_out
+    def __init__(self, folder: Path, left_out: Counter[str]) -> None:
+        self.left_out = left_out
         self._folder = folder
-        self._documents = documents
         self._trajectories = self._sessions = 0
         (folder / "data").mkdir()
         self._files = [
@@ -95,7 +113,7 @@ class Folder:
         Without a turn, or with a reward that is not finite, it has no session.
         """
         is_taught = teaches(trajectory, self.left_out)
-        document = self._documents.document(trajectory) if is_taught else None
+        document = document_of(trajectory, self.left_out) if is_taught else None
         data = b"" if document is None else b"".join(self._lines(trajectory, document))
         for rows in self._rows:
             rows.add(trajectory)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.read.filters import Filters
 from localtrace.types import Span, Trajectory
@@ -20,6 +20,7 @@ from localtrace.values.codec import to_json
 from localtrace.values.fields import known
 
 if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
     from localtrace.read.store import Store
 
 _TEXT_MAX = 200
@@ -31,6 +32,18 @@ left join processes as r on r.writer_id = t.writer_id
 where t.trace_id in (select unnest($trace_ids))
 order by t.start_ns, t.trace_id
 """
+
+
+def write(source: Source, file: BinaryIO) -> None:
+    """Write a timeline for Perfetto or chrome://tracing.
+
+    Each process has a row for each trajectory that ran at the same time, and slices for its calls.
+    """
+    workers = in_start_order(source.store, source.choice.trace_ids, source.redaction.text)
+    timeline = Timeline(workers)
+    file.write(timeline.begin())
+    source.each(lambda trajectory: file.write(timeline.events(trajectory)), workers)
+    file.write(timeline.end())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from localtrace.exporters.message_graph import MessageGraph
 from localtrace.exporters.shape import (
     count_no_turn,
     is_finite,
@@ -27,10 +28,12 @@ from localtrace.exporters.shape import (
     teaches,
     trajectory_fields,
 )
-from localtrace.exporters.verifiers_graph import MessageGraph
 from localtrace.read.turns import Turn, fields_of, text_field, turns_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
+
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
 
 TRACE_VERSION = 1
 NO_FIELD = (
@@ -65,12 +68,26 @@ _SAMPLING = {"temperature": float, "top_p": float, "reasoning_effort": str, "max
 """Types of the sampling settings that verifiers knows."""
 
 
-class Episodes:
-    """The lines of episodes, one trajectory at a time."""
+def write(source: Source, file: BinaryIO) -> None:
+    """Write episodes as verifiers saves them, one per line.
 
-    def __init__(self) -> None:
-        self.left_out: Counter[str] = Counter()
-        """Counts of what the episodes do not hold, by field."""
+    verifiers and prime-rl read the file where it is named traces.jsonl. An episode holds the trace
+    of one trajectory: a graph of messages with token ids, masks, logprobs and advantages, requests
+    to the model, rewards with their parts, errors and task. What verifiers has no field for stands
+    under info.localtrace.
+    """
+    source.each_line(file, Episodes(source.left_out).line)
+
+
+class Episodes:
+    """The lines of episodes, one trajectory at a time.
+
+    Args:
+        left_out: counts of what the episodes do not hold, by field.
+    """
+
+    def __init__(self, left_out: Counter[str]) -> None:
+        self.left_out = left_out
 
     def line(self, trajectory: Trajectory) -> Iterator[bytes]:
         """Yield the line of a trajectory in pieces; none if it has no call of the model."""

@@ -1,0 +1,36 @@
+"""One page that any browser opens, drawn by the viewer's templates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, BinaryIO
+
+from localtrace.errors import MissingDependency, QueryError
+
+if TYPE_CHECKING:
+    from localtrace.exporters.source import Source
+    from localtrace.types import Trajectory
+
+
+def write(source: Source, file: BinaryIO) -> None:
+    """Write one page that any browser opens, without a server or a network.
+
+    It shows one trajectory; trajectories of one group, the best first; or two to eight of any
+    groups, compared with the first. The page holds all that it needs and asks for nothing. What is
+    too long for a page is left out, and the page says so: conversations of more than 4 million
+    characters, and more than 50,000 tokens.
+    """
+    try:
+        from localtrace.viewer.one_file import page
+        from localtrace.viewer.shown import chosen
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"a page needs the package {error.name}: run  pip install 'localtrace[viewer]'"
+        ) from None
+    trace_ids, is_group = chosen(source.store, source.choice.trace_ids)
+    shown: list[Trajectory] = []
+    source.each(shown.append, trace_ids)
+    if not shown:
+        raise QueryError(f"nothing can be written: {next(iter(source.failures.values()), '')}")
+    more = len(source.choice.trace_ids) - len(trace_ids)
+    text = page(source.store, shown, is_group, more=more, redacted=source.redacted)
+    file.write(text.encode("utf-8", "replace"))
