@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 
 from localtrace.trainer_hooks.http.answers import Answer
-from localtrace.trainer_hooks.http.prompts import Prompts
+from localtrace.trainer_hooks.http.exchange import Prompts
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 MIB = 2**20

@@ -17,8 +17,7 @@ from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.record.config import load_settings
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.ray import runtime_env, runtime_env_hook
-from localtrace.trainer_hooks.ray.job import SETUP_HOOK
-from localtrace.trainer_hooks.ray.worker import record_at_import
+from localtrace.trainer_hooks.ray.job import SETUP_HOOK, record_at_import
 from tests.environment import unavailable
 
 

@@ -6,8 +6,12 @@ Call `ray.init(runtime_env=localtrace.trainer_hooks.ray.runtime_env())`, or set
 
 from __future__ import annotations
 
-from localtrace.trainer_hooks.ray.job import HOOK_VARIABLE, runtime_env, runtime_env_hook
-from localtrace.trainer_hooks.ray.worker import record_worker
+from localtrace.trainer_hooks.ray.job import (
+    HOOK_VARIABLE,
+    record_worker,
+    runtime_env,
+    runtime_env_hook,
+)
 from localtrace.trainer_hooks.seams import System, Variable
 
 RAY = System(

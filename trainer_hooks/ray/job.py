@@ -1,10 +1,12 @@
-"""The driver's part: a runtime environment that has every process of the job record."""
+"""A runtime environment that has every process of a job record, and what it does in each of them.
+
+A worker starts recording when it first imports localtrace."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,13 @@ from localtrace.record import active
 from localtrace.record.config import PREFIX, variable
 from localtrace.record.recorder import Recorder
 from localtrace.record.settings import Settings
-from localtrace.trainer_hooks.environment import lasting_store, refuse, report
-from localtrace.trainer_hooks.ray.worker import record_at_import
+from localtrace.trainer_hooks.environment import (
+    lasting_store,
+    ray_worker,
+    record_this_process,
+    refuse,
+    report,
+)
 
 SETUP_HOOK = "worker_process_setup_hook"
 HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
@@ -110,3 +117,54 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+# -- the workers ---------------------------------------------------------------------------
+
+
+def record_worker() -> bool:
+    """Start recording in this Ray process if its environment asks; return whether it records.
+
+    Raises:
+        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    """
+    return record_this_process(ray_worker())
+
+
+def _sent_as_code() -> Callable[[], None]:
+    # Ray sends a nested function as code, but makes the worker import a module's function. That
+    # import would end every worker on a node where localtrace is not installed.
+    def record_at_import() -> None:
+        # Most processes of a cluster never record, and a new one does not know its actor yet.
+        # Code that records imports localtrace first, so recording starts at that import.
+        import importlib.util
+        import os
+        import platform
+        import sys
+
+        if importlib.util.find_spec("localtrace") is None:
+            text = (
+                f"localtrace: not installed for {sys.executable} on {platform.node()}, where "
+                "nothing is recorded: run  pip install localtrace"
+            )
+            # The same words as in `record.config`, which cannot be imported here.
+            required = os.environ.get("LOCALTRACE_REQUIRED", "").strip().lower()
+            if required in ("1", "true", "yes", "on"):
+                raise ModuleNotFoundError(text)
+            print(text, file=sys.stderr, flush=True)
+            return
+
+        def begin(module: object) -> None:
+            from localtrace.trainer_hooks.ray import record_worker
+
+            record_worker()
+
+        from wrapt import register_post_import_hook
+
+        register_post_import_hook(begin, "localtrace")
+
+    return record_at_import
+
+
+record_at_import = _sent_as_code()
+"""Setup hook that Ray runs at the start of every worker process of the job."""

@@ -12,8 +12,11 @@ from typing import Any
 
 from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say_once
 from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.slime.batches import record_evaluation, record_training_rollout
-from localtrace.trainer_hooks.slime.training import record_batch
+from localtrace.trainer_hooks.slime.batches import (
+    record_batch,
+    record_evaluation,
+    record_training_rollout,
+)
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer_file
 
 _ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"

@@ -16,8 +16,7 @@ from localtrace.trainer_hooks.verl import (
     trainer,
     trainer_v1,
 )
-from localtrace.trainer_hooks.verl.job import refuse_late_start
-from localtrace.trainer_hooks.verl.system import VERL
+from localtrace.trainer_hooks.verl.job import VERL, refuse_late_start
 
 __all__ = ["agent_loops", "driver", "operations", "setup_worker", "tracking", "trainer",
            "trainer_v1"]  # fmt: skip

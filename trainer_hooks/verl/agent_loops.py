@@ -29,7 +29,7 @@ from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.verl import job, trainer_outcomes
-from localtrace.trainer_hooks.verl.system import AGENT_LOOP, TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.job import AGENT_LOOP, TRACE_ID_KEY, VERL
 
 _TRACE = "verl.utils.rollout_trace"
 _EXTRA_NAMES = (

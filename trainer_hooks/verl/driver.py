@@ -23,7 +23,7 @@ from localtrace.trainer_hooks.environment import hook_settings, say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.system import VERL
+from localtrace.trainer_hooks.verl.job import VERL
 
 RUN_FILE = "localtrace_run.json"
 """File beside the checkpoints that names their run.

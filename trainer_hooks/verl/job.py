@@ -1,4 +1,4 @@
-"""The job of this process: its configuration, its store, and the start of recording."""
+"""verl as a system, and the job of this process: its configuration, store, start of recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,25 @@ from typing import Any
 from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
+from localtrace.trainer_hooks.seams import Plugin, System
 
+TRACE_ID_KEY = "localtrace_trace_id"
+"""Key of the trace id in verl's data: a column of V0's batches, elsewhere in `extra_fields`."""
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+VERL = System(
+    "verl",
+    "verl",
+    ("0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"),
+    Plugin(
+        "verl.plugins",
+        "VERL_USE_EXTERNAL_PLUGINS",
+        "localtrace.trainer_hooks.verl",
+        since=(0, 9),
+        modules="VERL_USE_EXTERNAL_MODULES",
+        records_with="actor_rollout_ref.rollout.trace.backend=localtrace, before 0.7 also with "
+        "actor_rollout_ref.rollout.mode=async",
+    ),
+)
 BACKEND = "localtrace"
 TRACE_KEY = "actor_rollout_ref.rollout.trace"
 BACKEND_KEY = f"{TRACE_KEY}.backend"

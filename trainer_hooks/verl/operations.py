@@ -20,7 +20,7 @@ from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.agent_loops import mark_output, note_output
-from localtrace.trainer_hooks.verl.system import AGENT_LOOP, VERL
+from localtrace.trainer_hooks.verl.job import AGENT_LOOP, VERL
 
 _MARK = "__localtrace_recorded__"
 _KINDS = {

@@ -19,7 +19,7 @@ from localtrace.record.session import log_metrics
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import workers
-from localtrace.trainer_hooks.verl.system import VERL
+from localtrace.trainer_hooks.verl.job import VERL
 
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 4 * 2**20

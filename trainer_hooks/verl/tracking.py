@@ -14,8 +14,8 @@ from localtrace.trainer_hooks.environment import say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job, workers
+from localtrace.trainer_hooks.verl.job import VERL
 from localtrace.trainer_hooks.verl.prometheus import Sampler
-from localtrace.trainer_hooks.verl.system import VERL
 
 _MODULE = "verl.utils.tracking"
 _FIRST_ANSWERS_WITHIN_S = 5.0

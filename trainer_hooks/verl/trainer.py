@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.job import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import (
     SOURCE,
     is_wanted,

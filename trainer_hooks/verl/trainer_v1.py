@@ -15,7 +15,7 @@ from typing import Any
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.job import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, take_generated
 from localtrace.trainer_hooks.verl.trainer_outcomes import (
     is_wanted,

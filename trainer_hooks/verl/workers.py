@@ -20,7 +20,7 @@ from localtrace.record import active
 from localtrace.record.losses import REMEDIES
 from localtrace.trainer_hooks.environment import failure, hook_settings
 from localtrace.trainer_hooks.seams import Part
-from localtrace.trainer_hooks.verl.system import AGENT_LOOP, VERL
+from localtrace.trainer_hooks.verl.job import AGENT_LOOP, VERL
 
 _NAME_PREFIX = "agent_loop_worker_"
 """Prefix of the names that verl gives its workers."""

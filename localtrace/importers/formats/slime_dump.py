@@ -25,10 +25,14 @@ from localtrace.importers.building import Calls, digest_id, is_time, outcome
 from localtrace.importers.source import BadLine, Source
 from localtrace.record.capture import verdict
 from localtrace.store.journal.records import STATUSES
-from localtrace.trainer_hooks.slime.batches import SOURCE, place_of, sample_outcomes
+from localtrace.trainer_hooks.slime.batches import (
+    SOURCE,
+    TRAINER,
+    place_of,
+    sample_outcomes,
+    token_values,
+)
 from localtrace.trainer_hooks.slime.samples import Batch, Interval, describe
-from localtrace.trainer_hooks.slime.training import SOURCE as TRAINER
-from localtrace.trainer_hooks.slime.training import token_values
 from localtrace.trainer_hooks.token_means import in_memory, means
 from localtrace.types import Trajectory
 from localtrace.values.fields import Fields

@@ -265,7 +265,7 @@ def plain(batch: Any) -> dict[str, Any]:
 
 def seams() -> list[dict[str, Any]]:
     """Return the places where the hook entered verl, every module of verl imported."""
-    hook = sys.modules.get("localtrace.trainer_hooks.verl.system")
+    hook = sys.modules.get("localtrace.trainer_hooks.verl.job")
     found = hook.VERL.seams if hook else []
     for seam in found:
         try:

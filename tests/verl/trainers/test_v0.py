@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localtrace.trainer_hooks.verl import trainer
-from localtrace.trainer_hooks.verl.system import TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.job import TRACE_ID_KEY, VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import NOT_COUNTED
 from tests.environment import unavailable
 from tests.recording import Recording

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localtrace.trainer_hooks.verl.system import VERL
+from localtrace.trainer_hooks.verl.job import VERL
 from localtrace.trainer_hooks.verl.trainer_outcomes import NOT_COUNTED
 from tests.environment import unavailable
 from tests.verl.trainers.conftest import Outcomes
