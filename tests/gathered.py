@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 import localtrace
 from localtrace.read.store import open_store
 from localtrace.schema import TABLES
@@ -62,3 +64,15 @@ def together(*stores: Path) -> Contents:
     """All rows of several stores."""
     found = [contents(store) for store in stores]
     return {table: sorted(row for one in found for row in one[table]) for table in TABLES}
+
+
+def zero_column(path: Path, name: str) -> None:
+    """Damage the values of one column, which only whoever reads that column sees."""
+    with pq.ParquetFile(path) as file:
+        group = file.metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+    (column,) = [column for column in columns if column.path_in_schema == name]
+    start = column.dictionary_page_offset or column.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(data)

@@ -72,10 +72,9 @@ def command(
     Rewards, lengths, outcomes and metrics stay, so curves do not change. A group goes only if all
     its rollouts match the filters and no rule keeps it. Superseded attempts are considered too.
     Trajectories that are not sealed yet stay. Without rules, everything that matches the filters
-    goes. An interrupted pruning is completed by the next one. Damaged files stay as they are, with
-    the groups in their partitions; they are named, and all others are pruned.
+    goes. An interrupted pruning is completed by the next one.
     """
-    from localtrace.cli.progress import print_notes, print_problems
+    from localtrace.cli.progress import print_notes
     from localtrace.maintain.prune import alone, begun, finish, give_back, prune
     from localtrace.maintain.upkeep import PRUNING, note
     from localtrace.store.layout import open_layout
@@ -90,27 +89,23 @@ def command(
     layout = open_layout(one_store(store_paths))
     layout.refuse_bundle()
     if dry_run:
-        print_problems(context, _choose(layout, retention, filters, form).problems)
+        _choose(layout, retention, filters, form)
         return
     with alone(layout) as healed:
         print_notes(healed)
-        problems: list[str] = []
         if intent := begun(layout):
             say("an earlier pruning ended early: completing it", err=True)
-            problems += _run(partial(finish, layout, intent))
+            _run(partial(finish, layout, intent))
         choice = _choose(layout, retention, filters, form)
-        problems += choice.problems
         if not choice.groups or _confirmed(yes):
             if choice.groups:
-                problems += _run(partial(prune, layout, choice))
+                _run(partial(prune, layout, choice))
             if now:
                 count, size_bytes = give_back(layout, grace_hours=0)
                 say(f"gave back {show_size(size_bytes)}: {count} old files deleted", err=True)
             elif choice.groups:
                 say(f"old files stay {GRACE_HOURS} hours for readers; --now deletes them", err=True)
-            if not problems:
-                note(layout.root, PRUNING, None)  # what the sealer tried in vain, went well by hand
-    print_problems(context, list(dict.fromkeys(problems)))
+            note(layout.root, PRUNING, None)  # what failed in the sealer went well by hand
     if choice.excess_bytes:
         context.exit(1)
 
@@ -162,8 +157,8 @@ def _confirmed(yes: bool) -> bool:
     return click.confirm("Delete these calls for good?", err=True)
 
 
-def _run(work: Callable[[Progress], PruneReport]) -> list[str]:
-    """Do the work of a pruning with a progress bar; return the files that are damaged."""
+def _run(work: Callable[[Progress], PruneReport]) -> None:
+    """Do the work of a pruning with a progress bar."""
     from localtrace.cli.progress import progress_bar
 
     with progress_bar("pruning", " files") as progress:
@@ -173,4 +168,3 @@ def _run(work: Callable[[Progress], PruneReport]) -> list[str]:
         f"{show_size(report.freed_bytes)}",
         err=True,
     )
-    return report.problems

@@ -4,9 +4,10 @@ Per table: look which rows the other store has beyond those that are here, bring
 them, and add them with one commit that says, for each writer, how far its rows are here now. Of two
 gatherings at once one commit is refused, and looks again.
 
-Files wait in `gathering/<store>/` until all new ones of a table are there, so a gathering that was
-killed goes on where it was, and readers see nothing of it before the commit. Nothing that comes
-from the other store is believed: not its names, not its sizes, not whose rows a file holds.
+Files come as drafts, which readers pass over, and get their names once all new ones of a table are
+there. Nothing that comes from the other store is believed: not its names, not whose rows a file
+holds. Its journals are left to its own sealer: only the node that records can tell whether a
+journal's writer still lives.
 """
 
 from __future__ import annotations
@@ -17,43 +18,56 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
-from localtrace.cluster.source import Source, Survey, SurveyedFile
 from localtrace.errors import StoreError, StoreNotFound
 from localtrace.schema import TABLES, UPLOADS, TableSchema, refuse_other_version
-from localtrace.store.files import exclusive, is_file, make_folder, put_file, read_json
+from localtrace.store.compacting.rewrite import Draft, drafting
+from localtrace.store.files import (
+    exclusive,
+    is_file,
+    make_folder,
+    open_file,
+    put_file,
+    read_file,
+    read_json,
+)
 from localtrace.store.gathered import Gathered, note_gathered
 from localtrace.store.journal.folders import journal_folders
 from localtrace.store.journal.journal_files import list_journals
-from localtrace.store.layout import META_NAME, StoreLayout, read_meta
-from localtrace.store.receipts import UPLOAD_ID
-from localtrace.store.tables.damaged_files import open_parquet
-from localtrace.store.tables.delta import open_table, removed_if_refused
+from localtrace.store.layout import META_NAME, StoreLayout, open_layout, read_meta
+from localtrace.store.receipts import UPLOAD_ID, receipt_files
+from localtrace.store.tables.delta import (
+    CommittedFile,
+    committed_files,
+    committed_number,
+    open_table,
+    removed_if_refused,
+)
 from localtrace.store.tables.gathered_rows import (
     Held,
     Overtaken,
+    RowRanges,
     commit_gathered,
     held_rows,
     row_ranges,
     rows_after,
 )
-from localtrace.store.tables.log import heal_log
+from localtrace.store.tables.log import heal_log, torn_log_entry
 from localtrace.store.tables.parquet_files import (
-    WrittenFile,
-    file_name,
+    MissingFile,
+    open_parquet,
     partition_folder,
     partition_values,
-    sync_with_folders,
+    reading,
     write_rows,
-    written_file,
 )
-from localtrace.store.tokenizers import FILE_MAX_BYTES
+from localtrace.store.tokenizers import FILE_MAX_BYTES, tokenizer_files
 
 _TRIES_MAX = 20
 _LOCK_WAIT_S = 600.0
@@ -117,11 +131,13 @@ def gather(
     for path in paths:
         with reported(report, path):
             try:
-                source = Source(path)
+                source = open_layout(path)
             except StoreNotFound:
                 text = f"no {META_NAME} is there: mount or copy a store to it"
                 raise StoreNotFound(text) from None
-            if os.path.samefile(source.layout.root, into.root):
+            if source.bags:
+                raise StoreError("this is a bundle: read it as a store of its own, with --store")
+            if os.path.samefile(source.root, into.root):
                 raise StoreError("this is the store to gather into")
             _Gathering(source, into, report, on_progress).bring_all()
     return report
@@ -150,15 +166,15 @@ class _Gathering:
 
     def __init__(
         self,
-        source: Source,
+        source: StoreLayout,
         into: StoreLayout,
         report: GatherReport,
         on_progress: OnProgress | None,
     ) -> None:
         self._source, self._into = source, into
-        self._root = source.layout.root
+        self._store_id = read_meta(source).store_id
         self._report, self._on_progress = report, on_progress
-        digest = hashlib.sha256(source.store_id.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(self._store_id.encode("utf-8", "surrogatepass")).hexdigest()
         self._folder = into.gathering / digest[:32]
 
     def bring_all(self) -> None:
@@ -168,8 +184,8 @@ class _Gathering:
             StoreError: the store cannot be read, or the other one cannot be written.
         """
         busy = (
-            f"another process gathers from {self._root} into {self._into.root}: wait for it, or "
-            "gather again later"
+            f"another process gathers from {self._source.root} into {self._into.root}: wait for "
+            "it, or gather again later"
         )
         make_folder(self._into.root, self._folder)
         with exclusive(self._folder / ".lock", _LOCK_WAIT_S, busy):
@@ -178,9 +194,9 @@ class _Gathering:
                 self._report.notes += heal_log(self._into, schema)
                 self._bring(schema)
         self._report.stores += 1
-        if waiting := len(list_journals(journal_folders(self._source.layout))):
+        if waiting := len(list_journals(journal_folders(self._source))):
             self._report.notes.append(
-                f"{self._root}: {waiting} journals are not sealed; their rows come with a "
+                f"{self._source.root}: {waiting} journals are not sealed; their rows come with a "
                 "gathering after its sealer, or localtrace seal on its node, has sealed them"
             )
 
@@ -194,7 +210,7 @@ class _Gathering:
         for _ in range(_TRIES_MAX):
             try:
                 return self._try(schema)
-            except (FileNotFoundError, Overtaken) as error:  # compacted, or gathered by another
+            except (MissingFile, Overtaken) as error:  # compacted, or gathered by another
                 problem = error
         raise StoreError(
             f"table {schema.name} lacks a file, or changes faster than it can be gathered "
@@ -202,63 +218,82 @@ class _Gathering:
         ) from problem
 
     def _try(self, schema: TableSchema) -> None:
-        list_of_known = self._folder / f"{schema.name}.json"
+        if torn := torn_log_entry(self._source, schema):
+            raise StoreError(f"{torn} is torn: run localtrace recover there, or copy it again")
+        theirs, ours = open_table(self._source, schema), open_table(self._into, schema)
         known = _Known()
         with contextlib.suppress(OSError):
-            known = read_json(list_of_known, _Known, _KNOWN_MAX_BYTES)
-        if known.version > self._version(schema):
+            known = read_json(self._known_file(schema), _Known, _KNOWN_MAX_BYTES)
+        if ours is None or known.version > ours.version():
             known = _Known()
-        survey = self._source.survey(schema, frozenset(known.paths))
-        if not survey.files:
+        files, passed_over = committed_files(theirs), set(known.paths)
+        ranges = {
+            file: row_ranges(self._place(schema, file))
+            for file in files
+            if file.path not in passed_over
+        }
+        if not ranges:
             return
-        before = held_rows(self._into, schema, open_table(self._into, schema), survey.journals)
-        after = self._reached(schema, survey, before)
+        last: dict[str, int] = {}
+        for of_file in ranges.values():
+            for writer, (_, high) in of_file.items():
+                last[writer] = max(high, last.get(writer, high))
+        journals = {writer: committed_number(theirs, writer) for writer in last}
+        before = held_rows(ours, last)
+        after = self._reached(schema, last, journals, before)
         # Rows up to these numbers are here; all rows of writers of whom nothing is new.
         here = {writer: held.row if writer in after else _ALL for writer, held in before.items()}
         new = [
             file
-            for file in survey.files
-            if any(high > here[writer] for writer, (_, high) in file.ranges.items())
+            for file, of_file in ranges.items()
+            if any(high > here[writer] for writer, (_, high) in of_file.items())
         ]
         if new:
-            self._add(schema, new, here, {writer: before[writer] for writer in after}, after)
+            self._add(schema, {file: ranges[file] for file in new}, here, before, after)
         self._note(schema, {writer: after.get(writer, held).row for writer, held in before.items()})
-        known = _Known(self._version(schema), survey.paths)
-        put_file(list_of_known, msgspec.json.encode(known))
+        version = -1 if (now := open_table(self._into, schema)) is None else now.version()
+        known = _Known(version, [file.path for file in files])
+        put_file(self._known_file(schema), msgspec.json.encode(known))
 
-    def _version(self, schema: TableSchema) -> int:
-        table = open_table(self._into, schema)
-        return -1 if table is None else table.version()
+    def _known_file(self, schema: TableSchema) -> Path:
+        return self._folder / f"{schema.name}.json"
+
+    def _place(self, schema: TableSchema, file: CommittedFile) -> Path:
+        """Return where a file is; a folder that is a link could lead out of the store."""
+        place = self._source.root.resolve() / "tables" / schema.name / file.path
+        if place.parent.resolve() != place.parent:
+            raise StoreError(f"{place} lies behind a link: put the folder itself in its place")
+        return place
 
     def _reached(
-        self, schema: TableSchema, survey: Survey, before: Mapping[str, Held]
+        self,
+        schema: TableSchema,
+        last: Mapping[str, int],
+        journals: Mapping[str, int],
+        before: Mapping[str, Held],
     ) -> dict[str, Held]:
         """Return how far the rows of each writer go once they are brought, where any is new."""
-        last: dict[str, int] = {}
-        for file in survey.files:
-            for writer, (_, high) in file.ranges.items():
-                last[writer] = max(high, last.get(writer, high))
         after: dict[str, Held] = {}
         left_out: list[str] = []
         for writer, held in before.items():
-            journal = survey.journals[writer]
-            # Rows may have been pruned here; the number of the journal tells that they were here.
-            if last[writer] > held.row and (journal > held.journal or journal < 0):
-                after[writer] = Held(max(journal, held.journal, 0), last[writer])
-            elif last[writer] > held.row and held.gathered:
-                left_out.append(writer)
+            if last[writer] > held.row:
+                # Rows may have been pruned here; the number of the journal tells that they were.
+                if held.is_gathered and journals[writer] > held.journal:
+                    after[writer] = Held(journals[writer], last[writer])
+                else:
+                    left_out.append(writer)
         if left_out:
             self._report.notes.append(
-                f"{self._root}: later {schema.name} of {len(left_out)} processes are not "
+                f"{self._source.root}: later {schema.name} of {len(left_out)} processes are not "
                 f"gathered (of {left_out[0]}), as a copy of this store was sealed while they "
-                "recorded, and gathered: read this store too, with --store"
+                "recorded, and is here: read this store too, with --store"
             )
         return after
 
     def _add(
         self,
         schema: TableSchema,
-        files: Sequence[SurveyedFile],
+        files: Mapping[CommittedFile, RowRanges],
         here: Mapping[str, int],
         before: Mapping[str, Held],
         after: Mapping[str, Held],
@@ -269,116 +304,70 @@ class _Gathering:
             Overtaken: other rows of these writers came meanwhile; nothing was changed.
         """
         self._report.wanted_bytes += sum(file.size_bytes for file in files)
-        staged = [self._fetch(schema, file) for file in files]
-        placed: list[WrittenFile] = []
-        with removed_if_refused(self._into, schema, placed):
-            for file, path in zip(files, staged, strict=True):
-                placed.append(self._place(schema, file, path, here))
-            commit_gathered(self._into, schema, placed, before, after)
+        with drafting() as drafts:
+            for file, ranges in files.items():
+                folder = self._partition(schema, file)
+                drafts.append(Draft(self._into, schema, folder))
+                self._fill(drafts[-1], schema, file, ranges, here)
+                self._report.size_bytes += file.size_bytes
+                if self._on_progress is not None:
+                    self._on_progress(self._report.size_bytes, self._report.wanted_bytes)
+            placed = [draft.publish() for draft in drafts]
+            with removed_if_refused(self._into, schema, placed):
+                commit_gathered(self._into, schema, placed, before, after)
         self._report.rows[schema.name] += sum(file.rows for file in placed)
-        shutil.rmtree(self._folder / schema.name, ignore_errors=True)
 
-    def _fetch(self, schema: TableSchema, file: SurveyedFile) -> Path:
-        """Bring a file, unless an earlier gathering did, and check it."""
-        name = f"tables/{schema.name}/{file.path}"
-        match = _FILE_NAME.fullmatch(os.path.basename(file.path))
-        if match is None:
-            raise StoreError(
-                f"{self._root} names a table file {file.path!r}, as localtrace names none: "
-                "it is not gathered"
-            )
-        refuse_other_version(f"{self._root}/{name}", int(match[1]))
-        staged = self._folder / schema.name / match[0]
-        if is_file(staged) and staged.stat().st_size == file.size_bytes:
-            self._tell(file.size_bytes)
+    def _fill(
+        self,
+        draft: Draft,
+        schema: TableSchema,
+        file: CommittedFile,
+        ranges: RowRanges,
+        here: Mapping[str, int],
+    ) -> None:
+        """Copy a file, or its new rows alone where others are here."""
+        place = self._place(schema, file)
+        if all(low > here[writer] for writer, (low, _) in ranges.items()):
+            with open(open_file(place), "rb") as source, open(draft.path, "xb") as copy:
+                shutil.copyfileobj(source, copy)
+            # Read through, as a damaged copy must not pass as whole.
+            draft.rows = sum(map(len, _parts(draft.path, place, schema)))
         else:
-            make_folder(self._into.root, staged.parent)
-            put_file(staged, self._told(self._source.read(name, file.size_bytes)))
-        try:
-            self._check(staged, schema, file)
-        except BaseException:
-            staged.unlink(missing_ok=True)
-            raise
-        return staged
+            new = (rows_after(part, here) for part in _parts(place, place, schema))
+            draft.rows = write_rows(draft.path, schema, new)
 
-    def _check(self, staged: Path, schema: TableSchema, file: SurveyedFile) -> None:
-        place = f"{self._root}/tables/{schema.name}/{file.path}"
-        try:
-            with open_parquet(staged) as opened:
-                columns = opened.schema_arrow
-                for _ in opened.iter_batches(_BATCH_ROWS):  # a damaged copy must not pass as whole
-                    pass
-        except (pa.ArrowException, OSError) as error:
-            raise StoreError(
-                f"{place} cannot be read ({str(error).splitlines()[0]}): it is not gathered; "
-                "restore it, or copy it again"
-            ) from error
-        if not columns.equals(schema.file_arrow()) or row_ranges(staged) != file.ranges:
-            raise StoreError(
-                f"{place} has other columns, or rows of other processes, than it should: it is not "
-                "gathered"
-            )
-
-    def _place(
-        self, schema: TableSchema, file: SurveyedFile, staged: Path, here: Mapping[str, int]
-    ) -> WrittenFile:
-        """Put a file into its table, whole or its new rows alone, for a commit to name."""
-        path = self._into.table(schema.name) / self._partition(schema, file) / file_name()
-        make_folder(self._into.root, path.parent)
-        if all(low > here[writer] for writer, (low, _) in file.ranges.items()):
-            os.utime(staged)  # otherwise it could pass for an unfinished file of long ago
-            os.replace(staged, path)
-            with open_parquet(path) as opened:
-                count = opened.metadata.num_rows
-        else:
-            count = write_rows(path, schema, _new_rows(staged, here))
-        sync_with_folders(self._into, path)
-        return written_file(self._into, schema, path, count)
-
-    def _partition(self, schema: TableSchema, file: SurveyedFile) -> str:
+    def _partition(self, schema: TableSchema, file: CommittedFile) -> str:
         """Return the partition's folder, made anew from its values."""
-        folder = os.path.dirname(file.path)
-        values = partition_values(folder)
-        if tuple(values) != schema.partitions or partition_folder(values) != folder:
+        match = _FILE_NAME.fullmatch(os.path.basename(file.path))
+        values = partition_values(file.folder)
+        is_own = tuple(values) == schema.partitions and partition_folder(values) == file.folder
+        if match is None or not is_own:
             raise StoreError(
-                f"{self._root} names a folder {folder!r}, which is no partition of "
-                f"{schema.name}: it is not gathered"
+                f"table {schema.name} has a file {file.path!r}, as localtrace names none: it is "
+                "not gathered"
             )
+        refuse_other_version(file.path, int(match[1]))
         if "folded" in values:  # into trajectories of the other store, which were here before
             values["folded"] = "false"
         return partition_folder(values)
 
     def _note(self, schema: TableSchema, rows: dict[str, int]) -> None:
         store_id = read_meta(self._into).store_id
-        if store_id == self._source.store_id:
+        if store_id == self._store_id:
             return  # this store itself or a copy: its rows must not pass as being elsewhere
         note = Gathered(str(self._into.root), time.time_ns(), {schema.name: rows})
         with contextlib.suppress(OSError):  # a store that is only read cannot be pruned either
-            note_gathered(self._source.layout, store_id, note)
-
-    def _told(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            yield piece
-            self._tell(len(piece))
-
-    def _tell(self, size_bytes: int) -> None:
-        self._report.size_bytes += size_bytes
-        if self._on_progress is not None:
-            self._on_progress(self._report.size_bytes, self._report.wanted_bytes)
+            note_gathered(self._source, store_id, note)
 
     def _bring_others(self) -> None:
         """Bring the tokenizers and receipts that are not here."""
-        for name, size_bytes in sorted(self._source.others().items()):
-            if is_file(self._into.root / name):
-                continue
-            try:
-                if size_bytes > FILE_MAX_BYTES:
-                    raise StoreError(f"it has {size_bytes:,} bytes, too many for such a file")
-                self._keep(name, b"".join(self._source.read(name, size_bytes)))
-            except FileNotFoundError:
-                continue  # replaced meanwhile
-            except StoreError as error:
-                self._report.problems.append(f"{self._root}/{name}: not gathered: {error}")
+        for path in sorted((*tokenizer_files(self._source), *receipt_files(self._source))):
+            name = str(path.relative_to(self._source.root))
+            if is_file(path) and not is_file(self._into.root / name):
+                try:
+                    self._keep(name, read_file(path, FILE_MAX_BYTES))
+                except StoreError as error:
+                    self._report.problems.append(f"{path}: not gathered: {error}")
 
     def _keep(self, name: str, data: bytes) -> None:
         if match := _TOKENIZER.fullmatch(name):
@@ -397,10 +386,13 @@ class _Gathering:
         put_file(path, data)
 
 
-def _new_rows(staged: Path, here: Mapping[str, int]) -> Iterator[pa.Table]:
-    with open_parquet(staged) as opened:
+def _parts(path: Path, place: Path, schema: TableSchema) -> Iterator[pa.Table]:
+    """Yield the rows of a table file, which errors name by its place in the other store."""
+    with reading(place), open_parquet(path) as opened:
+        if not opened.schema_arrow.equals(schema.file_arrow()):
+            raise pa.ArrowInvalid("it has other columns than its table")
         for batch in opened.iter_batches(_BATCH_ROWS):
-            yield rows_after(pa.Table.from_batches([batch]), here)
+            yield pa.Table.from_batches([batch])
 
 
 def _refuse_other_than_receipt(data: bytes) -> None:

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from localtrace.errors import QueryError, StoreError
 from localtrace.field_names import LABEL_NAMES
-from localtrace.maintain.damage import Damage
 from localtrace.read.filters import Filters
 from localtrace.read.query_limits import Limits
 from localtrace.read.result import Result
@@ -31,7 +29,6 @@ from localtrace.store.tables.parquet_files import partition_folder
 
 CHOOSING_LIMITS = Limits(timeout_s=3600.0, memory_max_bytes=2**30)
 """Time and memory of the query that chooses, which may run beside training."""
-DAMAGED = "a file of their partition is damaged"
 NOT_NEEDED = "not needed to reach the size"
 _GROUPS_SQL = f"""
 with considered as (select trace_id from {{relation}} where {{condition}}),
@@ -84,7 +81,7 @@ judged as (
 select
     project, experiment, run_id, attempt, validate, step,
     coalesce(list(trace_id order by trace_id) filter (rows > 0), []) as trace_ids,
-    count(*) as members, max(ended_ns) as end_ns, sum(rows)::bigint as rows,
+    max(ended_ns) as end_ns, sum(rows)::bigint as rows,
     case
         when bool_or(kept) then 'kept by --keep'
         when not bool_and(considered) then 'a rollout of their group does not match the filters'
@@ -131,8 +128,6 @@ class Choice:
     """The oldest first."""
     left_alone: Counter[str] = field(default_factory=Counter)
     """Trajectories with calls that stay, by reason."""
-    problems: list[str] = field(default_factory=list)
-    """Files that are damaged, and what to do about each."""
     excess_bytes: int = 0
     """The bytes that the store is still too large after the pruning, about."""
     newest_ns: int = 0
@@ -174,17 +169,14 @@ def choose(
         StoreError: a table cannot be opened.
     """
     filters = filters or Filters()
-    groups, damage = _groups(store, layout, retention, filters, now_ns or time.time_ns())
+    groups = _groups(store, layout, retention, filters, now_ns or time.time_ns())
     choice = Choice(" ".join(filter(None, [retention.text, str(filters)])))
-    choice.problems += damage.problems
     if retention.to_size is not None:
         choice.excess_bytes = max(0, live_bytes(layout) - retention.to_size)
     bytes_per_row = defaultdict(float, _row_sizes(layout))
     for row in groups:
         choice.newest_ns = row["end_ns"]
-        if damage.touches(row):
-            choice.left_alone[DAMAGED] += row["members"]
-        elif row["reason"] is not None:
+        if row["reason"] is not None:
             choice.left_alone[row["reason"]] += len(row["trace_ids"])
         elif retention.to_size is not None and not choice.excess_bytes:
             choice.left_alone[NOT_NEEDED] += len(row["trace_ids"])
@@ -201,8 +193,8 @@ def choose(
 
 def _groups(
     store: Store, layout: StoreLayout, retention: Retention, filters: Filters, now_ns: int
-) -> tuple[Result, Damage]:
-    """Return the groups considered, without what damaged files hold, and why each stays."""
+) -> Result:
+    """Return the groups considered, and why each stays."""
     condition, params = filters.where_clause()
     elsewhere = gathered_rows(layout, SPANS.name)
     age_s = retention.older_than
@@ -217,14 +209,7 @@ def _groups(
     }
     relation = filters.relation(with_superseded=True)
     sql = _GROUPS_SQL.format(relation=relation, condition=condition)
-    try:
-        return store.own_sql(sql, params, filters), Damage()
-    except (QueryError, StoreError):
-        damage = Damage.find(layout)
-        if not damage.paths:
-            raise
-        with damage.store_without(layout, CHOOSING_LIMITS) as others:
-            return others.own_sql(sql, params, filters), damage
+    return store.own_sql(sql, params, filters)
 
 
 def _unsealed(store: Store) -> list[str]:

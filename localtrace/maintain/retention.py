@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from localtrace.errors import StoreError
 from localtrace.maintain.prunable import CHOOSING_LIMITS, choose, live_bytes
 from localtrace.maintain.prune import PruneReport, alone, begun, finish, give_back, prune
 from localtrace.read.filters import Filters
@@ -29,10 +28,6 @@ _RUN_OVER_S = 24 * 3600.0
 """Time after which the rules of a run that recorded nothing more are removed."""
 
 
-class PartlyPruned(StoreError):
-    """A pruning that left damaged files alone, and did everything else."""
-
-
 def prune_by_rules(root: Path, quota: str | None = None, grace_hours: int = GRACE_HOURS) -> str:
     """Prune by the rules of runs, then to the limit of the store; return what was done in words.
 
@@ -42,7 +37,6 @@ def prune_by_rules(root: Path, quota: str | None = None, grace_hours: int = GRAC
         grace_hours: how long replaced files stay.
 
     Raises:
-        PartlyPruned: files are damaged; all others were pruned.
         StoreError: a table cannot be read or rewritten.
         OSError: a file cannot be written.
     """
@@ -60,9 +54,6 @@ def prune_by_rules(root: Path, quota: str | None = None, grace_hours: int = GRAC
     done = f"pruned {rows} calls, gave back {given_back} bytes, {left_bytes} bytes are in use"
     if retention is not None and left_bytes > limit_bytes:
         done += f": above the limit of {limit_bytes}, as rules and unsealed steps keep the rest"
-    problems = dict.fromkeys(problem for report in reports for problem in report.problems)
-    if problems:
-        raise PartlyPruned("; ".join([done, *problems]))
     return done
 
 
@@ -83,6 +74,4 @@ def _prune(
     """Prune, and return the end of the newest trajectory that was considered."""
     with Store([layout], lambda: [take_snapshots([layout])], CHOOSING_LIMITS) as store:
         choice = choose(store, layout, retention, filters)
-    report = prune(layout, choice)
-    report.problems += choice.problems
-    return report, choice.newest_ns
+    return prune(layout, choice), choice.newest_ns

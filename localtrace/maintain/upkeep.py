@@ -89,9 +89,8 @@ class _Request(msgspec.Struct):
 class _Answer(msgspec.Struct):
     """How a turn of upkeep ended."""
 
-    state: Literal["done", "partly", "busy", "failed"]
-    """`partly`: all that can be done, so to wait longer would help nothing; `busy`: another
-    process, perhaps of another node, is at it."""
+    state: Literal["done", "busy", "failed"]
+    """`busy`: another process, perhaps of another node, is at it."""
     message: str
 
 
@@ -180,7 +179,7 @@ def _pays(request: _Request) -> bool:
 
 def _turn(request: _Request) -> _Answer:
     """Do one turn of upkeep."""
-    from localtrace.maintain.retention import PartlyPruned, prune_by_rules
+    from localtrace.maintain.retention import prune_by_rules
     from localtrace.store.compacting.compact import compact
 
     root = Path(request.root)
@@ -190,9 +189,7 @@ def _turn(request: _Request) -> _Answer:
         report = compact(open_layout(root), everything=False)
     except StoreBusy as error:
         return _Answer("busy", str(error))
-    except PartlyPruned as error:
-        return _Answer("partly", str(error))
-    except Exception as error:  # said to the sealer, as no caller could report it
+    except Exception as error:  # the sealer reports it, as no caller could
         return _Answer("failed", str(error) or type(error).__name__)
     if report.problems:
         return _Answer("failed", "; ".join(report.problems))

@@ -1,6 +1,13 @@
 """Checks of a store from the first byte to the last, and repairs after a crash.
 
-`store.tables.damaged_files` lists what can be damaged, and what is done about it.
+What is damaged in a store, and what is done about it:
+
+- A table file that cannot be read stays as it is, for a person to restore. Pruning stops and names
+  it; compaction names it, and goes on elsewhere.
+- A torn log entry goes to quarantine (`log.heal_log`) when anything is written next, or by
+  `recover`. Its journals are still there.
+- A file of an unfinished commit takes space only. `verify` names it, `recover` puts it aside.
+- A damaged journal is sealed as far as it can be read, and kept in quarantine (`sealing.seal`).
 """
 
 from __future__ import annotations
@@ -25,9 +32,15 @@ from localtrace.store.journal.journal_files import list_journals, read_journal, 
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.sealing.seal import SealReport, seal
-from localtrace.store.tables.damaged_files import UNREADABLE, damaged_files, open_parquet
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log import heal_log, torn_log_entry
+from localtrace.store.tables.parquet_files import (
+    DamagedFile,
+    MissingFile,
+    open_parquet,
+    read_parquet,
+    reading,
+)
 from localtrace.store.tables.replacing import replaced_files
 from localtrace.store.tables.snapshot import take_snapshot
 
@@ -63,23 +76,16 @@ def verify(layout: StoreLayout, progress: OnProgress | None = None) -> VerifyRep
         for name, rows in take_snapshot(layout).pending.items():
             report.rows[name] += rows.num_rows
     total = sum(map(len, states.values()))
-
-    def counted(files: Sequence[CommittedFile]) -> Iterator[CommittedFile]:
+    for name, files in states.items():
+        identities: list[pa.Table] = []
         for file in files:
-            yield file
+            if problem := _problem_of(layout, TABLES[name], file, identities):
+                report.problems.append(problem)
+            else:
+                report.rows[name] += file.rows or 0
             report.files += 1
             if progress is not None:
                 progress(report.files, total)
-
-    for name, files in states.items():
-        identities: list[pa.Table] = []
-
-        def look(rows: pa.Table, table: str = name, into: list[pa.Table] = identities) -> None:
-            into.append(rows.select(ROW_IDENTITIES[table]))
-
-        damaged = damaged_files(layout, TABLES[name], counted(files), look=look)
-        report.rows[name] += sum(file.rows or 0 for file in files if file not in damaged)
-        report.problems += damaged.values()
         if name in ("spans", "trajectories") and (count := _doubled(identities)):
             report.problems.append(
                 f"table {name}: {count} records are there twice; please report this"
@@ -87,11 +93,11 @@ def verify(layout: StoreLayout, progress: OnProgress | None = None) -> VerifyRep
     _verify_journals(layout, report)
     for receipt in receipt_tables(layout):
         try:
-            open_parquet(Path(receipt)).read()
-        except UNREADABLE as error:
+            read_parquet(Path(receipt))
+        except DamagedFile as error:
             report.problems.append(
-                f"{receipt}: {error}; remove it, and bring the receipt beside it again (localtrace "
-                "uploads --bring)"
+                f"{error}; or remove it, and bring the receipt beside it again (localtrace uploads "
+                "--bring)"
             )
     report.quarantined = len(list(layout.quarantine.glob("*")))
     for path in stray_files(layout, states):
@@ -107,6 +113,27 @@ def _state(layout: StoreLayout, schema: TableSchema, report: VerifyReport) -> li
     except StoreError as error:
         report.problems.append(str(error))
         return []
+
+
+def _problem_of(
+    layout: StoreLayout, schema: TableSchema, file: CommittedFile, identities: list[pa.Table]
+) -> str | None:
+    """Read a file, and add the identities of its rows to a list; return what is wrong with it."""
+    place, rows = file.place(layout, schema), 0
+    try:
+        with reading(place), open_parquet(place) as opened:
+            for number in range(opened.num_row_groups):
+                group = opened.read_row_group(number)
+                rows += len(group)
+                identities.append(group.select(ROW_IDENTITIES[schema.name]))
+    except MissingFile as error:
+        state = {known.path for known in committed_files(open_table(layout, schema))}
+        return str(error) if file.path in state else None  # else replaced meanwhile
+    except DamagedFile as error:
+        return str(error)
+    if file.rows in (None, rows):
+        return None
+    return f"{place}: it has {rows} rows instead of {file.rows}; restore it from a copy"
 
 
 def _doubled(identities: list[pa.Table]) -> int:

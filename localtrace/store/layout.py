@@ -84,7 +84,7 @@ class StoreLayout:
         self.receipts = root / "receipts"
         """Receipts of uploads, brought back."""
         self.gathering = root / "gathering"
-        """Files of other stores on their way into this one, one folder per store."""
+        """Lists of files of other stores that hold nothing new, one folder per store."""
         self.gathered = root / "gathered"
         """Notes on which of this store's rows others hold, one file per store."""
 

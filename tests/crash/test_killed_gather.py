@@ -21,10 +21,9 @@ from tests.gathered import merge, newest, record, recorded
 
 STEPS = (
     "localtrace.cluster.gather.put_file",
-    "localtrace.cluster.gather.file_name",
-    "localtrace.cluster.gather.sync_with_folders",
+    "localtrace.store.compacting.rewrite.sync_with_folders",
     "localtrace.cluster.gather.commit_gathered",
-    "shutil.rmtree",
+    "localtrace.cluster.gather.write_rows",
     "localtrace.store.tables.gathered_rows.sync_log",
     "localtrace.store.gathered.put_file",
     "deltalake.DeltaTable.create_write_transaction",

@@ -97,10 +97,6 @@ def huge_file(store: Path) -> None:
     change_log(store, size=2**40)
 
 
-def huge_size(store: Path) -> None:
-    change_log(store, size=2**60)
-
-
 def cut_file(store: Path) -> None:
     with open(spans_file(store), "r+b") as file:
         file.truncate(100)
@@ -141,7 +137,7 @@ def torn_log(store: Path) -> None:
 
 ATTACKS = (
     link, fifo, folder_behind_a_link, path_that_leads_out, absolute_path, other_partition,
-    huge_file, huge_size, cut_file, other_columns, no_writer, newer_version, log_that_is_a_fifo,
+    huge_file, cut_file, other_columns, no_writer, newer_version, log_that_is_a_fifo,
     torn_log,
 )  # fmt: skip
 

@@ -138,7 +138,8 @@ def test_a_file_with_other_rows_than_the_log_tells_is_left_alone(layout: StoreLa
     assert len(files(layout)) == 2
     assert len(files(layout, METRICS)) == 1
     (problem,) = report.problems
-    assert re.match(f"{re.escape(str(place))}: .*localtrace verify", problem)
+    assert "rows" in problem
+    assert "localtrace verify" in problem
 
 
 # -- the log, and replaced files -----------------------------------------------------------

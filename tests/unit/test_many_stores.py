@@ -372,8 +372,8 @@ def test_a_pattern_that_finds_no_store_says_what_was_looked_for(tmp_path: Path) 
 def test_a_damaged_bundle_among_what_a_pattern_finds_is_an_error(tmp_path: Path) -> None:
     node(tmp_path / "store", 0)
     built = bundle(tmp_path / "store", tmp_path / "bundle")
-    next(built.path.rglob("trace_ids.txt")).unlink()
-    with pytest.raises(BundleError, match=r"trace_ids\.txt: .*\bcopy\b"):
+    next(built.path.rglob("bundle.json")).unlink()
+    with pytest.raises(BundleError, match=r"bundle\.json: .*\bcopy\b"):
         open_store(tmp_path / "*")
 
 

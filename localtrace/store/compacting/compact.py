@@ -6,18 +6,19 @@ on at the next call, and can run beside recorders, sealers, readers and other co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from localtrace.schema import OUTCOMES, TABLES, TRAJECTORIES, TableSchema
-from localtrace.store.compacting.choose import Group, choose
+from localtrace.schema import TABLES, TableSchema
+from localtrace.store.compacting.choose import choose
 from localtrace.store.compacting.fold import fold, is_fold_due
 from localtrace.store.compacting.rewrite import remove_drafts, rewrite
 from localtrace.store.files import exclusive, explained
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.damaged_files import UNREADABLE, blamed_files
-from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
+from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.store.tables.log import ENTRIES_MAX, ENTRY, heal_log, log_names, trim_log
+from localtrace.store.tables.parquet_files import DamagedFile
 from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
 
 LOCK_NAME = ".compact"
@@ -82,83 +83,57 @@ def compact(
         OSError: a file cannot be written.
     """
     layout.refuse_bundle()
-    work = _Compaction(layout, everything, progress)
+    report = CompactReport()
     with explained(f"compaction of {layout.root} stopped", _AGAIN):
         layout.tables.mkdir(exist_ok=True)
         # A courtesy: where two run all the same, on two nodes, one of two commits is refused.
         with exclusive(layout.tables / LOCK_NAME, wait_s, _BUSY.format(layout.root)):
             for schema in TABLES.values():
-                work.report.problems += heal_log(layout, schema)
-            work.fold()
+                report.problems += heal_log(layout, schema)
+            with _noted(report):
+                while (everything or is_fold_due(layout)) and (count := fold(layout)):
+                    report.folded += count
             for schema in TABLES.values():
-                work.merge(schema)
+                _merge(layout, schema, everything, report, progress)
                 trim_log(layout, schema)
                 count, size_bytes = vacuum(layout, schema, grace_hours)
-                work.report.vacuumed += count
-                work.report.vacuumed_bytes += size_bytes
+                report.vacuumed += count
+                report.vacuumed_bytes += size_bytes
                 remove_drafts(layout, schema)
-    return work.report
+    return report
 
 
-class _Compaction:
-    """One compaction, which passes over files that turn out to be damaged."""
-
-    def __init__(self, layout: StoreLayout, everything: bool, progress: OnProgress | None) -> None:
-        self.report = CompactReport()
-        self._layout = layout
-        self._everything = everything
-        self._progress = progress
-        self._bad: set[str] = set()
-
-    def fold(self) -> None:
-        """Fold outcomes until none is left."""
-        while self._everything or is_fold_due(self._layout):
-            try:
-                count = fold(self._layout, self._bad)
-            except UNREADABLE as error:
-                tables = (OUTCOMES, TRAJECTORIES)
-                if self._pass_over(error, *((schema, self._readable(schema)) for schema in tables)):
-                    continue
-                return  # another compaction replaced a file
-            self.report.folded += count
-            if not count:
-                return
-
-    def merge(self, schema: TableSchema) -> None:
-        """Merge the small files of a table until no more is to be merged."""
-        for _ in range(_ROUNDS_MAX):
-            groups = choose(schema, self._readable(schema), self._everything)
-            left = sum(map(len, groups))
-            for start in range(0, len(groups), _GROUPS_MAX):
-                batch = groups[start : start + _GROUPS_MAX]
-                self._rewrite(schema, batch)
-                left -= sum(map(len, batch))
-                if self._progress is not None:
-                    count = sum(self.report.merged.values())
-                    self._progress(count, count + left)
-            if not groups:
-                return
-
-    def _rewrite(self, schema: TableSchema, batch: list[Group]) -> None:
-        try:
-            made = rewrite(self._layout, schema, batch)
-        except UNREADABLE as error:
-            self._pass_over(error, (schema, [file for group in batch for file in group]))
+def _merge(
+    layout: StoreLayout,
+    schema: TableSchema,
+    everything: bool,
+    report: CompactReport,
+    progress: OnProgress | None,
+) -> None:
+    """Merge the small files of a table until no more is to be merged, or one is damaged."""
+    known_problems = len(report.problems)
+    for _ in range(_ROUNDS_MAX):
+        groups = choose(schema, committed_files(open_table(layout, schema)), everything)
+        left = sum(map(len, groups))
+        for start in range(0, len(groups), _GROUPS_MAX):
+            batch = groups[start : start + _GROUPS_MAX]
+            with _noted(report):
+                if made := rewrite(layout, schema, batch):
+                    report.merged[schema.name] += len(made.old)
+                    report.made[schema.name] += len(made.new)
+            trim_log(layout, schema)
+            left -= sum(map(len, batch))
+            if progress is not None:
+                count = sum(report.merged.values())
+                progress(count, count + left)
+        if not groups or len(report.problems) > known_problems:
             return
-        if made is not None:
-            self.report.merged[schema.name] += len(made.old)
-            self.report.made[schema.name] += len(made.new)
-        trim_log(self._layout, schema)
 
-    def _readable(self, schema: TableSchema) -> list[CommittedFile]:
-        files = committed_files(open_table(self._layout, schema))
-        return [file for file in files if file.path not in self._bad]
 
-    def _pass_over(
-        self, error: Exception, *suspects: tuple[TableSchema, list[CommittedFile]]
-    ) -> bool:
-        """Name the damaged files that an error came from; return whether there are any."""
-        damaged = blamed_files(self._layout, error, *suspects)
-        self._bad.update(file.path for file in damaged)
-        self.report.problems += damaged.values()
-        return bool(damaged)
+@contextlib.contextmanager
+def _noted(report: CompactReport) -> Iterator[None]:
+    """Note a damaged file, and go on with other files; those beside it stay as they are."""
+    try:
+        yield
+    except DamagedFile as error:
+        report.problems.append(str(error))

@@ -8,7 +8,7 @@ partition where `folded` is null; they are joined, and looked at again by the ne
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +17,14 @@ from localtrace.schema import FOLDED_TYPES, OUTCOMES, TRAJECTORIES, TableSchema
 from localtrace.store.compacting.choose import by_folder, pack
 from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.damaged_files import open_parquet
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
-from localtrace.store.tables.parquet_files import NULL_PARTITION, partition_values
+from localtrace.store.tables.parquet_files import (
+    NULL_PARTITION,
+    open_parquet,
+    partition_values,
+    read_parquet,
+    reading,
+)
 
 ROWS_MIN = 20_000
 """Fewer new outcomes are joined fast enough."""
@@ -50,31 +55,24 @@ def is_fold_due(layout: StoreLayout) -> bool:
     return outcomes_to_fold(layout) >= max(ROWS_MIN, trajectories // _SHARE)
 
 
-def fold(layout: StoreLayout, bad: Container[str] = ()) -> int:
+def fold(layout: StoreLayout) -> int:
     """Copy newest outcomes into trajectories, a part of them; return how many were looked at.
-
-    Args:
-        layout: the store.
-        bad: paths of damaged files, which stay as they are. Outcomes of trajectories in them are
-            taken for those of trajectories that are not sealed yet.
 
     Returns:
         Outcomes that are done with; 0 where none is left, or another process folds.
 
     Raises:
+        DamagedFile: a file cannot be read.
         StoreError: a table cannot be opened, or a commit is refused.
-        OSError: a file is gone, or a new one cannot be written.
-        ArrowInvalid: a file is damaged.
+        OSError: a new file cannot be written.
     """
-    files = _some_outcomes(layout, bad)
+    files = _some_outcomes(layout)
     if not files:
         return 0
     newest = _newest(layout, files)
     ids = newest["trace_id"].combine_chunks()
     held = {
-        file: _held_ids(layout, TRAJECTORIES, file, ids)
-        for file in _state(layout, TRAJECTORIES)
-        if file.path not in bad
+        file: _held_ids(layout, TRAJECTORIES, file, ids) for file in _state(layout, TRAJECTORIES)
     }
     touched = [file for file, matches in held.items() if len(matches)]
 
@@ -95,13 +93,9 @@ def _folded(file: CommittedFile) -> str | None:
     return partition_values(file.folder)["folded"]
 
 
-def _some_outcomes(layout: StoreLayout, bad: Container[str]) -> list[CommittedFile]:
+def _some_outcomes(layout: StoreLayout) -> list[CommittedFile]:
     """Return new files and, beside them, some of those without trajectories, up to a limit."""
-    left = [
-        file
-        for file in _state(layout, OUTCOMES)
-        if _folded(file) != "true" and file.path not in bad
-    ]
+    left = [file for file in _state(layout, OUTCOMES) if _folded(file) != "true"]
     some: list[CommittedFile] = []
     rows = 0
     for file in sorted(left, key=lambda file: (_folded(file) is None, file.added_ms)):
@@ -115,7 +109,8 @@ def _newest(layout: StoreLayout, files: Sequence[CommittedFile]) -> pa.Table:
     """Return the newest values by trajectory, in the columns of `trajectories`."""
     parts = []
     for file in files:
-        with open_parquet(file.place(layout, OUTCOMES)) as opened:
+        place = file.place(layout, OUTCOMES)
+        with reading(place), open_parquet(place) as opened:
             for batch in opened.iter_batches(columns=_READ):
                 rows = pa.Table.from_batches([batch])
                 parts.append(rows.filter(_is_folded_name(rows)))
@@ -159,8 +154,7 @@ def _held_ids(
     layout: StoreLayout, schema: TableSchema, file: CommittedFile, ids: pa.Array
 ) -> pa.Array:
     """Return those of some trace ids that a file holds."""
-    with open_parquet(file.place(layout, schema)) as opened:
-        held = opened.read(["trace_id"])["trace_id"].combine_chunks()
+    held = read_parquet(file.place(layout, schema), ["trace_id"])["trace_id"].combine_chunks()
     return held.filter(pc.is_in(held, value_set=ids))
 
 

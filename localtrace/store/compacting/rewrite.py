@@ -17,17 +17,18 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.files import make_folder, sync
 from localtrace.store.layout import REWRITING, StoreLayout
-from localtrace.store.tables.damaged_files import open_parquet
 from localtrace.store.tables.delta import CommittedFile, removed_if_refused
 from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
+    DamagedFile,
     WrittenFile,
     conformed,
     file_name,
+    open_parquet,
+    reading,
     sync_with_folders,
     write_rows,
     written_file,
@@ -81,59 +82,67 @@ def rewrite(
         was changed.
 
     Raises:
-        StoreError: a file does not hold the rows that the log tells, or the commit is refused.
-        OSError: a file is gone, or a new one cannot be written.
-        ArrowInvalid: a file is damaged.
+        DamagedFile: a file cannot be read, or does not hold the rows that the log tells.
+        StoreError: the commit is refused.
+        OSError: a new file cannot be written.
     """
     old: list[CommittedFile] = []
-    drafts: list[_Draft] = []
-    try:
+    with drafting() as drafts:
         for group in groups:
             old += group
             while group:
                 for folder, part in (into or {group[0].folder: change or _unchanged}).items():
-                    drafts.append(_Draft(layout.table(schema.name), folder))
+                    drafts.append(Draft(layout, schema, folder))
                     count = _write(layout, schema, drafts[-1], group, part)
                 group = group[count:]
-        new = [draft.publish(layout, schema) for draft in drafts if draft.rows]
+        new = [draft.publish() for draft in drafts if draft.rows]
         with removed_if_refused(layout, schema, new):
             if replace_files(layout, schema, old, new):
                 return Rewrite(old, new)
         for draft in drafts:
             draft.place.unlink(missing_ok=True)
         return None
-    finally:
-        for draft in drafts:
-            draft.path.unlink(missing_ok=True)
 
 
 def _unchanged(rows: pa.Table) -> pa.Table:
     return rows
 
 
-class _Draft:
+@contextlib.contextmanager
+def drafting() -> Iterator[list[Draft]]:
+    """Yield a list for drafts; those in it that were not published are deleted in the end."""
+    drafts: list[Draft] = []
+    try:
+        yield drafts
+    finally:
+        for draft in drafts:
+            draft.path.unlink(missing_ok=True)
+
+
+class Draft:
     """A new file until its commit."""
 
-    def __init__(self, table: Path, folder: str) -> None:
+    def __init__(self, layout: StoreLayout, schema: TableSchema, folder: str) -> None:
+        self._layout, self._schema = layout, schema
         name = file_name()
-        self.path = table / REWRITING / name.removesuffix(".parquet")
-        self.place = table / folder / name
+        self.path = layout.table(schema.name) / REWRITING / name.removesuffix(".parquet")
+        self.place = layout.table(schema.name) / folder / name
         self.rows = 0
-        make_folder(table, self.path.parent)
-        make_folder(table, self.place.parent)
+        for path in (self.path, self.place):
+            make_folder(layout.root, path.parent)
 
-    def publish(self, layout: StoreLayout, schema: TableSchema) -> WrittenFile:
+    def publish(self) -> WrittenFile:
         """Sync it and give it its name."""
         sync(self.path)
         os.replace(self.path, self.place)
-        sync_with_folders(layout, self.place)
-        return written_file(layout, schema, self.place, self.rows)
+        sync_with_folders(self._layout, self.place)
+        return written_file(self._layout, self._schema, self.place, self.rows)
 
 
 def _write(
     layout: StoreLayout,
     schema: TableSchema,
-    draft: _Draft,
+    draft: Draft,
     group: Sequence[CommittedFile],
     change: Change,
 ) -> int:
@@ -158,9 +167,9 @@ def _write(
         draft.rows = write_rows(draft.path, schema, parts(), COLD_LEVEL)
     known = sum(file.rows or 0 for file in group[: len(sources)])
     if rows != known:
-        raise StoreError(
-            f"table {schema.name}: {rows} of {known} rows that its log tells were read: nothing "
-            "was changed; run localtrace verify"
+        raise DamagedFile(
+            f"table {schema.name}: files of {group[0].folder or 'it'} hold {rows} rows, and its "
+            f"log tells {known}; run localtrace verify"
         )
     return len(sources)
 
@@ -169,7 +178,7 @@ class _SortedFile:
     """A table file, read one row group at a time."""
 
     def __init__(self, path: Path, schema: TableSchema) -> None:
-        self._file = open_parquet(path)
+        self._path, self._file = path, open_parquet(path)
         self.close = self._file.close
         self._schema = schema
         # Partition columns are the same in all rows, and not in the file.
@@ -193,7 +202,8 @@ class _SortedFile:
     def fill(self) -> bool:
         """Read the next row group if no row is left of the last; return whether there are rows."""
         while not len(self.rows) and not self.is_at_end:
-            self.rows = conformed(self._file.read_row_group(self._next), self._schema)
+            with reading(self._path):
+                self.rows = conformed(self._file.read_row_group(self._next), self._schema)
             self._next += 1
         return len(self.rows) > 0
 

@@ -11,7 +11,7 @@ again, which tells that the second one still holds: nothing else was sealed sinc
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +23,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
-from localtrace.store.files import open_file
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import (
     adding,
@@ -34,11 +33,10 @@ from localtrace.store.tables.delta import (
     write,
 )
 from localtrace.store.tables.log import sync_log
-from localtrace.store.tables.parquet_files import WrittenFile
+from localtrace.store.tables.parquet_files import WrittenFile, open_parquet, reading
 
 _WRITER_COLUMNS = ["writer_id", "writer_seq"]
 _WRITER_ID = re.compile("[0-9a-f]{16}")
-_NOTHING = -1
 RowRanges: TypeAlias = dict[str, tuple[int, int]]
 """The lowest and the highest `writer_seq` of each writer's rows, by writer id."""
 
@@ -55,77 +53,41 @@ class Held:
     """Number of the last journal that is in the table; -1 for none."""
     row: int
     """`writer_seq` up to which every row is, or once was, in the table; -1 for none."""
-    gathered: bool = True
-    """False where the last journal was sealed here: later rows may have been here and be pruned."""
+    is_gathered: bool = True
+    """False where the last journal was sealed here, as in a copy of the writer's store."""
 
 
 def row_ranges(path: Path) -> RowRanges:
     """Read which writers' rows a Parquet file holds, from two narrow columns.
 
     Raises:
-        StoreError: it cannot be read, or a row tells no writer.
-        FileNotFoundError: it is gone.
+        DamagedFile: it cannot be read, or a row tells no writer.
     """
-    import pyarrow.parquet as pq
-
     ranges: RowRanges = {}
-    with open(open_file(path), "rb") as opened:
-        try:
-            with pq.ParquetFile(opened) as file:
-                for batch in file.iter_batches(columns=_WRITER_COLUMNS):
-                    _add_ranges(ranges, pa.Table.from_batches([batch]))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise StoreError(
-                f"{path}: cannot be read ({str(error).splitlines()[0]}): restore it from a copy "
-                "of the store"
-            ) from error
+    with reading(path), open_parquet(path) as file:
+        for batch in file.iter_batches(columns=_WRITER_COLUMNS):
+            _add_ranges(ranges, pa.Table.from_batches([batch]))
     return ranges
 
 
 def _add_ranges(ranges: RowRanges, rows: pa.Table) -> None:
-    found = rows.group_by("writer_id").aggregate([("writer_seq", "min"), ("writer_seq", "max")])
-    for row in found.to_pylist():
+    sums = rows.group_by("writer_id").aggregate([("writer_seq", "min"), ("writer_seq", "max")])
+    for row in sums.to_pylist():
         writer_id, low, high = (row[n] for n in ("writer_id", "writer_seq_min", "writer_seq_max"))
         if writer_id is None or low is None or not _WRITER_ID.fullmatch(writer_id):
-            raise ValueError("a row does not tell the process that recorded it")
+            raise pa.ArrowInvalid("a row does not tell the process that recorded it")
         known_low, known_high = ranges.get(writer_id, (low, high))
         ranges[writer_id] = (min(known_low, low), max(known_high, high))
 
 
-def held_rows(
-    layout: StoreLayout, schema: TableSchema, table: DeltaTable | None, writer_ids: Iterable[str]
-) -> dict[str, Held]:
-    """Return how far a table holds the rows of writers.
-
-    Raises:
-        FileNotFoundError: a file of the table was replaced meanwhile; open the table again.
-    """
+def held_rows(table: DeltaTable | None, writer_ids: Iterable[str]) -> dict[str, Held]:
+    """Return how far a table holds the rows of writers."""
     held: dict[str, Held] = {}
-    unknown: dict[str, int] = {}
     for writer_id in writer_ids:
         journal = committed_number(table, writer_id)
-        if journal == _NOTHING or committed_number(table, f"{writer_id}.gathered") == journal:
-            held[writer_id] = Held(journal, committed_number(table, f"{writer_id}.rows"))
-        else:
-            unknown[writer_id] = journal
-    if unknown:  # journals of these writers were sealed here, as in a copy of their store
-        last = _last_rows(layout, schema, table, unknown)
-        held |= {one: Held(unknown[one], last[one], gathered=False) for one in unknown}
+        is_gathered = committed_number(table, f"{writer_id}.gathered") == journal
+        held[writer_id] = Held(journal, committed_number(table, f"{writer_id}.rows"), is_gathered)
     return held
-
-
-def _last_rows(
-    layout: StoreLayout,
-    schema: TableSchema,
-    table: DeltaTable | None,
-    writer_ids: Collection[str],
-) -> dict[str, int]:
-    last = dict.fromkeys(writer_ids, _NOTHING)
-    for file in committed_files(table):
-        for writer_id, (_, high) in row_ranges(file.place(layout, schema)).items():
-            if writer_id in last:
-                last[writer_id] = max(last[writer_id], high)
-    return last
 
 
 def rows_after(rows: pa.Table, last: Mapping[str, int]) -> pa.Table:
@@ -145,20 +107,16 @@ def commit_gathered(
 
     Args:
         files: already in their place and on the disk.
-        before: how far the table held the rows of each writer when the new ones were chosen.
-        after: how far it holds them with the files.
+        before: how far the table held the rows of writers when the new ones were chosen.
+        after: how far it holds those of which there are new ones, with the files.
 
     Raises:
         Overtaken: it holds other rows of these writers meanwhile; then nothing was changed.
         StoreError: the table cannot be written.
     """
     table = made_table(layout, schema)
-    for writer_id, held in before.items():
-        now = (writer_id, f"{writer_id}.rows")
-        if committed_number(table, now[0]) != held.journal or (
-            committed_number(table, now[1]) > held.row
-        ):
-            raise Overtaken(writer_id)
+    if held_rows(table, after) != {writer_id: before[writer_id] for writer_id in after}:
+        raise Overtaken("other rows of the same processes came meanwhile")
     transactions = [
         Transaction(application, number)
         for writer_id, held in after.items()

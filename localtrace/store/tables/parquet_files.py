@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from localtrace.errors import StoreError
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.files import make_folder, sync
+from localtrace.store.files import make_folder, open_file, sync
 from localtrace.store.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -124,6 +126,57 @@ def partition_values(folder: str) -> dict[str, str | None]:
     """Return the values of partition columns, as text, that the name of a folder holds."""
     pairs = (part.partition("=") for part in folder.split("/") if part)
     return {name: None if text == NULL_PARTITION else unquote(text) for name, _, text in pairs}
+
+
+class DamagedFile(StoreError):
+    """A table file that cannot be read."""
+
+
+class MissingFile(DamagedFile):
+    """A table file that is gone: replaced and deleted meanwhile, or lost."""
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name a table file whose reading fails, and what to do about it.
+
+    Raises:
+        DamagedFile: in place of the error.
+    """
+    try:
+        yield
+    except DamagedFile:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = "it is missing" if is_missing else " ".join(str(error).split())
+        raise (MissingFile if is_missing else DamagedFile)(
+            f"{path}: {reason}; restore it from a copy of the store; localtrace verify lists all "
+            "that is damaged"
+        ) from error
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a table file; read it within `reading`.
+
+    Raises:
+        DamagedFile: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with reading(path):
+        os.close(open_file(path))  # raises for a pipe, for which opening would wait
+        return pq.ParquetFile(path)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read columns of a table file; all where none are named.
+
+    Raises:
+        DamagedFile: it cannot be read.
+    """
+    with reading(path), open_parquet(path) as file:
+        return file.read(columns)
 
 
 def conformed(rows: pa.Table, schema: TableSchema) -> pa.Table:

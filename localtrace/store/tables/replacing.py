@@ -161,7 +161,8 @@ def vacuum(layout: StoreLayout, schema: TableSchema, grace_hours: int) -> tuple[
     for note in due:
         paths = _paths([note])
         for path in paths - kept:
-            with contextlib.suppress(StoreError):  # it is gone, or a hostile note named it
+            # It is gone, or a hostile note named it.
+            with contextlib.suppress(StoreError, FileNotFoundError):
                 size_bytes += _delete(layout.table(schema.name), path)
                 count += 1
         if paths.isdisjoint(state):
