@@ -6,10 +6,11 @@ Messages have the form of OpenAI's, which every tracker shows; see `read.turns.c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeAlias
 
-from localtrace.read.turns import Turn, as_text, chat_form, turns_of
+from localtrace.read.turns import Usage, as_text, chat_form, turns_of
 from localtrace.types import Message as RecordedMessage
 from localtrace.types import Trajectory
 
@@ -25,16 +26,20 @@ PROMPT_MAX_CHARS = 200_000
 class Chat:
     """One turn as messages."""
 
-    given: list[Message]
+    prompt: list[Message]
     """The whole prompt; empty where no text of it is known."""
-    said: Message | None
-    """The answer; None where no text of it is known."""
-    tools: list[Any] = field(default_factory=list)
+    answer: Message | None
+    """None where no text of it is known."""
+    tools: list[Any]
     """The tools that the model was offered."""
-    model: str | None = None
+    model: str | None
     """Name of the model, as the call or the run's configuration gives it."""
-    usage: tuple[int, int] | None = None
-    """Tokens of the prompt and tokens generated, without those that a mask rules out."""
+    usage: Usage
+
+    @property
+    def messages(self) -> list[Message]:
+        """The prompt and the answer, as far as they are known."""
+        return self.prompt if self.answer is None else [*self.prompt, self.answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,12 @@ class Transcript:
     answer: str | None
     """The last answer's text, or why it is not known; None without a turn."""
 
+    def answer_with(self, reward: float | None) -> dict[str, Any]:
+        """Return the last answer with the reward, as text where that is not finite."""
+        if reward is None:
+            return {"answer": self.answer}
+        return {"answer": self.answer, "reward": reward if isfinite(reward) else str(reward)}
+
 
 def transcript_of(trajectory: Trajectory) -> Transcript:
     """Return the trajectory's turns as messages."""
@@ -57,7 +68,16 @@ def transcript_of(trajectory: Trajectory) -> Transcript:
     if not turns:
         return Transcript({}, [], None, None)
     forms = _Forms()
-    chats = {turn.span.span_id: _chat(turn, forms) for turn in turns}
+    chats = {
+        turn.span.span_id: Chat(
+            forms.fitting([forms.of(message) for message in turn.prompt or ()]),
+            None if turn.answer is None else forms.of(turn.answer),
+            turn.tools,
+            turn.model,
+            turn.usage,
+        )
+        for turn in turns
+    }
     conversation = [
         forms.of(message)
         for turn in turns
@@ -67,20 +87,8 @@ def transcript_of(trajectory: Trajectory) -> Transcript:
     return Transcript(
         chats,
         forms.fitting(conversation),
-        chats[first.span.span_id].given or first.prompt_missing,
+        chats[first.span.span_id].prompt or first.prompt_missing,
         last.answer_missing if last.answer is None else last.answer.text or _calls(last.answer),
-    )
-
-
-def _chat(turn: Turn, forms: _Forms) -> Chat:
-    prompt_tokens, output_tokens = turn.usage
-    is_counted = prompt_tokens is not None and output_tokens is not None
-    return Chat(
-        forms.fitting([forms.of(message) for message in turn.prompt or ()]),
-        None if turn.answer is None else forms.of(turn.answer),
-        turn.tools,
-        turn.model,
-        (prompt_tokens or 0, output_tokens or 0) if is_counted else None,
     )
 
 

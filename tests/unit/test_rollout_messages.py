@@ -42,8 +42,8 @@ def test_token_ids_are_decoded_and_cut_into_messages() -> None:
     assert found.answer == "5"
     assert found.conversation == [question, thought, result, last]
     second = found.chats[f"{2:016x}"]
-    assert second.given == [question, thought, result]
-    assert second.said == last
+    assert second.prompt == [question, thought, result]
+    assert second.answer == last
 
 
 def test_without_a_tokenizer_the_messages_say_what_is_missing() -> None:
@@ -61,18 +61,18 @@ def test_recorded_messages_come_out_with_known_roles_and_texts_only() -> None:
         ]}, {"role": "tool", "tool_call_id": 3, "name": "add", "content": "<b>\ud800"},
     ]  # fmt: skip
     (chat,) = read({"messages": recorded, "output_message": {"content": "5"}}).chats.values()
-    roles = [message["role"] for message in chat.given]
+    roles = [message["role"] for message in chat.prompt]
     assert roles == ["user", "tool", "user", "assistant", "tool"]
-    assert chat.given[1]["content"] == 'a\n{"x":1}'
-    calls = [one["function"] for one in chat.given[3]["tool_calls"]]
+    assert chat.prompt[1]["content"] == 'a\n{"x":1}'
+    calls = [one["function"] for one in chat.prompt[3]["tool_calls"]]
     assert calls[0] == {"name": "add", "arguments": '{"a":2}'}
     assert calls[1:] == [
         {"name": "tool", "arguments": "add(2)"}, {"name": "tool", "arguments": "null"},
     ]  # fmt: skip
-    assert chat.given[4] == {
+    assert chat.prompt[4] == {
         "role": "tool", "content": "<b>\\ud800", "tool_call_id": "3", "name": "add",
     }  # fmt: skip
-    assert chat.said == {"role": "assistant", "content": "5"}
+    assert chat.answer == {"role": "assistant", "content": "5"}
 
 
 def test_a_rollout_that_ends_on_a_call_answers_with_it() -> None:
@@ -91,10 +91,10 @@ def test_an_aborted_rollout_says_why_there_is_no_answer() -> None:
 def test_long_messages_and_long_prompts_are_cut_with_a_note() -> None:
     long = {"role": "user", "content": "x" * (CONTENT_MAX_CHARS + 5)}
     (chat,) = read({"messages": [{"role": "system", "content": "s"}, *[long] * 40]}).chats.values()
-    assert chat.given[0]["content"] == "s"
-    assert "[37 of 41 messages left out]" in chat.given[1]["content"]
-    assert "[5 of 50005 characters left out]" in chat.given[-1]["content"]
-    assert sum(len(one["content"]) for one in chat.given) < PROMPT_MAX_CHARS + 1000
+    assert chat.prompt[0]["content"] == "s"
+    assert "[37 of 41 messages left out]" in chat.prompt[1]["content"]
+    assert "[5 of 50005 characters left out]" in chat.prompt[-1]["content"]
+    assert sum(len(one["content"]) for one in chat.prompt) < PROMPT_MAX_CHARS + 1000
 
 
 def test_the_model_is_the_calls_own_else_the_runs() -> None:
@@ -114,5 +114,5 @@ def test_usage_counts_what_was_generated_or_is_what_the_engine_said() -> None:
         {"prompt_ids": [1]},
     )
     assert [chat.usage for chat in found.chats.values()] == [
-        (2, 3), (2, 2), (40, 12), None, None,
+        (2, 3), (2, 2), (40, 12), (None, None), (1, None),
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from msgspec import structs
 
 from localtrace.types import Outcome, Trajectory
-from localtrace.uploader.lone import lone_call
+from localtrace.uploader.identity import lone_call
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.weave_calls import (
     CALL_MAX_BYTES,

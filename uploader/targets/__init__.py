@@ -232,6 +232,12 @@ class MetricsTarget(Target):
         """
 
 
+def end_of(trajectory: Trajectory) -> int:
+    """Return the time at which a trajectory ended, or its last known call if it did not."""
+    ends = (span.end_ns for span in trajectory.spans)
+    return trajectory.end_ns or max([trajectory.start_ns, *ends])
+
+
 def in_batches(
     items: Iterable[T], size_of: Callable[[T], int], count_max: int, size_max: int
 ) -> Iterator[list[T]]:

@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.types import FAILED_STATUSES, Outcome, Trajectory
-from localtrace.uploader.ids import derive_id
+from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Place, otlp_values
 
 SOURCE_MAX_CHARS = 250

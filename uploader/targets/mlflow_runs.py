@@ -18,7 +18,7 @@ from hashlib import sha256
 import msgspec
 
 from localtrace.types import Run
-from localtrace.uploader.ids import derive_id
+from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Metric, in_batches, otlp_values
 from localtrace.uploader.targets.http import HttpSession, Refused
 

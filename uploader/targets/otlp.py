@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.ids import derive_id
+from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Entry, Place, Record, Target, otlp_values
 from localtrace.uploader.targets.http import (
     Doubtful,
@@ -74,7 +74,7 @@ class OtlpTarget(Target):
     def check(self) -> None:
         """Send a request without spans, to see that the endpoint is there and accepts our key."""
         try:
-            self._post(otlp_values.request([]))
+            self._post(otlp_values.serialized(otlp_values.request([])))
         except TryAgain as error:
             raise TargetUnavailable(
                 f"no OpenTelemetry endpoint at {self.uri}: {error}; start it, or correct the uri"

@@ -31,23 +31,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
+from localtrace.field_names import LABEL_NAMES
 from localtrace.read.turns import as_text, fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
-from localtrace.uploader.digests import digests_of
-from localtrace.uploader.ids import derive_id
-from localtrace.uploader.targets import Entry, Place, Record, otlp_values
-from localtrace.uploader.targets.otlp_chat import EVALUATION, read_call, read_root, show_chat
-from localtrace.uploader.transcripts import Transcript
+from localtrace.uploader.identity import derive_id, digests_of
+from localtrace.uploader.targets import Entry, Place, Record, end_of, otlp_values
+from localtrace.uploader.transcripts import Chat, Message, Transcript
 from localtrace.values.codec import to_json
 
 ROOT_NAME = "agent_loop"
-_REQUEST: dict[str, tuple[str, type[str] | type[float] | type[int]]] = {
-    "model": ("model", str),
+EVALUATION = "gen_ai.evaluation.result"
+_REQUEST: dict[str, tuple[str, type[float] | type[int]]] = {
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
     "top_k": ("top_k", int),
@@ -60,6 +59,8 @@ _REQUEST: dict[str, tuple[str, type[str] | type[float] | type[int]]] = {
 }
 """Name after `gen_ai.request.`, and type, by argument or sampling parameter."""
 _OUTCOMES = {"reward", "advantage", "fate", "trained_step"}
+_KINDS = {"tool": "TOOL", "agent": "AGENT", "reward": "EVALUATOR"}
+"""OpenInference's kinds of spans that are no turns, by kind; all others are CHAIN."""
 
 
 def encode(
@@ -75,44 +76,37 @@ def encode(
         transcript: the trajectory in a form to read, which is added.
         for_langfuse: whether Langfuse's own names for it are added, too.
     """
-    spans = list(each_span(trajectory, place, transcript))
-    if for_langfuse:
-        for shown, span in zip(spans[1:], trajectory.spans, strict=True):
-            show_chat(shown, transcript.chats.get(span.span_id))
-    body = otlp_values.request(spans, resource_of(trajectory, place))
+    spans = list(each_span(trajectory, place, transcript, for_langfuse=for_langfuse))
+    body = otlp_values.serialized(otlp_values.request(spans, resource_of(trajectory, place)))
     digest = digests_of(trajectory).whole
     entry = Entry(place, trajectory.trace_id, spans[0].trace_id.hex(), digest, len(spans))
     return Record(entry, (body,))
 
 
-def each_span(trajectory: Trajectory, place: Place, transcript: Transcript) -> Iterator[OtlpSpan]:
+def each_span(
+    trajectory: Trajectory, place: Place, transcript: Transcript, *, for_langfuse: bool = False
+) -> Iterator[OtlpSpan]:
     """Yield the spans of a trajectory: the root, then the calls in order."""
-    made = Counter(span.parent_id for span in trajectory.generations)
-    root, *calls = _spans(trajectory, place)
-    read_root(root, trajectory, transcript)
-    yield root
-    for call, span in zip(calls, trajectory.spans, strict=True):
-        read_call(call, span, transcript, made[span.span_id])
-        yield call
-
-
-def _spans(trajectory: Trajectory, place: Place) -> Iterator[OtlpSpan]:
-    """Yield the root, then the calls in order."""
-    trace_id = derive_id(16, "otlp trace", place.destination, trajectory.trace_id)
-    ids = {
-        span.span_id: derive_id(8, "otlp span", place.destination, span.trace_id, span.span_id)
-        for span in trajectory.spans
-    }
-    root_id = derive_id(8, "otlp root", place.destination, trajectory.trace_id)
-    common: dict[str, Any] = {"trace_id": trace_id, "kind": OtlpSpan.SPAN_KIND_INTERNAL}
-    root = _root(trajectory)
-    root.MergeFrom(OtlpSpan(span_id=root_id, **common))
+    seed = (place.destination, trajectory.trace_id)
+    trace_id = derive_id(16, "otlp trace", *seed)
+    root_id = derive_id(8, "otlp root", *seed)
+    ids = {s.span_id: derive_id(8, "otlp span", *seed, s.span_id) for s in trajectory.spans}
+    generations = Counter(span.parent_id for span in trajectory.generations)
+    root = _root(trajectory, transcript)
+    root.trace_id, root.span_id = trace_id, root_id
     yield root
     for span in trajectory.spans:
-        call = _call(span, _session(trajectory))
+        values = _call(span)
+        if generations[span.span_id]:
+            values["localtrace.generations"] = generations[span.span_id]
+        if chat := transcript.chats.get(span.span_id):
+            values |= _turn(span, chat, for_langfuse) | {
+                "gen_ai.conversation.id": _session(trajectory)
+            }
+        call = _span(span.op, span, span.end_ns, values)
         # A call whose caller was not recorded belongs directly under the trajectory.
         parent_id = ids.get(span.parent_id or "", root_id)
-        call.MergeFrom(OtlpSpan(span_id=ids[span.span_id], parent_span_id=parent_id, **common))
+        call.trace_id, call.span_id, call.parent_span_id = trace_id, ids[span.span_id], parent_id
         yield call
 
 
@@ -132,11 +126,10 @@ def _session(trajectory: Trajectory) -> str:
     return trajectory.group_id or trajectory.trace_id
 
 
-def _root(trajectory: Trajectory) -> OtlpSpan:
-    ends = [span.end_ns for span in trajectory.spans]
-    end_ns = trajectory.end_ns or max([trajectory.start_ns, *ends])
-    turns = [span for span in trajectory.spans if span.is_turn]
-    generated = [one for turn in turns if (one := turn.generated_count) is not None]
+def _root(trajectory: Trajectory, transcript: Transcript) -> OtlpSpan:
+    end_ns = end_of(trajectory)
+    usages = [chat.usage for chat in transcript.chats.values()]
+    generated = [usage.output_tokens for usage in usages if usage.output_tokens is not None]
     values = {
         "openinference.span.kind": "AGENT",
         "gen_ai.operation.name": "invoke_agent",
@@ -154,93 +147,154 @@ def _root(trajectory: Trajectory) -> OtlpSpan:
         "localtrace.attempt": trajectory.attempt,
         "localtrace.status": trajectory.status,
         "localtrace.reward": trajectory.reward,
-        "localtrace.turns": len(turns),
+        "localtrace.turns": sum(span.is_turn for span in trajectory.spans),
         "localtrace.output_tokens": sum(generated) if generated else None,
+        **_conversation(trajectory, transcript),
     }
     for outcome in trajectory.outcomes:
-        values |= _outcome(outcome)
+        is_known = outcome.name in _OUTCOMES and outcome.values is None
+        values[f"localtrace.{'' if is_known else 'outcome.'}{outcome.name}"] = outcome.value
+    origins = {
+        outcome.name: [outcome.time_ns, outcome.step, outcome.source]
+        for outcome in trajectory.outcomes
+        if outcome.name not in LABEL_NAMES
+    }
+    values["localtrace.outcomes"] = to_json(origins) if origins else None
     root = _span(trajectory.name or ROOT_NAME, trajectory, end_ns, values)
     if trajectory.reward is not None and math.isfinite(trajectory.reward):
         score = {
             "gen_ai.evaluation.name": "reward",
             "gen_ai.evaluation.score.value": trajectory.reward,
         }
-        root.events.add(
-            name=EVALUATION,
-            time_unix_nano=end_ns,
-            attributes=otlp_values.attributes(score),
-        )
+        _add_event(root, end_ns, score)
+    for label in trajectory.labels:
+        _judge(root, label)
     return root
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    known = outcome.name in _OUTCOMES and outcome.values is None
-    key = f"localtrace.{outcome.name}" if known else f"localtrace.outcome.{outcome.name}"
-    return {key: outcome.value}
+def _conversation(trajectory: Trajectory, transcript: Transcript) -> dict[str, Any]:
+    """Return the question, and the answer with the reward, which backends list."""
+    values: dict[str, Any] = {"input.value": transcript.prompt}
+    if isinstance(transcript.prompt, list):
+        questions = [message for message in transcript.prompt if message["role"] == "user"]
+        values["input.value"] = [*transcript.prompt, *questions][-1]["content"]
+        values["gen_ai.input.messages"] = _in_parts(transcript.prompt)
+    if transcript.answer is not None:
+        values["output.value"] = to_json(transcript.answer_with(trajectory.reward))
+        values["output.mime_type"] = "application/json"
+        last = trajectory.turns[-1]
+        if (answer := transcript.chats[last.span_id].answer) is not None:
+            values["gen_ai.output.messages"] = _in_parts([answer], last.finish_reason)
+    return values
 
 
-def _call(span: Span, session: str) -> OtlpSpan:
+def _judge(root: OtlpSpan, label: Outcome) -> None:
+    values: dict[str, Any] = {"gen_ai.evaluation.name": label.name}
+    if label.number is not None and math.isfinite(label.number):
+        values["gen_ai.evaluation.score.value"] = label.number
+    elif label.text is not None:
+        key = "explanation" if label.name == "comment" else "score.label"
+        values[f"gen_ai.evaluation.{key}"] = label.text
+    else:
+        return
+    if label.source is not None:
+        values["localtrace.source"] = label.source
+    _add_event(root, label.time_ns, values)
+
+
+def _add_event(root: OtlpSpan, time_ns: int, values: Mapping[str, Any]) -> None:
+    attributes = otlp_values.attributes(values)
+    root.events.add(name=EVALUATION, time_unix_nano=time_ns, attributes=attributes)
+
+
+def _call(span: Span) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "openinference.span.kind": "CHAIN",
+        "openinference.span.kind": _KINDS.get(span.kind, "CHAIN"),
         "input.value": to_json(span.inputs),
         "input.mime_type": "application/json",
         "localtrace.seq": span.seq,
+        "localtrace.span_id": span.span_id,
+        "localtrace.status": span.status,
+        "localtrace.kind_derived": span.kind_derived or None,
     }
-    if span.status == "ok" or span.outputs is not None:
+    has_outputs = span.status == "ok" or span.outputs is not None
+    if has_outputs:
         values["output.value"] = to_json(span.outputs)
         values["output.mime_type"] = "application/json"
-    if span.is_turn:
-        values |= _turn(span) | {"gen_ai.conversation.id": session}
-    elif span.kind == "tool":
-        values |= {
-            "openinference.span.kind": "TOOL",
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": _tool_name(span),
-        }
+    if span.kind == "tool":
+        values["gen_ai.operation.name"] = "execute_tool"
+        values["gen_ai.tool.name"] = _tool_name(span)
+        values["gen_ai.tool.call.arguments"] = values["input.value"]
+        if span.outputs is not None:
+            values["gen_ai.tool.call.result"] = values["output.value"]
     elif span.kind == "agent":
-        values |= {"openinference.span.kind": "AGENT", "gen_ai.operation.name": "invoke_agent"}
-    elif span.kind == "reward":
-        values["openinference.span.kind"] = "EVALUATOR"
-    if span.kind_derived:
-        values["localtrace.kind_derived"] = True
-    return _span(span.op, span, span.end_ns, values)
+        values["gen_ai.operation.name"] = "invoke_agent"
+    return values
 
 
-def _turn(span: Span) -> dict[str, Any]:
+def _turn(span: Span, chat: Chat, for_langfuse: bool) -> dict[str, Any]:
     version = weight_version(span)
+    is_chat = span.messages is not None or bool(chat.prompt)
     values: dict[str, Any] = {
         "openinference.span.kind": "LLM",
-        "gen_ai.operation.name": "text_completion" if span.messages is None else "chat",
+        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
         "gen_ai.response.finish_reasons": (span.finish_reason,) if span.finish_reason else None,
         "localtrace.weight_version": None if version is None else as_text(version),
+        "gen_ai.usage.input_tokens": chat.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": chat.usage.output_tokens,
+        "gen_ai.request.model": None if chat.model is None else otlp_values.utf8(chat.model),
     }
-    for name, ids in (("input", span.prompt_ids), ("output", span.output_ids)):
-        if ids is not None:
-            values[f"gen_ai.usage.{name}_tokens"] = len(ids)
-    return values | _request(span.inputs)
-
-
-def _request(inputs: Any) -> dict[str, Any]:
-    """Return the attributes for the model and the sampling parameters among the arguments."""
-    arguments = fields_of(inputs)
+    if chat.prompt:
+        values["gen_ai.input.messages"] = _in_parts(chat.prompt)
+    if chat.answer is not None:
+        values["gen_ai.output.messages"] = _in_parts([chat.answer], span.finish_reason)
+    if chat.tools:
+        values["gen_ai.tool.definitions"] = to_json(chat.tools)
+    if for_langfuse:  # it prefers `input.value` to `gen_ai.*`
+        prompt = {"tools": chat.tools, "messages": chat.prompt} if chat.tools else chat.prompt
+        values["langfuse.observation.input"] = to_json(prompt) if chat.prompt else None
+        values["langfuse.observation.output"] = to_json(chat.answer) if chat.answer else None
+    arguments = fields_of(span.inputs)
     arguments = {**arguments, **fields_of(arguments.get("sampling_params"))}
-    found: dict[str, Any] = {}
     for argument, (name, kind) in _REQUEST.items():
         value = arguments.get(argument)
         # Some backends would make another column for an int where a float belongs.
         if type(value) is kind or (kind is float and type(value) is int):
-            found[f"gen_ai.request.{name}"] = kind(value)
-    return found
+            values[f"gen_ai.request.{name}"] = kind(value)
+    return values
+
+
+def _in_parts(messages: Sequence[Message], finish_reason: str | None = None) -> str:
+    """Return chat messages in the form of the conventions; the last one has the finish reason."""
+    parts = [_message(message) for message in messages]
+    if finish_reason is not None:
+        parts[-1]["finish_reason"] = finish_reason
+    return to_json(parts)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        answer = {"type": "tool_call_response", "id": call_id, "response": content}
+        return {"role": role, "parts": [answer]}
+    parts = []
+    if reasoning := message.get("reasoning_content"):
+        parts.append({"type": "reasoning", "content": reasoning})
+    if content:  # beside calls of tools, no text is no part
+        parts.append({"type": "text", "content": content})
+    for call in message.get("tool_calls", ()):
+        parts.append({"type": "tool_call", "id": call["id"], **call["function"]})
+    return {"role": role, "parts": parts}
 
 
 def _tool_name(span: Span) -> str:
     arguments = fields_of(span.inputs)
     names = (fields_of(arguments.get("tool_call")).get("name"), arguments.get("tool_name"))
-    found = next((name for name in (*names, arguments.get("name")) if isinstance(name, str)), None)
-    if found is not None:
-        return found
+    recorded = (name for name in (*names, arguments.get("name")) if isinstance(name, str))
     *owners, function = span.op.split(".")
-    return owners[-1] if owners and owners[-1].endswith("Tool") else function
+    is_method = bool(owners) and owners[-1].endswith("Tool")
+    return next(recorded, owners[-1] if is_method else function)
 
 
 def _span(
@@ -255,6 +309,7 @@ def _span(
             events = [otlp_values.exception_event(end_ns, error)]
     return OtlpSpan(
         name=otlp_values.utf8(name),
+        kind=OtlpSpan.SPAN_KIND_INTERNAL,
         start_time_unix_nano=recorded.start_ns,
         end_time_unix_nano=end_ns,
         attributes=otlp_values.attributes(known),

@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import (
     InstrumentationScope,
     KeyValue,
 )
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from localtrace.types import FAILED_STATUSES
 from localtrace.values.codec import to_json
@@ -39,14 +39,6 @@ def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     becomes tagged JSON text, also NaN, huge integers and text with lone surrogates.
     """
     return [KeyValue(key=utf8(key), value=_any(value)) for key, value in values.items()]
-
-
-def put(shown: Span, values: Mapping[str, Any]) -> None:
-    """Set attributes of a span, also those that are there already."""
-    for place in reversed(range(len(shown.attributes))):
-        if shown.attributes[place].key in values:
-            del shown.attributes[place]
-    shown.attributes.extend(attributes(values))
 
 
 def _any(value: Any) -> AnyValue:
@@ -96,29 +88,23 @@ def span_status(status: str, error: str | None) -> Status:
     return Status(code=OK if status == "ok" else UNSET)
 
 
-def request(spans: Iterable[Span], resource: Mapping[str, Any] | None = None) -> bytes:
-    """Serialise the spans of one trace, with the attributes that they share, as a request.
+def request(
+    spans: Iterable[Span], resource: Mapping[str, Any] | None = None
+) -> ExportTraceServiceRequest:
+    """Return a request with the spans of one trace, and the attributes that they share."""
+    whole = ExportTraceServiceRequest()
+    # In place: a message that is given to another one's constructor is copied whole.
+    block = whole.resource_spans.add()
+    if resource:
+        block.resource.attributes.extend(attributes(resource))
+    block.scope_spans.add(scope=InstrumentationScope(name="localtrace")).spans.extend(spans)
+    return whole
+
+
+def serialized(request: ExportTraceServiceRequest) -> bytes:
+    """Serialise a request.
 
     Concatenated requests are one valid request with all their traces, by the design of Protocol
     Buffers. So a batch is built without encoding anything twice.
     """
-    whole = ExportTraceServiceRequest()
-    fill(whole.resource_spans.add(), spans, resource)
-    return bytes(whole.SerializeToString(deterministic=True))
-
-
-def block(spans: Iterable[Span], resource: Mapping[str, Any] | None) -> ResourceSpans:
-    """Return spans with the attributes that they share."""
-    found = ResourceSpans()
-    fill(found, spans, resource)
-    return found
-
-
-def fill(found: ResourceSpans, spans: Iterable[Span], resource: Mapping[str, Any] | None) -> None:
-    """Put spans, and the attributes that they share, into an empty block.
-
-    In place: a message that is given to another one's constructor is copied whole.
-    """
-    if resource:
-        found.resource.attributes.extend(attributes(resource))
-    found.scope_spans.add(scope=InstrumentationScope(name="localtrace")).spans.extend(spans)
+    return bytes(request.SerializeToString(deterministic=True))

@@ -1,18 +1,18 @@
 """A trajectory as calls for Weave: one per span, and a root call around them.
 
 Names, nesting, inputs, outputs and attributes are those of verl's own Weave backend, so filters
-such as `attributes.step = 1` work on both. Live tracing lacks the root call with reward and
-outcomes, the token usage, and `attributes.localtrace`, which identifies the record. This module
-knows no routes.
+such as `attributes.step = 1` work on both. Live tracing lacks the root call with prompt, answer,
+reward and outcomes, the token usage, and `attributes.localtrace`, which identifies the record and
+holds the messages of turns. This module knows no routes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -20,15 +20,10 @@ import msgspec
 
 from localtrace.read.turns import weight_version
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
-from localtrace.uploader.digests import digests_of
-from localtrace.uploader.ids import derive_id
-from localtrace.uploader.lone import lone_call
-from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record
-from localtrace.uploader.targets.weave_call import Call
-from localtrace.uploader.targets.weave_chat import read_call, read_root
-from localtrace.uploader.targets.weave_summary import summaries
+from localtrace.uploader.identity import derive_id, digests_of, lone_call
+from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, end_of
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
-from localtrace.uploader.transcripts import Transcript
+from localtrace.uploader.transcripts import Chat, Transcript
 
 ROOT_NAME = "agent_loop"
 CALL_MAX_BYTES = 3_500_000
@@ -39,10 +34,35 @@ SHORT_MAX_CHARS = 1000
 """Longest outcome that also becomes an attribute."""
 DIGESTS_MAX = 4096
 """Most calls whose digests a root lists. Larger trajectories are sent whole after a change."""
+NAME_MAX_CHARS = 1024
+"""Longest display name that Weave takes."""
 _DIGEST_CHARS = 12
-_NAME_MAX_CHARS = 128
+_OP_MAX_CHARS = 128
+_MODEL_MAX_CHARS = 200
 _JSON_MAX_GROWTH = 3
 """Largest ratio of the size of Python's JSON, in ASCII with spaces, to that of msgspec's."""
+_KINDS = {"generation": "llm", "tool": "tool", "agent": "agent", "reward": "scorer"}
+"""Weave's kinds of ops, by kind of span."""
+
+
+class Call(msgspec.Struct, omit_defaults=True):
+    """One call, as the route `calls/complete` takes it."""
+
+    id: str
+    project_id: str
+    trace_id: str
+    parent_id: str | None
+    op_name: str
+    started_at: str
+    ended_at: str
+    attributes: dict[str, Any]
+    inputs: dict[str, Any]
+    output: Any
+    summary: dict[str, Any]
+    exception: str | None
+    wb_run_id: str | None
+    wb_run_step: int | None
+    display_name: str | None = None
 
 
 def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
@@ -58,37 +78,46 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
     seed = (place.seed, trajectory.trace_id)
     trace_id = root_id(*seed)
     ids = {span.span_id: _uuid(*seed, span.span_id) for span in trajectory.spans}
-    numbers = {span_id: number for number, span_id in enumerate(transcript.chats, 1)}
-    sums = summaries(trajectory, transcript.chats)
+    sums = _summaries(trajectory, transcript)
     lone = lone_call(trajectory)
     if lone is not None:
         ids[lone.span_id] = trace_id
         sums[None] = sums[lone.span_id]
-    new = _caller(trajectory, place, trace_id)
+    step = trajectory.step
+    shared: dict[str, Any] = {
+        "project_id": place.experiment,
+        "trace_id": trace_id,
+        "wb_run_id": place.run or None,
+        "wb_run_step": step if place.run and step is not None and step >= 0 else None,
+    }
+    numbers = {span_id: number for number, span_id in enumerate(transcript.chats, 1)}
     cuts: list[Cut] = []
     parts, keys = [], []
     for span in reversed(trajectory.spans):
         if span is lone:
             continue
-        call = new(
+        fields = _call(span, trajectory, transcript.chats.get(span.span_id))
+        if span.span_id in numbers:
+            fields["display_name"] = _display_name(f"{span.op}, turn {numbers[span.span_id]}")
+        call = Call(
             id=ids[span.span_id],
             # A call whose caller was not recorded belongs directly under the trajectory.
             parent_id=ids.get(span.parent_id or "", trace_id),
             op_name=_op_name(span.op, place),
             summary=sums[span.span_id],
-            **_span_fields(span, trajectory),
+            **fields,
+            **shared,
         )
-        call = read_call(call, span, transcript, numbers.get(span.span_id))
         parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
         keys.append(CallKey(call.id, digests.calls[span.span_id][:_DIGEST_CHARS]))
     name = trajectory.name or ROOT_NAME
-    fields = _root_fields(trajectory, name, sums[None], cuts)
+    fields = _root(trajectory, transcript, name, sums[None], cuts)
     if lone is not None:
-        call_fields = _span_fields(lone, trajectory)
-        call_fields["attributes"]["localtrace"] |= fields["attributes"]["localtrace"]
-        fields |= {field: call_fields[field] for field in ("inputs", "output", "attributes")}
-    root = new(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields)
-    root = read_root(root, trajectory, transcript, is_lone=lone is not None)
+        own = _call(lone, trajectory, None)
+        own["attributes"]["localtrace"] |= fields["attributes"]["localtrace"]
+        fields |= {field: own[field] for field in ("inputs", "output", "attributes")}
+    fields["attributes"].setdefault("weave", {"kind": "agent"})
+    root = Call(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields, **shared)
     root = _fitted(root, name, cuts)
     root.attributes["localtrace"] |= {"digest": digests.whole, "ids_from": place.seed}
     if len(parts) <= DIGESTS_MAX:
@@ -97,18 +126,6 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
     keys.append(CallKey(root.id, digests.whole[:_DIGEST_CHARS]))
     entry = Entry(place, trajectory.trace_id, root.id, digests.whole, len(parts))
     return Record(entry, tuple(parts), tuple(keys), cuts=tuple(cuts))
-
-
-def _caller(trajectory: Trajectory, place: Place, trace_id: str) -> Callable[..., Call]:
-    """Return the constructor of calls, with the fields that all calls of a trajectory share."""
-    step = trajectory.step
-    return partial(
-        Call,
-        project_id=place.experiment,
-        trace_id=trace_id,
-        wb_run_id=place.run or None,
-        wb_run_step=step if place.run and step is not None and step >= 0 else None,
-    )
 
 
 def root_id(seed: str, trace_id: str) -> str:
@@ -121,12 +138,13 @@ def split_digests(text: str) -> Iterator[str]:
     return (text[start : start + _DIGEST_CHARS] for start in range(0, len(text), _DIGEST_CHARS))
 
 
-def _span_fields(span: Span, trajectory: Trajectory) -> dict[str, Any]:
+def _call(span: Span, trajectory: Trajectory, chat: Chat | None) -> dict[str, Any]:
     facts = {
         "seq": span.seq,
         "finish_reason": span.finish_reason,
         "output_text": span.output_text,
         "kind_derived": span.kind_derived or None,
+        "chat": None if chat is None else chat.messages or None,
     }
     kind = _KINDS.get(span.kind)
     inputs = plain(span.inputs)
@@ -144,14 +162,13 @@ def _span_fields(span: Span, trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-_KINDS = {"generation": "llm", "tool": "tool", "agent": "agent", "reward": "scorer"}
-"""Weave's kinds of ops, by kind of span."""
-
-
-def _root_fields(
-    trajectory: Trajectory, name: str, summary: dict[str, Any], cuts: list[Cut]
+def _root(
+    trajectory: Trajectory,
+    transcript: Transcript,
+    name: str,
+    summary: dict[str, Any],
+    cuts: list[Cut],
 ) -> dict[str, Any]:
-    known_ends = [span.end_ns for span in trajectory.spans]
     outcomes = {outcome.name: outcome.value for outcome in trajectory.outcomes}
     # Weave makes columns and filters of attributes; long values would spoil both.
     short = {
@@ -159,17 +176,25 @@ def _root_fields(
         for key, value in outcomes.items()
         if type(value) is not list and len(str(value)) <= SHORT_MAX_CHARS
     }
-    results = _results(trajectory.reward, short)
+    results = _known({"reward": trajectory.reward, "outcomes": short or None})
     attributes = {"localtrace": _facts(trajectory), **_names(trajectory), **results}
-    cut = _cut({"attributes": attributes}, ROOT_ATTRIBUTES_MAX_BYTES, name, cuts)
+    coordinates = {
+        "step": trajectory.step, "sample": trajectory.sample_index, "rollout": trajectory.rollout_n,
+    }  # fmt: skip
+    shown = ", ".join(f"{key} {value}" for key, value in coordinates.items() if value is not None)
+    prompt = transcript.prompt
+    is_text = isinstance(prompt, str)
+    answer = {} if prompt is None else {"answer": plain(transcript.answer)}
+    all_results = {"reward": trajectory.reward, "outcomes": outcomes or None}
     return {
-        **cut,
+        **_cut({"attributes": attributes}, ROOT_ATTRIBUTES_MAX_BYTES, name, cuts),
         "started_at": _iso(trajectory.start_ns),
-        "ended_at": _iso(trajectory.end_ns or max([trajectory.start_ns, *known_ends])),
-        "inputs": {},
-        "output": _results(trajectory.reward, outcomes),
+        "ended_at": _iso(end_of(trajectory)),
+        "inputs": _known({"prompt" if is_text else "messages": prompt}),
+        "output": answer | _known(all_results),
         "summary": {**summary, **results},
         "exception": _exception(trajectory.status, trajectory.error),
+        "display_name": _display_name(shown),
     }
 
 
@@ -194,6 +219,8 @@ def _number(value: str | None) -> str | int | None:
 
 def _facts(trajectory: Trajectory) -> dict[str, Any]:
     """Return the facts that identify the record. Attributes, which may be long, are last."""
+    versions = (weight_version(span) for span in trajectory.spans if span.is_turn)
+    known_versions = dict.fromkeys(str(version) for version in versions if version is not None)
     return _known(
         {
             "run_id": trajectory.run_id,
@@ -205,25 +232,54 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
             "data_source": trajectory.data_source,
             "status": trajectory.status,
             "span_count": len(trajectory.spans),
-            "weight_versions": _weight_versions(trajectory) or None,
+            "weight_versions": [*known_versions] or None,
             "labels": [[o.name, o.source, o.value, o.time_ns] for o in trajectory.labels] or None,
             "set": trajectory.attributes or None,
         }
     )
 
 
-def _weight_versions(trajectory: Trajectory) -> list[str]:
-    """Return the versions of the policy's weights that the turns report."""
-    versions = (weight_version(span) for span in trajectory.spans if span.is_turn)
-    return list(dict.fromkeys(str(version) for version in versions if version is not None))
-
-
-def _results(reward: float | None, outcomes: dict[str, Any]) -> dict[str, Any]:
-    return _known({"reward": reward, "outcomes": outcomes or None})
-
-
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in facts.items() if value is not None}
+
+
+def _summaries(trajectory: Trajectory, transcript: Transcript) -> dict[str | None, dict[str, Any]]:
+    """Return the statuses and tokens of each call and of all below it, by span id.
+
+    The key None is the trajectory itself. The sums equal those of Weave's own client. Only the
+    tokens of turns, which it does not know, are added.
+    """
+    ids = {span.span_id for span in trajectory.spans}
+    statuses: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+    usages: defaultdict[str | None, defaultdict[str, Counter[str]]]
+    usages = defaultdict(lambda: defaultdict(Counter))
+    for span in reversed(trajectory.spans):  # calls before their callers, which began earlier
+        statuses[span.span_id][_status(span.status)] += 1
+        chat = transcript.chats.get(span.span_id)
+        read, written = (None, None) if chat is None else chat.usage
+        if chat is not None and read is not None and written is not None:
+            usages[span.span_id][text(chat.model or "unknown")[:_MODEL_MAX_CHARS]].update(
+                prompt_tokens=read,
+                completion_tokens=written,
+                total_tokens=read + written,
+                requests=1,
+            )
+        caller = span.parent_id if span.parent_id in ids else None
+        statuses[caller].update(statuses[span.span_id])
+        for model, usage in usages[span.span_id].items():
+            usages[caller][model].update(usage)
+    statuses[None][_status(trajectory.status)] += 1
+    return {
+        span_id: {
+            "status_counts": {"success": 0, "error": 0, **counts},
+            **({"usage": usages[span_id]} if usages[span_id] else {}),
+        }
+        for span_id, counts in statuses.items()
+    }
+
+
+def _status(status: str) -> str:
+    return "error" if status in FAILED_STATUSES else "success"
 
 
 def _exception(status: str, error: str | None) -> str | None:
@@ -238,7 +294,11 @@ def _op_name(op: str, place: Place) -> str:
     """Return a reference to the op in any version, with its name as Weave's client writes it."""
     name = re.sub(r"[^\w._]+", "-", text(op))
     name = re.sub(r"[._-]{2,}", "-", name).strip("-_") or "call"
-    return f"weave:///{place.experiment}/op/{name[:_NAME_MAX_CHARS]}:*"
+    return f"weave:///{place.experiment}/op/{name[:_OP_MAX_CHARS]}:*"
+
+
+def _display_name(name: str) -> str | None:
+    return text(name)[:NAME_MAX_CHARS] or None
 
 
 def _fitted(call: Call, op: str, cuts: list[Cut]) -> Call:
@@ -252,9 +312,9 @@ def _fitted(call: Call, op: str, cuts: list[Cut]) -> Call:
 
 
 def _cut(fields: dict[str, Any], max_bytes: int, op: str, cuts: list[Cut]) -> dict[str, Any]:
-    found: list[Cut] = []
-    whole: dict[str, Any] = shortened(fields, max_bytes, "", found)
-    cuts += [Cut(f"{op}: {cut.where}", cut.kept_bytes, cut.size_bytes) for cut in found]
+    new_cuts: list[Cut] = []
+    whole: dict[str, Any] = shortened(fields, max_bytes, "", new_cuts)
+    cuts += [Cut(f"{op}: {cut.where}", cut.kept_bytes, cut.size_bytes) for cut in new_cuts]
     return whole
 
 

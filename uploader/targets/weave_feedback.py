@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from localtrace.types import Outcome, Trajectory
-from localtrace.uploader.ids import derive_id
+from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.weave_values import text

@@ -67,11 +67,11 @@ def _lines_of(run: Run, service: str | None) -> Callable[[Trajectory], Iterator[
         resource = resource_of(trajectory, place)
         spans = each_span(trajectory, place, transcript_of(replace(trajectory, model=model)))
         for batch in _batches(spans):
-            block = otlp_values.block(batch, resource)
-            fields = json_format.MessageToDict(block, use_integers_for_enums=True)
-            for span in fields["scopeSpans"][0]["spans"]:
+            message = otlp_values.request(batch, resource)
+            request = json_format.MessageToDict(message, use_integers_for_enums=True)
+            for span in request["resourceSpans"][0]["scopeSpans"][0]["spans"]:
                 _hex_ids(span)
-            yield msgspec.json.encode({"resourceSpans": [fields]}) + b"\n"
+            yield msgspec.json.encode(request) + b"\n"
 
     return lines
 

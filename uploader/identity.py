@@ -1,7 +1,8 @@
-"""Digests of a redacted trajectory, by which a target is asked whether it holds the same.
+"""The identity of a trajectory at targets: derived ids, digests of its content, and its root.
 
-They know no target and no form in which a target shows a trajectory. Each call has one, so that
-after a change only the calls that changed are sent again; a late reward or label changes none.
+The same trajectory at the same place always gets the same ids. Its digests are those of what was
+recorded, and know no form in which a target shows it. Each call has one, so that after a change
+only the calls that changed are sent again; a late reward or label changes none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ _SPAN = tuple(field.name for field in fields(Span) if field.name not in _REPEATE
 _NOT_RECORDED = frozenset({"spans", "generations", "outcomes", "model", "decode"})
 _TRAJECTORY = tuple(f.name for f in fields(Trajectory) if f.name not in _NOT_RECORDED)
 _OUTCOME = tuple(field.name for field in fields(Outcome))
+
+
+def derive_id(size_bytes: int, *parts: str) -> bytes:
+    """Hash the parts into an id; never all zero, which OpenTelemetry forbids."""
+    digest = sha256()
+    for part in parts:
+        text = part.encode("utf-8", "surrogatepass")
+        # With the length in front, ("ab", "c") and ("a", "bc") are different ids.
+        digest.update(len(text).to_bytes(8, "big") + text)
+    derived = digest.digest()[:size_bytes]
+    return derived if any(derived) else derived[:-1] + b"\x01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +68,17 @@ def _values(recorded: Span | Trajectory | Outcome, names: tuple[str, ...]) -> li
 
 def _digest(value: Any) -> str:
     return sha256(encode(value)).hexdigest()
+
+
+def lone_call(trajectory: Trajectory) -> Span | None:
+    """Return the outermost call of a trajectory that exists only because of that call, or None.
+
+    Live tracing shows such a call as the root of its trace. A trajectory with facts of its own,
+    such as a step or a reward, has a root of its own.
+    """
+    ids = {span.span_id for span in trajectory.spans}
+    outermost = [span for span in trajectory.spans if span.parent_id not in ids]
+    known = (trajectory.step, trajectory.sample_index, trajectory.group_id, trajectory.reward)
+    if len(outermost) != 1 or known != (None,) * 4 or trajectory.attributes or trajectory.outcomes:
+        return None
+    return outermost[0] if outermost[0].op == trajectory.name else None
