@@ -21,8 +21,9 @@ from localtrace.uploader.targets import TargetOptions
 if TYPE_CHECKING:
     from localtrace.read.store import Store
     from localtrace.uploader.estimation import Estimate
-    from localtrace.uploader.plan import Limits, Progress, Records
+    from localtrace.uploader.plan import Limits, Progress
     from localtrace.uploader.receipts import Receipt
+    from localtrace.uploader.records import Records
     from localtrace.uploader.selection import Choice, Chosen
 
 __all__ = ["TargetOptions", "estimate", "upload"]
@@ -91,12 +92,11 @@ def estimate(
         ConfigError: the target's uri or the rules cannot be used.
     """
     from localtrace.uploader.estimation import measure
-    from localtrace.uploader.ledger import Ledger
-    from localtrace.uploader.state import state_folder
+    from localtrace.uploader.ledger import Ledger, state_folder
 
     choice, records, limits = _prepared(store, chosen, uri, kind, options, redact, limits)
     with closing(Ledger(state_folder())) as ledger, closing(records.target):
-        return measure(records, ledger, choice, container, limits, on_progress)
+        return measure(choice, records, ledger, limits, container, on_progress)
 
 
 def _refuse_damaged_bundles(store: Store) -> None:
@@ -117,7 +117,8 @@ def _prepared(
 ) -> tuple[Choice, Records, Limits]:
     """Resolve the selection and open the target, without contacting it."""
     from localtrace.redaction.redaction import Redaction
-    from localtrace.uploader.plan import Limits, Records
+    from localtrace.uploader.plan import Limits
+    from localtrace.uploader.records import Records
     from localtrace.uploader.selection import choose
     from localtrace.uploader.targets import open_target
 

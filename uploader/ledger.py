@@ -1,42 +1,42 @@
 """The ledger: what each destination is known to hold, so that every upload is safe to repeat.
 
-A row is written as `sent` before its record leaves, and changes when the answer arrives. After a
-crash, `sent` therefore means that the fate is unknown; no row means that the record was never sent.
-It is one SQLite file in the uploader's own folder, never in a store.
+A row is written before its record leaves, and is marked as accepted when the target has confirmed
+the record. A row without the mark therefore means that the fate is unknown; no row means that the
+record was never sent. It is one SQLite file in the uploader's own folder, never in a store.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from localtrace.errors import UploadError
+from localtrace.errors import ConfigError, UploadError
+from localtrace.record.config import read_environment
+from localtrace.record.settings import UploaderSettings
 from localtrace.store.files import exclusive
 from localtrace.types import Run
-from localtrace.uploader.state import REMEDY
 from localtrace.uploader.targets import Entry, Place
 
-LEDGER_VERSION = 3
+LEDGER_VERSION = 4
 BUSY_TIMEOUT_S = 30.0
+REMEDY = (
+    "free space there, or set LOCALTRACE_STATE_DIR to a folder that can be written; then repeat"
+)
+"""What to do where the folder cannot be written."""
 _TABLES = f"""
     create table if not exists entries (
         destination text not null,
         trace_id    text not null,
-        remote_id   text not null,
+        accepted    integer not null,
         digest      text not null,
-        state       text not null,
-        reason      text,
-        time_ns     integer not null,
-        ids_from    text not null default '',
+        ids_from    text not null,
         primary key (destination, trace_id)
     ) strict, without rowid;
     create table if not exists places (
@@ -47,42 +47,40 @@ _TABLES = f"""
         place     text not null,
         primary key (uri, container, run_id, attempt)
     ) strict, without rowid;
-    create table if not exists speeds (
-        uri          text not null primary key,
-        trajectories integer not null,
-        duration_s   real not null
-    ) strict, without rowid;
     pragma user_version = {LEDGER_VERSION};
 """
 
 
-class State(StrEnum):
-    """The state of a record at its destination, as far as it is known."""
+def state_folder() -> Path:
+    """Make and return the uploader's folder, which holds its ledger and its receipts.
 
-    SENT = "sent"
-    """Sent or about to be sent; no answer is known."""
-    ACCEPTED = "accepted"
-    """Stored: the target confirmed it, or showed it when asked."""
-    REJECTED = "rejected"
-    """Refused by the target. The next upload tries again."""
-    MISSING = "missing"
-    """Accepted, but not found when it was read back. The next upload sends it again."""
+    It is LOCALTRACE_STATE_DIR, or `localtrace` in the user's state folder.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    configured = read_environment(UploaderSettings).state_dir
+    folder = configured or Path(f"{home}/localtrace").expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the uploader's folder {folder}: {error.strerror}; "
+            "set LOCALTRACE_STATE_DIR to a folder that can be written"
+        ) from error
+    return folder
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """The ledger's knowledge of a trajectory at a destination."""
 
-    state: State
+    accepted: bool
+    """True if the target confirmed it, or showed it when asked, in this or an earlier version."""
     digest: str
-    """Digest of the record that the state belongs to."""
+    """Digest of the record that was sent last."""
     ids_from: str
     """Value of `Place.ids_from`."""
-
-    @property
-    def accepted(self) -> bool:
-        """True if the target is known to hold the trajectory, in this or an earlier version."""
-        return self.state is State.ACCEPTED
 
     def holds(self, entry: Entry) -> bool:
         """Return whether the target is known to hold the record with this digest."""
@@ -115,23 +113,18 @@ class Ledger:
     def known(self, destination: str, trace_ids: Sequence[str]) -> dict[str, Known]:
         """Return the ledger's knowledge of trajectories at a destination, by trace id."""
         rows = self._rows(
-            "select trace_id, state, digest, ids_from from entries where destination = ? "
+            "select trace_id, accepted, digest, ids_from from entries where destination = ? "
             "and trace_id in (select value from json_each(?))",
             (destination, msgspec.json.encode(trace_ids).decode()),
         )
-        return {trace_id: Known(State(state), *others) for trace_id, state, *others in rows}
+        return {trace_id: Known(bool(accepted), *others) for trace_id, accepted, *others in rows}
 
-    def mark(self, entries: Iterable[Entry], state: State, reason: str | None = None) -> None:
-        """Write one state for all entries in one durable transaction."""
+    def mark(self, entries: Iterable[Entry], *, accepted: bool) -> None:
+        """Note in one durable transaction whether the target has accepted all entries."""
         self._write(
             "entries",
-            [
-                (
-                    e.place.destination, e.trace_id, e.remote_id, e.digest, state, reason,
-                    time.time_ns(), e.place.ids_from,
-                )
-                for e in entries
-            ],
+            [(e.place.destination, e.trace_id, accepted, e.digest, e.place.ids_from)
+             for e in entries],
         )  # fmt: skip
 
     def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
@@ -146,17 +139,6 @@ class Ledger:
             (uri, container or "", run.run_id, run.attempt),
         )
         return msgspec.json.decode(rows[0][0], type=Place) if rows else None
-
-    def remember_speed(self, uri: str, trajectories: int, duration_s: float) -> None:
-        """Remember how long an upload of so many trajectories took."""
-        self._write("speeds", [(uri, trajectories, duration_s)])
-
-    def speed(self, uri: str) -> float | None:
-        """Return the trajectories per second of the last upload to a target, if one sent any."""
-        rows = self._rows(
-            "select trajectories / duration_s from speeds where uri = ? and duration_s > 0", (uri,)
-        )
-        return float(rows[0][0]) if rows else None
 
     def claim(self, uri: str) -> AbstractContextManager[None]:
         """Refuse other uploads to the same target while this one runs.

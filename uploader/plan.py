@@ -8,31 +8,25 @@ them are in memory, however long the selection.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from msgspec import structs
+from msgspec.structs import replace
 
-from localtrace.redaction.redaction import Redaction
-from localtrace.types import Decode, Run, Trajectory
-from localtrace.uploader.content import (
-    left_out,
-    model_name,
-    prompts_bytes,
-    wants_text,
-    with_text,
-)
 from localtrace.uploader.ledger import Known, Ledger
-from localtrace.uploader.receipts import Delivery, TraceReceipt
-from localtrace.uploader.selection import ChosenRun
-from localtrace.uploader.targets import Entry, Place, Record, Target
-from localtrace.uploader.transcripts import transcript_of
-
-if TYPE_CHECKING:
-    from localtrace.read.store import Store
+from localtrace.uploader.receipts import (
+    Delivery,
+    Receipt,
+    RunReceipt,
+    TraceReceipt,
+    count,
+    new_upload_id,
+    now,
+)
+from localtrace.uploader.records import Records
+from localtrace.uploader.selection import NOT_IN_STORE, Choice, ChosenRun
+from localtrace.uploader.targets import Entry, Place, Record
 
 READ_FIRST = 16
 READ_MAX = 512
@@ -63,6 +57,61 @@ class Progress:
     """Text for people about the thing waited for, while nothing is sent."""
 
 
+class Tally:
+    """The results of an upload by trajectory; each new one is reported as progress."""
+
+    def __init__(self, choice: Choice, on_progress: Callable[[Progress], None]) -> None:
+        self.total = choice.total
+        self.runs: list[RunReceipt] = []
+        """The runs that were begun; the results that are added belong to the last one."""
+        self.results: dict[str, TraceReceipt] = {}
+        """All results by trace id, in the order of arrival."""
+        self.sent_bytes = 0
+        self._choice = choice
+        self._on_progress = on_progress
+        self._started_at = now()
+        for trace_id in choice.unknown:
+            self.add(TraceReceipt(trace_id, Delivery.REJECTED, reason=NOT_IN_STORE))
+
+    def begin(self, part: ChosenRun, place: Place) -> None:
+        """Begin a run."""
+        run, container = part.run, place.container or place.experiment
+        self.runs.append(RunReceipt(run.run_id, run.attempt, container, place))
+
+    def add(self, result: TraceReceipt) -> None:
+        """Add the result of a trajectory."""
+        run = len(self.runs) - 1 if self.runs else None
+        self.results[result.trace_id] = replace(result, run=run)
+        self.sent_bytes += result.sent_bytes or 0
+        self.tell()
+
+    def tell(self, doing: str = "") -> None:
+        """Report the progress, and what the upload waits for now."""
+        self._on_progress(Progress(len(self.results), self.total, self.sent_bytes, doing))
+
+    def receipt(self, records: Records) -> Receipt:
+        """Return the receipt of what was added."""
+        store, target, redaction = records.store, records.target, records.redaction
+        traces = [*self.results.values()]
+        return Receipt(
+            upload_id=new_upload_id(),
+            store=", ".join(map(str, store.paths)),
+            store_ids=store.store_ids,
+            selection=self._choice.text,
+            kind=target.kind,
+            target=target.uri,
+            started_at=self._started_at,
+            ended_at=now(),
+            runs=self.runs,
+            traces=traces,
+            counts=count(traces),
+            left_out=dict(records.left_out),
+            redactions=dict(redaction.counts),
+            unsearched=dict(redaction.unsearched),
+            reads_back=target.reads_back,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records that are sent together."""
@@ -91,81 +140,15 @@ Recognise: TypeAlias = Callable[[Sequence[str]], Mapping[str, Entry]]
 """Function that asks which trajectories are there under other ids; as `Target.recognise`."""
 
 
-def receipt_of(record: Record, delivery: Delivery, reason: str | None = None) -> TraceReceipt:
-    """Return the result of a record that was built."""
+def receipt_of(
+    record: Record, delivery: Delivery, reason: str | None = None, **more: Any
+) -> TraceReceipt:
+    """Return the result of a record that was built, with further fields of its receipt."""
     entry = record.entry
     return TraceReceipt(
         entry.trace_id, delivery, entry.remote_id, entry.digest, record.size_bytes,
-        entry.span_count, reason, cuts=record.cuts,
+        entry.span_count, reason, cuts=record.cuts, **more,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """A source of records: trajectories of a store, redacted and encoded for a target."""
-
-    store: Store
-    target: Target
-    redaction: Redaction
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Number of values that recording had dropped, by field and reason; of all that was read."""
-
-    def of(self, run: Run, places: Mapping[str, Place]) -> Iterator[Record | TraceReceipt]:
-        """Yield the record of each trajectory of a run, or a receipt that says why it has none.
-
-        Args:
-            run: the run.
-            places: the place of each trajectory, by trace id.
-        """
-        failures: dict[str, str] = {}
-
-        def unreadable(trace_id: str, error: Exception) -> None:
-            failures[trace_id] = f"cannot be read: {error}"
-
-        model = model_name(run.config)
-        model = None if model is None else self.redaction.text(model)
-        encode = partial(self._encode, as_text=wants_text(run.config), model=model)
-        for trajectory in self.store.read_each(list(places), unreadable):
-            try:
-                yield encode(trajectory, places[trajectory.trace_id])
-            except _TooLarge as error:
-                failures[trajectory.trace_id] = f"too large: {error}"
-            except Exception as error:
-                # Recorded values are hostile input: what fails here costs this trajectory only.
-                message = f"cannot be encoded: {type(error).__name__}: {error}"
-                failures[trajectory.trace_id] = message
-        for trace_id, reason in failures.items():
-            yield TraceReceipt(trace_id, Delivery.REJECTED, reason=reason)
-
-    def _encode(
-        self, trajectory: Trajectory, place: Place, as_text: bool, model: str | None
-    ) -> Record:
-        limit = self.target.record_max_bytes
-        self.left_out.update(left_out(trajectory))
-        if as_text:
-            trajectory = with_text(trajectory)
-        trajectory = self.redaction.trajectory(trajectory)
-        least_bytes = 0 if self.target.shortens_calls else prompts_bytes(trajectory)
-        if least_bytes > limit:
-            # A record of this size would take gigabytes of memory, only to be refused below.
-            raise _TooLarge(f"prompts of {least_bytes} bytes alone, at most {limit} are sent")
-        # Decoded texts are redacted again: a key may show only where the text is cut.
-        readable = replace(trajectory, model=model, decode=self._decode(trajectory.run_id))
-        record = self.target.encode(trajectory, place, transcript_of(readable))
-        if record.size_bytes > limit:
-            raise _TooLarge(f"{record.size_bytes} bytes, at most {limit} are sent")
-        return record
-
-    def _decode(self, run_id: str) -> Decode:
-        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
-            text = self.store.decode(run_id, ids, skip_special_tokens=skip_special_tokens)
-            return None if text is None else self.redaction.text(text)
-
-        return decode
-
-
-class _TooLarge(Exception):
-    """The target takes no record of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +241,7 @@ class Plan:
         Those that are there under ids that cannot be derived again are skipped.
         """
         places = {
-            trace_id: structs.replace(self.place, ids_from=known[trace_id].ids_from)
+            trace_id: replace(self.place, ids_from=known[trace_id].ids_from)
             if trace_id in known
             else self.place
             for trace_id in trace_ids

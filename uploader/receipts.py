@@ -30,6 +30,7 @@ from localtrace.store.files import open_given, put_file
 from localtrace.store.layout import open_layout, read_meta
 from localtrace.store.receipts import UPLOAD_ID, put_receipt
 from localtrace.terminal import escape
+from localtrace.uploader.ledger import state_folder
 from localtrace.uploader.targets import Cut, Entry, Place, open_target
 from localtrace.version import __version__
 
@@ -37,16 +38,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from jinja2 import Template
 
-RECEIPT_VERSION = 2
+RECEIPT_VERSION = 3
 RECEIPT_MAX_BYTES = 2 * 2**30
 """Largest file that is read; receipts of millions of trajectories are smaller."""
 PAGE_ROWS_MAX = 1000
 _NOT_READ_BACK = "not found when it was read back"
 _NOT_THERE = "not found when the tracker was asked"
-_RUNS_OF = """
-select trace_id, run_id, attempt from all_trajectories
-where trace_id in (select unnest($trace_ids))
-"""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Ask = Callable[[Sequence[Entry]], Mapping[str, bool]]
@@ -86,6 +83,8 @@ class TraceReceipt(msgspec.Struct, frozen=True):
     """
     replaces: bool = False
     """True if the target held an earlier version of it."""
+    run: Size | None = None
+    """Place of its run in `Receipt.runs`; None if the store did not hold it."""
 
 
 class RunReceipt(msgspec.Struct, frozen=True):
@@ -148,14 +147,20 @@ class Summary(msgspec.Struct, kw_only=True):
         """The end of the upload, in UTC."""
         return datetime.fromisoformat(self.ended_at).astimezone(UTC)
 
+    @property
+    def speed(self) -> float:
+        """Trajectories sent per second."""
+        duration = self.time - datetime.fromisoformat(self.started_at).astimezone(UTC)
+        return self.counts.get("sent", 0) / max(1.0, duration.total_seconds())
+
 
 class Receipt(Summary, kw_only=True):
     """The proof of what a target holds of a selection."""
 
     store: str
     """Its folder; several are separated by commas."""
-    store_id: str
-    """Empty for several stores."""
+    store_ids: list[str]
+    """The identities of these stores."""
     selection: str
     traces: list[TraceReceipt]
     left_out: dict[str, Size] = {}
@@ -164,20 +169,25 @@ class Receipt(Summary, kw_only=True):
     """Number of replacements, by rule."""
     unsearched: dict[str, Size] = {}
     """Amount of content that could not be searched for keys, by kind."""
-    double_rows: Size | None = None
-    """Rows that the target showed beyond one per call, and will merge; None if it never has any."""
     localtrace_version: str = __version__
+
+    def run_of(self, trace: TraceReceipt) -> RunReceipt | None:
+        """Return the run of a trajectory, if it names one."""
+        is_known = trace.run is not None and trace.run < len(self.runs)
+        return self.runs[trace.run or 0] if is_known else None
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Reasons by trace id why trajectories were not sent."""
+        rejected = (trace for trace in self.traces if trace.delivery is Delivery.REJECTED)
+        return {trace.trace_id: trace.reason or "rejected" for trace in rejected}
 
     @property
     def failures(self) -> dict[str, str]:
         """Reasons by trace id why trajectories, other than those left out, are not there."""
-        reasons = {}
-        for trace in self.traces:
-            if trace.delivery is Delivery.REJECTED:
-                reasons[trace.trace_id] = trace.reason or "rejected"
-            elif self.reads_back and not trace.verified and trace.delivery is not Delivery.LEFT_OUT:
-                reasons[trace.trace_id] = _NOT_READ_BACK
-        return reasons
+        sent = {Delivery.SENT, Delivery.PRESENT} if self.reads_back else set()
+        lost = [t.trace_id for t in self.traces if t.delivery in sent and not t.verified]
+        return dict.fromkeys(lost, _NOT_READ_BACK) | self.rejected
 
     def json_parts(self) -> Iterator[bytes]:
         """Yield the receipt as indented JSON, safe to print; equal receipts give equal bytes.
@@ -228,6 +238,16 @@ def count(traces: Sequence[TraceReceipt]) -> dict[str, int]:
             if trace.delivery is Delivery.SENT
         ),
     }
+
+
+def now() -> str:
+    """Return the time as a receipt writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def receipts_folder() -> Path:
+    """Return the folder with the receipts of all uploads from this machine."""
+    return state_folder() / "receipts"
 
 
 def new_upload_id() -> str:
@@ -305,7 +325,7 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         with open_given(path) as file:
             receipt = msgspec.json.decode(file.read(RECEIPT_MAX_BYTES), type=kind)
-        receipt.time  # noqa: B018  (is it one?)
+        receipt.speed  # noqa: B018  (are its times some?)
     except OSError as error:
         raise UploadError(
             f"{path} cannot be read ({error.strerror}): name the JSON file of a receipt"
@@ -360,18 +380,9 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Mapping[str, 
         StoreError: the receipt belongs to another store, or contradicts the one kept there.
         StoreUnwritable: the path is a bundle, or cannot be written.
     """
-    from localtrace.read.store import open_store
-
     layout = open_layout(path)
     layout.refuse_bundle()
-    with open_store(path) as store:
-        trace_ids = [trace.trace_id for trace in receipt.traces]
-        rows = store.own_sql(_RUNS_OF, {"trace_ids": trace_ids}).to_dicts()
-    by_key = {(run.run_id, run.attempt): run for run in receipt.runs}
-    keys = {row["trace_id"]: (row["run_id"], row["attempt"]) for row in rows}
-    runs = {trace_id: by_key[key] for trace_id, key in keys.items() if key in by_key}
-    # Receipts of several stores name no store, but their trajectories do.
-    if receipt.store_id != read_meta(layout).store_id and (receipt.store_id or not runs):
+    if read_meta(layout).store_id not in receipt.store_ids:
         raise StoreError(
             f"upload {receipt.upload_id} was made from another store than {layout.root}: from one "
             f"that was at {receipt.store}; name that with --store"
@@ -386,9 +397,9 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Mapping[str, 
         return None
     held = None
     if ask is not None:
-        entries = _claimed(receipt, runs)
+        entries = _claimed(receipt)
         held = dict.fromkeys((entry.trace_id for entry in entries), False) | dict(ask(entries))
-    table = rows_of(receipt, runs, held)
+    table = rows_of(receipt, held)
     put_receipt(layout, receipt.upload_id, b"".join(receipt.json_parts()), table)
     return held
 
@@ -422,31 +433,21 @@ def tracker(kind: str, uri: str | None) -> Ask:
     return ask
 
 
-def _claimed(receipt: Receipt, runs: Mapping[str, RunReceipt]) -> list[Entry]:
-    """Return the entries that a receipt claims, as far as their run is known."""
+def _claimed(receipt: Receipt) -> list[Entry]:
+    """Return the entries that a receipt claims."""
     return [
         Entry(run.place, trace.trace_id, trace.remote_id, trace.digest, trace.span_count)
         for trace in receipt.traces
-        if (run := _run_of(receipt, trace, runs)) and trace.remote_id and trace.digest
+        if (run := receipt.run_of(trace)) and trace.remote_id and trace.digest
         if trace.delivery in (Delivery.SENT, Delivery.PRESENT)
     ]
 
 
-def _run_of(
-    receipt: Receipt, trace: TraceReceipt, runs: Mapping[str, RunReceipt]
-) -> RunReceipt | None:
-    only = receipt.runs[0] if len(receipt.runs) == 1 else None
-    return runs.get(trace.trace_id, only)
-
-
-def rows_of(
-    receipt: Receipt, runs: Mapping[str, RunReceipt], held: Mapping[str, bool] | None = None
-) -> pa.Table:
+def rows_of(receipt: Receipt, held: Mapping[str, bool] | None = None) -> pa.Table:
     """Convert a receipt to rows of the view `uploads`.
 
     Args:
         receipt: the receipt.
-        runs: the run of each trajectory, by trace id. A receipt of several runs does not say it.
         held: the tracker's answer. Rows of trajectories that it was not asked about hold the
             receipt's own claims.
     """
@@ -455,7 +456,7 @@ def rows_of(
     claimed, held, now = receipt.failures, held or {}, datetime.now(UTC)
     rows = []
     for trace in receipt.traces:
-        run = _run_of(receipt, trace, runs)
+        run = receipt.run_of(trace)
         is_there = held.get(trace.trace_id)
         reason = claimed.get(trace.trace_id, trace.reason)
         rows.append(

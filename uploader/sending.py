@@ -6,11 +6,8 @@ again. This module does not know the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from threading import Event
 from typing import TypeAlias
-
-from msgspec.structs import replace
 
 from localtrace.errors import TargetRejected, TargetUnavailable
 from localtrace.uploader.plan import Batch, receipt_of
@@ -69,27 +66,22 @@ class Sender:
                 receipt = receipt_of(records[0], Delivery.REJECTED, str(error))
                 return [(records[0].entry, receipt)]
             # Ask first: Weave may store a part of a batch that it refuses as too large.
-            parts = [Batch(part, ask=True) for part in self._parted(records, error) if part]
-            return [answer for part in parts for answer in self.deliver(part)]
+            middle = len(records) // 2
+            halves = Batch(records[:middle], ask=True), Batch(records[middle:], ask=True)
+            return [answer for half in halves for answer in self.deliver(half)]
         self._taken, self._failed_alone = records[0], 0
-        return [(record.entry, self._receipt(record, sent_bytes, replaced)) for record in records]
-
-    def _receipt(
-        self, record: Record, sent_bytes: Mapping[str, int], replaced: Set[str]
-    ) -> TraceReceipt:
-        trace_id = record.entry.trace_id
-        is_sent = trace_id in sent_bytes
-        receipt = receipt_of(record, Delivery.SENT if is_sent else Delivery.PRESENT)
-        count = sent_bytes.get(trace_id)
-        return replace(receipt, sent_bytes=count, replaces=trace_id in replaced)
-
-    def _parted(self, records: list[Record], error: Exception) -> list[list[Record]]:
-        """Halve a batch; or split off single records as probes, if the server may be broken."""
-        middle, last = len(records) // 2, len(records) - 1
-        if self._taken is not None or not isinstance(error, Doubtful):
-            return [records[:middle], records[middle:]]
-        probes = [records[place] for place in sorted({0, middle, last})]
-        return [*([probe] for probe in probes), [r for r in records if r not in probes]]
+        answers = []
+        for record in records:
+            trace_id = record.entry.trace_id
+            delivery = Delivery.SENT if trace_id in sent_bytes else Delivery.PRESENT
+            receipt = receipt_of(
+                record,
+                delivery,
+                sent_bytes=sent_bytes.get(trace_id),
+                replaces=trace_id in replaced,
+            )
+            answers.append((record.entry, receipt))
+        return answers
 
     def _note_failure(self, error: Exception) -> None:
         """Stop the upload if the server fails on every record, whatever is in it."""

@@ -15,7 +15,7 @@ import click
 from localtrace.cli.options import store_option
 from localtrace.cli.selection import REDACT_HELP, SELECTION_HELP, selection_options
 from localtrace.cli.sizes import show_duration, show_size, size
-from localtrace.cli.uploads import describe, print_counts
+from localtrace.cli.uploads import describe, print_losses
 from localtrace.errors import NothingChosen, QueryError, UploadError
 from localtrace.printing import bar, say
 from localtrace.terminal import escape_line
@@ -167,32 +167,29 @@ class _Lines:
         say(progress.doing if is_first else line, err=True)
 
 
-def _print_estimate(found: Estimate) -> None:
+def _print_estimate(estimate: Estimate) -> None:
+    receipt, n = estimate.receipt, estimate.receipt.counts
     say(
-        f"{found.to_send} of {found.selected} trajectories, {show_size(found.size_bytes)}, would "
-        f"go to {found.target}"
+        f"{n['sent']} of {n['selected']} trajectories, {show_size(n['sent_bytes'])}, would go to "
+        f"{receipt.target}"
     )
-    for container in found.containers:
+    for container in dict.fromkeys(run.container for run in receipt.runs):
         say(f"into        {container}")
-    how = "at the speed of the last upload" if found.measured else "a guess before the first upload"
-    say(f"time        about {show_duration(found.duration_s)} ({how})")
-    if found.present:
-        say(f"skipped     {found.present} are there already, according to the ledger")
-    if found.over_limit:
-        say(f"left out    {found.over_limit} for the next time: --max-bytes is reached")
-    if found.cuts:
-        say(f"cut         {found.cuts} values that are too long for the target")
-    print_counts(found.left_out, found.redactions, found.unsearched)
-    _print_rejected(found.rejected)
+    basis = "at the speed of the last upload" if estimate.measured else "a guess"
+    say(f"time        about {show_duration(estimate.duration_s)} ({basis})")
+    if n["already there"]:
+        say(f"skipped     {n['already there']} are there already, according to the ledger")
+    print_losses(receipt)
+    _print_failures(receipt.rejected)
 
 
 def _print_receipt(done: Receipt, quiet: bool) -> None:
-    from localtrace.uploader.state import receipts_folder
+    from localtrace.uploader.receipts import receipts_folder
 
     if not quiet:
         describe(done)
         say(f"receipt     {receipts_folder() / done.upload_id}.html")
-    _print_rejected(done.failures)
+    _print_failures(done.failures)
     for problem in done.problems:
         say(problem, err=True)
     if done.failures or done.problems:
@@ -200,7 +197,7 @@ def _print_receipt(done: Receipt, quiet: bool) -> None:
 
 
 def _copy(done: Receipt, path: Path) -> None:
-    from localtrace.uploader.state import receipts_folder
+    from localtrace.uploader.receipts import receipts_folder
 
     kept = receipts_folder() / f"{done.upload_id}.json"
     try:
@@ -212,7 +209,7 @@ def _copy(done: Receipt, path: Path) -> None:
         ) from error
 
 
-def _print_rejected(reasons: Mapping[str, str]) -> None:
+def _print_failures(reasons: Mapping[str, str]) -> None:
     for trace_id, reason in list(reasons.items())[:_REASONS_SHOWN]:
         say(f"failed {trace_id}: {reason}", err=True)
     if len(reasons) > _REASONS_SHOWN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def command(
     the receipt back across the air gap for it. The store's view uploads then tells which trackers
     hold each trajectory, as the receipt claims. --check asks the tracker and needs a network.
     """
-    from localtrace.uploader.state import receipts_folder
+    from localtrace.uploader.receipts import receipts_folder
 
     if check and bring is None:
         raise click.UsageError("--check needs the receipt to check: add --bring RECEIPT")
@@ -113,7 +112,7 @@ def _show(folder: Path, upload_id: str, form: str) -> None:
     if form == "table":
         _print(receipt, path)
     else:
-        print_table(rows_of(receipt, {}), form)
+        print_table(rows_of(receipt), form)
 
 
 def _print(receipt: Receipt, path: Path) -> None:
@@ -144,23 +143,19 @@ def describe(receipt: Receipt) -> None:
         say(f"into        {run.container}, run {run.place.run or run.run_id}{run.beside}")
         for note in run.parameter_notes:
             say(f"parameters  {note}")
-    if receipt.double_rows:
-        say(f"double rows {receipt.double_rows}, which the service shows until it merges them")
+    print_losses(receipt)
+
+
+def print_losses(receipt: Receipt) -> None:
+    """Print what was cut, left out, redacted, and not searched for keys."""
     if cuts := sum(len(trace.cuts) for trace in receipt.traces):
         say(f"cut         {cuts} values that are too long for the target")
-    if n["left out"]:
-        say(f"left out    {n['left out']} for the next time: repeat the upload to go on")
-    print_counts(receipt.left_out, receipt.redactions, receipt.unsearched)
-
-
-def print_counts(
-    left_out: Mapping[str, int], redactions: Mapping[str, int], unsearched: Mapping[str, int]
-) -> None:
-    """Print what was left out, redacted, and not searched for keys, by kind."""
+    if later := receipt.counts["left out"]:
+        say(f"left out    {later} for the next time: repeat the upload to go on")
     for title, counts in (
-        ("left out    at recording ", left_out),
-        ("redacted    ", redactions),
-        ("not searched for keys: ", unsearched),
+        ("left out    at recording ", receipt.left_out),
+        ("redacted    ", receipt.redactions),
+        ("not searched for keys: ", receipt.unsearched),
     ):
         if counts:
             listed = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))

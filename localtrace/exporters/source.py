@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Trajectory
-from localtrace.uploader.content import model_name
+from localtrace.uploader.records import model_name
 from localtrace.uploader.selection import Chosen, ChosenRun, choose
 
 if TYPE_CHECKING:

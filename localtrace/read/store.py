@@ -93,10 +93,9 @@ class Store(QueryRunner):
         return tuple(layout.root for layout in self._layouts if layout.bags)
 
     @property
-    def store_id(self) -> str | None:
-        """Identity of the store, which its copies and bundles share; None for different stores."""
-        ids = {read_meta(layout).store_id for layout in self._layouts}
-        return ids.pop() if len(ids) == 1 else None
+    def store_ids(self) -> list[str]:
+        """Identities of the stores; copies and bundles of a store share one."""
+        return sorted({read_meta(layout).store_id for layout in self._layouts})
 
     def __enter__(self) -> Store:
         return self

@@ -10,7 +10,7 @@ import pytest
 from localtrace.redaction.redaction import Redaction
 from localtrace.redaction.rules import Rules
 from localtrace.types import Trajectory
-from localtrace.uploader.plan import Records
+from localtrace.uploader.records import Records
 from localtrace.uploader.targets import Place, Record, Target, TargetOptions, open_target
 from tests.hostile.test_keys import KEY
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
@@ -72,15 +72,15 @@ class OneStore:
     def read_each(self, trace_ids: Any, on_failure: Any) -> list[Trajectory]:
         return [self._held]
 
-    @staticmethod
-    def decode(run_id: str, ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(one - 200) for one in ids)
+
+def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    return "".join(chr(token - 200) for token in ids)
 
 
 def sent(
     target: Target, spans: list[Any], redaction: Redaction, config: Any = None, **fields: Any
 ) -> bytes:
-    held = trajectory(spans=spans, reward=1.0, **fields)
+    held = trajectory(spans=spans, reward=1.0, decode=decode, **fields)
     records = Records(OneStore(held), target, redaction)  # type: ignore[arg-type]
     (record,) = records.of(replace(RUN, config=config), {held.trace_id: PLACE})
     assert isinstance(record, Record), record

@@ -42,6 +42,7 @@ def receipts(text: st.SearchStrategy[str]) -> st.SearchStrategy[Receipt]:
         span_count=sizes,
         reason=st.none() | text,
         verified=st.booleans(),
+        run=st.none() | st.integers(0, 2),
         cuts=st.lists(st.builds(Cut, text, sizes, sizes), max_size=2).map(tuple),
     )
     place = st.builds(Place, text, text, text)
@@ -53,7 +54,7 @@ def receipts(text: st.SearchStrategy[str]) -> st.SearchStrategy[Receipt]:
         Receipt,
         upload_id=hexes.map("20261121T100000Z-{}".format),
         store=text,
-        store_id=hexes,
+        store_ids=st.lists(hexes, max_size=2),
         selection=text,
         kind=st.sampled_from(["mlflow", "otlp", "weave"]),
         target=text,
@@ -97,7 +98,7 @@ def test_text_that_cannot_be_encoded_breaks_neither_file_page_nor_rows(made: Rec
 @settings(deadline=None)
 @given(receipts(encodable))
 def test_the_rows_of_a_receipt_have_the_columns_of_the_view(made: Receipt) -> None:
-    rows = rows_of(made, {})
+    rows = rows_of(made)
     assert rows.schema == UPLOADS.arrow()
     states = {row["trace_id"]: row["state"] for row in rows.to_pylist()}
     assert states == {trace.trace_id: trace.delivery.value for trace in made.traces}

@@ -25,7 +25,7 @@ def test_a_bundle_and_its_store_are_the_same_to_a_target(
         first = upload(bundle, Filters(), mlflow_url, container=request.node.name)
     second = upload(store, Filters(step="0..1"), mlflow_url, container=request.node.name)
     assert first.complete
-    assert first.store_id == second.store_id
+    assert first.store_ids == second.store_ids
     assert first.counts["sent"] == second.counts["already there"] == second.counts["selected"] > 4
     client = MlflowClient(mlflow_url)
     place = client.get_experiment_by_name(request.node.name).experiment_id

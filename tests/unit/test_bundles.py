@@ -198,7 +198,7 @@ def test_trajectories_and_their_texts_read_back_equal(recorded: Path, made: Path
         assert found == list(store.read(ids))
         assert found[0].spans[0].output_text == "is two plus"
         assert carried.decode("run 1/a", [1]) == "two"
-        assert carried.store_id == store.store_id
+        assert carried.store_ids == store.store_ids
         shown = run("show", ids[0], "-s", made)
         assert shown.stdout == run("show", ids[0], "-s", recorded).stdout
         assert shown.exit_code == 0

@@ -24,9 +24,8 @@ from localtrace.store import whole_prompts
 from localtrace.store.whole_prompts import SeenLists, shared_prefix
 from localtrace.testing import recording
 from localtrace.types import Trajectory
-from localtrace.uploader.content import prompts_bytes
-from localtrace.uploader.plan import Records
 from localtrace.uploader.receipts import TraceReceipt
+from localtrace.uploader.records import Records, prompts_bytes
 from localtrace.uploader.selection import choose
 from localtrace.uploader.targets import Place
 from localtrace.uploader.targets.mlflow import MlflowTarget

@@ -93,7 +93,7 @@ def test_the_stores_of_two_nodes_are_one_run(tmp_path: Path) -> None:
         assert (of_run["processes"], of_run["closed_processes"], group["n"]) == (2, 2, 2)
         assert store.paths == (first, second)
         assert store.path == first
-        assert store.store_id is None
+        assert len(store.store_ids) == 2
 
 
 def test_an_attempt_on_one_node_supersedes_the_steps_of_another(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_all_copies_together_are_the_store_and_what_one_recorded_elsewhere(
     found = everything(*history.values())
     assert comparable(found) == comparable(merged([alone["store"], alone["went on"]]))
     with open_store(*history.values()) as store, open_store(history["store"]) as one:
-        assert store.store_id == one.store_id is not None
+        assert store.store_ids == one.store_ids
         for view in ("trajectories", "outcomes", "turns", "groups", "runs"):
             where = "where run_id = 'run'"
             count = f"select count(*) as n from {view} {where}"

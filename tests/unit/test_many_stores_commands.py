@@ -182,7 +182,7 @@ def test_an_upload_from_several_stores_sends_each_trajectory_once(
         receipt = upload(store, Filters(), uri, kind="otlp")
     assert receipt.counts["sent"] == 3
     assert sorted(Counter(trace_ids).values()) == [6, 6, 6]  # five calls and the root
-    assert (receipt.store, receipt.store_id) == (f"{nodes[0]}, {carried}, {nodes[1]}", "")
+    assert (receipt.store, len(receipt.store_ids)) == (f"{nodes[0]}, {carried}, {nodes[1]}", 2)
     with open_store(nodes[1]) as store:
         again = upload(store, Filters(), uri, kind="otlp")
     assert (again.counts["sent"], again.counts["already there"]) == (0, 2)

@@ -47,9 +47,11 @@ def traces(**deliveries: int) -> list[TraceReceipt]:
         for _ in range(number):
             trace_id = f"{len(made):032x}"
             made.append(
-                TraceReceipt(trace_id, delivery, f"tr-{trace_id}", "d" * 64, 100, 3, verified=there)
+                TraceReceipt(
+                    trace_id, delivery, f"tr-{trace_id}", "d" * 64, 100, 3, verified=there, run=0
+                )
                 if there
-                else TraceReceipt(trace_id, delivery, reason="too large: 9 of 5 bytes")
+                else TraceReceipt(trace_id, delivery, reason="too large: 9 of 5 bytes", run=0)
             )
     return made
 
@@ -58,7 +60,7 @@ def receipt(results: list[TraceReceipt], **changes: Any) -> Receipt:
     plain = Receipt(
         upload_id="20261121T100000Z-0000beef",
         store="runs/store",
-        store_id="5" * 32,
+        store_ids=["5" * 32],
         selection="step=3",
         kind="mlflow",
         target="http://127.0.0.1:5000",
@@ -128,9 +130,9 @@ def test_no_key_is_written_into_a_receipt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"format_version": 2}', b'{"format_version": 0}',
+        b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"format_version": 3}', b'{"format_version": 0}',
         b'{"format_version": "2"}', b"[" * 10**5,
-        b'{"format_version": 2, "traces": ' + b"[" * 10**5,
+        b'{"format_version": 3, "traces": ' + b"[" * 10**5,
     ],
 )  # fmt: skip
 def test_what_is_no_receipt_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_what_is_no_receipt_is_refused_by_name(content: bytes, tmp_path: Path) -
         ({"upload_id": "20261121T100000Z-1\n"}, "`$.upload_id`"),
         ({"ended_at": "yesterday"}, "'yesterday'"),
         ({"ended_at": "0001-01-01T00:00:00+14:00"}, "date value out of range"),
-        ({"format_version": 3}, "receipt of this localtrace"),
+        ({"format_version": 4}, "receipt of this localtrace"),
     ],
 )
 def test_a_receipt_that_says_impossible_things_is_refused(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localtrace.types import Span, Trajectory, no_text
-from localtrace.uploader.content import left_out, wants_text, with_text
+from localtrace.uploader.records import left_out, wants_text, with_text
 from localtrace.values.placeholder import Placeholder
 
 

@@ -17,9 +17,10 @@ from localtrace.read.store import Store
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Ledger
-from localtrace.uploader.plan import Limits, Records
+from localtrace.uploader.plan import Limits, Tally
 from localtrace.uploader.receipts import Delivery, TraceReceipt, count
-from localtrace.uploader.replay import Replay, Tally
+from localtrace.uploader.records import Records
+from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
@@ -45,7 +46,8 @@ def trajectory(trace_id: str, attributes: dict[str, Any] | None = None) -> Traje
 
 
 class MemoryStore:
-    path = Path("memory")
+    paths = (Path("memory"),)
+    store_ids = ("memory",)
     read_each = Store.read_each
 
     def __init__(self) -> None:
@@ -141,7 +143,7 @@ def upload(store: MemoryStore, target: MemoryTarget, tmp_path: Path) -> Callable
     ) -> Done:
         choice = Choice("test", [ChosenRun(RUN, ids, dict(pruned or {}))], list(unknown))
         records = Records(store, target, Redaction.load(None))
-        tally = Tally(len(ids) + len(unknown), lambda progress: None)
+        tally = Tally(choice, lambda progress: None)
         with closing(Ledger(tmp_path)) as ledger:
             replay = Replay(records, ledger, Limits(**{"patience_s": 20, **limits}), tally)
             replay.run(choice, None, metrics=False)
@@ -371,7 +373,7 @@ def test_two_uploads_to_one_target_do_not_run_at_once(tmp_path) -> None:
             pass
 
 
-@pytest.mark.parametrize("version", [2, 99])
+@pytest.mark.parametrize("version", [3, 99])
 def test_a_ledger_of_another_version_is_refused(tmp_path, version) -> None:
     with closing(Ledger(tmp_path)) as ledger:
         ledger._db.execute(f"pragma user_version = {version}")

@@ -13,7 +13,7 @@ import localtrace
 from localtrace.cli import main
 from localtrace.errors import LocalTraceError, UploadError
 from localtrace.uploader import upload
-from localtrace.uploader.ledger import Ledger, State
+from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.selection import Selection
 from localtrace.uploader.targets import Entry, Place
 from tests.crash.disks import fill, mounted
@@ -30,12 +30,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_names_the_folder_and_the_remedy_and_loses_nothing(small_disk: Path) -> None:
     with closing(Ledger(small_disk)) as ledger:
-        ledger.mark([ENTRY], State.ACCEPTED)
+        ledger.mark([ENTRY], accepted=True)
         fill(small_disk / "checkpoint")
         with pytest.raises(
             UploadError, match=r"disk/ledger\.sqlite.*free space.*LOCALTRACE_STATE_DIR"
         ):
-            ledger.mark([ENTRY] * 5000, State.SENT)
+            ledger.mark([ENTRY] * 5000, accepted=False)
         (small_disk / "checkpoint").unlink()
         assert ledger.known("memory:", ["t" * 32])["t" * 32].holds(ENTRY)
 

@@ -19,7 +19,7 @@ from localtrace.record.variables import look_over
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, record_this_process
 from localtrace.trainer_hooks.harmless import CannotRecord
-from localtrace.uploader.state import state_folder
+from localtrace.uploader.ledger import state_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 ON = ("1", "true", "TRUE", "yes", "Yes", "on", " 1 ")

@@ -97,7 +97,7 @@ def build_bundle(
     """
     if split_bytes is not None and split_bytes < SPLIT_MIN_BYTES:
         raise ConfigError(f"parts of {split_bytes} bytes are too small: say 1MiB or more")
-    if len(store.paths) > 1 or store.store_id is None:
+    if len(store.paths) > 1:
         raise ConfigError("a bundle is made of one store, whose id it carries: name only that one")
     if key is not None:
         check_key(key)
@@ -116,7 +116,7 @@ def build_bundle(
             parts = _write_parts(store, rows, of_runs, work / "parts", split_bytes, on_progress)
             selection = redaction.text(choice.text[:_TEXT_MAX])
             identity = [
-                __version__, store.store_id, selection, rows.trace_ids, redaction.digest,
+                __version__, *store.store_ids, selection, rows.trace_ids, redaction.digest,
                 split_bytes, sequence, previous,
             ]  # fmt: skip
             series_id = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()

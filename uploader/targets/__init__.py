@@ -191,13 +191,6 @@ class Target(ABC):
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read entries of one place back, in their run; return the trace ids that were found."""
 
-    def double_rows(self, entries: Sequence[Entry]) -> int | None:
-        """Count the rows that it shows for entries of one place beyond one per call.
-
-        By default None: a call that is sent twice is one row at once.
-        """
-        return None
-
     @abstractmethod
     def close(self) -> None:
         """Close connections, and end what was started for the upload; may be called twice.

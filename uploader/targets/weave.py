@@ -300,10 +300,6 @@ class WeaveTarget(Target):
         """Read back which trajectories are there with the same content."""
         return {trace_id for trace_id, same in self.find(entries).items() if same}
 
-    def double_rows(self, entries: Sequence[Entry]) -> int:
-        """Count the rows beyond one per call that the service shows until it merges them."""
-        return sum(map(self._reading.double_rows, askable(entries)))
-
     def close(self) -> None:
         """Close connections."""
         self._opened.close()

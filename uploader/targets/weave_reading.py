@@ -29,10 +29,6 @@ class _CallId(msgspec.Struct):
     trace_id: str
 
 
-class _Count(msgspec.Struct):
-    count: int
-
-
 class Facts(msgspec.Struct):
     """Facts with which localtrace identifies a record."""
 
@@ -104,18 +100,6 @@ class Reading:
             part = [{"$literal": trace_id} for trace_id in trace_ids[start : start + ROOTS_MAX]]
             found = self._roots_where(place, _where("$in", "trace_id", part))
             yield from sorted(found, key=lambda root: root.id)
-
-    def double_rows(self, entries: Sequence[Entry]) -> int:
-        """Count the rows that the server shows for these trajectories beyond one per call."""
-        place, traces = entries[0].place, _traces(entries)
-        query = {"project_id": place.experiment, "filter": traces}
-        with self._listing(place):
-            rows = self._http.ask(_Count, "POST", "/calls/query_stats", json=query).count
-            if rows <= sum(entry.span_count for entry in entries):
-                return 0
-            query |= {"columns": ["id", "trace_id"]}
-            calls = self._http.ask_lines(_CallId, "POST", _QUERY, json=query)
-        return len(calls) - len({call.id for call in calls})
 
     @contextmanager
     def _listing(self, place: Place) -> Iterator[None]:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from localtrace.errors import MissingDependency
-from localtrace.uploader.content import model_name, wants_text, with_text
+from localtrace.uploader.records import model_name, wants_text, with_text
 from localtrace.uploader.targets import Place
 from localtrace.uploader.transcripts import transcript_of
 

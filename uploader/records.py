@@ -1,0 +1,185 @@
+"""Trajectories of a store as records of a target: redacted, with decoded text, and encoded.
+
+verl's live tracing adds the text of prompt and response where the run's configuration asks for it.
+Recording leaves some values out, and puts placeholders in their place; these are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from localtrace.field_names import PROMPT_TEXT_NAMES
+from localtrace.read.turns import fields_of, text_field
+from localtrace.redaction.redaction import Redaction
+from localtrace.types import Decode, Run, Span, Trajectory
+from localtrace.uploader.receipts import Delivery, TraceReceipt
+from localtrace.uploader.targets import Place, Record, Target
+from localtrace.uploader.transcripts import transcript_of
+from localtrace.values.codec import encode
+from localtrace.values.placeholder import Placeholder
+
+if TYPE_CHECKING:
+    from localtrace.read.store import Store
+
+_TOKEN2TEXT = ("actor_rollout_ref", "rollout", "trace", "token2text")
+_MODELS = (
+    ("actor_rollout_ref", "model", "path"),
+    ("model_name_or_path",),
+    ("model_path",),
+    ("model",),
+)
+"""The model's name in configurations: verl's, TRL's, an engine's, one's own."""
+
+
+def wants_text(config: Any) -> bool:
+    """Return whether a run's recorded configuration asks verl for text beside token ids."""
+    return _setting(config, _TOKEN2TEXT) is True
+
+
+def model_name(config: Any) -> str | None:
+    """Return the name of the model in a run's recorded configuration; of a path its last part."""
+    paths = (_setting(config, names) for names in _MODELS)
+    path = next((path for path in paths if isinstance(path, str) and path), None)
+    return path if path is None or not path.startswith(("/", ".", "~")) else PurePath(path).name
+
+
+def _setting(config: Any, names: Iterable[str]) -> Any:
+    for name in names:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
+def with_text(trajectory: Trajectory) -> Trajectory:
+    """Add `prompt_text` and `response_text` to results with token ids, as verl's tracing does.
+
+    The prompt's ids are `prompt_ids` of the result, else of the arguments. The response's ids are
+    `response_ids` of the result, else its `token_ids`.
+    """
+    spans = [_with_text(span, trajectory.decode) for span in trajectory.spans]
+    return replace(trajectory, spans=spans)
+
+
+def _with_text(span: Span, decode: Decode) -> Span:
+    if not isinstance(span.outputs, dict):
+        return span
+    outputs: dict[str, Any] = span.outputs
+    inputs = fields_of(span.inputs)
+    prompt: Any = outputs.get("prompt_ids")
+    response: Any = outputs.get("response_ids")
+    prompt = inputs.get("prompt_ids") if prompt is None else prompt
+    response = outputs.get("token_ids") if response is None else response
+    texts = {}
+    for name, ids in (("prompt_text", prompt), ("response_text", response)):
+        are_ids = isinstance(ids, list) and all(type(token) is int for token in ids)
+        if are_ids and (text := decode(ids)) is not None:
+            texts[name] = text
+    return replace(span, outputs={**span.outputs, **texts}) if texts else span
+
+
+def left_out(trajectory: Trajectory) -> Counter[str]:
+    """Count the values that recording replaced by placeholders, as `field (reason)`."""
+    values = [trajectory.attributes]
+    for span in trajectory.spans:
+        values += [span.inputs, span.outputs]
+    return Counter(chain.from_iterable(_placeholders(value, "") for value in values))
+
+
+def _placeholders(value: Any, field: str) -> Iterator[str]:
+    if isinstance(value, Placeholder):
+        yield f"{field or 'value'} ({value.reason})"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _placeholders(part, str(name))
+    elif isinstance(value, list | tuple) and not _are_numbers(value):
+        for part in value:
+            yield from _placeholders(part, field)
+
+
+def _are_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+    # The long lists are token ids and log-probabilities: their ends tell the type of all.
+    return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)
+
+
+def prompts_bytes(trajectory: Trajectory) -> int:
+    """Return about how many bytes the prompts of all turns take, each written whole as JSON."""
+    sizes: dict[int, int] = {}
+    """Sizes of messages by their `id`: the list of a turn repeats those of the turn before."""
+    total = 0
+    for span in trajectory.spans:
+        if span.is_turn:
+            for message in span.messages or ():
+                if id(message) not in sizes:
+                    sizes[id(message)] = len(encode(message))
+                total += sizes[id(message)]
+            total += 2 * len(span.prompt_ids or ())
+            total += len(text_field(span.inputs, PROMPT_TEXT_NAMES) or "")
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A source of records: trajectories of a store, redacted and encoded for a target."""
+
+    store: Store
+    target: Target
+    redaction: Redaction
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of values that recording had dropped, by field and reason; of all that was read."""
+
+    def of(self, run: Run, places: Mapping[str, Place]) -> Iterator[Record | TraceReceipt]:
+        """Yield the record of each trajectory of a run, or a receipt that says why it has none.
+
+        Args:
+            run: the run.
+            places: the place of each trajectory, by trace id.
+        """
+        failures: dict[str, str] = {}
+
+        def unreadable(trace_id: str, error: Exception) -> None:
+            failures[trace_id] = f"cannot be read: {error}"
+
+        model = model_name(run.config)
+        model = None if model is None else self.redaction.text(model)
+        has_text = wants_text(run.config)
+        for trajectory in self.store.read_each(list(places), unreadable):
+            try:
+                if has_text:
+                    trajectory = with_text(trajectory)
+                yield self._record(trajectory, places[trajectory.trace_id], model)
+            except _TooLarge as error:
+                failures[trajectory.trace_id] = f"too large: {error}"
+            except Exception as error:
+                # Recorded values are hostile input: what fails here costs this trajectory only.
+                message = f"cannot be encoded: {type(error).__name__}: {error}"
+                failures[trajectory.trace_id] = message
+        for trace_id, reason in failures.items():
+            yield TraceReceipt(trace_id, Delivery.REJECTED, reason=reason)
+
+    def _record(self, trajectory: Trajectory, place: Place, model: str | None) -> Record:
+        limit = self.target.record_max_bytes
+        self.left_out.update(left_out(trajectory))
+        trajectory = self.redaction.trajectory(trajectory)
+        least_bytes = 0 if self.target.shortens_calls else prompts_bytes(trajectory)
+        if least_bytes > limit:
+            # A record of this size would take gigabytes of memory, only to be refused below.
+            raise _TooLarge(f"prompts of {least_bytes} bytes alone, at most {limit} are sent")
+
+        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
+            text = trajectory.decode(ids, skip_special_tokens=skip_special_tokens)
+            # Redacted again: a key may show only where the text is cut.
+            return None if text is None else self.redaction.text(text)
+
+        transcript = transcript_of(replace(trajectory, model=model, decode=decode))
+        record = self.target.encode(trajectory, place, transcript)
+        if record.size_bytes > limit:
+            raise _TooLarge(f"{record.size_bytes} bytes, at most {limit} are sent")
+        return record
+
+
+class _TooLarge(Exception):
+    """The target takes no record of this size."""
