@@ -80,7 +80,7 @@ def test_a_comparison_finds_what_plain_python_finds_among_finite_rewards(
     with store_of(trajectories=rows, outcomes=outcomes) as store:
         in_python = store.trajectories(reward=f"{sign}{against!r}").to_dicts()
         (term,) = Filters.parse([f"reward{sign}{against!r}"]).terms
-        assert term.value == against
+        assert term.values == (against,)
         condition, params = Filters.parse([f"reward{sign}{against!r}"]).where_clause()
         as_text = store.sql(f"select trace_id from trajectories where {condition}", params)
         odd = {row["trace_id"] for row in store.trajectories(reward="not_finite").to_dicts()}
@@ -179,13 +179,13 @@ def _counts_as(store: Store, truth: list[float]) -> None:
 def test_python_takes_numbers_of_numpy_and_refuses_what_is_no_number(value: Any) -> None:
     if math.isfinite(value):
         (term,) = Filters(reward=value).terms
-        assert term.value == float(value)
+        assert term.values == (float(value),)
     else:
         with pytest.raises(QueryError, match="reward=not_finite"):
             Filters(reward=value)
     if not math.isnan(value):
         (term,) = Filters(reward=f"<{float(value)!r}").terms
-        assert term.value == float(value)
+        assert term.values == (float(value),)
     else:
         with pytest.raises(QueryError, match="reward=not_finite"):
             Filters(reward=f"<{value}")

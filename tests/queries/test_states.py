@@ -206,9 +206,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _asked(store: Store, name: str) -> list[str]:
-    values: dict[str, Any] = {
-        key: GIVEN[key] for key in load_queries()[name].parameters if key in GIVEN
-    }
+    values = {key: GIVEN[key] for key in load_queries()[name].marks if key in GIVEN}
     try:
         return _rows(_rounded(store.query(name, **values).to_dicts()))
     except NothingRecorded as nothing:
