@@ -1,10 +1,10 @@
 # Every target sets up what it needs: a virtual environment in .venv, at the versions of constraints.txt.
-# The oldest supported Python that there is; a shim of pyenv may be there and not run.
+# The oldest supported Python that is installed; a pyenv shim may exist but not run.
 PYTHON ?= $(or $(shell for one in python3.11 python3.12 python3.13; do \
     $$one -c '' 2> /dev/null && echo $$one && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Installs into the environment in a folder; with uv where its path is given (UV), which is quicker.
+# Installs into the environment in a folder; with uv if its path is given (UV), which is faster.
 ifdef UV
 install = .ci/install $(1)
 else
@@ -40,7 +40,7 @@ $(VENV)/test-installed: $(VENV)/demo-installed
 demo: $(VENV)/demo-installed  ## Train a tiny agent, record it, query it, upload it
 	$(BIN)/localtrace demo localtrace-demo
 
-test: $(VENV)/test-installed  ## Run the tests (TESTS: some of them, or options of pytest)
+test: $(VENV)/test-installed  ## Run the tests (TESTS: which ones, or pytest options)
 	$(BIN)/python -m pytest $(TESTS)
 
 .venv-weave/installed: tests/servers/weave_server/requirements.txt tests/servers/weave_server/constraints.txt
@@ -56,7 +56,7 @@ test-browser: $(VENV)/test-installed  ## Run the tests of the viewer in a real b
 	$(CHROMIUM)
 	$(BIN)/python -m pytest tests/browser
 
-screenshots: $(VENV)/test-installed  ## Make a picture of every page of the viewer, in build/screenshots
+screenshots: $(VENV)/test-installed  ## Take a screenshot of every page of the viewer, in build/screenshots
 	$(CHROMIUM)
 	$(BIN)/python -m tests.browser.screenshots build/screenshots
 
@@ -68,7 +68,7 @@ soak: $(VENV)/test-installed .venv-weave/installed  ## Repeat kills, faults and 
 	    tests/queries tests/unit/test_demo_learning.py tests/unit/test_batched_turns.py \
 	    tests/unit/test_codec.py tests/unit/test_many_stores.py
 
-soak-hour: $(VENV)/test-installed  ## Record, seal, compact, prune and read for an hour; what grows? (MINUTES)
+soak-hour: $(VENV)/test-installed  ## Record, seal, compact, prune and read for an hour, and check what grows (MINUTES)
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES)
 
 .venv-sglang/installed: tests/sglang/requirements.txt tests/sglang/requirements-0.5.12.txt pyproject.toml
@@ -129,17 +129,17 @@ lint: $(VENV)/test-installed  ## Check style, types, layers and the generated do
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.contracts.generated_docs --check
 
-docs: $(VENV)/test-installed  ## Write the generated parts of the docs anew
+docs: $(VENV)/test-installed  ## Regenerate the generated parts of the docs
 	$(BIN)/python -m tests.contracts.generated_docs
 
-bench: $(VENV)/test-installed  ## Compare speed and size with what one would use instead
+bench: $(VENV)/test-installed  ## Compare speed and size with the alternatives
 	$(BIN)/python -m tests.benchmarks
 
-bench-viewer: $(VENV)/test-installed  ## Measure the viewer in a real browser, on a store of a million (STORE: one that is there)
+bench-viewer: $(VENV)/test-installed  ## Measure the viewer in a real browser, on a store of a million trajectories (STORE: an existing store)
 	$(CHROMIUM)
 	$(BIN)/python -m tests.benchmarks.viewer $(STORE)
 
-wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_VERSION, PLATFORM, OUT)
+wheelhouse: $(VENV)/created  ## Collect what an air-gapped install needs (PYTHON_VERSION, PLATFORM, OUT)
 	rm -f $(OUT)/*.whl $(OUT)/SHA256SUMS
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(OUT) .
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt \
@@ -147,5 +147,5 @@ wheelhouse: $(VENV)/created  ## Gather what an air-gapped install needs (PYTHON_
 	    --dest $(OUT) "$$(echo $(OUT)/localtrace-*.whl)[text,bundle,viewer]"
 	cd $(OUT) && sha256sum *.whl > SHA256SUMS
 
-clean:  ## Remove the environments and what the targets made
+clean:  ## Remove the environments and everything that the targets created
 	rm -rf $(VENV) .venv-* build wheelhouse localtrace-demo localtrace-example
