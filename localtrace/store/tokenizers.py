@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -109,13 +109,17 @@ class RunTokenizers:
     def __init__(self, *layouts: StoreLayout) -> None:
         self._layouts = layouts
         self._of_run = cache(self._find)
-        self._of_file = cache(_Vocabulary)
+        self._of_file = cache(lambda file: _attempt(lambda: _load(file)))
+        self._added_text = lru_cache(_PIECES_MAX)(
+            lambda tokenizer, token_id: _attempt(lambda: _added_text(tokenizer, token_id))
+        )
 
     def decode(
         self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
     ) -> str | None:
         """Return ids as one text; None without a usable tokenizer."""
-        return self._of_run(run_id).decode(ids, skip_special_tokens)
+        tokenizer, _ = self._of_run(run_id)
+        return _attempt(lambda: str(tokenizer.decode(ids, skip_special_tokens)))
 
     def piece(self, run_id: str | None, token_id: int | None) -> str | None:
         """Return the text that one token adds after others, its leading space included.
@@ -123,49 +127,32 @@ class RunTokenizers:
         U+FFFD stands for a part of a character, which a token of bytes may hold. None where there
         is no usable tokenizer, and for ids that it does not have or cannot decode.
         """
-        return None if run_id is None or token_id is None else self._of_run(run_id).piece(token_id)
+        if run_id is None or token_id is None:
+            return None
+        return self._added_text(self._of_run(run_id)[0], token_id)
 
     def encoded_again(self, run_id: str, ids: list[int]) -> list[int] | None:
         """Return the ids into which the text of `ids` is encoded; None without a usable tokenizer.
 
         Tokenizers of bundles are not used: their patterns could take any time.
         """
-        return self._of_run(run_id).encoded_again(ids)
+        tokenizer, is_bundle = self._of_run(run_id)
+        text = None if is_bundle else self.decode(run_id, ids)
+        return _attempt(lambda: list(tokenizer.encode(text, None, False, False).ids))
 
     def special_ids(self, run_id: str) -> frozenset[int]:
         """Return the ids of special tokens, such as an end of text; empty also where unknown."""
-        return self._of_run(run_id).special_ids
-
-    def _find(self, run_id: str) -> _Vocabulary:
-        """Return the vocabulary of the first store that keeps a usable one for the run."""
-        files = ((tokenizer_file(one, run_id), bool(one.bags)) for one in self._layouts)
-        vocabularies = (self._of_file(file, is_bundle) for file, is_bundle in files if file)
-        return next((one for one in vocabularies if one.is_usable), _Vocabulary(None, False))
-
-
-class _Vocabulary:
-    """The texts of one tokenizer's ids; None everywhere where it is not usable."""
-
-    def __init__(self, file: Path | None, only_decodes: bool) -> None:
-        self._tokenizer: Any = _attempt(lambda: _load(file))
-        self.is_usable = self._tokenizer is not None
-        self._only_decodes = only_decodes
-        self.piece = lru_cache(_PIECES_MAX)(self._piece)
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str | None:
-        return _attempt(lambda: str(self._tokenizer.decode(ids, skip_special_tokens)))
-
-    def encoded_again(self, ids: list[int]) -> list[int] | None:
-        text = None if self._only_decodes else self.decode(ids)
-        return _attempt(lambda: list(self._tokenizer.encode(text, None, False, False).ids))
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        added = _attempt(lambda: self._tokenizer.get_added_tokens_decoder()) or {}
+        tokenizer, _ = self._of_run(run_id)
+        added = _attempt(lambda: tokenizer.get_added_tokens_decoder()) or {}
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def _piece(self, token_id: int) -> str | None:
-        return _attempt(lambda: _added_text(self._tokenizer, token_id))
+    def _find(self, run_id: str) -> tuple[Any, bool]:
+        """Return the usable tokenizer of the first store that has one, and if that is a bundle."""
+        for layout in self._layouts:
+            file = tokenizer_file(layout, run_id)
+            if file is not None and (tokenizer := self._of_file(file)) is not None:
+                return tokenizer, bool(layout.bags)
+        return None, False
 
 
 def _added_text(tokenizer: Any, token_id: int) -> str | None:
@@ -180,10 +167,10 @@ def _added_text(tokenizer: Any, token_id: int) -> str | None:
     return text if len(text) <= _PIECE_MAX_CHARS else None
 
 
-def _load(file: Path | None) -> Any | None:
+def _load(file: Path) -> Any | None:
     from tokenizers import Tokenizer
 
-    if file is None or not is_file(file) or file.stat().st_size > FILE_MAX_BYTES:
+    if not is_file(file) or file.stat().st_size > FILE_MAX_BYTES:
         return None
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()  # a file may say that texts are cut, or filled up, when encoded
