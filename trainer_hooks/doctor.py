@@ -12,20 +12,31 @@ import pkgutil
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import Struct
+from msgspec.structs import fields
+
 from localtrace import trainer_hooks
 from localtrace.errors import ConfigError, LocalTraceError
-from localtrace.record.config import load_settings
+from localtrace.record.config import (
+    PREFIX,
+    description,
+    in_environment,
+    load_settings,
+    parse,
+    variable,
+)
 from localtrace.record.losses import REMEDIES
-from localtrace.record.variables import look_over
+from localtrace.record.settings import VARIABLES_ONLY, Settings
 from localtrace.store.journal.disk import DiskWatch
 from localtrace.store.layout import on_network, open_layout
 from localtrace.store.retention_rules import pause_above
@@ -53,7 +64,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return all findings on this machine."""
-    return [*_settings(), *_store(), *_systems()]
+    return [*settings(os.environ), *_store(), *_systems()]
 
 
 def examine_nodes(address: str) -> list[Finding]:
@@ -104,7 +115,7 @@ def _answer(ref: Any, node: dict[str, Any]) -> list[Finding]:
 
     name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
     try:
-        return [Finding(**{**one, "node": name}) for one in ray.get(ref, timeout=0.1)]
+        return [Finding(**{**finding, "node": name}) for finding in ray.get(ref, timeout=0.1)]
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         text = f"this node cannot be looked at: {reason}"
@@ -115,10 +126,27 @@ def _answer(ref: Any, node: dict[str, Any]) -> list[Finding]:
 # -- settings and store --------------------------------------------------------------------
 
 
-def _settings() -> Iterator[Finding]:
-    for variable in look_over(os.environ):
-        state: State = "ok" if variable.is_usable else "problem"
-        yield Finding("settings", state, variable.text, variable.remedy)
+def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for every LOCALTRACE_* variable, first those that are not settings."""
+    kinds: tuple[type[Struct], ...] = (Settings, *VARIABLES_ONLY)
+    known = {variable(field.name) for kind in kinds for field in fields(kind)}
+    for name in sorted(environ.keys() - known):
+        if name.upper().startswith(PREFIX):
+            # Compared without the common prefix, which would make any two names look alike.
+            names = [setting.removeprefix(PREFIX) for setting in known]
+            near = get_close_matches(name.upper().removeprefix(PREFIX), names, n=1)
+            remedy = f"did you mean {PREFIX}{near[0]}?" if near else "unset it: it has no effect"
+            yield Finding("settings", "problem", f"{name} is not a localtrace setting", remedy)
+    for kind in kinds:
+        for field, text in in_environment(kind, environ):
+            name = variable(field.name)
+            try:
+                value = parse(field, text, name)
+            except ConfigError as error:
+                yield Finding("settings", "problem", str(error))
+                continue
+            state = f" ({'on' if value else 'off'})" if isinstance(value, bool) else ""
+            yield Finding("settings", "ok", f"{name}={text}{state}: {description(field)}")
 
 
 def default_store() -> Path:
@@ -129,7 +157,7 @@ def default_store() -> Path:
 def _store() -> Iterator[Finding]:
     try:
         path = default_store()
-        settings = load_settings(path, {})
+        loaded = load_settings(path, {})
         if path.is_dir() and any(path.iterdir()):
             open_layout(path)
     except (LocalTraceError, OSError) as error:
@@ -142,18 +170,18 @@ def _store() -> Iterator[Finding]:
         text = f"{path} for a job of verl; all else records only where LOCALTRACE_STORE is set"
         remedy = "set LOCALTRACE_STORE in the environment of the job or the engine"
         yield Finding("store", "note", text, remedy)
-    folder = settings.journal_dir or path
+    folder = loaded.journal_dir or path
     remedy = "set LOCALTRACE_JOURNAL_DIR to a folder on a local disk of each node"
     if on_network(folder):
         text = f"{folder} is on a network file system, where journals cannot be"
-        if settings.journal_dir is None:
+        if loaded.journal_dir is None:
             text += f"; verl's hook keeps them in {tempfile.gettempdir()} of each node"
             yield Finding("journals", "note", text, remedy)
         else:
             yield Finding("journals", "problem", text, remedy)
         return
-    near, limit = _existing(folder), pause_above(settings.max_store_bytes)
-    refusal = DiskWatch(near, path, settings.min_free_bytes, limit).refusal()
+    near, limit = _existing(folder), pause_above(loaded.max_store_bytes)
+    refusal = DiskWatch(near, path, loaded.min_free_bytes, limit).refusal()
     status = os.statvfs(near)
     text = f"{folder}, {status.f_bavail * status.f_frsize / 1e9:.1f} GB free"
     if refusal is None:
@@ -181,9 +209,9 @@ def _existing(path: Path) -> Path:
 
 def systems() -> Iterator[System]:
     """Yield the system or systems of every hook: the attribute `SYSTEMS` of its package."""
-    for found in pkgutil.iter_modules(trainer_hooks.__path__):
-        if found.ispkg:
-            yield from import_module(f"localtrace.trainer_hooks.{found.name}").SYSTEMS
+    for module in pkgutil.iter_modules(trainer_hooks.__path__):
+        if module.ispkg:
+            yield from import_module(f"localtrace.trainer_hooks.{module.name}").SYSTEMS
 
 
 def _systems() -> Iterator[Finding]:
@@ -191,13 +219,8 @@ def _systems() -> Iterator[Finding]:
     for system in systems():
         if system.folder is None:
             absent.append(system.name)
-            continue
-        try:
+        else:
             yield from look(system)
-        except Exception as error:
-            text = f"it cannot be looked at: {type(error).__name__}: {error}".splitlines()[0]
-            remedy = "please report this with the output of --format json"
-            yield Finding(system.name, "problem", text, remedy)
     if absent:
         yield Finding("hooks", "note", f"not installed here: {', '.join(absent)}")
 
@@ -206,8 +229,8 @@ def look(system: System) -> Iterator[Finding]:
     """Yield what an installed system lacks, whether its version was tested, and its switch."""
     who = "" if system.package == system.name else f"{system.package} "
     lacks = [(seam.without, lack) for seam in system.seams if (lack := _lack(system, seam))]
-    for without in sorted(dict.fromkeys(one for one, _ in lacks), key=str):
-        text = who + "; ".join(dict.fromkeys(lack for one, lack in lacks if one == without))
+    for without in sorted({loss for loss, _ in lacks}, key=str):
+        text = who + "; ".join(dict.fromkeys(lack for loss, lack in lacks if loss == without))
         if without is None:
             yield Finding(system.name, "problem", text, f"use {system.package} {system.tested[-1]}")
         elif without:
@@ -234,22 +257,22 @@ def _switch(system: System) -> Finding:
 
 def _plugin(system: System, plugin: Plugin) -> Finding:
     module = plugin.target.partition(":")[0]
-    said = f"; it records with {plugin.records_with}" if plugin.records_with else ""
+    setting = f"; it records with {plugin.records_with}" if plugin.records_with else ""
     if module in os.environ.get(plugin.modules, "").split(","):
-        return Finding(system.name, "ok", f"it loads the hook, through {plugin.modules}{said}")
+        return Finding(system.name, "ok", f"it loads the hook, through {plugin.modules}{setting}")
     text = "it does not load the hook"
     release = tuple(int(part) for part in re.findall(r"\d+", system.version)[:2])
     if release < plugin.since:
         remedy = f"set {plugin.modules}={module} in the job's environment"
         return Finding(system.name, "problem", f"{text}: this version has no plugins", remedy)
-    if not any(one.value == plugin.target for one in entry_points(group=plugin.group)):
+    if plugin.target not in {point.value for point in entry_points(group=plugin.group)}:
         text = f"{text}: localtrace has no entry point in {plugin.group} here"
         return Finding(system.name, "problem", text, "install localtrace with pip here")
     chosen = os.environ.get(plugin.variable, "")
     if chosen not in ("", "auto") and "localtrace" not in re.split(r"[\s,]+", chosen):
         remedy = f"add localtrace to {plugin.variable}, or unset it"
         return Finding(system.name, "problem", f"{text}: {plugin.variable}={chosen}", remedy)
-    return Finding(system.name, "ok", f"it loads the hook, through its entry point{said}")
+    return Finding(system.name, "ok", f"it loads the hook, through its entry point{setting}")
 
 
 def _lack(system: System, seam: Seam) -> str | None:
@@ -261,46 +284,42 @@ def _lack(system: System, seam: Seam) -> str | None:
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
         reason = "" if isinstance(error, FileNotFoundError) else f" ({type(error).__name__})"
         return f"has no {seam.module} that can be read{reason}"
-    found = next((names[name] for name in seam.names if name in names), None)
-    if found is None:
+    name = next((name for name in seam.names if name in names), None)
+    if name is None:
         return f"has no {seam.names[0]} in {seam.module}"
-    missing = ", ".join(name for name in seam.reads if name not in found and "*" not in found)
+    members = {other.removeprefix(f"{name}.") for other in names if other.startswith(f"{name}.")}
+    known = names[name] | members
+    missing = ", ".join(read for read in seam.reads if read not in known and "*" not in known)
     return f"has a {seam.names[0]} in {seam.module} without {missing}" if missing else None
 
 
 @lru_cache(maxsize=64)
 def _names(file: Path) -> dict[str, set[str]]:
-    """Return what a module defines: parameters by function, fields and methods by class.
+    """Return what a module defines: functions with their parameters, classes, and their members.
 
-    `*` stands for whatever else there may be. Options of a command line are among the names too.
+    `*` stands for whatever parameters there may be. Options of a command line are names too.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the text of others
         tree = ast.parse(file.read_bytes())
-    names: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and str(node.value).startswith("--"):
-            names[str(node.value)] = set()
-    _collect(tree.body, "", names)
+    texts = (str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    names: dict[str, set[str]] = {text: set() for text in texts if text.startswith("--")}
+    _collect(tree, "", names)
     return names
 
 
-def _collect(body: Sequence[ast.stmt], owner: str, names: dict[str, set[str]]) -> set[str]:
-    members: dict[str, set[str]] = {}
-    conditional: set[str] = set()
-    for node in body:
+def _collect(parent: ast.AST, owner: str, names: dict[str, set[str]]) -> None:
+    for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            members[node.name] = {one.arg for one in every} | ({"*"} if node.args.kwarg else set())
+            given = node.args
+            known = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            names[f"{owner}{node.name}"] = known | ({"*"} if given.kwarg else set())
         elif isinstance(node, ast.ClassDef):
-            members[node.name] = _collect(node.body, f"{owner}{node.name}.", names)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            members |= {one.asname or one.name: {"*"} for one in node.names}
-        elif isinstance(node, ast.AnnAssign | ast.Assign):
-            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
-            members |= {one.id: {"*"} for one in targets if isinstance(one, ast.Name)}
-        elif isinstance(node, ast.If | ast.Try):
-            inner = [*node.body, *node.orelse, *getattr(node, "finalbody", ())]
-            conditional |= _collect(inner, owner, names)
-    names |= {f"{owner}{name}": fields for name, fields in members.items()}
-    return conditional | members.keys()
+            names[f"{owner}{node.name}"] = set()
+            _collect(node, f"{owner}{node.name}.", names)
+        elif isinstance(node, ast.alias):
+            names[f"{owner}{node.asname or node.name}"] = {"*"}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[f"{owner}{node.id}"] = {"*"}
+        else:
+            _collect(node, owner, names)

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,12 @@ def trace_id_in_job(trainer: str, *place: Any) -> str:
 
 
 def record_numbers(values: Mapping[Any, Any], step: int, prefix: str = "") -> None:
-    """Record those values that are numbers as metrics of a step."""
-    numbers = {f"{prefix}{n}": float(v) for n, v in values.items() if isinstance(v, Real)}
+    """Record those values that are numbers, or arrays of one number, as metrics of a step."""
+    numbers = {}
+    for name, value in values.items():
+        if not isinstance(value, str | bytes):
+            with suppress(Exception):
+                numbers[f"{prefix}{name}"] = float(value)
     log_metrics(numbers, step=step)
 
 

@@ -126,21 +126,19 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
             _CHECKS[field.name](parsed)
         return min(parsed, _FOREVER_S) if field.name.endswith("_interval_s") else parsed
     except (TypeError, msgspec.ValidationError) as error:
-        accepted = about(field).get("title")
-        raise ConfigError(f"{called} cannot be {value!r}: use {accepted}") from error
+        raise ConfigError(f"{called} cannot be {value!r}: use {_accepted(field)}") from error
     except ValueError as error:
         raise ConfigError(f"{called} cannot be {value!r}: {error}") from error
 
 
-def about(field: FieldInfo) -> dict[str, str]:
-    """Return what a setting accepts (`title`) and what it does (`description`)."""
-    metas = [part for part in _parts(field.type) if isinstance(part, msgspec.Meta)]
-    return {
-        name: text
-        for meta in metas
-        for name in ("title", "description")
-        if (text := getattr(meta, name))
-    }
+def description(field: FieldInfo) -> str:
+    """Return what a setting does."""
+    return str(get_args(field.type)[-1])
+
+
+def _accepted(field: FieldInfo) -> str:
+    metas = (part for part in _parts(field.type) if isinstance(part, msgspec.Meta))
+    return next((meta.title for meta in metas if meta.title), "text")
 
 
 def _parts(kind: Any) -> Iterator[Any]:

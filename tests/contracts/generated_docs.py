@@ -77,7 +77,7 @@ def _variable(setting: FieldInfo) -> str:
 
 def _about(setting: FieldInfo) -> str:
     """Return the description of a setting, and its default."""
-    return config.about(setting)["description"] + _default(setting)
+    return config.description(setting) + _default(setting)
 
 
 def _default(setting: FieldInfo) -> str:

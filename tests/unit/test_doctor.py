@@ -107,24 +107,6 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_hook_whose_examination_fails_is_named_and_the_rest_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    look = doctor.look
-
-    def fail(system: System) -> Any:
-        if system.name == "ray":
-            raise RuntimeError("no such luck\nat all")
-        return look(system)
-
-    monkeypatch.setattr(doctor, "look", fail)
-    found = doctor.examine()
-    ray = by_check(found)["ray"]
-    assert ray.state == "problem"
-    assert ray.text == "it cannot be looked at: RuntimeError: no such luck"
-    assert "trl" in {one.check for one in found}
-
-
 # -- one system, as it may be found --------------------------------------------------------
 
 

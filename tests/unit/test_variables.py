@@ -15,7 +15,7 @@ import localtrace
 from localtrace.errors import ConfigError
 from localtrace.record.config import load_settings, read_environment, variable
 from localtrace.record.settings import VARIABLES_ONLY, HookSettings, Settings, UploaderSettings
-from localtrace.record.variables import look_over
+from localtrace.trainer_hooks import doctor as examination
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, record_this_process
 from localtrace.trainer_hooks.harmless import CannotRecord
@@ -147,8 +147,10 @@ def test_only_the_settings_read_the_words_of_variables() -> None:
 
 
 def test_what_is_set_is_told_with_its_effect() -> None:
-    (found,) = look_over({"LOCALTRACE_SEAL": "off", "HOME": "/root", "LOCALTRACE_KEEP": ""})
-    assert found.is_usable
+    (found,) = examination.settings(
+        {"LOCALTRACE_SEAL": "off", "HOME": "/root", "LOCALTRACE_KEEP": ""}
+    )
+    assert found.state == "ok"
     assert re.fullmatch(r"LOCALTRACE_SEAL=off \(off\): .*\bsealer\b.*", found.text)
 
 
@@ -163,8 +165,8 @@ def test_what_is_set_is_told_with_its_effect() -> None:
     ],
 )
 def test_a_mistyped_variable_is_named_with_what_was_probably_meant(name: str, remedy: str) -> None:
-    (found,) = look_over({name: "1"})
-    assert not found.is_usable
+    (found,) = examination.settings({name: "1"})
+    assert found.state == "problem"
     assert found.text.startswith(f"{name} ")
     assert remedy in str(found.remedy)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from localtrace.record.session import outcome
@@ -19,8 +19,8 @@ from localtrace.trainer_hooks.nemo_rl.job import (
 )
 from localtrace.trainer_hooks.nemo_rl.samples import Occurrences, content_of, numbers
 from localtrace.trainer_hooks.seams import Part
-from localtrace.trainer_hooks.token_means import record_training
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
+from localtrace.trainer_hooks.training import padded, record_training
 
 SOURCE = "nemo_rl.trainer"
 _LEFT_OUT = "it is not in the batch that was trained on, as after dynamic sampling"
@@ -72,10 +72,10 @@ def _log_batch(to_log: Any, filename: str) -> Part:
     """Record what a step has trained on, which NeMo-RL logs with the tokens of each rollout."""
     if training.step is None:
         return  # a trainer whose rollouts are not recorded
-    found = _FILE.search(filename)
-    columns = {"token_ids", "input_lengths", "generation_logprobs", "token_loss_mask"}
-    if found is not None and all(to_log.get(name) is not None for name in columns):
-        _record_batch(int(found[1]), to_log)
+    named = _FILE.search(filename)
+    columns = ("token_ids", "input_lengths", "generation_logprobs", "token_loss_mask")
+    if named is not None and all(to_log.get(name) is not None for name in columns):
+        _record_batch(int(named[1]), to_log)
     yield
 
 
@@ -87,40 +87,39 @@ def _record_batch(step: int, logged: Mapping[str, Any]) -> None:
     """
     import torch
 
-    lengths = [int(one) for one in logged["input_lengths"]]
-    ids = [_trace_id(logged, row, length) for row, length in enumerate(lengths)]
-    counted = [_row(logged["token_loss_mask"], row, length) for row, length in enumerate(lengths)]
-    starts = [next((at for at, one in enumerate(mask) if one), 0) for mask in counted]
-    weights = logged.get("sample_loss_mask")
+    lengths = [int(length) for length in logged["input_lengths"]]
+    columns = {
+        name: [numbers(row)[:length] for row, length in zip(logged[name], lengths, strict=True)]
+        for name in ("token_ids", "token_loss_mask", *_TOKEN_NAMES)
+        if logged.get(name) is not None
+    }
+    contents = map(content_of, columns["token_ids"], columns["generation_logprobs"])
+    ids = [trace_id_in_job("nemo_rl", content, _trained.next(content)) for content in contents]
+    masks, weights = columns["token_loss_mask"], logged.get("sample_loss_mask")
     weights = [1.0] * len(ids) if weights is None else weights
-    rows = [row for row, mask in enumerate(counted) if any(mask) and float(weights[row]) != 0.0]
-    known = set(ids)
-    _record_left_out([one for row, one in enumerate(ids) if row not in rows], _MASKED)
-    _record_left_out([one for one in training.waiting if one not in known], _LEFT_OUT)
+    rows = [row for row, mask in enumerate(masks) if any(mask) and float(weights[row]) != 0.0]
+    _record_left_out([ids[row] for row in range(len(ids)) if row not in rows], _MASKED)
+    _record_left_out([trace_id for trace_id in training.waiting if trace_id not in ids], _LEFT_OUT)
     training.waiting.clear()
+    if not rows:
+        return
+    starts = {row: [bool(counts) for counts in masks[row]].index(True) for row in rows}
+
+    def response(name: str) -> torch.Tensor:
+        return padded([torch.tensor(columns[name][row][starts[row] :]) for row in rows])
+
     # A trainer that skips the logprobs has only zeros for them.
     values = {
-        name: [torch.tensor(_row(logged[key], row, lengths[row])[starts[row] :]) for row in rows]
+        name: response(key)
         for key, name in _TOKEN_NAMES.items()
-        if logged.get(key) is not None and (key == "advantages" or any(map(any, logged[key])))
+        if key in columns and (key == "advantages" or any(map(any, columns[key])))
     }
-    masks = [torch.tensor(counted[row][starts[row] :]) for row in rows]
-    chosen = [ids[row] for row in rows]
-    if chosen:
-        record_training(chosen, values, masks, chosen, step=None, trained_step=step, source=SOURCE)
+    trained = [ids[row] for row in rows]
+    counted, sizes = response("token_loss_mask"), [lengths[row] - starts[row] for row in rows]
+    record_training(trained, values, counted, trained, sizes, None, SOURCE, step)
 
 
 def _record_left_out(ids: list[str], reason: str) -> None:
     fates: dict[str, Any] = {"fate": ["filtered"] * len(ids), "fate_reason": [reason] * len(ids)}
     if ids:
         outcome(ids, step=None, source=SOURCE, **fates)
-
-
-def _trace_id(logged: Mapping[str, Any], row: int, length: int) -> str:
-    token_ids = _row(logged["token_ids"], row, length)
-    content = content_of(token_ids, _row(logged["generation_logprobs"], row, length))
-    return trace_id_in_job("nemo_rl", content, _trained.next(content))
-
-
-def _row(column: Sequence[Any], row: int, length: int) -> list[Any]:
-    return numbers(column[row])[:length]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localtrace.record.capture import Beginning
 from localtrace.record.session import outcome
 from localtrace.trainer_hooks.environment import record_numbers, trace_id_in_job
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.slime.samples import Batch, generated_flags, record_sample
-from localtrace.trainer_hooks.token_means import Rows, in_memory, record_training
+from localtrace.trainer_hooks.training import padded, record_training
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SOURCE = "slime.rollout"
 LEFT_OUT = "its group is not in the batch: filtered, generated in surplus, or aborted"
@@ -98,14 +101,14 @@ def record_evaluation(
     """
     reward_key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
     batch = Batch.until_now(None, reward_key, {})
-    for dataset, found in data.items():
+    for dataset, evaluated in data.items():
         sizes = [
-            one.n_samples_per_eval_prompt
-            for one in getattr(args, "eval_datasets", None) or ()
-            if one.name == dataset
+            config.n_samples_per_eval_prompt
+            for config in getattr(args, "eval_datasets", None) or ()
+            if config.name == dataset
         ]
         size = next(filter(None, sizes), None) or args.n_samples_per_eval_prompt or 1
-        for sample in found.get("samples") or ():
+        for sample in evaluated.get("samples") or ():
             group, number = (None, None) if sample.index is None else divmod(sample.index, size)
             place = place_of(rollout_id, sample, Counter())._replace(
                 rollout_n=number,
@@ -158,42 +161,36 @@ def record_batch(rollout_id: int, args: Any, rollout_data: Mapping[str, Any]) ->
     indices = rollout_data["sample_indices"]
     if not indices:
         return
-    masks, size = in_memory(rollout_data["loss_masks"]), args.n_samples_per_prompt or 1
-    rows = _lone_rows(rollout_data, masks)
-    values = token_values(rollout_data)
-    record_training(
-        [trace_id_in_job("slime", rollout_id, indices[row]) for row in rows],
-        {name: [one[row] for row in rows] for name, one in values.items()},
-        [masks[row] for row in rows],
-        [f"{rollout_id}-{indices[row] // size}" for row in rows],
-        step=rollout_id,
-        trained_step=rollout_id,
-        source=TRAINER,
-    )
-
-
-def _lone_rows(rollout_data: Mapping[str, Any], masks: Rows) -> list[int]:
-    """Return the rows whose sample is its whole rollout, which alone have a trace id known here."""
-    indices, sums = rollout_data["sample_indices"], rollout_data.get("rollout_mask_sums")
-    own = [float(mask.sum()) for mask in masks]
-    whole = own if sums is None else sums.tolist()
-    times_seen = Counter(indices)
-    return [
+    masks, size = padded(rollout_data["loss_masks"]), args.n_samples_per_prompt or 1
+    # A sample that is not its whole rollout has no trace id that is known here.
+    own, sums = masks.sum(dim=-1).tolist(), rollout_data.get("rollout_mask_sums")
+    whole, times_seen = own if sums is None else sums.tolist(), Counter(indices)
+    rows = [
         row
         for row, index in enumerate(indices)
         if index is not None and times_seen[index] == 1 and own[row] == whole[row]
     ]
+    record_training(
+        [trace_id_in_job("slime", rollout_id, indices[row]) for row in rows],
+        {name: tensor[rows] for name, tensor in token_values(rollout_data).items()},
+        masks[rows],
+        [f"{rollout_id}-{indices[row] // size}" for row in rows],
+        [rollout_data["response_lengths"][row] for row in rows],
+        step=rollout_id,
+        source=TRAINER,
+        trained_step=rollout_id,
+    )
 
 
-def token_values(rollout_data: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return the numbers per token by the names of their outcomes, with one tensor per sample.
+def token_values(rollout_data: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the numbers per token by the names of their outcomes, with one row per sample.
 
     With context parallelism a rank has only parts of the responses, whose values are left out.
     """
     lengths = rollout_data["response_lengths"]
     return {
-        name: in_memory(rollout_data[key])
+        name: padded(rollout_data[key])
         for key, name in _TOKEN_NAMES.items()
         if rollout_data.get(key)
-        and all(len(one) == size for one, size in zip(rollout_data[key], lengths, strict=True))
+        and all(len(row) == size for row, size in zip(rollout_data[key], lengths, strict=True))
     }

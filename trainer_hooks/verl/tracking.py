@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localtrace.record import active
-from localtrace.record.session import flush, log_metrics
-from localtrace.trainer_hooks.environment import say
+from localtrace.record.session import flush
+from localtrace.trainer_hooks.environment import record_numbers, say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job, workers
 from localtrace.trainer_hooks.verl.job import VERL
-from localtrace.trainer_hooks.verl.prometheus import Sampler
 
 _MODULE = "verl.utils.tracking"
 _FIRST_ANSWERS_WITHIN_S = 5.0
 
-_sampler = Sampler()
 _survey = workers.Survey()
 _counted: weakref.WeakSet[Any] = weakref.WeakSet()
 """`Tracking` objects of jobs whose rollouts are recorded."""
@@ -33,12 +29,7 @@ class MetricsLogger:
     @harmless
     def log(self, data: Mapping[Any, Any], step: Any) -> None:
         """Record the metrics of a step, leaving out what is not a number, as verl's loggers do."""
-        numbers = {}
-        for name, value in data.items():
-            if not isinstance(value, str | bytes):
-                with contextlib.suppress(Exception):
-                    numbers[name] = float(value)
-        log_metrics(numbers, step=step)
+        record_numbers(data, step)
 
     @harmless
     def finish(self) -> None:
@@ -72,8 +63,6 @@ def _init(
 @VERL.around(_MODULE, "Tracking.log")
 def _log(self: Any, data: Any, step: Any) -> Part:
     """Add the counts of what is recorded, while any worker records."""
-    if active.recorder is not None:
-        _sampler.sample(step)
     counts = _counts(step) if self in _counted else None
     yield None if counts is None else {"data": {**data, **counts}}
 

@@ -1,8 +1,4 @@
-"""Outcomes from a trainer's batch: advantages, rewards and fates, joined by trace id.
-
-Values are computed for many rows at once. Only groups that are chosen for per-token values are read
-row by row.
-"""
+"""Outcomes from a trainer's batch: advantages, rewards and fates, joined by trace id."""
 
 from __future__ import annotations
 
@@ -11,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.record import active
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen
+from localtrace.trainer_hooks.environment import hook_settings
+from localtrace.trainer_hooks.training import record_values
 
 if TYPE_CHECKING:
     import torch
@@ -51,47 +48,27 @@ def record_advantages(
             response_mask.
         suffix: text appended to every outcome's name.
     """
-    rows, present = first_rows(trace_ids), set(batch.keys())
+    rows = first_rows(trace_ids)
     if not rows:
         return
-    generated = batch["response_mask"] if generated is None else generated
-    counted = batch["response_mask"][rows].bool()
-    values: dict[str, list[Any]] = {"advantage": _mean(batch["advantages"][rows], counted)}
-    if recomputed and {"old_log_probs", "rollout_log_probs"} <= present:
-        mask = generated[rows].bool()
-        apart = (batch["old_log_probs"][rows] - batch["rollout_log_probs"][rows]).abs()
-        largest = apart.masked_fill(~mask, 0.0).amax(dim=-1)
-        values["logprob_diff_mean"] = _mean(apart, mask)
-        values["logprob_diff_max"] = _known(largest, mask)
-    _record([str(trace_ids[row]) for row in rows], values, step, suffix)
-    share = hook_settings().trainer_tokens
-    chosen = [row for row in rows if is_chosen(uids[row], share)]
-    if not chosen:
-        return
+    counted = batch["response_mask"][rows]
+    mask = counted if generated is None else generated[rows]
     # Up to the last generated token. Padding or a tool's answer follows it.
-    length = generated.shape[-1]
-    ends = [
-        length - int(flipped.argmax()) if bool(flipped.any()) else 0
-        for flipped in generated[chosen].int().flip(-1)
-    ]
-    tensors = {name: batch[name] for name in PER_TOKEN_NAMES if name in present}
-    # The mask tells which tokens the values belong to, even where verl truncated the response.
-    tokens = {
-        name: [tensor[row, :end].tolist() for row, end in zip(chosen, ends, strict=True)]
-        for name, tensor in {**tensors, "response_mask": generated}.items()
-    }
-    _record([str(trace_ids[row]) for row in chosen], tokens, step, suffix)
-
-
-def _mean(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
-    totals = values.double().masked_fill(~mask, 0.0).sum(dim=-1)
-    return _known(totals / mask.sum(dim=-1).clamp(min=1), mask)
-
-
-def _known(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
-    """Return the values, with None for rows whose mask is empty."""
-    pairs = zip(values.tolist(), mask.any(dim=-1).tolist(), strict=True)
-    return [value if has else None for value, has in pairs]
+    last = mask.shape[-1] - mask.int().flip(-1).argmax(dim=-1)
+    present = set(batch.keys())
+    values = {name: batch[name][rows] for name in PER_TOKEN_NAMES if name in present}
+    record_values(
+        [str(trace_ids[row]) for row in rows],
+        # The mask tells which tokens the values belong to, even where verl truncated the response.
+        {**values, "response_mask": mask},
+        counted,
+        [uids[row] for row in rows],
+        (last * mask.any(dim=-1)).tolist(),
+        step,
+        SOURCE,
+        mask if recomputed else None,
+        suffix,
+    )
 
 
 def record_rewards(
@@ -145,10 +122,3 @@ def first_rows(trace_ids: Sequence[str | None]) -> list[int]:
         if trace_id:
             found.setdefault(trace_id, row)
     return list(found.values())
-
-
-def _record(
-    trace_ids: list[str], values: Mapping[str, list[Any]], step: int | None, suffix: str
-) -> None:
-    named = {f"{name}{suffix}": items for name, items in values.items()}
-    outcome(trace_ids, step=step, source=SOURCE, **named)

@@ -33,7 +33,7 @@ from localtrace.trainer_hooks.slime.batches import (
     token_values,
 )
 from localtrace.trainer_hooks.slime.samples import Batch, Interval, describe
-from localtrace.trainer_hooks.token_means import in_memory, means
+from localtrace.trainer_hooks.training import means, padded
 from localtrace.types import Trajectory
 from localtrace.values.fields import Fields
 
@@ -238,16 +238,15 @@ def _outcomes_of_training(dump: Any, rollouts: list[Any]) -> dict[int, Fields]:
     names = set.intersection(*map(set, samples))
     columns = {name: [sample[name] for sample in samples] for name in names}
     columns["response_lengths"] = [int(length) for length in columns["response_lengths"]]
-    masks = in_memory(columns["loss_masks"])
-    values = token_values(columns)
-    rows = [row for row, mask in enumerate(masks) if mask.any()]
-    averages = means(values, masks, rows) if rows else {}
+    masks, values = padded(columns["loss_masks"]), token_values(columns)
+    averages = means(values, masks, masks)
     values.pop("rollout_log_probs", None)  # the turns have them
-    outcomes: dict[int, Fields] = {
-        position: {name: tensors[row].tolist() for name, tensors in values.items()}
-        for row, position in enumerate(positions)
-    }
-    for number, row in enumerate(rows):
-        outcomes[positions[row]] |= {name: each[number] for name, each in averages.items()}
-        outcomes[positions[row]] |= {"fate": "trained", "trained_step": step}
+    outcomes: dict[int, Fields] = {}
+    for row, (position, length) in enumerate(
+        zip(positions, columns["response_lengths"], strict=True)
+    ):
+        outcomes[position] = {name: rows[row, :length].tolist() for name, rows in values.items()}
+        if masks[row].any():
+            outcomes[position] |= {name: numbers[row] for name, numbers in averages.items()}
+            outcomes[position] |= {"fate": "trained", "trained_step": step}
     return outcomes

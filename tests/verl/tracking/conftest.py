@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localtrace.trainer_hooks.verl import prometheus, tracking, workers
+from localtrace.trainer_hooks.verl import tracking, workers
 from tests.recording import Recording
 from tests.verl.jobs.conftest import _fresh_process, compose
 
@@ -22,9 +22,7 @@ MakeTracking = Callable[..., Any]
 def _first_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_announced", False)
     monkeypatch.setattr(tracking, "_survey", workers.Survey())
-    monkeypatch.setattr(tracking, "_sampler", prometheus.Sampler())
     monkeypatch.setattr(workers, "managers", weakref.WeakSet())
-    monkeypatch.setattr(prometheus, "_managers", weakref.WeakSet())
 
 
 @pytest.fixture

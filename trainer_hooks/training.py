@@ -1,0 +1,103 @@
+"""What a trainer did with rollouts, from its numbers per token: advantage, logprobs, fate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localtrace.record.session import outcome
+from localtrace.record.tensor_batches import record_tensors
+from localtrace.trainer_hooks.environment import hook_settings, is_chosen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def record_training(
+    trace_ids: Sequence[str],
+    values: Mapping[str, Tensor],
+    counted: Tensor,
+    groups: Sequence[Any],
+    lengths: Sequence[int],
+    step: int | None,
+    source: str,
+    trained_step: int,
+) -> None:
+    """Record that a trainer trains on rollouts, as far as tokens of them count in the loss.
+
+    Args:
+        trained_step: step of the update; the other arguments are those of `record_values`.
+    """
+    rows = zip(trace_ids, counted.any(dim=-1).tolist(), strict=True)
+    trained = [trace_id for trace_id, counts in rows if counts]
+    fates, steps = ["trained"] * len(trained), [trained_step] * len(trained)
+    outcome(trained, step=step, source=source, fate=fates, trained_step=steps)
+    record_values(trace_ids, values, counted, groups, lengths, step, source, counted)
+
+
+def record_values(
+    trace_ids: Sequence[str],
+    values: Mapping[str, Tensor],
+    counted: Tensor,
+    groups: Sequence[Any],
+    lengths: Sequence[int],
+    step: int | None,
+    source: str,
+    generated: Tensor | None,
+    suffix: str = "",
+) -> None:
+    """Record advantages and differences of logprobs, and for a share of groups all values.
+
+    Args:
+        trace_ids: trace id of each row.
+        values: tensors of shape (rows, tokens), right-padded, by the names of their outcomes.
+        counted: tensor of the same shape, 1 for each token that counts in the loss.
+        groups: group of each row.
+        lengths: how many values of each row are recorded.
+        step: step at which the rollouts were launched.
+        generated: tensor of the same shape, 1 where the engine gave a logprob to compare with; None
+            where there is nothing to compare.
+        suffix: text appended to every outcome's name.
+    """
+    named = {f"{name}{suffix}": row for name, row in means(values, counted, generated).items()}
+    outcome(trace_ids, step=step, source=source, **named)
+    share = hook_settings().trainer_tokens
+    chosen = [row for row, group in enumerate(groups) if is_chosen(group, share)]
+    if chosen:
+        tokens = {f"{name}{suffix}": tensor[chosen] for name, tensor in values.items()}
+        ids, sizes = [trace_ids[row] for row in chosen], [lengths[row] for row in chosen]
+        record_tensors(ids, step=step, source=source, lengths=sizes, **tokens)
+
+
+def means(
+    values: Mapping[str, Tensor], counted: Tensor, generated: Tensor | None
+) -> dict[str, list[float | None]]:
+    """Return the advantage and the differences of logprobs of each row; see `record_values`."""
+    named = {}
+    if "advantages" in values:
+        named["advantage"] = _mean(values["advantages"], counted.bool())
+    if generated is not None and {"old_log_probs", "rollout_log_probs"} <= values.keys():
+        mask = generated.bool()
+        apart = (values["old_log_probs"] - values["rollout_log_probs"]).abs()
+        named["logprob_diff_mean"] = _mean(apart, mask)
+        largest = apart.masked_fill(~mask, 0.0).amax(dim=-1)
+        named["logprob_diff_max"] = _known(largest, mask)
+    return named
+
+
+def _mean(values: Tensor, mask: Tensor) -> list[float | None]:
+    totals = values.double().masked_fill(~mask, 0.0).sum(dim=-1)
+    return _known(totals / mask.sum(dim=-1).clamp(min=1), mask)
+
+
+def _known(values: Tensor, mask: Tensor) -> list[float | None]:
+    """Return the values, with None for rows whose mask is empty."""
+    pairs = zip(values.tolist(), mask.any(dim=-1).tolist(), strict=True)
+    return [value if has else None for value, has in pairs]
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """Return rows of numbers as one tensor in the CPU's memory, padded with zeros."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    return pad_sequence([row.detach().float() for row in rows], batch_first=True).cpu()
