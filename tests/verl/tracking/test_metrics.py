@@ -130,7 +130,7 @@ def test_a_required_recording_that_cannot_start_stops_the_training(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (tracking, "log_metrics"),
+        (tracking, "record_numbers"),
         (tracking, "flush"),
         (workers, "status"),
         (workers, "counts"),
