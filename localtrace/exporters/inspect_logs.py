@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 import zipfile
 from collections import Counter
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
 from inspect_ai.log import (
     EvalConfig,
@@ -35,7 +35,7 @@ from inspect_ai.log import (
 from inspect_ai.model import ModelUsage
 from pydantic import BaseModel
 
-from localtrace.exporters.inspect_samples import iso_time, sample_of
+from localtrace.exporters.inspect_samples import UNKNOWN, iso_time, sample_of
 from localtrace.exporters.source import Source
 from localtrace.read.filters import Filters
 from localtrace.types import Trajectory
@@ -45,10 +45,8 @@ from localtrace.version import __version__
 _VERSION = 2
 """Version of Inspect's format of logs."""
 _DATE = (1980, 1, 1, 0, 0, 0)
-_COPY_BYTES = 2**20
 _ID_MAX_CHARS = 200
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|\.\.")
-_NUMBER_MAX_DIGITS = 15
 _ORDERED = f"""
 select trace_id, run_id, attempt, validate, step, min(start_ns) over (
     partition by run_id, attempt, validate, step
@@ -86,15 +84,17 @@ class _Log:
         self._folder = folder
         self._key = key
         self._left_out = left_out
-        self._epochs: dict[str | int, set[int]] = {}
-        self._means: dict[tuple[str, str], _Mean] = {}
+        self._epochs: dict[str, set[int]] = {}
+        """The epochs of each sample."""
+        self._scores: dict[tuple[str, str], list[float]] = {}
+        """The finite values of each part of each score."""
         self._usage: dict[str, ModelUsage] = {}
         self._model = ""
         self._completed = 0
         self._times: list[str] = []
+        self._summaries: list[bytes] = []
         self._first: Trajectory | None = None
         self._zip: zipfile.ZipFile | None = None
-        self._summaries: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
 
     def add(self, trajectory: Trajectory) -> None:
         """Write the sample of a trajectory."""
@@ -106,38 +106,25 @@ class _Log:
         self._epochs.setdefault(sample_id, set()).add(epoch)
         if self._zip is None or self._first is None:
             self._first = trajectory
-            self._zip = zipfile.ZipFile(self._folder / self._file_name(), "x")
-        self._put(f"samples/{sample_id}_epoch_{epoch}.json", data)
-        self._summaries.write((b"," if self._summaries.tell() else b"[") + summary)
+            self._zip = zipfile.ZipFile(self._folder / self._file_name(trajectory), "x")
+        self._zip.writestr(_member(f"samples/{sample_id}_epoch_{epoch}.json"), data)
+        self._summaries.append(summary)
         self._count(sample)
 
     def close(self) -> None:
         """Write what the log says of all its samples."""
-        if self._zip is not None:
-            spec = self._spec()
-            head = {"version": _VERSION, "eval": _plain(spec), "plan": {}}
-            self._put("_journal/start.json", to_json(head).encode())
-            self._summaries.write(b"]")
-            self._summaries.seek(0)
-            with self._zip.open(_member("summaries.json"), "w") as file:
-                while piece := self._summaries.read(_COPY_BYTES):
-                    file.write(piece)
-            self._put("header.json", _json(self._header(spec)))
+        if self._zip is not None and self._first is not None:
+            summaries = b"[" + b",".join(self._summaries) + b"]"
+            self._zip.writestr(_member("summaries.json"), summaries)
+            self._zip.writestr(_member("header.json"), _json(self._header(self._first)))
             self._zip.close()
-        self._summaries.close()
 
-    def _put(self, name: str, data: bytes) -> None:
-        assert self._zip is not None
-        self._zip.writestr(_member(name), data)
-
-    def _place(self, trajectory: Trajectory) -> tuple[str | int, int]:
+    def _place(self, trajectory: Trajectory) -> tuple[str, int]:
         """Return an id and an epoch that no other sample of the log has."""
         text = trajectory.sample_index or trajectory.group_id or trajectory.trace_id
-        text = _UNSAFE.sub("_", text)
-        if len(text) > _ID_MAX_CHARS:
-            text = f"{text[:_ID_MAX_CHARS]}…{sha256(text.encode()).hexdigest()[:8]}"
-        is_number = text.isascii() and text.isdecimal() and str(int(text[:20])) == text
-        sample_id = int(text) if is_number and len(text) <= _NUMBER_MAX_DIGITS else text
+        sample_id = _UNSAFE.sub("_", text)
+        if len(sample_id) > _ID_MAX_CHARS:
+            sample_id = sha256(sample_id.encode()).hexdigest()
         taken = self._epochs.get(sample_id, set())
         number = trajectory.rollout_n
         epoch = len(taken) + 1 if number is None or not 0 <= number < 2**31 else number + 1
@@ -149,7 +136,8 @@ class _Log:
         for name, score in (sample.scores or {}).items():
             parts = score.value if isinstance(score.value, dict) else {name: score.value}
             for part, value in parts.items():
-                self._means.setdefault((name, part), _Mean()).add(value)
+                if isinstance(value, int | float) and math.isfinite(value):
+                    self._scores.setdefault((name, part), []).append(value)
         for model, usage in sample.model_usage.items():
             self._usage[model] = self._usage.get(model, ModelUsage()) + usage
         self._model = self._model or sample.output.model
@@ -157,56 +145,43 @@ class _Log:
         times = [sample.started_at or "", sample.completed_at or "", *self._times]
         self._times = [min(times), max(times)]
 
-    def _file_name(self) -> str:
+    def _file_name(self, first: Trajectory) -> str:
         time = iso_time(self._key.first_ns)[:19].replace(":", "-") + "+00-00"
-        name = re.sub(r"[^A-Za-z0-9]+", "-", self._task())[:80].strip("-")
+        name = re.sub(r"[^A-Za-z0-9]+", "-", _task(first))[:80].strip("-")
         return f"{time}_{name}_{self._id('task')}.eval"
-
-    def _task(self) -> str:
-        first = self._first
-        assert first is not None
-        step = "no step" if first.step is None else f"step {first.step}"
-        return f"{first.experiment} {'validation ' if first.validate else ''}{step}"
 
     def _id(self, what: str) -> str:
         key = [what, *self._key[:4]]
         return sha256(to_json(key).encode()).hexdigest()[:22]
 
-    def _spec(self) -> EvalSpec:
-        first = self._first
-        assert first is not None
-        ids = list(self._epochs)
+    def _header(self, first: Trajectory) -> EvalLog:
+        logged = sum(map(len, self._epochs.values()))
+        epochs = max(map(len, self._epochs.values()))
         same = ("project", "experiment", "run_id", "attempt", "step", "validate")
-        return EvalSpec(
+        spec = EvalSpec(
             eval_id=self._id("eval"),
             run_id=self._id("run"),
             created=iso_time(self._key.first_ns),
-            task=self._task(),
+            task=_task(first),
             task_id=self._id("task"),
             tags=["validation"] if first.validate else None,
             dataset=EvalDataset(
                 name=first.data_source or first.project,
-                samples=len(ids),
-                sample_ids=ids,
+                samples=len(self._epochs),
+                sample_ids=list(self._epochs),
             ),
-            model=self._model or "unknown",
-            config=EvalConfig(epochs=self._epoch_count()),
+            model=self._model or UNKNOWN,
+            config=EvalConfig(epochs=epochs),
             packages={"localtrace": __version__},
             metadata={"localtrace": True} | {name: getattr(first, name) for name in same},
         )
-
-    def _epoch_count(self) -> int:
-        return max(map(len, self._epochs.values()))
-
-    def _header(self, spec: EvalSpec) -> EvalLog:
-        logged = sum(map(len, self._epochs.values()))
         scores = [
             EvalScore(
-                name=part, scorer=name, scored_samples=mean.count,
-                unscored_samples=logged - mean.count,
-                metrics={"mean": EvalMetric(name="mean", value=mean.value)},
+                name=part, scorer=name, scored_samples=len(values),
+                unscored_samples=logged - len(values),
+                metrics={"mean": EvalMetric(name="mean", value=fmean(values))},
             )
-            for (name, part), mean in self._means.items() if mean.count
+            for (name, part), values in self._scores.items()
         ]  # fmt: skip
         started_at, completed_at = self._times
         return EvalLog(
@@ -215,7 +190,7 @@ class _Log:
             eval=spec,
             results=EvalResults(
                 # Inspect View divides it by the number of prompts.
-                total_samples=len(self._epochs) * self._epoch_count(),
+                total_samples=len(self._epochs) * epochs,
                 completed_samples=self._completed,
                 logged_samples=logged,
                 scores=scores,
@@ -226,21 +201,9 @@ class _Log:
         )
 
 
-class _Mean:
-    """The mean of the finite numbers among values."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sum = 0.0
-
-    def add(self, value: Any) -> None:
-        if isinstance(value, int | float) and math.isfinite(value):
-            self.count += 1
-            self._sum += value
-
-    @property
-    def value(self) -> float:
-        return self._sum / self.count
+def _task(first: Trajectory) -> str:
+    step = "no step" if first.step is None else f"step {first.step}"
+    return f"{first.experiment} {'validation ' if first.validate else ''}{step}"
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -252,7 +215,3 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 def _json(model: BaseModel) -> bytes:
     return model.model_dump_json(exclude_none=True).encode()
-
-
-def _plain(model: BaseModel) -> Any:
-    return model.model_dump(mode="json", exclude_none=True)

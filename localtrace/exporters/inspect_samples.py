@@ -1,18 +1,18 @@
 """Trajectories as samples of Inspect AI, built from Inspect's own models.
 
-messages of all turns, each once                 -> the sample's messages
-turn: prompt, answer, tools, usage, logprobs     -> model event
-call of a tool, reward, any other call           -> tool, score and info event
-call that others run in                          -> span around their events
-reward, its parts                                -> scores
-ids, step, outcomes, labels, attributes          -> the sample's metadata
+messages of all turns, each once             -> the sample's messages
+turn: prompt, answer, tools, usage           -> model event
+call of a tool, any other call               -> tool and info event
+call that others run in                      -> span around their events
+reward, calls and attributes named like it   -> scores
+ids, step, outcomes, labels, attributes      -> the sample's metadata
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
@@ -22,7 +22,6 @@ from inspect_ai.event import (
     InfoEvent,
     ModelEvent,
     SampleInitEvent,
-    ScoreEvent,
     SpanBeginEvent,
     SpanEndEvent,
     ToolEvent,
@@ -38,8 +37,6 @@ from inspect_ai.model import (
     ContentReasoning,
     ContentText,
     GenerateConfig,
-    Logprob,
-    Logprobs,
     ModelOutput,
     ModelUsage,
 )
@@ -51,7 +48,7 @@ from localtrace.exporters.shape import (
     NO_ANSWER,
     NO_PROMPT,
     count_no_turn,
-    finite_logprobs,
+    label_rows,
     plain,
     trajectory_fields,
 )
@@ -71,10 +68,8 @@ from localtrace.values.fields import Fields, known
 
 UNKNOWN = "unknown"
 UNFIT_TOOLS = "tools on offer that do not have the form of OpenAI's functions"
-HALF_USAGE = "token counts of turns of which only the prompt's or the answer's is known"
-NO_IDS = "token ids of turns: the format has no field for them"
+NO_IDS = "token ids and logprobs of turns: Inspect's logs have no ids"
 _EXPECTED = "ground_truth"
-_SCORES_MAX = 50
 _SCORE_NAME = re.compile("reward|score", re.IGNORECASE)
 """Attributes of these names that hold numbers are parts of the reward."""
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
@@ -82,7 +77,7 @@ _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls",
 
 
 def sample_of(
-    trajectory: Trajectory, sample_id: str | int, epoch: int, left_out: Counter[str]
+    trajectory: Trajectory, sample_id: str, epoch: int, left_out: Counter[str]
 ) -> EvalSample:
     """Return the sample of a trajectory.
 
@@ -97,7 +92,6 @@ def sample_of(
     target = "" if expected is None else as_text(expected)
     prompt = list(events.prompts[0]) if turns else []
     output = events.outputs[-1] if turns else ModelOutput()
-    scores = _scores(trajectory, output.completion)
     ends = [span.end_ns for span in trajectory.spans]
     end_ns = trajectory.end_ns or max(ends, default=trajectory.start_ns)
     total_s = max(0, end_ns - trajectory.start_ns) / 1e9
@@ -113,9 +107,9 @@ def sample_of(
         target=target,
         messages=events.conversation,
         output=output,
-        scores=scores,
+        scores=_scores(trajectory, output.completion),
         metadata=_metadata(trajectory, turns),
-        events=[init, *events.of_calls(), *_score_events(trajectory, scores, end_ns)],
+        events=[init, *events.of_calls()],
         model_usage=events.usage,
         started_at=iso_time(trajectory.start_ns),
         completed_at=iso_time(end_ns),
@@ -134,12 +128,10 @@ class _Events:
         self.usage: dict[str, ModelUsage] = {}
         self._trajectory = trajectory
         self._left_out = left_out
-        self._made: dict[tuple[str, int], ChatMessage] = {}
+        self._made: dict[str, ChatMessage] = {}
+        """Inspect's messages by the form of ours."""
         self._waiting: dict[str, list[str]] = {}
         """Ids of calls of tools that no event answers yet, by the tool's name."""
-        self._token_text: dict[int, str] = {}
-        models = (turn.model for turn in turns)
-        self._model = trajectory.model or next(filter(None, models), None) or UNKNOWN
         self.prompts = [self._prompt(turn) for turn in turns]
         self.outputs = [self._output(turn) for turn in turns]
         self._turns = {(turn.span.span_id, turn.span.batch_index): turn for turn in turns}
@@ -149,37 +141,29 @@ class _Events:
             for message in (*self._messages(turn.new or ()), output.message)
         ]
 
-    def of_calls(self) -> Iterator[Any]:
-        """Yield the events of all calls, those within a call between two marks of a span."""
-        inner: dict[str | None, list[Span]] = {}
-        known_ids = {span.span_id for span in self._trajectory.spans}
-        for span in self._trajectory.every_span:
-            parent_id = span.parent_id if span.parent_id in known_ids else None
-            inner.setdefault(parent_id, []).append(span)
-        waiting: list[Span | SpanEndEvent] = inner.pop(None, [])[::-1]
-        while waiting:  # not by recursion: recorded calls may be nested without end
-            span = waiting.pop()
-            if isinstance(span, SpanEndEvent):
-                yield span
-                continue
-            calls = inner.pop(span.span_id, None) if span.batch_index is None else None
-            if calls is None:
-                yield self._event(span, span.parent_id)
-                continue
-            moment = _moment(self._trajectory, span.start_ns)
-            yield SpanBeginEvent(
-                uuid=f"{span.span_id}-begin", id=span.span_id, span_id=span.span_id, name=span.op,
-                parent_id=span.parent_id if span.parent_id in known_ids else None,
-                type=span.kind, **moment,
-            )  # fmt: skip
-            yield self._event(span, span.span_id)
-            moment = _moment(self._trajectory, span.end_ns)
-            waiting.append(
-                SpanEndEvent(
-                    uuid=f"{span.span_id}-end", id=span.span_id, span_id=span.span_id, **moment
-                )
-            )
-            waiting += calls[::-1]
+    def of_calls(self) -> list[Any]:
+        """Return the events of all calls in order of time, with a span around inner calls."""
+        trajectory = self._trajectory
+        span_ids = {span.span_id for span in trajectory.spans}
+        callers = {span.parent_id for span in trajectory.spans}
+        events: list[Any] = []
+        ends: list[Any] = []
+        for span in trajectory.every_span:
+            within = span.parent_id if span.parent_id in span_ids else None
+            if span.span_id in callers and span.batch_index is None:
+                begin = _moment(trajectory, span.start_ns) | {"id": span.span_id}
+                end = _moment(trajectory, span.end_ns) | {"id": span.span_id}
+                events.append(
+                    SpanBeginEvent(
+                        uuid=f"{span.span_id}-begin", span_id=span.span_id, name=span.op,
+                        parent_id=within, type=span.kind, **begin,
+                    )
+                )  # fmt: skip
+                ends.append(SpanEndEvent(uuid=f"{span.span_id}-end", span_id=span.span_id, **end))
+                within = span.span_id
+            events.append(self._event(span, within))
+        # At one moment inner spans end before the outer ones, and all after what begins.
+        return sorted([*events, *reversed(ends)], key=lambda event: event.timestamp)
 
     def _event(self, span: Span, within: str | None) -> Any:
         place = "" if span.batch_index is None else f"-{span.batch_index}"
@@ -189,11 +173,12 @@ class _Events:
             "metadata": plain(known({"op": span.op, "status": span.status, "error": span.error})),
             **_moment(self._trajectory, span.start_ns),
         }
+        timing = {"completed": _time(span.end_ns), "working_time": span.duration_ns / 1e9}
         turn = self._turns.get((span.span_id, span.batch_index))
         if turn is not None:
-            return self._model_event(turn, head)
+            return self._model_event(turn, head | timing)
         if span.kind == "tool":
-            return self._tool_event(span, head)
+            return self._tool_event(span, head | timing)
         result = span.outputs if span.error is None else {"error": span.error}
         data = plain(known({"inputs": span.inputs, "outputs": result}))
         return InfoEvent(source=span.op, data=data, **head)
@@ -209,8 +194,6 @@ class _Events:
             config=GenerateConfig(),
             output=output,
             error=span.error,
-            completed=_time(span.end_ns),
-            working_time=span.duration_ns / 1e9,
             **head,
         )
 
@@ -219,16 +202,13 @@ class _Events:
         waiting = self._waiting.get(name)
         arguments = plain(span.inputs)
         failed = span.status != "ok"
-        error = ToolCallError("unknown", sendable(span.error or span.status)) if failed else None
         return ToolEvent(
             id=waiting.pop(0) if waiting else span.span_id,
             function=name,
             arguments=arguments if isinstance(arguments, dict) else {"inputs": arguments},
             result="" if failed else sendable(plain(span.outputs)),
-            error=error,
+            error=ToolCallError("unknown", sendable(span.error or span.status)) if failed else None,
             failed=failed or None,
-            completed=_time(span.end_ns),
-            working_time=span.duration_ns / 1e9,
             **head,
         )
 
@@ -243,76 +223,42 @@ class _Events:
             span.output_ids or span.status == "ok"
         )
         answer = turn.answer or Message("assistant", f"[{turn.answer_missing}]")
-        message = self._message(answer, 0)
+        (message,) = self._messages([answer])
         assert isinstance(message, ChatMessageAssistant)
         for call in message.tool_calls or ():
             self._waiting.setdefault(call.function, []).append(call.id)
         stop = _STOPS.get(str(span.finish_reason), UNKNOWN)
-        choice = ChatCompletionChoice(
-            message=message, stop_reason=stop, logprobs=self._logprobs(span)
-        )
-        model, usage = turn.model or self._model, self._usage(turn)
-        if usage is not None:
+        model, usage = turn.model or UNKNOWN, None
+        prompt_tokens, output_tokens = turn.usage
+        if prompt_tokens is not None and output_tokens is not None:
+            usage = ModelUsage(
+                input_tokens=prompt_tokens, output_tokens=output_tokens,
+                total_tokens=prompt_tokens + output_tokens,
+            )  # fmt: skip
             self.usage[model] = self.usage.get(model, ModelUsage()) + usage
         return ModelOutput(
-            model=model, choices=[choice], usage=usage, time=span.duration_ns / 1e9,
-            error=span.error,
+            model=model, choices=[ChatCompletionChoice(message=message, stop_reason=stop)],
+            usage=usage, time=span.duration_ns / 1e9, error=span.error,
         )  # fmt: skip
-
-    def _usage(self, turn: Turn) -> ModelUsage | None:
-        prompt, answer = turn.usage
-        if prompt is None or answer is None:
-            self._left_out[HALF_USAGE] += (prompt is None) != (answer is None)
-            return None
-        return ModelUsage(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
-
-    def _logprobs(self, span: Span) -> Logprobs | None:
-        ids, values = span.output_ids, finite_logprobs(span, self._left_out)
-        if values is None:
-            return None
-        texts = map(self._text, ids) if ids and len(ids) == len(values) else [""] * len(values)
-        return Logprobs(
-            content=[
-                Logprob(token=text, logprob=value)
-                for text, value in zip(texts, values, strict=True)
-            ]
-        )
-
-    def _text(self, token_id: int) -> str:
-        text = self._token_text.get(token_id)
-        if text is None:
-            decoded = self._trajectory.decode([token_id])
-            text = f"<{token_id}>" if decoded is None else sendable(decoded)
-            self._token_text[token_id] = text
-        return text
 
     def _tools(self, turn: Turn) -> Iterator[ToolInfo]:
         for tool in turn.tools:
-            function = fields_of(tool).get("function", tool)
+            function = fields_of(fields_of(tool).get("function", tool))
             try:
-                if not isinstance(function, Mapping):
-                    raise ValueError("no function")
                 fields = {"description": "", **known(plain(dict(function)))}
                 yield ToolInfo.model_validate(fields)
-            except (ValidationError, ValueError):
+            except ValidationError:
                 self._left_out[UNFIT_TOOLS] += 1
 
-    def _messages(self, messages: Any) -> list[ChatMessage]:
-        seen: Counter[str] = Counter()
+    def _messages(self, messages: Iterable[Message]) -> list[ChatMessage]:
+        """Return messages for Inspect; equal ones are one, as prompts repeat them."""
         made = []
         for message in messages:
             key = to_json(chat_form(message))
-            made.append(self._message(message, seen[key]))
-            seen[key] += 1
-        return made
-
-    def _message(self, message: Message, number: int) -> ChatMessage:
-        """Return a message for Inspect; `number` tells equal ones of a list apart."""
-        key = (to_json(chat_form(message)), number)
-        made = self._made.get(key)
-        if made is None:
-            digest = sha256(f"{self._trajectory.trace_id} {number} {key[0]}".encode())
-            made = self._made[key] = _inspect_message(message, digest.hexdigest()[:22])
+            if key not in self._made:
+                digest = sha256(f"{self._trajectory.trace_id} {key}".encode())
+                self._made[key] = _inspect_message(message, digest.hexdigest()[:22])
+            made.append(self._made[key])
         return made
 
 
@@ -345,37 +291,20 @@ def _tool_call(arguments: dict[str, Any] | None, form: Fields) -> ToolCall:
     return ToolCall(form["id"], name, {}, parse_error=f"the arguments are not an object: {text}")
 
 
-def _score_events(
-    trajectory: Trajectory, scores: Mapping[str, Score], end_ns: int
-) -> Iterator[Any]:
-    """Yield the events after all calls: the scores, within spans as Inspect has them."""
-    for name, score in scores.items():
-        span_id = f"scorer-{name}"
-        head: Fields = _moment(trajectory, end_ns) | {"span_id": span_id}
-        yield SpanBeginEvent(uuid=f"{span_id}-begin", id=span_id, name=name, type="scorer", **head)
-        yield ScoreEvent(uuid=f"{span_id}-score", score=score, scorer=name, **head)
-        yield SpanEndEvent(uuid=f"{span_id}-end", id=span_id, **head)
-
-
 def _scores(trajectory: Trajectory, answer: str) -> dict[str, Score]:
     """Return the reward, then its parts: calls of rewards, and attributes named like them."""
-    parts = [
-        (span.op if span.op.endswith("reward") else span.op.rpartition(".")[2], span.outputs)
+    parts = {
+        span.op if span.op.endswith("reward") else span.op.rpartition(".")[2]: span.outputs
         for span in trajectory.spans
         if span.kind == "reward"
-    ]
-    parts += [part for part in trajectory.attributes.items() if _SCORE_NAME.search(part[0])]
+    }
+    parts |= {k: value for k, value in trajectory.attributes.items() if _SCORE_NAME.search(k)}
     scores: dict[str, Score] = {}
     if trajectory.reward is not None:
         scores["reward"] = Score(value=trajectory.reward, answer=answer or None)
-    for name, value in parts:
-        score = _score_value(value)
-        if score is not None and len(scores) < _SCORES_MAX:
-            free, number = sendable(name), 1
-            while free in scores:
-                number += 1
-                free = f"{sendable(name)} {number}"
-            scores[free] = Score(value=score)
+    for name, value in parts.items():
+        if (score := _score_value(value)) is not None:
+            scores.setdefault(sendable(name), Score(value=score))
     return scores
 
 
@@ -389,20 +318,16 @@ def _score_value(value: Any) -> Any:
 
 def _metadata(trajectory: Trajectory, turns: list[Turn]) -> Fields:
     fields = trajectory_fields(trajectory)
-    fields = {name: value for name, value in fields.items() if name not in ("reward", "error")}
+    del fields["reward"], fields["error"]
     shown = {
         outcome.name: outcome.value
         for outcome in trajectory.outcomes
         if outcome.values is None and outcome.name not in (*LABEL_NAMES, "reward")
     }
-    labels = [
-        {"name": label.name, "value": label.value, "who": label.source}
-        for label in trajectory.labels
-    ]
     weights = {sendable(plain(v)) for turn in turns if (v := turn.weight_version) is not None}
     lists = {
         "policy_version": sorted(weights) or None,
-        "labels": labels or None,
+        "labels": label_rows(trajectory) or None,
         "attributes": fields.pop("attributes") or None,
         "outcomes": fields.pop("outcomes") or None,
     }

@@ -39,6 +39,14 @@ def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
     return {name: getattr(trajectory, name) for name in _HEAD} | {"outcomes": outcomes}
 
 
+def label_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return the labels of a trajectory as rows: name, value, and who gave it."""
+    return [
+        {"name": label.name, "value": label.value, "who": label.source}
+        for label in trajectory.labels
+    ]
+
+
 def json_line(fields: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield an object as a line of JSON, in pieces; what an iterator gives is a list's elements.
 

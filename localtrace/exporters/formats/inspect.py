@@ -17,9 +17,9 @@ def write(source: Source, folder: Path) -> None:
     """Write logs of Inspect AI, which inspect view --log-dir FOLDER shows.
 
     Each step of a run is a log, so that the list of logs shows how the mean reward changes. A
-    sample is a prompt, its epochs are the rollouts. Messages, calls of models and tools, token ids
-    and logprobs are in it; the reward and its parts are scores; step, advantage, fate and labels
-    stand under metadata. Needs the extra inspect.
+    sample is a prompt, its epochs are the rollouts. Messages, calls of models and tools are in it,
+    but no token ids and no logprobs; the reward and its parts are scores; step, advantage, fate
+    and labels stand under metadata. Needs the extra inspect.
     """
     try:
         from localtrace.exporters.inspect_logs import write_logs

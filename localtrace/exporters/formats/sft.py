@@ -37,7 +37,7 @@ from localtrace.exporters.answers import (
     is_continued,
     masks_of,
 )
-from localtrace.exporters.shape import count_no_turn, teaches
+from localtrace.exporters.shape import count_no_turn, label_rows, teaches
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.read.turns import Turn, prompt_text, text_field, turns_of
 from localtrace.types import Message, Span, Trajectory
@@ -136,10 +136,8 @@ class Rows:
             for turn in kept
             if masks.get(turn.span.span_id, []) is not None
         ]
-        labels = [{"name": label.name, "value": label.value, "who": label.source}
-                  for label in trajectory.labels]  # fmt: skip
         meta = {"trace_id": trajectory.trace_id, "reward": trajectory.reward,
-                "step": trajectory.step, "labels": labels}  # fmt: skip
+                "step": trajectory.step, "labels": label_rows(trajectory)}  # fmt: skip
         for row in self._rows(known, trajectory):
             if self._is_new(row):
                 whole = plain_json(row | meta if self._has_meta else row)
