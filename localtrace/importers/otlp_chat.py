@@ -1,10 +1,8 @@
 """Messages, tools and usage of a generation's span, in the form of OpenAI's.
 
-Conventions for them changed several times, and all are in use. A span's first one counts:
+A span's first convention counts:
 
-    gen_ai.input.messages, gen_ai.output.messages    attributes, or those of one event
-    gen_ai.user.message, …, gen_ai.choice            one event per message
-    gen_ai.prompt.0.content, gen_ai.completion.0.…   attributes with numbers
+    gen_ai.input.messages, gen_ai.output.messages    OpenTelemetry's
     llm.input_messages.0.message.content, …          OpenInference's
     input.value, output.value; mlflow.spanInputs, …  arguments and result of any call
 """
@@ -13,31 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from localtrace.importers.otlp_spans import SpanIn
 from localtrace.importers.source import BadLine, read_json
 from localtrace.values.fields import Fields, known
 
-_DETAILS = ("gen_ai.client.inference.operation.details", "gen_ai.content.prompt",
-            "gen_ai.content.completion")  # fmt: skip
-"""Events whose attributes count as the span's."""
-_ANY_INPUT = ("gen_ai.tool.call.arguments", "mlflow.spanInputs", "traceloop.entity.input",
-              "input.value")  # fmt: skip
-_ANY_OUTPUT = ("gen_ai.tool.call.result", "mlflow.spanOutputs", "traceloop.entity.output",
-               "output.value")  # fmt: skip
-_MESSAGE_FIELDS = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+_ANY_INPUT = ("gen_ai.tool.call.arguments", "mlflow.spanInputs", "input.value")
+_ANY_OUTPUT = ("gen_ai.tool.call.result", "mlflow.spanOutputs", "output.value")
+_MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name",
+                   "finish_reason")  # fmt: skip
 _SAMPLING = {"choice.count": "n", "stop_sequences": "stop"}
 _USAGE = {
-    "gen_ai.usage.prompt_tokens": "input_tokens",
-    "gen_ai.usage.completion_tokens": "output_tokens",
     "llm.token_count.prompt": "input_tokens",
     "llm.token_count.completion": "output_tokens",
     "llm.token_count.total": "total_tokens",
-    "llm.usage.total_tokens": "total_tokens",
 }
-_Chat: TypeAlias = tuple[list[Fields], list[Fields]]
-"""The messages of a prompt, and one message per choice with its finish reason."""
 
 
 @dataclass(slots=True)
@@ -74,13 +62,13 @@ class Attributes:
         return listed if isinstance(listed, list) else []
 
 
-def any_call(span: SpanIn, attributes: Attributes) -> tuple[Fields, Any]:
+def any_call(attributes: Attributes) -> tuple[Fields, Any]:
     """Return the arguments and the result of a call, taken from attributes."""
     value, result = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
     return value if isinstance(value, dict) else known({"input": value}), result
 
 
-def generation(span: SpanIn, attributes: Attributes) -> tuple[Fields, Fields]:
+def generation(attributes: Attributes) -> tuple[Fields, Fields]:
     """Return the arguments and the result of a generation, taken from attributes."""
     requested = attributes.take_all("gen_ai.request.")
     inputs = {_SAMPLING.get(name, name): value for name, value in requested.items()}
@@ -90,7 +78,13 @@ def generation(span: SpanIn, attributes: Attributes) -> tuple[Fields, Fields]:
     reason = reason[0] if isinstance(reason, list) and reason else reason or None
     model = attributes.take("gen_ai.response.model", "llm.model_name")
     facts = {"model": model, "id": attributes.take("gen_ai.response.id"), "usage": usage or None}
-    prompt, answers = _chat(span, attributes)
+    prompt, answers = _in_parts(attributes)
+    more, more_answers = (
+        _plain(_unwrapped(attributes.take_listed(f"llm.{kind}_messages")))
+        for kind in ("input", "output")
+    )
+    if not prompt and not answers:
+        prompt, answers = more, more_answers
     value, result = attributes.take_json(*_ANY_INPUT), attributes.take_json(*_ANY_OUTPUT)
     if not prompt and not answers:
         inputs = (value if isinstance(value, dict) else {"prompt": value}) | inputs
@@ -121,27 +115,8 @@ def _choice(message: Fields, index: int) -> Fields:
     return {"index": index, "message": message, "finish_reason": reason}
 
 
-def _chat(span: SpanIn, attributes: Attributes) -> _Chat:
-    for event in span.events:
-        if event.name in _DETAILS:
-            attributes.left |= event.attributes
-    conventions = (
-        _in_parts(attributes),
-        _in_events(span),
-        (_plain(attributes.take_listed("gen_ai.prompt")),
-         _plain(attributes.take_listed("gen_ai.completion"))),
-        (_plain(_unwrapped(attributes.take_listed("llm.input_messages"))),
-         _plain(_unwrapped(attributes.take_listed("llm.output_messages")))),
-        (_whole(attributes.take_json("gen_ai.prompt"), "user") or _prompts(attributes),
-         _whole(attributes.take_json("gen_ai.completion"), "assistant")),
-    )  # fmt: skip
-    return next((chat for chat in conventions if any(chat)), ([], []))
-
-
-# -- messages with parts --------------------------------------------------------------------------
-
-
-def _in_parts(attributes: Attributes) -> _Chat:
+def _in_parts(attributes: Attributes) -> tuple[list[Fields], list[Fields]]:
+    """Return the messages of prompt and answers by OpenTelemetry's convention."""
     prompt = _dicts(attributes.take_json("gen_ai.input.messages"))
     answers = _dicts(attributes.take_json("gen_ai.output.messages"))
     system = attributes.take_json("gen_ai.system_instructions")
@@ -187,37 +162,11 @@ def _from_parts(message: Fields) -> Iterator[Fields]:
     yield from answers
 
 
-# -- one event per message ------------------------------------------------------------------------
-
-
-def _in_events(span: SpanIn) -> _Chat:
-    prompt: list[Fields] = []
-    answers: list[Fields] = []
-    for event in span.events:
-        stem, _, last = event.name.rpartition(".")
-        fields = event.attributes | _dict(parsed(event.attributes.get("gen_ai.event.content")))
-        if event.name == "gen_ai.choice":
-            message = parsed(fields.get("message"))
-            inner = message if isinstance(message, dict) else {"content": message}
-            answers += _plain([{"role": "assistant", **fields, **inner}])
-        elif last == "message" and stem.startswith("gen_ai."):
-            role = stem.removeprefix("gen_ai.")
-            if role == "tool" and "id" in fields:
-                fields["tool_call_id"] = fields["id"]
-            prompt += _plain([{"role": role, **fields}])
-    return prompt, answers
-
-
-# -- attributes with numbers, and whole messages --------------------------------------------------
-
-
 def _plain(messages: Iterable[Any]) -> list[Fields]:
     """Return messages with only the fields that messages have, as values and not as JSON."""
     plain = []
     for message in _dicts(messages):
-        fields = {name: message.get(name) for name in ("role", *_MESSAGE_FIELDS, "finish_reason")}
-        content = fields["content"]
-        fields["content"] = parsed(content) if str(content).startswith('[{"') else content
+        fields = {name: message.get(name) for name in _MESSAGE_FIELDS}
         calls = _dicts(parsed(fields["tool_calls"]))
         fields["tool_calls"] = [_tool_call(call) for call in calls] or None
         plain.append(known(fields))
@@ -244,18 +193,6 @@ def _unwrapped(messages: Iterable[Any]) -> Iterator[Fields]:
         yield fields
 
 
-def _prompts(attributes: Attributes) -> list[Fields]:
-    """Return OpenInference's prompts of completions as messages."""
-    prompts = [p.get("prompt", p) for p in _dicts(attributes.take_listed("llm.prompts"))]
-    return [{"role": "user", "content": prompt.get("text")} for prompt in _dicts(prompts)]
-
-
-def _whole(value: Any, role: str) -> list[Fields]:
-    if isinstance(value, str) and value:
-        return [{"role": role, "content": value}]
-    return _plain(value if isinstance(value, list) else [value])
-
-
 def _lists(node: Any) -> Any:
     """Turn objects whose keys are all numbers into lists."""
     if not isinstance(node, dict):
@@ -275,23 +212,16 @@ def _dicts(values: Any) -> list[Fields]:
     return [value for value in listed if isinstance(value, dict)]
 
 
-# -- tools and usage ------------------------------------------------------------------------------
-
-
 def _tools(attributes: Attributes) -> list[Any]:
     listed = attributes.take_json("gen_ai.tool.definitions", "mlflow.chat.tools")
     tools = listed if isinstance(listed, list) else []
     for item in attributes.take_listed("llm.tools"):
         tool = _dict(item).get("tool")
         tools.append(parsed(tool.get("json_schema")) if isinstance(tool, dict) else item)
-    for item in _dicts(attributes.take_listed("llm.request.functions")):
-        function = {name: parsed(value) for name, value in item.items()}
-        tools.append({"type": "function", "function": function})
     return tools
 
 
 def _usage(attributes: Attributes) -> Fields:
     usage = _dict(attributes.take_json("mlflow.chat.tokenUsage"))
-    for name, short in _USAGE.items():
-        usage |= known({short: attributes.take(name)})
+    usage |= known({short: attributes.take(name) for name, short in _USAGE.items()})
     return usage | attributes.take_all("gen_ai.usage.")

@@ -1,8 +1,7 @@
 """The spans of OpenTelemetry's files, put together to traces.
 
 The file exporter of OpenTelemetry's collector writes one request per line as JSON. A file may also
-be a single request of any layout. Log records that name a span are its events: instrumentations
-write messages there, too.
+be a single request of any layout.
 
 Spans of one trace may stand in several files, and far apart. They are kept in a temporary database
 on disk until all files are read.
@@ -10,11 +9,10 @@ on disk until all files are read.
 
 from __future__ import annotations
 
-import base64
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import groupby
 from typing import Any
 
@@ -29,10 +27,8 @@ TRACE_MAX_BYTES = 256 * 2**20
 """A trace is put together in memory."""
 _CACHE_KIB = 32 * 2**10
 _encode = msgspec.msgpack.Encoder().encode
-_START_BYTES = 256
-_CODES = {"STATUS_CODE_ERROR": 2, "STATUS_CODE_OK": 1}
 _ERROR = 2
-_OTHER_SIGNALS = ("resourceMetrics", "resourceProfiles")
+_OTHER_SIGNALS = ("resourceLogs", "resourceMetrics", "resourceProfiles")
 
 
 class Event(msgspec.Struct, array_like=True):
@@ -44,13 +40,13 @@ class Event(msgspec.Struct, array_like=True):
 
 
 class SpanIn(msgspec.Struct, array_like=True):
-    """One span, or only events of one, which has no name then."""
+    """One span."""
 
     trace_id: str
     """32 hex digits."""
     span_id: str
     """16 hex digits."""
-    name: str | None
+    name: str
     parent_id: str | None = None
     start_ns: int = 0
     end_ns: int = 0
@@ -108,49 +104,30 @@ def _joined(parts: Iterator[bytes]) -> list[SpanIn]:
         span = _decode(data)
         if (other := spans.get(span.span_id)) is not None:
             events = {_encode(event): event for event in (*other.events, *span.events)}
-            span = other if span.name is None else span
             span.events = list(events.values())
         spans[span.span_id] = span
     return list(spans.values())
 
 
 def read_spans(source: Source) -> Iterator[SpanIn]:
-    """Yield the spans of all files, one after the other, and events as spans without a name."""
+    """Yield the spans of all files, one after the other."""
     for path in source.files:
-        with path.open("rb") as file:
-            start = file.read(_START_BYTES)
-        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"") or b"\0" in start:
-            source.report.refuse(str(path), "not JSON: unpack it, or let the collector write JSON")
-            continue
         for line in source.documents(path):
             with source.refusing(line.place):
                 yield from _spans_of(line.fields(), line.place, source)
 
 
 def _spans_of(request: Fields, place: str, source: Source) -> Iterator[SpanIn]:
-    if request and not {"resourceSpans", "resourceLogs", *_OTHER_SIGNALS} & request.keys():
+    if request and not {"resourceSpans", *_OTHER_SIGNALS} & request.keys():
         raise BadLine("no request of OpenTelemetry: it has no resourceSpans")
-    left_out = source.report.left_out
     for name in _OTHER_SIGNALS:
-        left_out[f"requests with {name}"] += name in request
+        source.report.left_out[f"requests with {name}"] += name in request
     for block in _objects(request.get("resourceSpans")):
         resource = _attributes(_object(block.get("resource")).get("attributes"))
-        for name in ("scopeSpans", "instrumentationLibrarySpans"):
-            for item in _items(block.get(name), "spans"):
+        for scope in _objects(block.get("scopeSpans")):
+            for item in _objects(scope.get("spans")):
                 with source.refusing(place):
                     yield _span(item, resource)
-    for block in _objects(request.get("resourceLogs")):
-        for item in _items(block.get("scopeLogs"), "logRecords"):
-            with source.refusing(place):
-                if item.get("traceId") and item.get("spanId"):
-                    yield _log_record(item)
-                else:
-                    left_out["log records that belong to no span"] += 1
-
-
-def _items(scopes: Any, name: str) -> Iterator[Fields]:
-    for scope in _objects(scopes):
-        yield from _objects(scope.get(name))
 
 
 def _span(item: Fields, resource: Fields) -> SpanIn:
@@ -158,7 +135,6 @@ def _span(item: Fields, resource: Fields) -> SpanIn:
     if not start_ns:
         raise BadLine("a span without a start time")
     status = _object(item.get("status"))
-    code = _CODES.get(str(status.get("code")), status.get("code"))
     return SpanIn(
         trace_id=_id(item.get("traceId"), 16),
         span_id=_id(item.get("spanId"), 8),
@@ -173,19 +149,9 @@ def _span(item: Fields, resource: Fields) -> SpanIn:
             for event in _objects(item.get("events"))
         ],
         links=[_link(link) for link in _objects(item.get("links"))],
-        error=_text(status.get("message")) if code == _ERROR else None,
+        error=_text(status.get("message")) if status.get("code") == _ERROR else None,
         resource=resource,
     )  # fmt: skip
-
-
-def _log_record(item: Fields) -> SpanIn:
-    attributes = _attributes(item.get("attributes"))
-    body = _value(item.get("body"))
-    attributes |= body if isinstance(body, dict) else {} if body is None else {"body": body}
-    name = _text(item.get("eventName") or attributes.pop("event.name", ""))
-    time_ns = _time_ns(item, "timeUnixNano") or _time_ns(item, "observedTimeUnixNano")
-    trace_id, span_id = _id(item["traceId"], 16), _id(item["spanId"], 8)
-    return SpanIn(trace_id, span_id, None, events=[Event(name, time_ns, attributes)])
 
 
 def _link(item: Fields) -> Fields:
@@ -203,16 +169,12 @@ def _objects(value: Any) -> list[Fields]:
 
 
 def _id(value: Any, size_bytes: int) -> str:
-    """Return an id as hex; JSON made by Protocol Buffers' own tools has base64 instead."""
-    if isinstance(value, str):
-        try:
-            is_hex = len(value) == 2 * size_bytes
-            data = bytes.fromhex(value) if is_hex else base64.b64decode(value, validate=True)
-        except ValueError:
-            data = b""
+    """Return an id as lower-case hex."""
+    with suppress(TypeError, ValueError):
+        data = bytes.fromhex(value)
         if len(data) == size_bytes and any(data):
             return data.hex()
-    raise BadLine(f"an id that is not of {size_bytes} bytes")
+    raise BadLine(f"an id that is not {2 * size_bytes} hex digits")
 
 
 def _parent_id(value: Any) -> str | None:

@@ -13,7 +13,7 @@ its trace ids, places and rewards, which are attributes `localtrace.*` of its ro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -39,18 +39,17 @@ OPTIONS = (
     ),
 )  # fmt: skip
 EVALUATION = "gen_ai.evaluation.result"
-_KIND_NAMES = ("gen_ai.operation.name", "openinference.span.kind", "mlflow.spanType",
-               "traceloop.span.kind", "llm.request.type")  # fmt: skip
+_KIND_NAMES = ("gen_ai.operation.name", "openinference.span.kind", "mlflow.spanType")
 _KINDS = {
     "chat": "generation", "text_completion": "generation", "generate_content": "generation",
-    "completion": "generation", "llm": "generation", "chat_model": "generation",
+    "llm": "generation", "chat_model": "generation",
     "execute_tool": "tool", "tool": "tool",
     "invoke_agent": "agent", "create_agent": "agent", "agent": "agent", "invoke_workflow": "agent",
     "workflow": "agent", "evaluator": "reward", "chain": "other", "task": "other",
 }  # fmt: skip
 _CALLS = ("generation", "tool", "reward")
 """Kinds of which a root is a call, too."""
-_MESSAGES = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.input.messages", "llm.input_messages")
+_MESSAGES = ("gen_ai.input.messages", "llm.input_messages")
 _NO_REWARD = "rewards: several evaluations may be it, so name one by --reward"
 
 
@@ -58,8 +57,8 @@ def read(source: Source, *, reward: str | None, **places: str | None) -> Iterato
     """Import traces of OpenTelemetry, such as the collector's file exporter writes.
 
     PATH is a file of requests as JSON, or a folder of them. Each trace becomes a trajectory: spans
-    of generations are turns, with the messages of OpenTelemetry's conventions for generative AI
-    (the current ones and those before) or OpenInference's; spans of tools and all others are calls;
+    of generations are turns, with the messages of OpenTelemetry's current conventions for
+    generative AI, of OpenInference or of MLflow; spans of tools and all others are calls;
     evaluations are outcomes. Spans of a trace may stand in several files.
 
     Attributes that options name are looked for in the root span, its service, then in other spans.
@@ -68,12 +67,7 @@ def read(source: Source, *, reward: str | None, **places: str | None) -> Iterato
     """
     for spans in traces(source):
         with source.refusing(f"trace {spans[0].trace_id}"):
-            tree = _tree_of(spans)
-            if tree is None:
-                left_out = "events of spans that are not in the files"
-                source.report.left_out[left_out] += len(spans)
-            else:
-                yield _Trace(tree, source, reward, places).trajectory()
+            yield _Trace(spans, source, reward, places).trajectory()
 
 
 class _Trace:
@@ -85,9 +79,12 @@ class _Trace:
     """
 
     def __init__(
-        self, tree: _Tree, source: Source, reward: str | None, places: dict[str, str | None]
+        self, parts: list[SpanIn], source: Source, reward: str | None, places: dict[str, str | None]
     ) -> None:
-        self._tree, self._source = tree, source
+        self._spans = sorted(parts, key=lambda span: span.start_ns)
+        self._callers = _callers_of(self._spans)
+        self._root = _root_of(self._spans, self._callers)
+        self._source = source
         self._reward_name, self._places = reward, places
 
     def trajectory(self) -> Trajectory:
@@ -96,7 +93,7 @@ class _Trace:
         Raises:
             BadLine: an attribute that an option names is of another type.
         """
-        root, spans = self._tree.root, self._tree.spans
+        root, spans = self._root, self._spans
         trace_id, reward = spans[0].trace_id, None
         fields: Fields = {name: self._place(name) for name in self._places}
         attributes: Fields = {}
@@ -135,15 +132,10 @@ class _Trace:
             end_ns=max(span.end_ns for span in spans),
             reward=reward,
             attributes=attributes,
-            spans=self._calls(trace_id, calls),
+            spans=[self._call(trace_id, span, seq) for seq, span in enumerate(calls)],
             outcomes=outcomes,
             **fields,
         )
-
-    def _calls(self, trace_id: str, calls: list[SpanIn]) -> list[Span]:
-        """Return the calls as a recorder would have them: each after those that it called."""
-        spans = [self._call(trace_id, span, seq) for seq, span in enumerate(calls)]
-        return sorted(spans, key=lambda span: -self._tree.depths[span.span_id])
 
     def _place(self, name: str) -> Any:
         attribute = self._places[name]
@@ -153,13 +145,12 @@ class _Trace:
         if isinstance(value, str) and value.isdecimal() and len(value) < 19:
             value = int(value)
         if value is not None and type(value) is not int:
-            raise BadLine(f"{attribute} is not a {name}")
+            raise BadLine(f"the value of {attribute} is not a {name}")
         return value
 
     def _named(self, attribute: str) -> Any:
         """Return the value of an attribute: of the root, its service, then any other span."""
-        spans = self._tree.spans
-        for span in spans if self._tree.root is None else [self._tree.root, *spans]:
+        for span in self._spans if self._root is None else [self._root, *self._spans]:
             metadata = parsed(span.attributes.get("metadata"))
             for held in (
                 span.attributes, metadata if isinstance(metadata, dict) else {}, span.resource,
@@ -175,7 +166,7 @@ class _Trace:
         if name is not None and name not in scores:
             value = self._named(name)
             if not isinstance(value, int | float | None):
-                raise BadLine(f"{name} is not a number")
+                raise BadLine(f"the value of {name} is not a number")
             return None if value is None else float(value), []
         if name is None and "reward" not in scores and len(scores) > 1:
             self._source.report.left_out[_NO_REWARD] += 1
@@ -188,15 +179,18 @@ class _Trace:
     def _call(self, trace_id: str, span: SpanIn, seq: int) -> Span:
         kind = _kind(span)
         attributes = Attributes(dict(span.attributes))
-        inputs, outputs = (generation if kind == "generation" else any_call)(span, attributes)
+        inputs, outputs = (generation if kind == "generation" else any_call)(attributes)
         left = {name: value for name, value in attributes.left.items() if value is not None}
         inputs |= {"attributes": left} if left else {}
         inputs |= {"links": span.links} if span.links else {}
         tool = left.get("gen_ai.tool.name") or left.get("tool.name")
+        caller = self._callers.get(span.span_id)
+        if self._root is not None and caller == self._root.span_id:
+            caller = None  # directly under the trajectory
         return Span(
             trace_id=trace_id,
             span_id=span.span_id,
-            parent_id=self._tree.parent_of(span),
+            parent_id=caller,
             seq=seq,
             op=str(tool) if kind == "tool" and tool else span.name or "span",
             start_ns=span.start_ns,
@@ -247,48 +241,30 @@ def _scores(span: SpanIn) -> Iterator[Outcome]:
             yield outcome(span.trace_id, name + (suffix if number else ""), value, event.time_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """The spans of a trace in the order in which they began."""
+def _callers_of(spans: list[SpanIn]) -> dict[str, str]:
+    """Return the caller's span id by span id; callers that go round in a circle count as none.
 
-    root: SpanIn | None
-    """The only span without a caller; None where there are several."""
-    spans: list[SpanIn]
-    callers: dict[str, str]
-    """The span id of the caller, by span id; a caller that is missing may come later."""
-    depths: dict[str | None, int]
-    """The count of callers around a span, by span id."""
-
-    def parent_of(self, span: SpanIn) -> str | None:
-        """Return the caller's id; None directly under the trajectory."""
-        caller = self.callers.get(span.span_id)
-        return None if self.root is not None and caller == self.root.span_id else caller
-
-
-def _tree_of(parts: list[SpanIn]) -> _Tree | None:
-    """Return the tree of the spans that are there; None where there are only events of others.
-
-    Callers that go round in a circle count as none.
+    A caller that is missing may come with a later import.
     """
-    spans = sorted((span for span in parts if span.name is not None), key=lambda s: s.start_ns)
-    if not spans:
-        return None
-    ids = {span.span_id for span in spans}
     callers = {span.span_id: span.parent_id for span in spans if span.parent_id is not None}
-    depths: dict[str | None, int] = {None: 0}
+    done: set[str] = set()
     for span in spans:
-        path: dict[str, None] = {}
-        at: str | None = span.span_id
-        while at is not None and at not in depths:
-            if at in path:  # a circle, which is cut here and walked again
-                del callers[at]
-                path, at = {}, span.span_id
-                continue
-            path[at] = None
-            at = callers.get(at)
-        for depth, span_id in enumerate(reversed(path), depths[at] + 1):
-            depths[span_id] = depth
+        path: set[str] = set()
+        span_id = span.span_id
+        while span_id in callers and span_id not in done:
+            if span_id in path:
+                del callers[span_id]
+                break
+            path.add(span_id)
+            span_id = callers[span_id]
+        done |= path
+    return callers
+
+
+def _root_of(spans: list[SpanIn], callers: dict[str, str]) -> SpanIn | None:
+    """Return the only span without a caller; None where there are several."""
+    ids = {span.span_id for span in spans}
     tops = [span for span in spans if callers.get(span.span_id) not in ids]
-    begun = [span for span in tops if span.parent_id is None]
-    only = tops if len(tops) == 1 else begun
-    return _Tree(only[0] if len(only) == 1 else None, spans, callers, depths)
+    if len(tops) > 1:
+        tops = [span for span in tops if span.parent_id is None]
+    return tops[0] if len(tops) == 1 else None

@@ -53,7 +53,7 @@ def held(store: Path) -> list[Trajectory]:
 # Traces that the instrumentations of others wrote
 
 
-@pytest.mark.parametrize("name", ["messages", "events", "indexed", "openinference", "mlflow"])
+@pytest.mark.parametrize("name", ["messages", "openinference", "mlflow"])
 def test_the_conversation_is_read_from_every_convention(name: str, tmp_path: Path) -> None:
     options = ("--step", "train.step", "--sample-index", "sample")
     _, (one,) = imported(tmp_path / "store", DATA / f"{name}.json", *options)
@@ -75,8 +75,7 @@ def test_the_conversation_is_read_from_every_convention(name: str, tmp_path: Pat
     assert [turn.usage for turn in turns_of(one)] == [(40, 12), (60, 5)]
     assert [turn.inputs["temperature"] for turn in one.turns] == [0.5, 0.5]
     assert {turn.outputs["model"] for turn in one.turns} == {"tiny-1"}
-    if name != "events":  # its instrumentation does not tell the tools
-        assert [turn.inputs["tools"][0]["type"] for turn in one.turns] == ["function"] * 2
+    assert [turn.inputs["tools"][0]["type"] for turn in one.turns] == ["function"] * 2
     if name == "mlflow":  # it has no evaluations in spans, and no conventional name of an agent
         return
     assert (one.agent, one.reward) == ("adder", 1.0)
@@ -123,26 +122,20 @@ def encoded(*spans: Any) -> bytes:
     return encode_spans(spans).SerializeToString()
 
 
-def line(body: bytes, *, hexed: bool = True) -> bytes:
-    """Return a request as a line of the collector's, or of Protocol Buffers' own tools."""
+def line(body: bytes) -> bytes:
+    """Return a request as a line of the collector's."""
     request = ExportTraceServiceRequest.FromString(body)
-    found = json_format.MessageToDict(request, use_integers_for_enums=True)
-    for block in found["resourceSpans"] if hexed else ():
-        for span in (one for scope in block["scopeSpans"] for one in scope["spans"]):
-            for name in {"traceId", "spanId", "parentSpanId"} & span.keys():
-                span[name] = base64.b64decode(span[name]).hex()
-    return json.dumps(found).encode() + b"\n"
-
-
-def framed(*bodies: bytes) -> bytes:
-    return b"".join(len(one).to_bytes(4, "big") + one for one in bodies)
+    fields = json_format.MessageToDict(request, use_integers_for_enums=True)
+    for block in fields["resourceSpans"]:
+        for span in (span for scope in block["scopeSpans"] for span in scope["spans"]):
+            for fields_with_ids in (span, *span.get("links", ())):
+                for name in {"traceId", "spanId", "parentSpanId"} & fields_with_ids.keys():
+                    fields_with_ids[name] = base64.b64decode(fields_with_ids[name]).hex()
+    return json.dumps(fields).encode() + b"\n"
 
 
 FORMS = {
     "lines": lambda bodies: b"".join(map(line, bodies)),
-    "lines of Protocol Buffers' tools": lambda bodies: b"".join(
-        line(one, hexed=False) for one in bodies
-    ),
     "one pretty request": lambda bodies: json.dumps(
         {"resourceSpans": [json.loads(line(one))["resourceSpans"][0] for one in bodies]}, indent=1
     ).encode(),
@@ -338,9 +331,9 @@ ODD = {
     "messages that are none": [{**ID, "attributes": [
         {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
         {"key": "gen_ai.input.messages", "value": {"stringValue": '[1, {"parts": [2, {}]}]'}},
-        {"key": "gen_ai.prompt.0", "value": {"stringValue": "x"}},
-        {"key": "gen_ai.prompt.99999999.a", "value": {"stringValue": "x"}},
-        {"key": "gen_ai.prompt.0.role", "value": {"intValue": 4}},
+        {"key": "llm.output_messages.0", "value": {"stringValue": "x"}},
+        {"key": "llm.output_messages.99999999.a", "value": {"stringValue": "x"}},
+        {"key": "llm.output_messages.0.role", "value": {"intValue": 4}},
         {"key": "llm.tools.0", "value": {"boolValue": True}},
         {"key": "llm.input_messages.0.message", "value": {"stringValue": "m"}}]}],
     "localtrace's, but false": [{**ID, "attributes": [
@@ -367,28 +360,18 @@ def test_odd_traces_are_kept(tmp_path: Path) -> None:
     assert calls["two roots"] == 2
 
 
-NO_FILES = [
-    (b"\x1f\x8b\x08", "unpack it"),
-    (b"\x28\xb5\x2f\xfd\x00", "unpack it"),
-    (b"\x89PNG", "unpack it"),
-    (b"\x0a\xff\xff\xff\xff\x01", "let the collector write JSON"),
-    (framed(request(ID)), "let the collector write JSON"),
-    (b"\n{\n", "not JSON"),
-]
-
-
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.bin" for number in range(len(NO_FILES))]
-    for path, (data, _) in zip(paths, NO_FILES, strict=True):
-        path.write_bytes(data)
-    (tmp_path / "good").write_bytes(request(ID))
-    (tmp_path / "empty").touch()
-    said, _ = imported(tmp_path / "store", *paths, tmp_path / "good", tmp_path / "empty")
-    assert "1 trajectories" in said
-    assert f"skipped     {len(NO_FILES)} that" in said
-    for path, (_, reason) in zip(paths, NO_FILES, strict=True):
-        (problem,) = (line for line in said.splitlines() if path.name in line)
-        assert reason in problem
+def test_files_that_are_not_json_are_refused_and_other_signals_are_counted(tmp_path: Path) -> None:
+    for number, data in enumerate((b"\x1f\x8b\x08", b"\x0a\xff\xff\xff\xff\x01", b"\n{\n")):
+        (tmp_path / f"{number}.json").write_bytes(data)
+    (tmp_path / "good.json").write_bytes(request(ID))
+    (tmp_path / "logs.json").write_bytes(b'{"resourceLogs": []}\n')
+    (tmp_path / "empty.json").touch()
+    output, _ = imported(tmp_path / "store", tmp_path)
+    assert "1 trajectories" in output
+    assert "skipped     3 that" in output
+    assert "left out    1 requests with resourceLogs" in output
+    assert "0.json:1: not JSON" in output
+    assert "1.json:2: not JSON" in output
 
 
 def test_a_trace_that_is_too_large_is_refused_alone(
@@ -409,5 +392,5 @@ def test_an_attribute_that_is_no_place_costs_its_own_trace(tmp_path: Path) -> No
         request({**ID, "attributes": named}) + request({**ID, "traceId": "c" * 32})
     )
     said, (one,) = imported(tmp_path / "store", tmp_path / "in.json", "--step", "s")
-    assert "s is not a step" in said
+    assert "the value of s is not a step" in said
     assert (one.trace_id, one.step) == ("c" * 32, None)
