@@ -129,21 +129,24 @@ def test_errors_and_limits_are_fates(found: Found) -> None:
     assert found["loop", 0].attributes["limit"]["type"] == "message"
 
 
-def test_a_second_import_and_the_same_log_as_json_add_nothing(store: Path, tmp_path: Path) -> None:
+def test_a_second_import_and_a_rewritten_log_add_nothing(store: Path, tmp_path: Path) -> None:
     assert "skipped     6" in imported(DATA, store).output
     log = read_eval_log(DATA)
-    as_json = tmp_path / "mock.json"
-    write_eval_log(log, str(as_json))
-    assert "skipped     6" in imported(as_json, store).output
-    # Nobody says which of several scores is the reward.
-    done = imported(as_json, tmp_path / "third")
+    rewritten = tmp_path / "mock.eval"
+    write_eval_log(log, str(rewritten))
+    assert "skipped     6" in imported(rewritten, store).output
+    # Without --reward it is not known which of several scores is the reward.
+    done = imported(rewritten, tmp_path / "third")
     assert rollouts(tmp_path / "third")["two", 0].reward is None
     assert "rewards: several scores may be it" in done.output
     for sample in log.samples or ():
         sample.events = []
-    write_eval_log(log, str(as_json))
-    done = imported(as_json, tmp_path / "fourth")
+    write_eval_log(log, str(rewritten))
+    done = imported(rewritten, tmp_path / "fourth")
     assert "no events, of which turns are made" in done.output, done.output
+    write_eval_log(log, str(tmp_path / "mock.json"))
+    done = imported(tmp_path / "mock.json", tmp_path / "fourth")
+    assert "make one of a .json by  inspect log convert" in done.output, done.output
 
 
 def test_a_score_that_no_log_has_is_refused(tmp_path: Path) -> None:
@@ -217,8 +220,7 @@ def test_bombs_and_damaged_files_are_refused(
         "cannot be read (BadZipFile" in imported(tmp_path / "liar.eval", tmp_path / "store").output
     )
     for name, content in {
-        "half.eval": DATA.read_bytes()[:9000], "no.eval": b"no zip", "no.json": b"{}",
-        "deep.json": b"[" * 100_000, "empty.eval": b"", "list.json": b'{"eval":5,"samples":[]}',
+        "half.eval": DATA.read_bytes()[:9000], "no.eval": b"no zip", "empty.eval": b"",
     }.items():  # fmt: skip
         (tmp_path / name).write_bytes(content)
         done = imported(tmp_path / name, tmp_path / "store")

@@ -70,6 +70,8 @@ def group(chat: tuple[Store, Ids], tmp_path_factory: pytest.TempPathFactory) -> 
     done = run("export", "html", "step=1", "sample_index=add", *at)
     assert done.exit_code == 0, done.output
     assert run("export", "html", "step=1", "sample_index=add", *at).exit_code == 2  # it is there
+    piped = run("export", "html", "step=1", "sample_index=add", "-s", chat[0].path, "-o", "-")
+    assert piped.stdout_bytes == out.read_bytes()
     assert [one.name for one in out.parent.iterdir()] == ["group.html"]
     return out.read_text()
 

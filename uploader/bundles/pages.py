@@ -59,7 +59,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for path, table in json.load(sys.stdin).items():
-        print(json.dumps(read_file(path, table)), flush=True)
+        sys.stdout.buffer.write(json.dumps(read_file(path, table)).encode() + b"\n")
+        sys.stdout.buffer.flush()
 
 
 def read_file(path: str, table: str) -> int | str:

@@ -1,4 +1,4 @@
-"""Logs of Inspect AI: `.eval` (a zip) and `.json`, read sample by sample by Inspect's own models.
+"""Logs of Inspect AI, `.eval` (a zip), read sample by sample by Inspect's own models.
 
     sample, epoch       -> trajectory; rollouts of one sample are a group
     model event         -> turn
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,31 +45,26 @@ OPTIONS = (
     ),
 )  # fmt: skip
 MEMBER_MAX_BYTES = 256 * 2**20
-"""Longest JSON text of one sample, or of one log of the format `.json`."""
+"""Longest JSON text of one sample."""
 REFERRED_MAX = 10_000_000
 """The most messages that the calls of one sample may refer to together."""
 _NO_REWARD = "rewards: several scores may be it, so name those that add up to it by --reward"
 _HEAD = "heads of logs, of which only task, model, data set and solver are kept"
-_LEFT = {
-    "error_retries": "attempts before the last one of a sample", "store": "stores of samples",
-    "timelines": "timelines of samples", "sandbox": "sandboxes of samples",
-    "files": "lists of files of samples", "invalidation": "invalidations of samples",
-}  # fmt: skip
+_LEFT = ("error_retries", "store", "timelines", "sandbox", "files", "invalidation")
+"""Fields of a sample that are counted and not kept."""
 _READ_EVENTS = frozenset({"model", "tool", "span_begin", "span_end"})
 _MARKS = frozenset({"sample_init", "score", "error", "sample_limit", "step"})
 """Events that say what the sample says as well."""
-Samples = Iterator[tuple[str, Callable[[], Fields]]]
-"""The place of each sample, and a function that reads it."""
 
 
 def read(source: Source, *, rewards: Collection[str]) -> Iterator[Trajectory]:
     """Import samples that Inspect AI logged.
 
-    PATH is a log .eval or .json, or a folder with files .eval anywhere below it. An epoch of a
-    sample becomes a rollout: calls of models are its turns, with messages and usage, calls of tools
-    its tools, scores its attributes. The letters of a score count as in Inspect: C 1, P 0.5, I
-    and N 0. The reward is the only score, or the sum of those that --reward names. Errors and
-    limits are the rollouts' fates. Needs the extra inspect.
+    PATH is a log .eval, or a folder with such files anywhere below it. An epoch of a sample becomes
+    a rollout: calls of models are its turns, with messages and usage, calls of tools its tools,
+    scores its attributes. The letters of a score count as in Inspect: C 1, P 0.5, I and N 0. The
+    reward is the only score, or the sum of those that --reward names. Errors and limits are the
+    rollouts' fates. Needs the extra inspect; inspect log convert makes .eval of .json.
 
     What localtrace exported comes back with its trace ids, places and rewards, and messages and
     tools in Inspect's form. Without --run the run id is derived from the folder.
@@ -80,52 +75,27 @@ def read(source: Source, *, rewards: Collection[str]) -> Iterator[Trajectory]:
         raise MissingDependency.for_extra("inspect-ai", "inspect") from None
     for path in source.whole_files():
         with source.refusing(str(path)):
-            if path.suffix != ".json":
-                with zipfile.ZipFile(path) as packed:
-                    yield from _Log(path, *_zipped(path, packed), source, rewards).trajectories()
-            else:
-                yield from _Log(path, *_json(path), source, rewards).trajectories()
-
-
-def _json(path: Path) -> tuple[Fields, Samples]:
-    if path.stat().st_size > MEMBER_MAX_BYTES:
-        raise BadLine(
-            f"longer than {MEMBER_MAX_BYTES // 2**20} MiB: turn it into .eval by  inspect log "
-            f"convert {path.name} --to eval --output-dir FOLDER"
-        )
-    head = read_object(path.read_bytes())
-    samples = head.pop("samples", None)
-    if not isinstance(samples, list):
-        raise BadLine("no whole log of Inspect; inspect log recover may repair it")
-    return head, ((f"{path}: sample {n}", lambda s=s: s) for n, s in enumerate(samples, 1))
-
-
-def _zipped(path: Path, packed: zipfile.ZipFile) -> tuple[Fields, Samples]:
-    members = {member.filename: member for member in packed.infolist()}
-
-    def member(name: str) -> Fields:
-        if members[name].file_size > MEMBER_MAX_BYTES:
-            raise BadLine(f"longer than {MEMBER_MAX_BYTES // 2**20} MiB")
-        return read_object(packed.read(name))
-
-    head = next((name for name in ("header.json", "_journal/start.json") if name in members), None)
-    if head is None:
-        raise BadLine("no log of Inspect, which has header.json")
-    names = (name for name in members if name.startswith("samples/") and name.endswith(".json"))
-    return member(head), ((f"{path}: {n[:200]}", lambda n=n: member(n)) for n in names)
+            if not zipfile.is_zipfile(path):
+                raise BadLine(
+                    "not a whole .eval: make one of a .json by  inspect log convert, repair a "
+                    "damaged one by  inspect log recover"
+                )
+            with zipfile.ZipFile(path) as packed:
+                yield from _Log(path, packed, source, rewards).trajectories()
 
 
 class _Log:
     """One log."""
 
     def __init__(
-        self, path: Path, head: Fields, samples: Samples, source: Source, rewards: Collection[str]
+        self, path: Path, packed: zipfile.ZipFile, source: Source, rewards: Collection[str]
     ) -> None:
+        self._path, self._packed, self._source, self._rewards = path, packed, source, rewards
+        self._left_out = source.report.left_out
+        head = self._read("header.json")
         spec = head.get("eval")
         if not isinstance(spec, dict):
-            raise BadLine("no log of Inspect, which has eval")
-        self._samples, self._source, self._rewards = samples, source, rewards
-        self._left_out = source.report.left_out
+            raise BadLine("not a log of Inspect: its header has no eval")
         self._modified_ns = path.stat().st_mtime_ns
         data_set, metadata = spec.get("dataset"), spec.get("metadata")
         self._model = spec.get("model")
@@ -147,9 +117,19 @@ class _Log:
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield the trajectory of each sample; samples that cannot be read are reported."""
-        for place, fields in self._samples:
-            with self._source.refusing(place):
-                yield self._trajectory(fields())
+        for name in self._packed.namelist():
+            if name.startswith("samples/") and name.endswith(".json"):
+                with self._source.refusing(f"{self._path}: {name[:200]}"):
+                    yield self._trajectory(self._read(name))
+
+    def _read(self, name: str) -> Fields:
+        try:
+            member = self._packed.getinfo(name)
+        except KeyError:
+            raise BadLine(f"no {name}: inspect log recover may repair the log") from None
+        if member.file_size > MEMBER_MAX_BYTES:
+            raise BadLine(f"longer than {MEMBER_MAX_BYTES // 2**20} MiB")
+        return read_object(self._packed.read(member))
 
     def _trajectory(self, fields: Fields) -> Trajectory:
         from localtrace.importers.inspect_samples import SampleCalls, scores_of
@@ -204,8 +184,8 @@ def _read_fields(fields: Fields, left_out: Counter[str]) -> Fields:
     Raises:
         BadLine: its events are none, or refer to too many messages together.
     """
-    for name, what in _LEFT.items():
-        left_out[what] += bool(fields.get(name))
+    for name in _LEFT:
+        left_out[f"fields {name} of samples"] += bool(fields.get(name))
     events, referred = [], 0
     for event in fields.get("events") or ():
         kind = event.get("event")
@@ -230,7 +210,7 @@ def _sample(fields: Fields) -> EvalSample:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"][:6]))
-        raise BadLine(f"no sample of Inspect ({place}: {first['msg']})") from None
+        raise BadLine(f"not a sample of Inspect ({place}: {first['msg']})") from None
     return resolve_sample_attachments(sample, "full")
 
 
