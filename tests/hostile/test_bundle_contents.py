@@ -188,8 +188,11 @@ UPLOAD = ["upload", "--all", "--to", "mlflow", "--uri", "sqlite:///x.db", "--dry
 
 @pytest.mark.parametrize("command", [["ls"], UPLOAD], ids=["ls", "upload"])
 def test_a_reader_takes_what_an_allowed_signer_signed_and_nothing_else(
-    command: list[str], keys: dict[str, Path], made: Path, tmp_path: Path
-) -> None:
+    command: list[str], keys: dict[str, Path], made: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
+
     def exit_code(store: Path, signers: Path) -> int:
         return int(run(*command, "-s", store, "--signers", signers).exit_code)
 
@@ -205,12 +208,15 @@ def test_a_reader_takes_what_an_allowed_signer_signed_and_nothing_else(
 
 
 def test_every_command_that_reads_several_stores_takes_signers() -> None:
-    found = {name: main.get_command(click.Context(main), name) for name in COMMANDS}
-    found |= getattr(found["export"], "commands", {})
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in COMMANDS}
+    export = commands["export"]
+    assert isinstance(export, click.Group)
+    commands |= {name: export.get_command(context, name) for name in export.list_commands(context)}
     takes = set()
-    for name, command in found.items():
+    for name, command in commands.items():
         assert command is not None
-        options = {one.name: one for one in command.params if isinstance(one, click.Option)}
+        options = {o.name: o for o in command.params if isinstance(o, click.Option)}
         if name == "compact":
             continue  # it refuses bundles
         if "store_paths" in options and options["store_paths"].help != "Folder of the store.":
