@@ -51,6 +51,7 @@ _MODULES = {
     "record.record_turn": ("record_turn",),
     "record.session": ("close", "flush", "init", "log_metrics", "losses", "outcome", "run_id"),
     "record.tensor_batches": ("record_tensors",),
+    "viewer.notebook": ("drawn",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

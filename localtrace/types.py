@@ -7,10 +7,10 @@ None where nothing was recorded; None never means zero.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
 from localtrace.field_names import LABEL_NAMES
-from localtrace.notebooks import drawn
 
 FAILED_STATUSES = frozenset({"error", "cancelled", "interrupted", "dropped"})
 """Statuses of spans and trajectories that did not end well."""
@@ -184,9 +184,9 @@ class Trajectory:
     """Turns token ids of its run into text."""
 
     def _repr_html_(self) -> str:
-        """Return the rollout as the viewer shows it, for notebooks; `Store.show` knows more."""
-        step = "" if self.step is None else f" of step {self.step}"
-        return drawn("one", f"trajectory {self.trace_id}{step}, reward {self.reward}", self)
+        """Return the rollout as the package draws it for notebooks; `Store.show` knows more."""
+        html: str = import_module("localtrace").drawn(self)
+        return html
 
     @property
     def every_span(self) -> list[Span]:

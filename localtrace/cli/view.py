@@ -19,7 +19,7 @@ _SQL_AT_ONCE = 4
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=None, show_default=str(_PORT),
-              help="Port to listen at, 0 for any; by default the next free one.")  # fmt: skip
+              help="Port to listen at, 0 for any free one.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address to listen at.")  # fmt: skip
 @click.option("--expose", is_flag=True,

@@ -69,19 +69,18 @@ class QueryRunner:
             self._database = Database(self._stores, self.limits.memory_max_bytes, self._piece_of)
         return self._database
 
-    def share(self) -> Self:
+    def share(self, unwanted: threading.Event | None = None) -> Self:
         """Return the same moment for another thread, to be closed before this one.
 
         They share the database, its views and the limit of its memory.
+
+        Args:
+            unwanted: stops its query, and refuses further ones, once it is set.
         """
         guest = copy(self)
         guest._database = self.database().share()
-        guest._unwanted = threading.Event()
+        guest._unwanted = unwanted or threading.Event()
         return guest
-
-    def stop(self) -> None:
-        """Stop the query that another thread runs, and refuse further ones."""
-        self._unwanted.set()
 
     @property
     def snapshots(self) -> list[Snapshot]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from localtrace.notebooks import drawn
 from localtrace.types import Trajectory
 
 
@@ -32,5 +32,6 @@ class Shown:
         return f"<{len(self)} trajector{'y' if len(self) == 1 else 'ies'}: {ids}>"
 
     def _repr_html_(self) -> str:
-        """Return the trajectories as the viewer shows them, for notebooks."""
-        return drawn("several", repr(self), self.store, self.trace_ids)
+        """Return the trajectories as the package draws them for notebooks."""
+        html: str = import_module("localtrace").drawn(self)
+        return html

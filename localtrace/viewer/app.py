@@ -7,7 +7,6 @@ import hashlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -25,9 +24,6 @@ from localtrace.viewer.pages import PAGES
 from localtrace.viewer.rendering import HERE, as_json, render
 from localtrace.viewer.shared_store import SharedStore
 
-if TYPE_CHECKING:
-    from localtrace.read.store import Store
-
 _log = logging.getLogger("localtrace.viewer")
 _AT_ONCE = 2
 """Requests to the same page that are answered side by side; no page waits for another."""
@@ -42,13 +38,10 @@ def make_app(shared: SharedStore) -> Starlette:
     ]
     for page in PAGES:
         places = CapacityLimiter(_AT_ONCE)
-        routes += [
-            # First the longer address, which the other one's last part would take in.
-            Route(
-                f"{page.path.rstrip('/') or '/index'}.json", _answering(shared, page, places, True)
-            ),
-            Route(page.path, _answering(shared, page, places, False)),
-        ]
+        # First the longer address, which the other one's last part would take in.
+        for path, is_json in ((f"{page.path.rstrip('/') or '/index'}.json", True),
+                              (page.path, False)):  # fmt: skip
+            routes.append(Route(path, _answering(shared, page, places, is_json)))
     return Starlette(
         routes=routes,
         exception_handlers={HTTPException: _on_http_error, Exception: _on_failure},
@@ -58,10 +51,9 @@ def make_app(shared: SharedStore) -> Starlette:
 def _answering(
     shared: SharedStore, page: Page, places: CapacityLimiter, is_json: bool
 ) -> Callable[[Request], Awaitable[Response]]:
-    def answer(request: Request, asker: _Asker) -> Response:
+    def answer(request: Request, unwanted: threading.Event) -> Response:
         try:
-            with shared.reading() as (store, moment):
-                asker.waits_for(store)
+            with shared.reading(unwanted) as (store, moment):
                 page_request = PageRequest(
                     store, request.path_params, request.query_params, moment.kept
                 )
@@ -78,48 +70,29 @@ def _answering(
         return _html(request, render(page.template, page=facts, **_around(request, page_request)))
 
     async def respond(request: Request) -> Response:
-        asker = _Asker()
-        leaving = asyncio.create_task(asker.leaves(request))
+        unwanted = threading.Event()
+        leaving = asyncio.create_task(_set_when_left(request, unwanted))
         try:
-            return await to_thread.run_sync(answer, request, asker, limiter=places)
+            return await to_thread.run_sync(answer, request, unwanted, limiter=places)
         finally:
             leaving.cancel()
 
     return respond
 
 
-class _Asker:
-    """Whoever asked for a page, and may leave before it is there: then its query is stopped."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._store: Store | None = None
-        self._has_left = False
-
-    def waits_for(self, store: Store) -> None:
-        """Take note of the store whose queries this request runs."""
-        with self._lock:
-            self._store = store
-            if self._has_left:
-                store.stop()
-
-    async def leaves(self, request: Request) -> None:
-        """Wait until the browser closes the connection, and stop the query."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        with self._lock:
-            self._has_left = True
-            if self._store is not None:
-                self._store.stop()
+async def _set_when_left(request: Request, unwanted: threading.Event) -> None:
+    """Wait until the browser closes the connection: then the query is stopped."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    unwanted.set()
 
 
 def _around(request: Request, page_request: PageRequest) -> dict[str, object]:
     """Return what the frame of every page needs."""
-    path, query = request.url.path, request.url.query
-    json_path = f"{'/index' if path == '/' else path}.json" + (f"?{query}" if query else "")
-    here = path + (f"?{query}" if query else "")
-    return {"q": page_request.values.get("q", "").strip(), "path": path, "here": here,
-            "json_path": json_path, "stores": [str(one) for one in page_request.store.paths],
+    path, query = request.url.path, request.url.query and f"?{request.url.query}"
+    return {"q": page_request.q, "path": path, "here": path + query,
+            "json_path": f"{'/index' if path == '/' else path}.json{query}",
+            "stores": [str(path) for path in page_request.store.paths],
             "values": page_request.values, "who": who_labels(request)}  # fmt: skip
 
 
@@ -142,15 +115,11 @@ def _refused(request: Request, error: Exception) -> Response:
 def _problem(request: Request, message: str, status: int) -> Response:
     if request.url.path.endswith(".json"):
         return Response(as_json({"error": message}), status, media_type="application/json")
-    around: dict[str, object] = {
-        "q": request.query_params.get("q", ""),
-        "path": request.url.path,
-        "json_path": None,
-        "stores": [],
-        "values": request.query_params,
-    }
-    page = {"title": "Problem", "copies": {}}
-    text = render("problem.html", message=message, status=status, page=page, **around)
+    text = render(
+        "problem.html", message=message, status=status, page={"title": "Problem", "copies": {}},
+        q=request.query_params.get("q", ""), path=request.url.path, json_path=None, stores=[],
+        values=request.query_params,
+    )  # fmt: skip
     return _html(request, text, status)
 
 

@@ -66,9 +66,9 @@ def chart_of(
         x: what stands along the lower axis.
         not_finite: how many values are in no point, as they are NaN or infinite.
     """
-    given = [one for one in lines if one["points"]]
-    series = [one for one in given if _finite(one["points"])]
-    undrawn = sum(len(one["points"]) - len(_finite(one["points"])) for one in given)
+    lines = [line for line in lines if line["points"]]
+    series = [line for line in lines if _finite(line["points"])]
+    undrawn = sum(len(line["points"]) - len(_finite(line["points"])) for line in lines)
     if (undrawn or not_finite) and not series:
         why = "all its values are NaN or infinite"
     return {"title": title, "format": form, "series": series, "links": links or {},
@@ -85,18 +85,15 @@ def line_chart(chart: Mapping[str, Any]) -> Markup:
     series = chart["series"]
     if not series:
         return Markup("")
-    frame = _Frame.around(series, chart["format"])
+    frame = _Frame(series, chart["format"])
     parts = [
-        Markup('<svg class="chart" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
-            WIDTH, HEIGHT, plain(chart["title"])
-        ),
         *frame.axes(),
-        *(frame.band(one) for one in series if one.get("band")),
-        *(part for one in series for part in frame.line(one)),
-        *frame.links(series, chart["links"], chart["x"]),
-        Markup("</svg>"),
+        *(frame.band(line) for line in series if line.get("band")),
+        *(part for line in series for part in frame.line(line)),
+        *frame.strips(series, chart["links"], chart["x"]),
     ]
-    return Markup("").join(parts)
+    return _element("svg", parts, class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="group",
+                    aria_label=plain(chart["title"]))  # fmt: skip
 
 
 def bar(value: float | None, low: float | None, high: float | None) -> Markup:
@@ -105,36 +102,39 @@ def bar(value: float | None, low: float | None, high: float | None) -> Markup:
         return Markup("")
     least, most = min(0.0, low or 0.0), max(0.0, high or 0.0)
     span = (most - least) or 1.0
-    start, end = sorted(100 * (one - least) / span for one in (0.0, value))
+    start, end = sorted(100 * (place - least) / span for place in (0.0, value))
+    inside = _element("rect", x=start, width=max(end - start, 1.0), height=4)
     kind = "negative" if value < 0 else "positive"
-    return Markup(
-        '<svg class="bar {}" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect x="{:.1f}" width="{:.1f}" height="4"/></svg>'
-    ).format(kind, start, max(end - start, 1.0))
+    return _element("svg", [inside], class_=f"bar {kind}", viewBox="0 0 100 4",
+                    preserveAspectRatio="none", aria_hidden="true")  # fmt: skip
+
+
+def _element(name: str, inside: Iterable[str] = (), **attributes: object) -> Markup:
+    """Return an element of SVG; everything that is not Markup is escaped."""
+    texts = {
+        key.rstrip("_").replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else value
+        for key, value in attributes.items()
+        if value is not None
+    }
+    written = Markup("").join(Markup(' {}="{}"').format(*item) for item in texts.items())
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(inside))
 
 
 class _Frame:
     """The place of a chart's values in the picture."""
 
-    def __init__(self, x: _Point, y: _Point, form: str) -> None:
-        self.x_low, self.x_high = x
-        self.y_ticks = ticks(*y)
-        self.y_low, self.y_high = min(y[0], self.y_ticks[0]), max(y[1], self.y_ticks[-1])
-        self.form = _FORMATS[form]
-
-    @classmethod
-    def around(cls, series: Sequence[Mapping[str, Any]], form: str) -> _Frame:
-        points = [point for one in series for point in _finite(one["points"])]
-        # A band may go beyond what is possible, such as mean and deviation of shares: the points
-        # count, and as much of the band as is near them.
-        ys = [y for _, y in points]
-        bands = [end for one in series for row in one.get("band") or [] for end in row[1:]]
-        low = min([*ys, *(end for end in bands if end is not None)])
-        high = max([*ys, *(end for end in bands if end is not None)])
+    def __init__(self, series: Sequence[Mapping[str, Any]], form: str) -> None:
+        points = [point for line in series for point in _finite(line["points"])]
+        xs = [x for x, _ in points]
+        bands = [end for line in series for row in line.get("band") or [] for end in row[1:]]
+        ys = [*(y for _, y in points), *(end for end in bands if end is not None)]
+        low, high = min(ys), max(ys)
         if low == high:
             low, high = (min(low, 0.0), max(high, 0.0)) if low else (0.0, 1.0)
-        xs = [x for x, _ in points]
-        return cls((min(xs), max(xs)), (low, high), form)
+        self.x_low, self.x_high = min(xs), max(xs)
+        self.y_ticks = ticks(low, high)
+        self.y_low, self.y_high = min(low, self.y_ticks[0]), max(high, self.y_ticks[-1])
+        self.form = _FORMATS[form]
 
     def at_x(self, x: float) -> float:
         width = WIDTH - _LEFT - _RIGHT
@@ -145,6 +145,9 @@ class _Frame:
         share = (y - self.y_low) / (self.y_high - self.y_low)
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
 
+    def path(self, points: Iterable[_Point]) -> str:
+        return " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in points)
+
     def axes(self) -> Iterator[Markup]:
         texts = [self.form(tick) for tick in self.y_ticks]
         if len({*texts}) < len(texts):  # they differ in digits that are left out
@@ -152,86 +155,57 @@ class _Frame:
             texts = [f"{scale * tick:.6g}{unit}".replace("-", "−") for tick in self.y_ticks]
         for tick, text in zip(self.y_ticks, texts, strict=True):
             y = self.at_y(tick)
-            yield Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                _LEFT, WIDTH - _RIGHT, y, y
-            )
-            yield Markup('<text class="tick y" x="{}" y="{:.1f}">{}</text>').format(
-                _LEFT - 6, y + 3.5, text
-            )
+            yield _element("line", class_="grid", x1=_LEFT, x2=WIDTH - _RIGHT, y1=y, y2=y)
+            yield _element("text", [text], class_="tick y", x=_LEFT - 6, y=y + 3.5)
         for tick in ticks(self.x_low, self.x_high, 8):
             if self.x_low <= tick <= self.x_high and tick == int(tick):
-                yield Markup('<text class="tick x" x="{:.1f}" y="{}">{}</text>').format(
-                    self.at_x(tick), HEIGHT - 7, int(tick)
-                )
+                x = self.at_x(tick)
+                yield _element("text", [str(int(tick))], class_="tick x", x=x, y=HEIGHT - 7)
 
-    def line(self, one: Mapping[str, Any]) -> Iterator[Markup]:
-        places = [(self.at_x(x), self.at_y(y)) for x, y in _finite(one["points"])]
-        colour = f"s{one['colour'] % 8}"
-        if len(places) > 1:
-            name = f"line {colour}{' dashed' if one['dashed'] else ''}"
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            yield Markup('<polyline class="{}" points="{}"/>').format(name, path)
-        if len(places) <= _MARKED_MAX:  # what was measured is told apart from what is between
-            for x, y in places:
-                yield Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5"/>').format(
-                    colour, x, y
-                )
+    def line(self, line: Mapping[str, Any]) -> Iterator[Markup]:
+        points, colour = _finite(line["points"]), f"s{line['colour'] % 8}"
+        if len(points) > 1:
+            name = f"line {colour}{' dashed' if line['dashed'] else ''}"
+            yield _element("polyline", class_=name, points=self.path(points))
+        if len(points) <= _MARKED_MAX:  # what was measured is told apart from what is between
+            for x, y in points:
+                yield self.dot(f"point {colour}", x, y, 2.5)
 
-    def band(self, one: Mapping[str, Any]) -> Markup:
-        rows = [row for row in one["band"] if None not in row]
+    def dot(self, name: str, x: float, y: float, radius: float) -> Markup:
+        return _element("circle", class_=name, cx=self.at_x(x), cy=self.at_y(y), r=radius)
+
+    def band(self, line: Mapping[str, Any]) -> Markup:
+        rows = [row for row in line["band"] if None not in row]
         upper = [(x, high) for x, _, high in rows]
         lower = [(x, low) for x, low, _ in reversed(rows)]
-        path = " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in upper + lower)
-        return Markup('<polygon class="band s{}" points="{}"/>').format(one["colour"] % 8, path)
+        name = f"band s{line['colour'] % 8}"
+        return _element("polygon", class_=name, points=self.path(upper + lower))
 
-    def links(
-        self, series: Sequence[Mapping[str, Any]], links: Mapping[str, str], of: str
+    def strips(
+        self, series: Sequence[Mapping[str, Any]], links: Mapping[str, str], axis: str
     ) -> Iterator[Markup]:
         """Yield a strip for each x: its points, what they say, and where they lead."""
         values: dict[float, list[tuple[Mapping[str, Any], float]]] = defaultdict(list)
-        for one in series:
-            for x, y in _finite(one["points"]):
-                values[x].append((one, y))
+        for line in series:
+            for x, y in _finite(line["points"]):
+                values[x].append((line, y))
         xs = _most_telling({x: here[0][1] for x, here in values.items()})
         edges = [self.at_x(x) for x in xs]
-        for place, x in enumerate(xs):
-            left = (edges[place - 1] + edges[place]) / 2 if place else edges[0] - 6
-            right = (edges[place] + edges[place + 1]) / 2 if place + 1 < len(xs) else edges[-1] + 6
-            said = ", ".join(f"{one['name']} {self.form(y)}" for one, y in values[x])
-            text = f"{x:.12g}"
-            yield self._strip(left, right, edges[place], values[x], plain(f"{of} {text}: {said}"),
-                              links.get(text), is_first=place == 0)  # fmt: skip
-
-    def _strip(
-        self,
-        left: float,
-        right: float,
-        at: float,
-        values: Sequence[tuple[Mapping[str, Any], float]],
-        label: str,
-        link: str | None,
-        is_first: bool,
-    ) -> Markup:
-        dots = Markup("").join(
-            Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
-                one["colour"] % 8, at, self.at_y(y)
-            )
-            for one, y in values
-        )
-        inside = Markup(
-            '<rect class="hit" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>'
-            '<line class="cursor" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>{}'
-        ).format(left, _TOP, max(right - left, 1), HEIGHT - _TOP - _BOTTOM, at, at, _TOP,
-                 HEIGHT - _BOTTOM, dots)  # fmt: skip
-        # One link of a chart takes the focus; the arrow keys go on from there (charts.js).
-        focus = 0 if is_first else -1
-        if link is None:
-            return Markup('<g class="strip" tabindex="{}" aria-label="{}">{}</g>').format(
-                focus, label, inside
-            )
-        return Markup('<a class="strip" href="{}" tabindex="{}" aria-label="{}">{}</a>').format(
-            link, focus, label, inside
-        )
+        for place, (x, at) in enumerate(zip(xs, edges, strict=True)):
+            left = (edges[place - 1] + at) / 2 if place else at - 6
+            right = (at + edges[place + 1]) / 2 if place + 1 < len(xs) else at + 6
+            inside = [
+                _element("rect", class_="hit", x=left, y=_TOP, width=max(right - left, 1.0),
+                         height=HEIGHT - _TOP - _BOTTOM),
+                _element("line", class_="cursor", x1=at, x2=at, y1=_TOP, y2=HEIGHT - _BOTTOM),
+                *(self.dot(f"dot s{line['colour'] % 8}", x, y, 3.5) for line, y in values[x]),
+            ]  # fmt: skip
+            numbers = ", ".join(f"{line['name']} {self.form(y)}" for line, y in values[x])
+            link = links.get(f"{x:.12g}")
+            # One link of a chart takes the focus; the arrow keys go on from there (charts.js).
+            yield _element("a" if link else "g", inside, class_="strip", href=link,
+                           tabindex=-1 if place else 0,
+                           aria_label=plain(f"{axis} {x:.12g}: {numbers}"))  # fmt: skip
 
 
 def _most_telling(values: Mapping[float, float]) -> list[float]:
@@ -252,12 +226,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
         return [low]
     rough = span / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
-    first = math.floor(low / step + 1e-9)
-    found = [first * step]
-    while found[-1] < high - step * 1e-9:
-        found.append((first + len(found)) * step)
-    return [round(one, 12) for one in found]
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 _Y_MAX = 1e300

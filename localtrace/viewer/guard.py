@@ -11,8 +11,8 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, urlencode, urlsplit
+from html import escape
+from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -77,41 +77,32 @@ class Guard:
             return PlainTextResponse(
                 "The viewer is not reached by this name: use the printed address.\n", 421
             )
-        given = request.query_params.get(TOKEN)
-        if given is not None and request.method == "GET":
-            if not _same(given, self._token):
+        token = request.query_params.get(TOKEN)
+        if token is not None and request.method == "GET":
+            if not _same(token, self._token):
                 return _locked("This token is not the viewer's, which makes a new one each time.")
             return self._entered(request)
-        if not _same(_cookie(request, self._cookie), self._session):
+        if not _same(request.cookies.get(self._cookie, ""), self._session):
             return _locked("The viewer shows its pages only to the browser that has its token.")
         if request.method not in ("GET", "HEAD") and not _is_from_itself(request):
             return _locked("Only the viewer's own pages can change something.")
         return None
 
     def _is_known(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         try:
-            ipaddress.ip_address(name.strip("[]"))
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self._names or bool(ipaddress.ip_address(name))
         except ValueError:
-            return name.lower() in self._names
-        return True
+            return False
 
     def _entered(self, request: Request) -> Response:
         # Not a redirect: after a link on another site, it would be followed without the cookie.
-        values = parse_qs(request.url.query, keep_blank_values=True)
-        rest = {name: texts for name, texts in values.items() if name != TOKEN}
-        query = urlencode(rest, doseq=True)
+        url = request.url.remove_query_params(TOKEN)
         # One slash at the front, as two would name another host.
-        path = "/" + request.url.path.lstrip("/") + (f"?{query}" if query else "")
-        answer = HTMLResponse(_ENTERED.format(path=_in_attribute(path)))
+        path = "/" + url.path.lstrip("/") + (f"?{url.query}" if url.query else "")
+        answer = HTMLResponse(_ENTERED.format(path=escape(path)))
         answer.set_cookie(self._cookie, self._session, path="/", httponly=True, samesite="strict")
         return answer
-
-
-def _in_attribute(path: str) -> str:
-    from html import escape
-
-    return escape(path)
 
 
 def _is_from_itself(request: Request) -> bool:
@@ -125,18 +116,9 @@ def _is_from_itself(request: Request) -> bool:
     return urlsplit(request.headers.get("origin", "")).netloc == request.headers.get("host")
 
 
-def _cookie(request: Request, name: str) -> str:
-    cookies: SimpleCookie = SimpleCookie()
-    try:
-        cookies.load(request.headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookies[name].value if name in cookies else ""
-
-
 def _locked(why: str) -> Response:
     return PlainTextResponse(f"{why} Open the address that localtrace view printed.\n", 403)
 
 
-def _same(given: str, known: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), known.encode())
+def _same(secret: str, known: str) -> bool:
+    return secrets.compare_digest(secret.encode("utf-8", "replace"), known.encode())

@@ -33,8 +33,6 @@ _ID_MAX = 2**31 - 1
 _TIME_S = 8.0
 """The time after which no further steps are searched: other pages wait for it."""
 _SLICE_ROWS = ROWS_MIN
-SHOWN_MAX = 400
-"""The rollouts that are listed, at most."""
 _BEFORE, _HIT, _AFTER = 120, 300, 240
 """The characters of a snippet before, in and after a hit."""
 
@@ -43,7 +41,7 @@ select t.run_id, t.step, t.validate, count(*) as rollouts, count(s.is_hit) as se
     count(*) filter (s.is_hit) as hits,
     finite(avg(finite(t.reward)) filter (s.is_hit)) as mean_reward_hits,
     finite(avg(finite(t.reward)) filter (not s.is_hit)) as mean_reward_others,
-    count(*) filter (not isfinite(t.reward)) as not_finite{first}
+    count(*) filter (not isfinite(t.reward)) as not_finite
 from (select * from {relation} where {condition} and {steps}) as t
 left join (
     select trace_id, bool_or({hit}) as is_hit
@@ -52,25 +50,30 @@ left join (
 group by t.run_id, t.step, t.validate
 order by t.step desc nulls last, t.run_id, t.validate
 """
-_FIRST = f""",
-    (list({{'sample_index': t.sample_index, 'rollout_n': t.rollout_n, 'trace_id': t.trace_id}}
-        order by t.sample_index, t.rollout_n, t.trace_id
-    ) filter (s.is_hit))[:{SHOWN_MAX}] as first_hits"""
+_IDS_SQL = """
+select trace_id, step from {relation}
+where {condition} and {steps}
+    and trace_id in (select trace_id from ({source}) where {steps} and {hit})
+order by step desc nulls last, sample_index, rollout_n, trace_id limit {shown}
+"""
 _SNIPPET_SQL = """
-select f.*, t.turn
+select r.run_id, r.step, r.sample_index, r.rollout_n, r.validate, r.status, r.reward, r.fate,
+    r.fate_reason, f.*, t.turn
 from (
     select trace_id, span_id, place, places, {hit_at} as hit_at,
-        right(prefix, {before_max}) as before, left(found, {hit_max}) as hit,
-        length(found) > {hit_max} as is_hit_cut,
-        substr(text, length(prefix) + length(found) + 1, {after_max}) as after
-    from (select *, {prefix} as prefix, {found} as found from (
+        right(prefix, {before_max}) as before, left(match, {hit_max}) as hit,
+        length(match) > {hit_max} as is_hit_cut,
+        substr(text, length(prefix) + length(match) + 1, {after_max}) as after
+    from (select *, {prefix} as prefix, {match} as match from (
         select *, count(*) over (partition by trace_id) as places
         from ({source}) where {ids} and {steps} and {hit}
         qualify row_number() over (partition by trace_id order by seq, batch_index, place) = 1
     ))
 ) as f
+join (select * from trajectories where {ids} and {steps}) as r on r.trace_id = f.trace_id
 left join (select trace_id, span_id, turn from turns where {ids} and {steps}) as t
     on t.trace_id = f.trace_id and t.span_id = f.span_id
+order by r.step desc nulls last, r.sample_index, r.rollout_n, r.trace_id
 """
 
 
@@ -104,38 +107,42 @@ class Search:
         """Return a filter that finds the rollouts with a hit."""
         if self.by == "text" and self.inside == "calls":
             return f"contains={self.find}"
-        found = " or ".join(self._hit(text, needle) for _, text, needle in self._fields())
+        hits = " or ".join(self._hit(text, needle) for _, text, needle in self._fields())
         turns = "is_turn and " if self.inside == "generated" else ""
-        condition = with_values(f"{turns}({found})", self.params())
+        condition = with_values(f"{turns}({hits})", self.params())
         return f"where=trace_id in (select trace_id from stored.spans where {condition})"
 
-    def rate_sql(self, request: PageRequest, steps: str = "true", first: str = "") -> str:
+    def rate_sql(self, request: PageRequest, steps: str = "true") -> str:
         """Return SQL that counts the rollouts with a hit, by run and step.
 
         Args:
             request: the request, whose filters choose the rollouts.
             steps: a condition on `step`.
-            first: further columns.
         """
-        return _RATE_SQL.format(
-            relation=request.filters.relation("reward"), condition=request.condition,
-            hit=self._hit("text", "needle"), source=self._source(), steps=steps, first=first,
-        )  # fmt: skip
+        return self._sql(_RATE_SQL, relation=request.filters.relation("reward"),
+                         condition=request.condition, steps=steps)  # fmt: skip
+
+    def ids_sql(self, request: PageRequest, steps: str, shown: int) -> str:
+        """Return SQL for the ids and steps of the first rollouts with a hit."""
+        return self._sql(_IDS_SQL, relation=request.filters.relation(),
+                         condition=request.condition, steps=steps, shown=shown)  # fmt: skip
 
     def snippet_sql(self, ids: str, steps: str) -> str:
         """Return SQL for the first hit of each of some rollouts."""
-        prefix, found = "left(text, strpos(text, needle) - 1)", "needle"
+        prefix, match = "left(text, strpos(text, needle) - 1)", "needle"
         hit_at, hit_max = "length(prefix)", _HIT
         if self.by == "regex":
             # The hit and all that follows it is taken away: what is left stands before it.
-            prefix, found = "regexp_replace(text, $from_hit, '')", "regexp_extract(text, $find)"
+            prefix, match = "regexp_replace(text, $from_hit, '')", "regexp_extract(text, $find)"
         if self.by == "ids":
             hit_at, hit_max = "length(prefix) - length(replace(prefix, ',', ''))", 20 * _IDS_MAX
-        return _SNIPPET_SQL.format(
-            prefix=prefix, found=found, hit=self._hit("text", "needle"), source=self._source(),
-            ids=ids, steps=steps, hit_at=hit_at, before_max=_BEFORE, hit_max=hit_max,
-            after_max=_AFTER,
+        return self._sql(
+            _SNIPPET_SQL, prefix=prefix, match=match, ids=ids, steps=steps, hit_at=hit_at,
+            before_max=_BEFORE, hit_max=hit_max, after_max=_AFTER,
         )  # fmt: skip
+
+    def _sql(self, sql: str, **parts: object) -> str:
+        return sql.format(hit=self._hit("text", "needle"), source=self._source(), **parts)
 
     def _hit(self, text: str, needle: str) -> str:
         is_regex = self.by == "regex"
@@ -160,32 +167,6 @@ class Search:
         )
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The rollouts with a hit, by run and step."""
-
-    steps: list[dict[str, Any]]
-    """The steps that were searched, the last first; `first_hits` holds their first hits."""
-    rest: str | None
-    """A filter of the steps for which there was no time; None where there are none."""
-
-    def total(self, column: str) -> int:
-        """Return the sum of a column."""
-        return sum(row[column] for row in self.steps)
-
-    def first(self, count: int) -> dict[str, int | None]:
-        """Return the first ids with a hit and their steps, in the order of the trajectories."""
-        steps: dict[int | None, list[dict[str, Any]]] = {}
-        for row in self.steps:
-            steps.setdefault(row["step"], []).extend(row["first_hits"] or ())
-        known = sorted((step for step in steps if step is not None), reverse=True)
-        found: dict[str, int | None] = {}
-        for step in [*known, *([None] if None in steps else [])]:
-            for one in sorted(steps[step], key=_order)[: count - len(found)]:
-                found[one["trace_id"]] = step
-        return found
-
-
 def ids_of(text: str) -> list[int]:
     """Return the token ids of a text such as `1, 2, 3` or `[1 2 3]`.
 
@@ -199,71 +180,75 @@ def ids_of(text: str) -> list[int]:
         is_number = word.isascii() and word.isdigit() and len(word) <= 10
         if not is_number or int(word) > _ID_MAX:
             raise QueryError(
-                f"{word[:40]!r} is no token id: write whole numbers from 0 to {_ID_MAX:,}, "
+                f"{word[:40]!r} is not a token id: write whole numbers from 0 to {_ID_MAX:,}, "
                 "such as 151643, 198"
             )
     return [int(word) for word in words]
 
 
-def count_hits(request: PageRequest, search: Search) -> Counted:
+def count_hits(request: PageRequest, search: Search) -> tuple[list[dict[str, Any]], str | None]:
     """Count the rollouts with a hit, from the last step to the first, while there is time.
+
+    Returns:
+        A row for each run and step that was searched, and a filter of the steps for which there was
+        no time; None where there are none.
 
     Raises:
         QueryError: what to find cannot be searched for.
     """
     params = {**request.params, **search.params()}
 
-    def make() -> Counted:
+    def make() -> tuple[list[dict[str, Any]], str | None]:
         begun_s = time.monotonic()
         counts = sorted(
-            Listing(request).counts.items(), key=lambda one: (one[0] is None, one[0] or 0)
+            Listing(request).counts.items(), key=lambda item: (item[0] is None, item[0] or 0)
         )
         slices = step_slices(counts, _SLICE_ROWS)
         rows: list[dict[str, Any]] = []
         while slices:
-            sql = search.rate_sql(request, slices.pop(), _FIRST)
+            sql = search.rate_sql(request, slices.pop())
             rows += request.rows(sql, _named(sql, params))
             known = [row["step"] for row in rows if row["step"] is not None]
             if slices and known and time.monotonic() - begun_s > _TIME_S:
-                return Counted(rows, f"step<{min(known)}")
-        return Counted(rows, None)
+                return rows, f"step<{min(known)}"
+        return rows, None
 
-    made: Counted = request.kept(("hits", request.q, search), make)
+    made: tuple[list[dict[str, Any]], str | None] = request.kept(("hits", request.q, search), make)
     return made
 
 
-def snippets(
-    request: PageRequest, search: Search, steps: Mapping[str, int | None]
-) -> dict[str, dict[str, Any]]:
-    """Return the first hit of each rollout, by trace id.
+def first_hits(
+    request: PageRequest, search: Search, counted: Iterable[Mapping[str, Any]], shown: int
+) -> list[dict[str, Any]]:
+    """Return the first rollouts with a hit, the newest steps first, each with its first one.
 
     Args:
         request: the request.
         search: what to find.
-        steps: the step of each rollout, by trace id.
+        counted: the rows of `count_hits`.
+        shown: the most rollouts.
     """
-    if not steps:
-        return {}
-    ids, params = listed_ids(steps)
-    sql = search.snippet_sql(ids, listed_steps(steps.values()))
+    steps: list[int | None] = []
+    hits = 0
+    for row in counted:
+        if row["hits"] and (hits < shown or row["step"] in steps):
+            steps.append(row["step"])
+            hits += row["hits"]
+    sql = search.ids_sql(request, listed_steps(steps), shown)
+    of_ids = request.rows(sql, _named(sql, {**request.params, **search.params()}))
+    if not of_ids:
+        return []
+    ids, params = listed_ids(row["trace_id"] for row in of_ids)
+    sql = search.snippet_sql(ids, listed_steps(row["step"] for row in of_ids))
     rows = request.rows(sql, _named(sql, {**search.params(), **params}))
-    return {row["trace_id"]: row for row in rows}
+    return [_whole_numbers(row) for row in rows] if search.by == "ids" else rows
 
 
-def decoded(
-    request: PageRequest, run_id: str, snippet: dict[str, Any]
-) -> tuple[dict[str, Any], bool]:
-    """Return a snippet of token ids as text, and whether it is; not where no tokenizer is known."""
-    before = snippet["before"].split(",")[:-1]
-    if len(snippet["before"]) == _BEFORE:
-        del before[:1]  # its beginning may be cut off
-    parts = before, snippet["hit"].split(",")[:-1], snippet["after"].split(",")[:-1]
-    texts = [request.store.decode(run_id, list(map(int, part))) if part else "" for part in parts]
-    is_text = None not in texts
-    if not is_text:
-        texts = [", ".join(map(str.strip, part)) for part in parts]
-        texts = [f"{texts[0]} " if texts[0] else "", texts[1], f" {texts[2]}" if texts[2] else ""]
-    return snippet | dict(zip(("before", "hit", "after"), texts, strict=True)), is_text
+def _whole_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a snippet of ids without a number that is cut, or commas around it."""
+    _, _, cut = row["before"].partition(",")
+    before = cut if len(row["before"]) == _BEFORE else row["before"]
+    return row | {"before": before, "hit": row["hit"].strip(" ,")}
 
 
 def unescaped(snippet: Mapping[str, Any]) -> str:
@@ -286,8 +271,3 @@ def _named(sql: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that a text names: DuckDB refuses others."""
     names = set(re.findall(r"\$(\w+)", sql))
     return {name: value for name, value in params.items() if name in names}
-
-
-def _order(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    sample, number = one["sample_index"], one["rollout_n"]
-    return sample is None, sample or "", number is None, number or 0, one["trace_id"]

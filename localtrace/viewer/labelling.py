@@ -5,6 +5,7 @@ It is the only request that writes. The guard lets it in from the viewer's own p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote
@@ -44,13 +45,13 @@ def label_route(shared: SharedStore, problem: Callable[[Request, Exception], Res
 
         try:
             who = person(first("who"))
-            ids = [one for text in form.get("id", ()) for one in text.split(",") if one]
+            ids = list(filter(None, ",".join(form.get("id", ())).split(",")))
             if ids:
-                with shared.reading() as (store, _):
+                with shared.reading(threading.Event()) as (store, _):
                     label(store, ids, who=who, tags=form.get("tag", ()),
                           untag=form.get("untag", ()), rating=first("rating"),
                           comment=first("comment"))  # fmt: skip
-                shared.look_again()
+                shared.look(at_once=True)
         except Exception as error:
             return problem(request, error)
         answer = Response(status_code=303, headers={"Location": _own_path(first("back"))})
@@ -66,20 +67,19 @@ def label_route(shared: SharedStore, problem: Callable[[Request, Exception], Res
 
 
 def who_labels(request: Request) -> str:
-    """Return the name that this browser gave last, else that of the login; empty: none is known."""
-    given = unquote(request.cookies.get(_COOKIE, ""))
+    """Return the name that this browser gave last, or the login's; empty: none is known."""
     try:
-        return person(given)
+        return person(unquote(request.cookies.get(_COOKIE, "")))
     except ConfigError:
         return login() or ""
 
 
 def why_read_only(store: Store) -> str | None:
     """Return why no label can be written, as far as that shows before one is; None: it can."""
-    left = [path for path in store.paths if path not in store.bundles]
-    if not left:
+    stores = [path for path in store.paths if path not in store.bundles]
+    if not stores:
         return "This is a bundle, which never changes. Label in the store that it was made from."
-    reasons = [why_unwritable(path) for path in left]
+    reasons = [why_unwritable(path) for path in stores]
     return None if None in reasons else f"{reasons[0]}, so nothing can be labelled."
 
 

@@ -27,8 +27,7 @@ TOKENS_MAX = 50_000
 """The most tokens that a file holds."""
 _MODULES = ("fragments", "keys", "themes", "rollout", "find", "tokens", "one_file")
 """The modules of a file, each after those that it imports."""
-_IMPORT = re.compile(r'^import \{ (.*) \} from "\./(\w+)\.js";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export ((?:async )?function (\w+))", re.MULTILINE)
+_IMPORT_OR_EXPORT = re.compile(r"^(import .*\n|export (default )?)", re.MULTILINE)
 
 
 def page(
@@ -42,6 +41,8 @@ def page(
         redacted: ids of those in which something was redacted; their tokens are left out.
     """
     facts = facts_of(shown, is_group, CHARACTERS_MAX)
+    for column in facts["table"]["columns"] if facts["table"] else ():
+        column["url"] = f"#{column['trace_id']}"
     facts["more"] = more
     facts["tokens"], facts["without_tokens"] = _tokens(store, shown, redacted)
     style, script = (HERE / "static/viewer.css").read_text("utf-8"), bundled()
@@ -83,23 +84,14 @@ def _shorter(value: Any) -> Any:
 def _colours(tokens: list[Facts]) -> list[str]:
     return [
         name for name, column in COLOURS.items()
-        if any(value is not None for one in tokens for value in one["columns"][column])
+        if any(value is not None for part in tokens for value in part["columns"][column])
     ]  # fmt: skip
 
 
 def bundled() -> str:
-    """Return the modules of a file as one module; each keeps its own names."""
-    made = ["const modules = {};"]
-    for name in _MODULES:
-        text = (HERE / f"static/{name}.js").read_text("utf-8")
-        given = ", ".join(match[2] for match in _EXPORT.finditer(text))
-        text = _EXPORT.sub(r"\1", _IMPORT.sub(_taken, text))
-        made.append(f"modules.{name} = (() => {{\n{text}return {{ {given} }};\n}})();")
-    return "\n".join(made)
-
-
-def _taken(line: re.Match[str]) -> str:
-    return f"const {{ {line[1].replace(' as ', ': ')} }} = modules.{line[2]};"
+    """Return the modules of a file as one module, so no two of them may use a name twice."""
+    text = "".join((HERE / f"static/{name}.js").read_text("utf-8") for name in _MODULES)
+    return _IMPORT_OR_EXPORT.sub("", text)
 
 
 def _policy(style: str, script: str) -> str:

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from localtrace.errors import LocalTraceError
-from localtrace.read.filters import Filters, Term
 from localtrace.read.run_names import with_run_ids
 from localtrace.viewer.addresses import words_of
 from localtrace.viewer.page_request import PageRequest
 
 Facts = dict[str, Any]
 """The content of a page as plain data, which `.json` answers as it is."""
-_REMEDIES = {
-    "list them with localtrace ls": "the page Trajectories lists them",
-    ", or give it more time (--timeout-s, timeout_s=)": "",
-    ", and in Python a number, a range or a list too": "",
-}
-"""Advice of messages for a terminal or for Python, and the page's own in its place."""
 
 
 def told(error: Exception) -> str:
-    """Return what a page says of an error: why it was, and what can be done here."""
+    """Return what a page says of an error."""
     if isinstance(error, OSError) and not isinstance(error, LocalTraceError):
         place = f": {error.filename}" if error.filename else ""
         return f"The store cannot be read: {error.strerror or error}{place}."
-    text = str(error)
-    for elsewhere, here in _REMEDIES.items():
-        text = text.replace(elsewhere, here)
-    return text
+    return str(error)
 
 
 @dataclass(frozen=True)
@@ -113,30 +102,6 @@ def command_filters(text: str) -> str:
     return " ".join(map(shlex.quote, words_of(text)))
 
 
-def python_rows(filters: Filters) -> str | None:
-    """Return Python that reads the trajectories that match filters.
-
-    None: keywords cannot say them, since a key has several conditions.
-    """
-    keywords = {key: _keyword(same.terms) for key, same in filters.by_key().items()}
-    if None in keywords.values():
-        return None
-    arguments = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-    return f"store.trajectories({arguments}).to_pandas()"
-
-
-def _keyword(terms: Sequence[Term]) -> Any:
-    """Return the terms of one key as the value of a keyword; None: there is no such value."""
-    first, *others = terms
-    if [term.operator for term in terms] == [">=", "<="]:
-        return f"{first.values[0]}..{others[0].values[0]}"
-    if others:
-        return None
-    if first.operator != "=":
-        return f"{first.operator}{','.join(map(str, first.values))}"
-    return first.values[0] if len(first.values) == 1 else list(first.values)
-
-
 def with_values(sql: str, params: Mapping[str, Any]) -> str:
     """Return SQL with the values of its parameters written into it."""
 
@@ -148,12 +113,6 @@ def with_values(sql: str, params: Mapping[str, Any]) -> str:
 
 def literal(value: Any) -> str:
     """Return a value as SQL."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value) if isinstance(value, int) or isfinite(value) else f"'{value}'::double"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(literal, value))}]"
-    return "'" + str(value).replace("'", "''") + "'"
+    import duckdb
+
+    return str(duckdb.ConstantExpression(value))

@@ -7,7 +7,7 @@ bold text are set apart as in Markdown; everything else stays as it was written,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from markupsafe import Markup, escape
@@ -15,21 +15,15 @@ from markupsafe import Markup, escape
 from localtrace.terminal import UNSAFE
 
 _CODE = re.compile(r"^(```|~~~)[^\n`]*\n(.*?)(?:^\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(
-    r"(?P<code>`[^`\n]+`)|(?P<bold>\*\*(?=\S)[^*\n]+(?<=\S)\*\*)|(?P<heading>^#{1,6} [^\n]+)"
-    r"|(?P<mark><\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[a-z_]{1,24}>)",
-    re.MULTILINE,
-)
 _MARK = re.compile(r"<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[a-z_]{1,24}>")
 """Marks of chat templates and of tags such as <think>, which are shown smaller."""
-_NAMES = {
-    "\x00": "NUL",
-    "\x1b": "ESC",
-    "\r": "CR",
-    "\u200b": "ZWSP",
-    "\u202e": "RLO",
-    "\ufeff": "BOM",
-}
+_INLINE = re.compile(
+    r"(?P<code>`[^`\n]+`)|(?P<bold>\*\*(?=\S)[^*\n]+(?<=\S)\*\*)|(?P<heading>^#{1,6} [^\n]+)"
+    rf"|(?P<mark>{_MARK.pattern})",
+    re.MULTILINE,
+)
+_NAMES = {"\x00": "NUL", "\x1b": "ESC", "\r": "CR", "\u200b": "ZWSP", "\u202e": "RLO",
+          "\ufeff": "BOM"}  # fmt: skip
 
 
 @cache
@@ -45,32 +39,17 @@ def plain(text: str) -> str:
 
 def exact(text: str) -> Markup:
     """Return text as HTML, with every hidden character marked."""
-    pieces, at = [], 0
-    for match in _hidden().finditer(text):
-        pieces.append(escape(text[at : match.start()]))
-        pieces.append(_chip(match[0]))
-        at = match.end()
-    pieces.append(escape(text[at:]))
-    return Markup("").join(pieces)
+    return _replaced(_hidden(), text, escape, _chip)
 
 
 def marked(text: str) -> Markup:
     """Return text as HTML, with the marks of chat templates set apart."""
-    pieces, at = [], 0
-    for match in _MARK.finditer(text):
-        pieces += [exact(text[at : match.start()]), _template_mark(match[0])]
-        at = match.end()
-    return Markup("").join([*pieces, exact(text[at:])])
+    return _replaced(_MARK, text, exact, _set_apart)
 
 
 def readable(text: str) -> Markup:
     """Return text as HTML, with code, headings and bold text set apart."""
-    pieces, at = [], 0
-    for match in _CODE.finditer(text):
-        pieces.append(_prose(text[at : match.start()]))
-        pieces.append(Markup('<code class="block">') + exact(match[2]) + Markup("</code>"))
-        at = match.end()
-    return Markup("").join([*pieces, _prose(text[at:])])
+    return _replaced(_CODE, text, _prose, _code_block)
 
 
 def with_hits(text: str, hits: Iterable[tuple[int, int, bool]]) -> Markup:
@@ -82,38 +61,48 @@ def with_hits(text: str, hits: Iterable[tuple[int, int, bool]]) -> Markup:
     """
     pieces, at = [], 0
     for start, end, is_here in hits:
-        tag = Markup('<mark id="here">') if is_here else Markup("<mark>")
-        pieces += [marked(text[at:start]), tag, exact(text[start:end]), Markup("</mark>")]
+        mark = Markup('<mark id="here">{}</mark>') if is_here else Markup("<mark>{}</mark>")
+        pieces += [marked(text[at:start]), mark.format(exact(text[start:end]))]
         at = end
     return Markup("").join([*pieces, marked(text[at:])])
 
 
-def _prose(text: str) -> Markup:
+def _replaced(
+    pattern: re.Pattern[str],
+    text: str,
+    between: Callable[[str], Markup],
+    inside: Callable[[re.Match[str]], Markup],
+) -> Markup:
+    """Return text as HTML: the matches of a pattern, and what stands between them."""
     pieces, at = [], 0
-    for match in _INLINE.finditer(text):
-        pieces.append(exact(text[at : match.start()]))
-        pieces.append(_set_apart(match))
+    for match in pattern.finditer(text):
+        pieces += [between(text[at : match.start()]), inside(match)]
         at = match.end()
-    return Markup("").join([*pieces, exact(text[at:])])
+    return Markup("").join([*pieces, between(text[at:])])
+
+
+def _prose(text: str) -> Markup:
+    return _replaced(_INLINE, text, exact, _set_apart)
+
+
+def _code_block(match: re.Match[str]) -> Markup:
+    return Markup('<code class="block">{}</code>').format(exact(match[2]))
 
 
 def _set_apart(match: re.Match[str]) -> Markup:
     text = match[0]
-    if match["code"]:
-        return Markup("<code>") + exact(text[1:-1]) + Markup("</code>")
-    if match["bold"]:
-        return Markup("<strong>") + exact(text[2:-2]) + Markup("</strong>")
-    if match["heading"]:
-        return Markup("<strong>") + exact(text) + Markup("</strong>")
-    return _template_mark(text)
+    if match.lastgroup == "code":
+        return Markup("<code>{}</code>").format(exact(text[1:-1]))
+    if match.lastgroup == "bold":
+        return Markup("<strong>{}</strong>").format(exact(text[2:-2]))
+    if match.lastgroup == "heading":
+        return Markup("<strong>{}</strong>").format(exact(text))
+    return Markup('<span class="mark">{}</span>').format(exact(text))
 
 
-def _template_mark(text: str) -> Markup:
-    return Markup('<span class="mark">') + exact(text) + Markup("</span>")
-
-
-def _chip(sign: str) -> Markup:
-    return Markup('<span class="hidden-sign" title="{}">{}</span>').format(_code(sign), _name(sign))
+def _chip(match: re.Match[str]) -> Markup:
+    code, name = _code(match[0]), _name(match[0])
+    return Markup('<span class="hidden-sign" title="{}">{}</span>').format(code, name)
 
 
 def _name(sign: str) -> str:

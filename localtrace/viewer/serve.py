@@ -25,8 +25,6 @@ from localtrace.viewer.shared_store import SharedStore
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
-_PORTS_TRIED = 20
-
 
 def serve(
     store: Store, host: str, port: int | None, default_port: int, on_ready: Callable[[str], None]
@@ -36,8 +34,8 @@ def serve(
     Args:
         store: the opened store.
         host: the address to listen at.
-        port: the port, 0 for any free one; None: the default or the next free one.
-        default_port: the first port to try.
+        port: the port, 0 for any free one; None: the default, or any free one.
+        default_port: the default.
         on_ready: told the address to open, with its token, once the server listens.
 
     Raises:
@@ -58,39 +56,26 @@ def serve(
     )
     shown = f"[{host}]" if ":" in host else host
     on_ready(f"http://{shown}:{bound}/?{TOKEN}={token}")
-    warming = WarmUp(shared, (home.PAGE, trajectories.PAGE))
+    ended = threading.Event()
+    warming = threading.Thread(target=warm_up, args=(shared, ended))
+    warming.start()
     try:
-        warming.start()
         uvicorn.Server(config).run(sockets=[listening])
     finally:
-        warming.stop()  # the caller closes the store, which no thread may read then
+        ended.set()
+        warming.join()  # the caller closes the store, which no thread may read then
 
 
-class WarmUp(threading.Thread):
-    """Reads the pages that are opened first, so that nobody waits for what later ones reuse."""
-
-    def __init__(self, shared: SharedStore, pages: Sequence[Page]) -> None:
-        super().__init__(daemon=True)
-        self._shared, self._pages = shared, pages
-        self._ended = threading.Event()
-        self._stores: list[Store] = []
-
-    def run(self) -> None:
-        """Read the pages."""
-        for page in self._pages:
-            # Whoever opens the page sees what is wrong.
-            with contextlib.suppress(Exception), self._shared.reading() as (store, moment):
-                self._stores.append(store)
-                if not self._ended.is_set():
-                    page.read(PageRequest(store, {}, {}, moment.kept))
-
-    def stop(self) -> None:
-        """Stop the query under way, and wait for the end."""
-        self._ended.set()
-        for store in self._stores:
-            store.stop()
-        if self.is_alive():
-            self.join()
+def warm_up(
+    shared: SharedStore,
+    ended: threading.Event,
+    pages: Sequence[Page] = (home.PAGE, trajectories.PAGE),
+) -> None:
+    """Read the pages that are opened first, whose answers later pages reuse, until it is ended."""
+    for page in pages:
+        # Whoever opens the page sees what is wrong.
+        with contextlib.suppress(Exception), shared.reading(ended) as (store, moment):
+            page.read(PageRequest(store, {}, {}, moment.kept))
 
 
 def is_loopback(host: str) -> bool:
@@ -104,19 +89,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int | None, default_port: int) -> socket.socket:
-    ports = range(default_port, default_port + _PORTS_TRIED) if port is None else [port]
-    problem: OSError | None = None
-    for one in ports:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in (default_port, 0) if port is None else (port,):
         try:
-            family, *_, address = socket.getaddrinfo(host, one, type=socket.SOCK_STREAM)[0]
-            found = socket.socket(family, socket.SOCK_STREAM)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
+            return socket.create_server((host, number), family=family)
         except OSError as error:
             problem = error
-        else:
-            found.listen(128)
-            return found
-    tried = f"port {port}" if port is not None else f"ports {ports[0]} to {ports[-1]}"
-    reason = problem.strerror if problem else "none is free"
-    raise ConfigError(f"cannot listen at {host}, {tried}: {reason}; choose another with --port")
+    raise ConfigError(
+        f"cannot listen at {host}: {problem.strerror}; choose another --host or --port"
+    )

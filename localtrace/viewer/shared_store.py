@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +30,14 @@ _KEPT_MAX = 48
 _Seen = tuple[tuple[str, int, int], ...]
 
 
+class _Answer:
+    """An answer that one thread makes while others wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: list[Any] = []
+
+
 class Moment:
     """The store at one time, and what is kept of the answers about it."""
 
@@ -37,29 +45,20 @@ class Moment:
         self.store = store
         self.readers = 0
         """Requests that read it now."""
-        self._kept: OrderedDict[object, Any] = OrderedDict()
+        self._kept: OrderedDict[object, _Answer] = OrderedDict()
         self._lock = threading.Lock()
-        self._making: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
 
     def kept(self, key: object, make: Callable[[], T]) -> T:
         """Return what `make` gave for this key at this moment; else call it, in one thread."""
         with self._lock:
-            making = self._making[key]
-        with making:
-            with self._lock:
-                if key in self._kept:
-                    self._kept.move_to_end(key)
-                    found: T = self._kept[key]
-                    return found
-            try:
-                made = make()
-                with self._lock:
-                    self._kept[key] = made
-                    while len(self._kept) > _KEPT_MAX:
-                        self._kept.popitem(last=False)
-            finally:
-                with self._lock:
-                    self._making.pop(key, None)
+            answer = self._kept.setdefault(key, _Answer())
+            self._kept.move_to_end(key)
+            if len(self._kept) > _KEPT_MAX:
+                self._kept.popitem(last=False)
+        with answer.lock:
+            if not answer.made:
+                answer.made.append(make())
+            made: T = answer.made[0]
             return made
 
 
@@ -82,12 +81,12 @@ class SharedStore:
         self._seen = _seen(layouts)
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[Store, Moment]]:
-        """Lend the store, as its files are now, to this thread."""
-        self._look()
+    def reading(self, unwanted: threading.Event) -> Iterator[tuple[Store, Moment]]:
+        """Lend the store, as its files are now, to this thread; its queries end once unwanted."""
+        self.look()
         with self._lock:
             moment = self._moment
-            store = moment.store.share()
+            store = moment.store.share(unwanted)
             moment.readers += 1
         try:
             yield store, moment
@@ -97,18 +96,14 @@ class SharedStore:
                 moment.readers -= 1
                 self._close_unread()
 
-    def look_again(self) -> None:
-        """Read the store anew at once, as this process has written into it."""
-        with self._looking:
-            self._read_anew()
-
-    def _look(self) -> None:
-        if not self._looking.acquire(blocking=False):
+    def look(self, *, at_once: bool = False) -> None:
+        """Read the store anew where its files have changed; at once, as this process wrote."""
+        if not self._looking.acquire(blocking=at_once):
             return  # another request looks; this one goes on with what is there
         try:
             # Two moments are in memory, more only where somebody writes labels.
-            is_due = time.monotonic() - self._looked_s >= _LOOK_INTERVAL_S
-            if is_due and not self._before:
+            is_due = time.monotonic() - self._looked_s >= _LOOK_INTERVAL_S and not self._before
+            if at_once or is_due:
                 self._read_anew()
                 self._looked_s = time.monotonic()
         finally:
@@ -132,7 +127,7 @@ class SharedStore:
             self._close_unread()
 
     def _close_unread(self) -> None:
-        for moment in [one for one in self._before if not one.readers]:
+        for moment in [moment for moment in self._before if not moment.readers]:
             moment.store.close()
             self._before.remove(moment)
 
@@ -141,8 +136,6 @@ def _seen(layouts: Sequence[StoreLayout]) -> _Seen:
     """Return the sizes and times of journals and of the tables' newest log entries."""
     seen = []
     for layout in layouts:
-        if layout.bags:
-            continue  # a bundle does not change
         folders = [layout.table(name) / "_delta_log" for name in TABLES]
         for folder in [*folders, layout.receipts, *journal_folders(layout)]:
             seen += list(_files(folder))

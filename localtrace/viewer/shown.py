@@ -56,38 +56,26 @@ def chosen(store: Store, trace_ids: Sequence[str]) -> tuple[list[str], bool]:
     return list(trace_ids), False
 
 
-def facts_of(
-    shown: Sequence[Trajectory],
-    is_group: bool,
-    characters: int,
-    *,
-    has_places: bool = True,
-) -> Facts:
+def facts_of(shown: Sequence[Trajectory], is_group: bool, characters: int) -> Facts:
     """Return what a file or a notebook shows.
 
     Args:
         shown: the trajectories, the one that others are compared with first.
         is_group: whether they are rollouts of one group.
         characters: the most characters of all conversations.
-        has_places: whether columns link to the rollouts, each at its trace id.
     """
-    rows = [_row(one) for one in shown]
+    rows = [_row(trajectory) for trajectory in shown]
     first = shown[0]
-    table = (
-        aligned(rows, list(shown), _to_places if has_places else _nowhere)
-        if len(shown) > 1
-        else None
-    )
-    title = f"Rollout {first.trace_id[:8]}" if table is None else f"{len(shown)} rollouts compared"
+    title = f"{len(shown)} rollouts compared" if shown[1:] else f"Rollout {first.trace_id[:8]}"
     if is_group:
         title = "Group" if first.sample_index is None else f"Sample {first.sample_index}"
     return {
         "title": title,
         "is_group": is_group,
-        "table": table,
+        "table": aligned(rows, list(shown)) if shown[1:] else None,
         "rollouts": [
-            _rollout(one, row, characters // len(shown))
-            for one, row in zip(shown, rows, strict=True)
+            _rollout(trajectory, row, characters // len(shown))
+            for trajectory, row in zip(shown, rows, strict=True)
         ],
     }
 
@@ -103,12 +91,11 @@ def _rollout(trajectory: Trajectory, row: dict[str, Any], characters: int) -> Fa
         else:
             left_out += 1
     calls = call_rows(trajectory)
-    reference = reference_of(trajectory.attributes)
     return {
         "trace_id": trajectory.trace_id,
         "trajectory": head_of(trajectory),
         "row": row,
-        "reference": cut(reference, 2_000),
+        "reference": cut(reference_of(trajectory.attributes), 2_000),
         "attributes": trajectory.attributes,
         "outcomes": outcomes_of(trajectory.outcomes),
         "why_no_calls": why_no_calls(trajectory),
@@ -121,29 +108,14 @@ def _rollout(trajectory: Trajectory, row: dict[str, Any], characters: int) -> Fa
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
     """Return the columns of the view `trajectories` that pages show, from the trajectory itself."""
-    outcomes = {one.name: one for one in trajectory.outcomes}
-
-    def value(name: str, kind: str) -> Any:
-        return getattr(outcomes[name], kind) if name in outcomes else None
-
-    is_gone = trajectory.spans_pruned is not None
+    outcomes = {outcome.name: outcome.value for outcome in trajectory.outcomes}
     counts = [turn.generated_count for turn in trajectory.turns]
     generated = [count for count in counts if count is not None]
     return {
         "trace_id": trajectory.trace_id,
         "reward": trajectory.reward,
-        "advantage": value("advantage", "number"),
-        "fate": value("fate", "text"),
-        "fate_reason": value("fate_reason", "text"),
-        "turn_count": None if is_gone else len(trajectory.turns),
+        **{name: outcomes.get(name) for name in ("advantage", "fate", "fate_reason")},
+        "turn_count": None if trajectory.spans_pruned is not None else len(trajectory.turns),
         "output_tokens": sum(generated) if generated else None,
         "superseded": False,
     }
-
-
-def _to_places(row: dict[str, Any]) -> dict[str, str | None]:
-    return {"url": f"#{row['trace_id']}", "tokens_url": None}
-
-
-def _nowhere(row: dict[str, Any]) -> dict[str, str | None]:
-    return {"url": None, "tokens_url": None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -21,7 +20,8 @@ _BEFORE_MAX = 240
 """The characters of a cell that are shown before the first difference."""
 _PREFIX = "prompt: "
 """The words before a prompt that is no list of messages."""
-_KNOWN = frozenset({"reward", "advantage", "fate", "fate_reason", "trained_step"})
+_OWN_ROWS = ("reward", "advantage", "fate", "fate_reason", "turn_count", "output_tokens")
+"""Facts that have a row of their own in the table."""
 COLUMNS = (
     "trace_id, run_id, step, reward, advantage, fate, fate_reason, turn_count, "
     "output_tokens, rollout_n, group_id, sample_index, prompt_hash"
@@ -30,57 +30,51 @@ COLUMNS = (
 
 
 def side_by_side(request: PageRequest, rows: list[dict[str, Any]]) -> Facts:
-    """Return trajectories as columns; each is compared with the first.
+    """Return trajectories as columns, each with links; each is compared with the first.
 
     Args:
         request: the request.
         rows: their rows with `COLUMNS`, the one that others are compared with first.
     """
-
-    def links(row: dict[str, Any]) -> dict[str, str | None]:
-        path = f"/trajectory/{part(row['trace_id'])}"
-        return {"url": url(path, q=request.q or None, sort=request.values.get("sort")),
-                "tokens_url": f"{path}/tokens"}  # fmt: skip
-
-    shown = list(request.store.read([row["trace_id"] for row in rows]))
-    return aligned(rows, shown, links)
+    table = aligned(rows, list(request.store.read([row["trace_id"] for row in rows])))
+    for column in table["columns"]:
+        path = f"/trajectory/{part(column['trace_id'])}"
+        column["url"] = url(path, q=request.q, sort=request.values.get("sort"))
+        column["tokens_url"] = f"{path}/tokens"
+    return table
 
 
-def aligned(
-    rows: list[dict[str, Any]],
-    shown: list[Trajectory],
-    links: Callable[[dict[str, Any]], dict[str, str | None]],
-) -> Facts:
+def aligned(rows: list[dict[str, Any]], trajectories: list[Trajectory]) -> Facts:
     """Return trajectories as columns; each is compared with the first.
 
     Args:
         rows: a row with `COLUMNS` for each.
-        shown: the trajectories.
-        links: gives `url` and `tokens_url` of a row; null: no link.
+        trajectories: the trajectories.
     """
-    sides = [turn_parts(trajectory) for trajectory in shown]
+    sides = [turn_parts(trajectory) for trajectory in trajectories]
     rewards = [row["reward"] for row in rows if is_finite(row["reward"])]
     columns = [
-        _column(row, one, None if at == 0 else _difference(shown, sides, at), rewards) | links(row)
-        for at, (row, one) in enumerate(zip(rows, shown, strict=True))
+        _column(row, trajectory, _difference(trajectories, sides, at), rewards)
+        for at, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True))
     ]
     table, prompt = _table(sides, {column["parts_at"] for column in columns})
+    advantages = [abs(row["advantage"]) for row in rows if is_finite(row["advantage"])]
     return {
         "columns": columns,
         **scale(rewards),
-        "advantage": max(
-            (abs(row["advantage"]) for row in rows if is_finite(row["advantage"])), default=0
-        ),
+        "advantage": max(advantages, default=0),
         "facts": _facts(columns),
         "turns": table,
         "prompt": prompt,
-        "attributes": [one.attributes for one in shown],
+        "attributes": [trajectory.attributes for trajectory in trajectories],
     }
 
 
-def _difference(shown: list[Trajectory], sides: list[list[Turn]], at: int) -> Difference | None:
+def _difference(
+    trajectories: list[Trajectory], sides: list[list[Turn]], at: int
+) -> Difference | None:
     """Return where a rollout parts from the first; None also where the calls of one are gone."""
-    if why_no_calls(shown[0]) or why_no_calls(shown[at]):
+    if not at or why_no_calls(trajectories[0]) or why_no_calls(trajectories[at]):
         return None
     return first_difference(sides[0], sides[at])
 
@@ -91,43 +85,34 @@ def _column(
     difference: Difference | None,
     rewards: list[float],
 ) -> dict[str, Any]:
-    turns = trajectory.turns
     numbers = {
-        one.name: one.number
-        for one in trajectory.outcomes
-        if one.number is not None and one.name not in _KNOWN
-    }
-    scalars = {
         name: value
         for name, value in trajectory.attributes.items()
         if isinstance(value, bool | int | float)
     }
-    spread = len(set(rewards)) > 1
+    numbers |= {
+        outcome.name: outcome.number
+        for outcome in trajectory.outcomes
+        if outcome.number is not None and outcome.name not in (*_OWN_ROWS, "trained_step")
+    }
+    mark = None
+    if len(set(rewards)) > 1 and row["reward"] in (max(rewards), min(rewards)):
+        mark = "best" if row["reward"] == max(rewards) else "worst"
+    turns, end_ns = trajectory.turns, trajectory.end_ns
+    fields = ("trace_id", "rollout_n", "run_id", "step", "sample_index", "status", "error")
     return {
-        "trace_id": trajectory.trace_id,
-        "rollout_n": trajectory.rollout_n,
-        "run_id": trajectory.run_id,
-        "step": trajectory.step,
-        "sample_index": trajectory.sample_index,
-        "mark": None
-        if not spread or row["reward"] not in (max(rewards), min(rewards))
-        else "best" if row["reward"] == max(rewards) else "worst",
-        "reward": row["reward"],
-        "advantage": row["advantage"],
-        "fate": row["fate"],
-        "fate_reason": row["fate_reason"],
+        **{name: getattr(trajectory, name) for name in fields},
+        **{name: row[name] for name in _OWN_ROWS},
+        "mark": mark,
         "why_no_calls": why_no_calls(trajectory),
-        "status": trajectory.status,
-        "error": trajectory.error,
-        "turn_count": row["turn_count"],
-        "output_tokens": row["output_tokens"],
         "finish_reason": turns[-1].finish_reason if turns else None,
-        "duration_ns": None if trajectory.end_ns is None
-        else trajectory.end_ns - trajectory.start_ns,
-        "numbers": scalars | numbers,
-        "parts_at": None if difference is None else difference.turn,
-        "parts_in": None if difference is None else difference.part,
-    }  # fmt: skip
+        "duration_ns": None if end_ns is None else end_ns - trajectory.start_ns,
+        "numbers": numbers,
+        "parts_at": difference and difference.turn,
+        "parts_in": difference and difference.part,
+        "url": None,
+        "tokens_url": None,
+    }
 
 
 def _facts(columns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,57 +137,62 @@ def _table(
         sides: the turns of each rollout, the best one's first.
         parts_at: the names of the turns where a rollout parts from the best one.
     """
-    given = {_given(side) for side in sides if side}  # those without calls tell no prompt
-    prompt = given.pop() if len(given) == 1 else None
+    prompts = {_prompt(side) for side in sides if side}  # those without calls tell no prompt
+    prompt = prompts.pop() if len(prompts) == 1 else None
+    has_prompt = prompt is not None
     ends = [next((turn for turn in side if turn.is_end), None) for side in sides]
     turns = [[turn for turn in side if not turn.is_end] for side in sides]
-    by_row = [(f"turn {at}", row) for at, row in enumerate(zip_longest(*turns))]
-    by_row += [("after the last turn", tuple(ends))] if any(ends) else []
-    rows: list[dict[str, Any]] = []
-    for name, row in by_row:
-        shared = prompt if name == "turn 0" else None
-        cells = [None if turn is None else _cell(turn, row[0], shared) for turn in row]
-        is_first = name in parts_at and not any(one["first"] for one in rows)
-        rows.append({"name": name, "cells": cells, "first": is_first})
-    return rows, cut(None if prompt is None else prompt.removeprefix(_PREFIX), 4_000)
-
-
-def _given(side: list[Turn]) -> str | None:
-    parts = side[0].parts if side else []
-    return next((one.text for one in parts if one.name == "given"), None)
-
-
-def _cell(turn: Turn, best: Turn | None, prompt: str | None) -> list[dict[str, Any]]:
-    """Return the parts of a turn, each with the part that it shares with the best rollout."""
-    made = [
-        _shown(one, other)
-        for other, one in pairs(best or Turn([]), turn)
-        if one is not None and one.text and not _is_known(one, other, prompt)
+    named = [(f"turn {number}", row) for number, row in enumerate(zip_longest(*turns))]
+    named += [("after the last turn", tuple(ends))] if any(ends) else []
+    first = next((name for name, _ in named if name in parts_at), None)
+    rows = [
+        {
+            "name": name,
+            "cells": [
+                turn and _cell(turn, row[0], has_prompt and name == "turn 0") for turn in row
+            ],
+            "first": name == first,
+        }
+        for name, row in named
     ]
+    return rows, cut(prompt and prompt.removeprefix(_PREFIX), 4_000)
+
+
+def _prompt(side: list[Turn]) -> str | None:
+    return next((part.text for part in side[0].parts if part.name == "given"), None)
+
+
+def _cell(turn: Turn, best: Turn | None, has_prompt: bool) -> list[dict[str, Any]]:
+    """Return the parts of a turn, each with the part that it shares with the best rollout.
+
+    Args:
+        turn: the turn.
+        best: the same turn of the best rollout.
+        has_prompt: whether the page shows the turn's prompt above the table.
+    """
+    made = []
+    for theirs, ours in pairs(best or Turn([]), turn):
+        if ours is None or not ours.text or (has_prompt and ours.name == "given"):
+            continue
+        if ours.name != "finish reason" or theirs is None or theirs.text != ours.text:
+            made.append(_shown(ours, theirs))
     # What a tool answered is given to the model afterwards.
-    return sorted(made, key=lambda one: not one["name"].startswith("call "))
+    return sorted(made, key=lambda piece: not piece["name"].startswith("call "))
 
 
-def _is_known(one: Part, other: Part | None, prompt: str | None) -> bool:
-    """Return whether the page shows a part elsewhere: the shared prompt, a usual finish reason."""
-    if one.name == "given":
-        return prompt is not None
-    return one.name == "finish reason" and other is not None and other.text == one.text
-
-
-def _shown(one: Part, other: Part | None) -> dict[str, Any]:
-    is_same = other is not None and other.text == one.text
-    same = len(one.text) if is_same else 0
-    if other is not None and not is_same:
-        ours = words(one.text)
-        same = sum(map(len, ours[: shared_prefix(ours, words(other.text))]))
+def _shown(ours: Part, theirs: Part | None) -> dict[str, Any]:
+    text, is_same = ours.text, theirs is not None and theirs.text == ours.text
+    same = len(text) if is_same else 0
+    if theirs is not None and not is_same:
+        own = words(text)
+        same = sum(map(len, own[: shared_prefix(own, words(theirs.text))]))
     start = 0 if is_same or same <= _BEFORE_MAX else same - _BEFORE_MAX // 2
     end = start + _CELL_MAX
     return {
-        "name": one.name,
+        "name": ours.name,
         "before": start,
-        "same": one.text[start : min(same, end)].removeprefix("" if start else _PREFIX),
-        "differs": one.text[same:end] if not is_same else "",
-        "left_out": max(0, len(one.text) - end),
+        "same": text[start : min(same, end)].removeprefix("" if start else _PREFIX),
+        "differs": text[same:end] if not is_same else "",
+        "left_out": max(0, len(text) - end),
         "is_same": is_same,
     }

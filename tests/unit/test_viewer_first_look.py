@@ -211,7 +211,7 @@ def test_shares_are_not_rounded_to_all_or_to_others() -> None:
 def test_lines_of_a_query_are_named_by_what_differs(odd: Pages) -> None:
     sql = "select step, run_id, count(*) as n from trajectories where {} group by all"
     both = odd.facts(f"/sql?{urlencode({'sql': sql.format('step is not null')})}")["chart"]
-    assert {one["name"] for one in both["series"]} == {"run_id=one", "run_id=two"}
+    assert {one["name"] for one in both["series"]} == {"lr=one", "lr=two"}
     of_one = "step is not null and run_id = 'one'"
     chart = odd.facts(f"/sql?{urlencode({'sql': sql.format(of_one)})}")["chart"]
     assert [one["name"] for one in chart["series"]] == ["n"]

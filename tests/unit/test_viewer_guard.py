@@ -19,7 +19,7 @@ from localtrace.testing import recording
 from localtrace.viewer.guard import POLICY, Guard
 from localtrace.viewer.page import Facts, Page
 from localtrace.viewer.page_request import PageRequest
-from localtrace.viewer.serve import WarmUp, is_loopback
+from localtrace.viewer.serve import is_loopback, warm_up
 from localtrace.viewer.shared_store import SharedStore
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
@@ -143,10 +143,12 @@ def test_the_first_pages_are_no_longer_made_once_the_viewer_ends(tmp_path: Path)
     with recording(tmp_path), localtrace.trajectory():
         pass
     with open_store(tmp_path) as store:
-        shared = SharedStore(store, find_stores([tmp_path]))
-        warming = WarmUp(shared, [Page("/", "", slow), Page("/other", "", slow)])
+        shared, ended = SharedStore(store, find_stores([tmp_path])), threading.Event()
+        pages = [Page("/", "", slow), Page("/other", "", slow)]
+        warming = threading.Thread(target=warm_up, args=(shared, ended, pages))
         warming.start()
         assert under_way.wait(60)
-        warming.stop()
+        ended.set()
+        warming.join(60)
         assert not warming.is_alive()
-    assert len(read) == 1
+    assert len(read) == 2  # the query of the second is refused

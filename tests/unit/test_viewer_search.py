@@ -158,8 +158,9 @@ def test_ids_of_prompts_are_found_too(pages: Pages) -> None:
     ("by", "find", "says"),
     [("regex", "(", "missing )"), ("regex", "a" * 60_000, "too long"),
      ("text", "a" * 60_000, "too long"), ("regex", "((a{1000}){1000}){1000}", "repetition"),
-     ("ids", str(2**31), "no token id"), ("ids", "9" * 5_000, "no token id"),
-     ("ids", "-1", "no token id"), ("ids", "1, x", "no token id"), ("ids", "[]", "no token id"),
+     ("ids", str(2**31), "not a token id"), ("ids", "9" * 5_000, "not a token id"),
+     ("ids", "-1", "not a token id"), ("ids", "1, x", "not a token id"),
+     ("ids", "[]", "not a token id"),
      ("ids", "1 " * 20_000, "too many")],
 )  # fmt: skip
 def test_what_cannot_be_searched_for_is_told_on_the_page(

@@ -18,7 +18,7 @@ from localtrace.read.store import open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.tokenizers import store_tokenizer
 from localtrace.viewer.app import make_app
-from localtrace.viewer.encoded_again import compared, encoded_again
+from localtrace.viewer.pages.tokens import encoding_of
 from localtrace.viewer.shared_store import SharedStore
 from tests.commands import answer, record, run
 from tests.unit.test_viewer_pages import Pages
@@ -75,42 +75,47 @@ def test_no_token_ends_the_data_of_a_file(tmp_path: Path) -> None:
     assert len(rest) == 1
 
 
+def marks(ids: list[int], again: list[int]) -> list[str | None]:
+    return encoding_of([0] * len(ids), ids, lambda _: again)
+
+
 def test_marks_go_on_after_a_difference() -> None:
     around = list(range(100, 400))
     ids = [*around, A, B, *around, C, *around]
     again = [*around, AB, *around, C, *around]
-    marks = ["same"] * 300 + ["other"] * 2 + ["same"] * 601
-    assert compared(ids, again) == marks
-    assert compared([A, B], [AB]) == ["other", "other"]
-    assert compared([C, A, B], [C, AB]) == ["same", "other", "other"]
-    assert compared([C], [C, A]) == ["same"]
+    assert marks(ids, again) == ["same"] * 300 + ["other"] * 2 + ["same"] * 601
+    assert marks([A, B], [AB]) == ["other", "other"]
+    assert marks([C, A, B], [C, AB]) == ["same", "other", "other"]
+    assert marks([C], [C, A]) == ["same"]
 
 
-def test_what_goes_apart_for_good_is_not_known() -> None:
-    ids, again = list(range(1000)), [*range(10), *range(2000, 2990)]
-    assert compared(ids, again) == ["same"] * 10 + [None] * 990
+def test_what_is_too_much_to_compare_is_not_known() -> None:
+    ids, again = list(range(30_000)), list(range(40_000, 70_000))
+    assert marks([A, *ids, B], [A, *again, B]) == [
+        "same", *["other"] * 10_000, *[None] * 20_000, "same",
+    ]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from([A, B, C, AB]), max_size=600))
 def test_tokens_called_the_same_are_found_in_both_in_order(ids: list[int]) -> None:
-    text = "".join(["a", "b", "c", "ab"][one] for one in ids)
+    text = "".join(["a", "b", "c", "ab"][token_id] for token_id in ids)
     again = [["a", "b", "c", "§"].index(sign) for sign in text.replace("ab", "§")]
-    marks = compared(ids, again)
-    assert len(marks) == len(ids)
+    made = marks(ids, again)
+    assert len(made) == len(ids)
     left = iter(again)
-    assert all(one in left for one, mark in zip(ids, marks, strict=True) if mark == "same")
-    assert (ids == again) == (set(marks) <= {"same"})
+    assert all(token_id in left for token_id, mark in zip(ids, made, strict=True) if mark == "same")
+    assert (ids == again) == (set(made) <= {"same"})
 
 
 def test_turns_are_encoded_one_by_one() -> None:
-    asked: list[list[int]] = []
+    encoded: list[list[int]] = []
 
     def encode(ids: list[int]) -> Any:
-        asked.append(ids)
+        encoded.append(ids)
         return None if ids == [C] else ids
 
-    assert encoded_again([0, 0, 1, 2], [A, B, C, A], encode) == ["same", "same", None, "same"]
-    assert asked == [[A, B], [C], [A]]
+    assert encoding_of([0, 0, 1, 2], [A, B, C, A], encode) == ["same", "same", None, "same"]
+    assert encoded == [[A, B], [C], [A]]
 
 
 def _tokens_of(tmp_path: Path, logprobs: list[float] | None, trainer: list[float] | None) -> Pages:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NotFound, NothingRecorded, QueryError
 from localtrace.read.filter_registry import FILTERS
-from localtrace.read.named_queries import NamedQuery, load_queries
-from localtrace.read.result import Result, python_values, write_parquet
+from localtrace.read.named_queries import NamedQuery, Plot, load_queries
+from localtrace.read.result import python_values, write_parquet
 from localtrace.read.view_columns import views
 from localtrace.viewer.addresses import part, url
 from localtrace.viewer.charts import chart_of, line
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHOWN = 200
-_LINES_MAX = 8
+_LINES_MAX, _PLOTTED_MAX = 8, 20_000
 _CELL_MAX = 300
 _COLUMNS_SQL = """
 select table_name, column_name, data_type from duckdb_columns()
@@ -149,34 +149,21 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _chart(
-    request: PageRequest, chosen: NamedQuery | None, table: pa.Table
-) -> dict[str, Any] | None:
-    """Return the chart that the query names, or of the first numbers over `step`."""
-    names = table.column_names
+def _chart(request: PageRequest, chosen: NamedQuery | None, table: pa.Table) -> Facts | None:
+    """Return the chart that the query names, or of the last number over `step`."""
+    numbers = [field.name for field in table.schema if _is_number(field.type)]
     plot = chosen.plot if chosen else None
-    x = request.values.get("x") or (plot.x if plot else "step" if "step" in names else "")
-    if plot and x == plot.x and not request.values.get("y"):
-        ys, by = list(plot.y), [name for name in plot.by if name in names]
-    else:
-        numbers = [one.name for one in table.schema if _is_number(one.type) and one.name != x]
-        ys = [request.values.get("y") or next(iter(reversed(numbers)), "")]
-        by = [name for name in ("run_id",) if name in names and name not in ys]
-    if x not in names or not all(y in names for y in ys) or not 1 < len(table) <= 20_000:
+    if chosen is None and "step" in numbers and numbers[-1] != "step":
+        by = ("run_id",) if "run_id" in table.column_names else ()
+        plot = Plot("step", (numbers[-1],), by)
+    if plot is None or not 1 < len(table) <= _PLOTTED_MAX:
         return None
-    if not _is_number(table.schema.field(x).type):
-        return None
-    by = [name for name in by if len(table[name].unique()) > 1]
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in Result(table.select([*dict.fromkeys([x, *ys, *by])])):
-        for y in ys:
-            if row[x] is not None and row[y] is not None:
-                key = ", ".join([*(f"{name}={row[name]}" for name in by), *([y] * (len(ys) > 1))])
-                points.setdefault(key or y, []).append((float(row[x]), float(row[y])))
-    if any(len({x for x, _ in one}) < len(one) for one in points.values()):
+    try:
+        points = plot.lines(table, request.run_names)
+    except QueryError:
         return None  # several values at one place make no line
-    lines = [line(name, sorted(one), at) for at, (name, one) in enumerate(points.items())]
-    return chart_of(f"{', '.join(ys)} over {x}", lines[:_LINES_MAX], x=x)
+    lines = [line(name or plot.y[0], at, n) for n, (name, at) in enumerate(points.items())]
+    return chart_of(f"{', '.join(plot.y)} over {plot.x}", lines[:_LINES_MAX], x=plot.x)
 
 
 def _views(request: PageRequest) -> list[dict[str, Any]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from localtrace.read.diff import Stretch, align
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Trajectory
 from localtrace.viewer.addresses import part, url
-from localtrace.viewer.encoded_again import encoded_again
 from localtrace.viewer.page import Facts, Page, copies
 from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages.trajectory import list_neighbours, trajectory_of
@@ -16,6 +18,9 @@ from localtrace.viewer.pages.trajectory import list_neighbours, trajectory_of
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
+Encode = Callable[[list[int]], list[int] | None]
+_ALIGNED_MAX = 10_000
+"""The ids of a turn, after the first difference, that are compared with those encoded again."""
 SORTS = {
     "difference": "abs(finite(logprob_diff)) desc nulls last",
     "surprise": "finite(logprob) asc nulls last",
@@ -40,24 +45,20 @@ def read_worst(request: PageRequest) -> Facts:
 
     Without an order in the address it is the first for which something was recorded.
     """
-    given = request.one_of("sort", {"": "", **SORTS}, "")
+    chosen = request.one_of("sort", {"": "", **SORTS}, "")
     # A difference takes both log-probabilities, so the engine's are there where one is.
     first = _worst(request, "difference")
-    sort = given or ("difference" if first or not _worst(request, "surprise") else "surprise")
+    sort = chosen or ("difference" if first or not _worst(request, "surprise") else "surprise")
     rows = first if sort == "difference" else _worst(request, sort)
     sql, params = _worst_sql(request, sort)
     return {
         "title": "Worst tokens",
         "run_names": request.several_runs,
         "sort": sort,
-        "absent": [one for one in SORTS if not (first or _worst(request, one))],
+        "absent": [name for name in SORTS if not (first or _worst(request, name))],
         "tokens": [row | {"url": _token_url(request, row)} for row in rows],
         "why": None if rows else _why_none(request, sort),
-        "copies": copies(
-            request,
-            sql,
-            params,
-        ),
+        "copies": copies(request, sql, params),
     }
 
 
@@ -100,8 +101,7 @@ def read(request: PageRequest) -> Facts:
     trajectory = trajectory_of(request)
     params = {"trace": trajectory.trace_id, "step": trajectory.step}
     columns = request.kept(
-        ("tokens", trajectory.trace_id),
-        lambda: columns_of(request.store, trajectory),
+        ("tokens", trajectory.trace_id), lambda: columns_of(request.store, trajectory)
     )
     path = f"/trajectory/{part(trajectory.trace_id)}"
     return {
@@ -111,10 +111,8 @@ def read(request: PageRequest) -> Facts:
         "why_no_calls": why_no_calls(trajectory),
         "columns": columns,
         "colours": [name for name, column in COLOURS.items() if _has(columns[column])],
-        "lacking": [
-            name for name, column in COLOURS.items()
-            if not _has(columns[column]) and column != "encoding"
-        ],
+        "lacking": [name for name, column in COLOURS.items()
+                    if not _has(columns[column]) and column != "encoding"],
         "encoded_otherwise": columns["encoding"].count("other"),
         "encoding_unknown": columns["encoding"].count(None),
         "at": request.values.get("at"),
@@ -122,22 +120,44 @@ def read(request: PageRequest) -> Facts:
         "trajectory_url": url(path, q=request.q, sort=request.values.get("sort")),
         "tokens_url": f"{path}/tokens.json",
         **list_neighbours(request, trajectory.trace_id, "/tokens"),
-        "copies": copies(
-            request, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens",
-        ),
+        "copies": copies(request, _ONE_SQL, params, f"show {trajectory.trace_id} --tokens"),
     }  # fmt: skip
 
 
 def columns_of(store: Store, trajectory: Trajectory) -> dict[str, list[Any]]:
     """Return the tokens of a rollout as columns."""
     params = {"trace": trajectory.trace_id, "step": trajectory.step}
-    found: dict[str, list[Any]] = store.own_sql(_ONE_SQL, params).to_arrow().to_pydict()
+    columns: dict[str, list[Any]] = store.own_sql(_ONE_SQL, params).to_arrow().to_pydict()
     run_id, tokenizers = trajectory.run_id, store.tokenizers
     special = tokenizers.special_ids(run_id)
-    found["special"] = [one in special for one in found["id"]]
+    columns["special"] = [token_id in special for token_id in columns["id"]]
     again = partial(tokenizers.encoded_again, run_id)
-    found["encoding"] = encoded_again(found["turn"], found["id"], again)
-    return found
+    columns["encoding"] = encoding_of(columns["turn"], columns["id"], again)
+    return columns
+
+
+def encoding_of(turns: Sequence[int], ids: Sequence[int], encode: Encode) -> list[str | None]:
+    """Return for each token whether decoding and encoding again gives it: `same` or `other`.
+
+    A trainer that encodes the texts of rollouts again trains on other ids there than were sampled.
+
+    Args:
+        turns: the number of each token's turn, in order; each turn is encoded for itself.
+        ids: the id of each token.
+        encode: decodes ids and encodes the text again; None where that is not possible.
+
+    Returns:
+        Also None: there is too much after the first difference to be compared.
+    """
+    marks: list[str | None] = []
+    for _, group in groupby(range(len(ids)), key=turns.__getitem__):
+        own = [ids[at] for at in group]
+        again = encode(own)
+        unknown = Stretch(own, [], compared=False)
+        for stretch in [unknown] if again is None else align(own, again, _ALIGNED_MAX):
+            mark = "same" if stretch.is_same else "other" if stretch.compared else None
+            marks += [mark] * len(stretch.left)
+    return marks
 
 
 COLOURS = {

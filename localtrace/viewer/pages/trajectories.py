@@ -14,7 +14,6 @@ from localtrace.viewer.page import (
     bundle_command,
     command_filters,
     copies,
-    python_rows,
     upload_command,
 )
 from localtrace.viewer.page_request import PageRequest
@@ -49,7 +48,6 @@ def read(request: PageRequest) -> Facts:
             f"select * from trajectories where {request.condition} order by {listing.order}",
             request.params,
             f"ls {command_filters(request.q)} --limit 0",
-            python_rows(request.filters),
         ),
         "upload": upload_command(request, command_filters(request.q)),
         "upload_picked": upload_command(request, _PICKED),

@@ -1,8 +1,8 @@
 // Find in a file, which holds all that there is: its hits are marked where they stand.
 let hits = [];
-let at = -1;
+let current = -1;
 
-export function start() {
+export default function startFind() {
   const find = document.getElementById("find");
   find.addEventListener("input", () => search(find.value));
   find.addEventListener("keydown", (event) => { if (event.key === "Enter") next(event.shiftKey ? -1 : 1); });
@@ -10,7 +10,7 @@ export function start() {
 
 function search(text) {
   hits = [];
-  at = -1;
+  current = -1;
   CSS.highlights?.delete("found");
   const said = document.getElementById("found");
   said.textContent = "";
@@ -37,10 +37,10 @@ function search(text) {
 
 function next(step) {
   if (!hits.length) return;
-  at = (at + step + hits.length) % hits.length;
-  const box = hits[at].startContainer.parentElement;
+  current = (current + step + hits.length) % hits.length;
+  const box = hits[current].startContainer.parentElement;
   const folded = box.closest(".folded");
   if (folded) { folded.nextElementSibling?.remove(); folded.classList.remove("folded"); }
   box.scrollIntoView({ block: "center" });
-  document.getElementById("found").textContent = `${at + 1} of ${hits.length}`;
+  document.getElementById("found").textContent = `${current + 1} of ${hits.length}`;
 }

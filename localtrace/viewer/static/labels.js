@@ -1,7 +1,7 @@
 // Forms of labels: sent without leaving the page, whose labels are then replaced by the server's.
 import { say } from "./keys.js";
 
-export function start() {
+export default function startLabels() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.closest("form[data-label]")?.requestSubmit();
   });

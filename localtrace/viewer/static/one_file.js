@@ -1,13 +1,13 @@
 // The entry of an exported file: what works without a server.
 import { startKeys } from "./keys.js";
 import { startThemes } from "./themes.js";
-import { start as startRollouts } from "./rollout.js";
-import { start as startFind } from "./find.js";
+import startRollout from "./rollout.js";
+import startFind from "./find.js";
 import { startHere } from "./tokens.js";
 
 startThemes();
 startKeys();
-startRollouts();
+startRollout();
 startFind();
 if (document.getElementById("token-view")) startHere();
 document.documentElement.dataset.ready = "true";

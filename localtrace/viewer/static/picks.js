@@ -4,7 +4,7 @@ import { say } from "./keys.js";
 const MOST = 8;
 const picked = new Set();
 
-export function start() {
+export default function startPicks() {
   const box = document.getElementById("window"), bar = document.getElementById("picked");
   const show = () => {
     for (const one of box.querySelectorAll(".w-pick input")) one.checked = picked.has(one.value);

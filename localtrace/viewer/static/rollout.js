@@ -4,7 +4,7 @@ import { fragment } from "./fragments.js";
 const FOLDED_PX = 420;
 let unfoldsAll = false;
 
-export function start() {
+export default function startRollout() {
   fold(document);
   document.getElementById("here")?.scrollIntoView({ block: "center" });
   watch();

@@ -14,7 +14,7 @@ const KINDS = { light: ["#cfe3f7", "#fbdcc0", "#cdeee0", "#f1d3e5", "#e6e0fa", "
 let data, count, lines, by, worst, worstAt = -1, chosen = -1, until = -1;
 const at = (id) => document.getElementById(id);
 
-export async function start() {
+export default async function startTokens() {
   const view = at("token-view");
   const answer = await fetch(view.dataset.src);
   if (!answer.ok) { at("scale").textContent = "The tokens could not be read."; return; }

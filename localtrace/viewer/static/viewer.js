@@ -33,6 +33,6 @@ for (const [selector, module] of [
   [".window", "./windowed.js"], ["#blocks", "./rollout.js"], ["#token-view", "./tokens.js"], ["#picked", "./picks.js"],
   ["#editor", "./editor.js"], ["form[data-label]", "./labels.js"],
 ]) {
-  if (document.querySelector(selector)) (await import(module)).start();
+  if (document.querySelector(selector)) (await import(module)).default();
 }
 document.documentElement.dataset.ready = "true";

@@ -6,7 +6,7 @@ const HEIGHT_MAX = 8_000_000;
 const CHUNK = 60;
 const CHUNKS_KEPT = 20;
 
-export function start() {
+export default function startWindows() {
   document.querySelectorAll(".window[data-rows]").forEach((one) => new Windowed(one));
 }
 
