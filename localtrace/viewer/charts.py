@@ -128,7 +128,7 @@ class _Frame:
         xs = [x for x, _ in points]
         bands = [end for line in series for row in line.get("band") or [] for end in row[1:]]
         ys = [*(y for _, y in points), *(end for end in bands if end is not None)]
-        low, high = min(ys), max(ys)
+        low, high = float(min(ys)), float(max(ys))
         if low == high:
             low, high = (min(low, 0.0), max(high, 0.0)) if low else (0.0, 1.0)
         self.x_low, self.x_high = min(xs), max(xs)
