@@ -1,8 +1,14 @@
-"""Settings of all tests: generated values are not held against the clock of a shared machine."""
+"""Settings of all tests: generated values are not held against the clock of a shared machine.
+
+Uploads keep their ledger in a folder of the session, not in that of whoever runs the tests.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+
+import pytest
 
 with contextlib.suppress(ModuleNotFoundError):  # the environments of engines do without it
     from hypothesis import HealthCheck, settings
@@ -11,3 +17,10 @@ with contextlib.suppress(ModuleNotFoundError):  # the environments of engines do
         "localtrace", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("localtrace")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LOCALTRACE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -66,9 +66,8 @@ class Sender:
                 receipt = receipt_of(records[0], Delivery.REJECTED, str(error))
                 return [(records[0].entry, receipt)]
             # Ask first: Weave may store a part of a batch that it refuses as too large.
-            middle = len(records) // 2
-            halves = Batch(records[:middle], ask=True), Batch(records[middle:], ask=True)
-            return [answer for half in halves for answer in self.deliver(half)]
+            parts = [Batch(part, ask=True) for part in self._parted(records, error) if part]
+            return [answer for part in parts for answer in self.deliver(part)]
         self._taken, self._failed_alone = records[0], 0
         answers = []
         for record in records:
@@ -82,6 +81,14 @@ class Sender:
             )
             answers.append((record.entry, receipt))
         return answers
+
+    def _parted(self, records: list[Record], error: Exception) -> list[list[Record]]:
+        """Halve a batch; or split off single records as probes, if the server may be broken."""
+        middle, last = len(records) // 2, len(records) - 1
+        if self._taken is not None or not isinstance(error, Doubtful):
+            return [records[:middle], records[middle:]]
+        probes = [records[place] for place in sorted({0, middle, last})]
+        return [*([probe] for probe in probes), [r for r in records if r not in probes]]
 
     def _note_failure(self, error: Exception) -> None:
         """Stop the upload if the server fails on every record, whatever is in it."""

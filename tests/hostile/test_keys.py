@@ -375,8 +375,8 @@ def record(folder: Path, **attributes: Any) -> localtrace.read.store.Store:  # t
     return localtrace.open_store(folder)
 
 
-def chars(run_id: str, ids: list[int]) -> str:
-    return "".join(chr(one - 200) for one in ids)
+def chars(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    return "".join(chr(token_id - 200) for token_id in ids)
 
 
 def test_ids_under_any_name_are_searched(tmp_path: Path) -> None:
@@ -388,7 +388,8 @@ def test_ids_under_any_name_are_searched(tmp_path: Path) -> None:
         with record(tmp_path / str(number), completion=value) as store:
             (trace,) = store.trajectories()
             redaction = Redaction.load(None)
-            edited = redaction.trajectory(store.trajectory(trace["trace_id"]), chars)
+            recorded = store.trajectory(trace["trace_id"])
+            edited = redaction.trajectory(replace(recorded, decode=chars))
         assert str(ids[10]) not in to_json(edited.attributes)
         assert edited.spans[0].prompt_ids is None
 
@@ -398,7 +399,7 @@ def test_what_could_not_be_searched_is_counted(tmp_path: Path) -> None:
     with record(tmp_path, picture=picture, array=np.array([0.5, 0.25])) as store:
         (trace,) = store.trajectories()
         redaction = Redaction.load(None)
-        redaction.trajectory(store.trajectory(trace["trace_id"]), lambda *_: None)
+        redaction.trajectory(store.trajectory(trace["trace_id"]))
     assert redaction.unsearched == {
         UNREAD_IDS: 1, "arrays of numbers": 1, "pictures, sound and other data": 1,
     }  # fmt: skip

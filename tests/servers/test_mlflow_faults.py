@@ -60,7 +60,7 @@ def accepted(state_folder: Path) -> int:
         return 0
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
         try:
-            query = "select count(*) from entries where state = 'accepted'"
+            query = "select count(*) from entries where accepted"
             return int(ledger.execute(query).fetchone()[0])
         except sqlite3.OperationalError:
             return 0

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from localtrace.printing import say
+
 DECODED_MIN_BYTES = 2**28
 DECODED_MAX_TIMES = 1_000
 """A file may decode to `DECODED_MIN_BYTES` plus this many times its size."""
@@ -59,8 +61,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for path, table in json.load(sys.stdin).items():
-        sys.stdout.buffer.write(json.dumps(read_file(path, table)).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        say(json.dumps(read_file(path, table)))
 
 
 def read_file(path: str, table: str) -> int | str:
