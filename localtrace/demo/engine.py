@@ -43,8 +43,7 @@ class Engine:
     def __init__(self, policy: Policy, weight_version: int, seed: int) -> None:
         self._policy = policy
         self._weight_version = weight_version
-        self._device = policy.device
-        self._random = torch.Generator(self._device).manual_seed(seed)
+        self._random = torch.Generator().manual_seed(seed)
         self._waiting: list[_Generation] = []
 
     @localtrace.op
@@ -78,13 +77,13 @@ class Engine:
     @torch.inference_mode()
     def _advance(self) -> None:
         running = self._waiting
-        ids = pad([generation.ids for generation in running], self._device)
+        ids = pad([generation.ids for generation in running])
         last = torch.tensor([len(generation.ids) - 1 for generation in running])
         rows = torch.arange(len(running))
         logprobs = self._policy(ids)[rows, last]
         sampled = torch.multinomial(logprobs.exp(), 1, generator=self._random).squeeze(1)
         greedy = torch.tensor([generation.temperature == 0 for generation in running])
-        chosen = torch.where(greedy.to(self._device), logprobs.argmax(dim=1), sampled)
+        chosen = torch.where(greedy, logprobs.argmax(dim=1), sampled)
         values = logprobs[rows, chosen].tolist()
         for generation, token, logprob in zip(running, chosen.tolist(), values, strict=True):
             generation.append(token, logprob)

@@ -54,10 +54,10 @@ def update(
         weights: the advantage of each rollout; all generated tokens count alike.
     """
     ids, mask, sampled = (
-        pad([getattr(rollout, name) for rollout in rollouts], policy.device)
+        pad([getattr(rollout, name) for rollout in rollouts])
         for name in ("ids", "mask", "logprobs")
     )
-    weight = torch.tensor(weights, device=policy.device)[:, None]
+    weight = torch.tensor(weights)[:, None]
     current = _token_logprobs(policy, ids)
     ratio = (current - sampled[:, 1:]).exp()
     gain = torch.minimum(ratio * weight, ratio.clamp(1 - CLIP, 1 + CLIP) * weight)
@@ -79,8 +79,8 @@ def imitate(
         encoded = [(encode(text), float(written)) for text, written in pieces]
         ids.append([token for tokens, _ in encoded for token in tokens])
         mask.append([written for tokens, written in encoded for _ in tokens])
-    weight = pad(mask, policy.device)[:, 1:]
-    loss = -(_token_logprobs(policy, pad(ids, policy.device)) * weight).sum() / weight.sum()
+    weight = pad(mask)[:, 1:]
+    loss = -(_token_logprobs(policy, pad(ids)) * weight).sum() / weight.sum()
     _step(policy, optimizer, loss)
     return loss.item()
 

@@ -27,11 +27,6 @@ class Policy(nn.Module):
         self.norm = nn.LayerNorm(_WIDTH)
         self.head = nn.Linear(_WIDTH, len(TOKENS), bias=False)
 
-    @property
-    def device(self) -> torch.device:
-        """The device that holds the parameters."""
-        return self.head.weight.device
-
     def forward(self, ids: Tensor) -> Tensor:
         """Return log-probabilities of each next token.
 
@@ -42,19 +37,13 @@ class Policy(nn.Module):
             float32 of shape [sequences, length, vocabulary].
         """
         length = ids.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=ids.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
         hidden = self.tokens(ids) + self.positions.weight[:length]
         hidden = self.blocks(hidden, mask=mask, is_causal=True)
         logits: Tensor = self.head(self.norm(hidden))
         return logits.log_softmax(dim=-1)
 
 
-def best_device() -> torch.device:
-    """Return the CUDA device if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pad(rows: list[list[int]] | list[list[float]], device: torch.device) -> Tensor:
+def pad(rows: list[list[int]] | list[list[float]]) -> Tensor:
     """Stack rows of unequal length into one tensor, with zeros on the right."""
-    tensors = [torch.tensor(row, device=device) for row in rows]
-    return nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    return nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True)

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 import localtrace
 from localtrace.demo.engine import Engine
 from localtrace.demo.grpo import advantages, imitate, update
-from localtrace.demo.policy import Policy, best_device
+from localtrace.demo.policy import Policy
 from localtrace.demo.rollout import Rollout, roll_out_all
 from localtrace.demo.task import Problem, demonstrate, draw_problem
 from localtrace.printing import bar
@@ -53,7 +53,7 @@ def warm_up(config: DemoConfig) -> Policy:
     """Return a policy that learned the format of a conversation from demonstrations."""
     torch.manual_seed(config.seed)
     rng = random.Random(config.seed)
-    policy = Policy().to(best_device())
+    policy = Policy()
     optimizer = AdamW(policy.parameters())
     schedule = OneCycleLR(
         optimizer, config.warm_up_learning_rate, total_steps=config.warm_up_steps, pct_start=0.1

@@ -55,8 +55,6 @@ def load_settings(
     for field, text in in_environment(Settings, environ):
         if field.name not in values:
             values[field.name] = parse(field, text, variable(field.name))
-            if field.name == "store":
-                refuse_pattern(text)
     values.setdefault("store", Path("localtrace").absolute())
     return Settings(**values | _names_without_secrets(values))
 
@@ -97,19 +95,6 @@ def in_environment(
             yield field, text
 
 
-def refuse_pattern(store: str) -> None:
-    """Refuse a LOCALTRACE_STORE that is a pattern, which suits readers only.
-
-    Raises:
-        ConfigError: it is a pattern.
-    """
-    if set(store) & {"*", "?"}:
-        raise ConfigError(
-            f"LOCALTRACE_STORE={store} is a pattern of stores to read: name one folder "
-            "to record into"
-        )
-
-
 def parse(field: FieldInfo, value: Any, called: str) -> Any:
     """Return a setting's value, parsed from a text or an argument.
 
@@ -119,6 +104,7 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
     Raises:
         ConfigError: the value is not of the setting's kind; the message names values that are.
     """
+    shown = str(value) if isinstance(value, Path) else repr(value)
     try:
         plain = _plain(field, value)
         parsed = msgspec.convert(plain, field.type, strict=False, dec_hook=_to_path)
@@ -126,9 +112,9 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
             _CHECKS[field.name](parsed)
         return min(parsed, _FOREVER_S) if field.name.endswith("_interval_s") else parsed
     except (TypeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{called} cannot be {value!r}: use {_accepted(field)}") from error
+        raise ConfigError(f"{called} cannot be {shown}: use {_accepted(field)}") from error
     except ValueError as error:
-        raise ConfigError(f"{called} cannot be {value!r}: {error}") from error
+        raise ConfigError(f"{called} cannot be {shown}: {error}") from error
 
 
 def description(field: FieldInfo) -> str:
@@ -188,7 +174,13 @@ def check_folder_name(text: str) -> None:
         )
 
 
+def _refuse_pattern(store: Path) -> None:
+    if set(str(store)) & {"*", "?"}:
+        raise ValueError("it is a pattern of stores to read: name one folder to record into")
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
+    "store": _refuse_pattern,
     **dict.fromkeys(("project", "experiment", "run_id"), check_folder_name),
     "sample": parse_rules,
     "max_store_bytes": parse_quota,

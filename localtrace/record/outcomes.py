@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,47 +37,20 @@ def record_outcomes(
     """
     try:
         batch = not is_kind(type(trace_ids), str)
-        ids = [trace_id_of(text_of(one)) for one in (rows_of(trace_ids) if batch else [trace_ids])]
-        if batch:
-            values = {
-                name: value for name, value in values.items() if _fits(recorder, value, len(ids))
-            }
+        rows = rows_of(trace_ids) if batch else [trace_ids]
+        # Of the rows of one trajectory the last one counts.
+        places = {trace_id_of(text_of(trace_id)): place for place, trace_id in enumerate(rows)}
+        encoded = {}
+        for name, value in values.items():
+            if batch and row_count(value) != len(rows):
+                recorder.losses.record("bad_argument", len(rows))
+                continue
+            if len(places) < len(rows):
+                value = [rows_of(value)[place] for place in places.values()]
+            key = str(recorder.values.as_text(name))
+            encoded[key] = msgspec.Raw(recorder.values.encode(value))
         head = (recorder.values.as_int(step), time.time_ns(), recorder.values.as_text(source))
-        for places in _apart(ids):
-            encoded = {
-                str(recorder.values.as_text(name)): msgspec.Raw(
-                    recorder.values.encode(
-                        value
-                        if len(places) == len(ids)
-                        else [rows_of(value)[place] for place in places]
-                    )
-                )
-                for name, value in values.items()
-            }
-            named = [ids[place] for place in places]
-            record = _encode((int(Kind.OUTCOME), named, batch, *head, encoded))
-            recorder.put(Item(Kind.OUTCOME, b"", record))
+        record = _encode((int(Kind.OUTCOME), list(places), batch, *head, encoded))
+        recorder.put(Item(Kind.OUTCOME, b"", record))
     except Exception:
         recorder.losses.unusable()
-
-
-def _apart(ids: Sequence[str]) -> list[Sequence[int]]:
-    """Part the places of ids so that none is named twice in a part: the later record wins."""
-    if len(set(ids)) == len(ids):
-        return [range(len(ids))]
-    parts: list[list[int]] = []
-    times: Counter[str] = Counter()
-    for place, trace_id in enumerate(ids):
-        if times[trace_id] == len(parts):
-            parts.append([])
-        parts[times[trace_id]].append(place)
-        times[trace_id] += 1
-    return list(parts)
-
-
-def _fits(recorder: Recorder, value: Any, count: int) -> bool:
-    """Return whether a value has an item per trajectory; count the trajectories if not."""
-    if row_count(value) == count:
-        return True
-    recorder.losses.record("bad_argument", count)
-    return False

@@ -168,7 +168,8 @@ def outcome(
 
     Args:
         trace_id: the trace id of one trajectory, or a list of them; then each value is a list with
-            one item per trajectory. Request ids of an engine are accepted too.
+            one item per trajectory, of which the last counts where one is named twice. Request ids
+            of an engine are accepted too.
         step: step of the trajectories.
         source: where the values come from, such as `reward_model`.
         values: by name (reward, advantage, fate, trained_step, …): a number, text, or a list with

@@ -62,9 +62,9 @@ def is_loaded_kind(kind: type, module: str, name: str) -> bool:
 def declared(kind: type, name: str) -> Any:
     """Return what a type or the first of its bases stores under a name; None where none does."""
     for base in _mro(kind):
-        found = _namespace(base).get(name, _MISSING)
-        if found is not _MISSING:
-            return found
+        value = _namespace(base).get(name, _MISSING)
+        if value is not _MISSING:
+            return value
     return None
 
 

@@ -67,7 +67,8 @@ def plain_form(value: Any, budget: Budget) -> Any:
         return stored_fields(value, [name for name in fields if type(name) is str])
     attributes = declared(kind, "__attrs_attrs__")
     if attributes is not None:
-        return stored_fields(value, [stored_fields(one, ["name"])["name"] for one in attributes])
+        own = [stored_fields(attribute, ["name"])["name"] for attribute in attributes]
+        return stored_fields(value, own)
     return left_out("unsupported", value)
 
 
@@ -137,8 +138,8 @@ def _moment(value: datetime | time, budget: Budget) -> Any:
 def _is_known_zone(zone: tzinfo | None) -> bool:
     """Tell whether a time zone may be asked."""
     kind = type(zone)
-    known = (type(None), timezone, loaded("zoneinfo", "ZoneInfo"))
-    return any(kind is one for one in known) or package_of(kind) in ("dateutil", "pytz")
+    zones = (type(None), timezone, loaded("zoneinfo", "ZoneInfo"))
+    return any(kind is known for known in zones) or package_of(kind) in ("dateutil", "pytz")
 
 
 def _path(value: PurePath, budget: Budget) -> Any:
@@ -165,7 +166,7 @@ def message_of(error: BaseException) -> str:
     """
     arguments = BaseException.__dict__["args"].__get__(error)
     if type(declared(type(error), "__str__")) is WrapperDescriptorType and not _is_short(arguments):
-        return ", ".join(str(one) if _is_short(one) else f"<{type_name(one)}>" for one in arguments)
+        return ", ".join(str(a) if _is_short(a) else f"<{type_name(a)}>" for a in arguments)
     try:
         return str.__str__(str(error))
     except BaseException:  # whatever it raises, KeyboardInterrupt too, is not the caller's
@@ -304,9 +305,7 @@ _READERS: dict[tuple[str, str], Callable[[Any, Budget], Any]] = {
     names_of(float): lambda value, budget: float.__float__(value),
     names_of(complex): _complex,
     names_of(enum.Enum): lambda value, budget: own_fields(value)["_value_"],
-    names_of(BaseException): lambda value, budget: (
-        f"{names_of(type(value))[1]}: {message_of(value)}"
-    ),
+    names_of(BaseException): _error,
     **dict.fromkeys(map(names_of, (datetime, time)), _moment),
     names_of(memoryview): _bytes,
     names_of(PurePath): _path,

@@ -133,7 +133,7 @@ def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_the_setting(
 
 
 def test_a_pattern_of_stores_is_for_reading_and_refused_for_recording() -> None:
-    with pytest.raises(ConfigError, match=r"LOCALTRACE_STORE=/shared/\*/localtrace .*one folder"):
+    with pytest.raises(ConfigError, match=r"LOCALTRACE_STORE cannot be '/shared/\*/.*one folder"):
         load_settings(None, {}, {"LOCALTRACE_STORE": "/shared/*/localtrace"})
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from localtrace.record import active
 from localtrace.record.capture import OpenCall, begin_call, encode_inputs, verdict
 from localtrace.record.propagation import is_generation, parent
-from localtrace.record.recorder import Recorder
 from localtrace.record.scope import current, enter
 from localtrace.record.signature import generation_called
 from localtrace.store.journal.choices import Generation
@@ -55,17 +54,12 @@ _KEPT_FIELDS = (
 _NOT_SAMPLING = frozenset((*_PROMPT_FIELDS, *_KEPT_FIELDS, "sampling_params"))
 
 
+@harmless
 def begin_exchange(method: str, url: str) -> Exchange | None:
     """Return the exchange of a request about to be sent; None when it is not recorded."""
-    recorder = active.recorder
-    return None if recorder is None else _begin(recorder, method, url)
-
-
-@harmless
-def _begin(recorder: Recorder, method: str, url: str) -> Exchange | None:
-    url = _without_secrets(url)
+    url, recorder = _without_secrets(url), active.recorder
     route = next((path for path in _ROUTES if url.endswith(path)), None)
-    if route is None or method not in _METHODS:
+    if recorder is None or route is None or method not in _METHODS:
         return None
     is_detail = is_generation(current.get())
     call = begin_call(recorder, _ROUTES[route], (), {})
@@ -143,12 +137,12 @@ class Exchange:
         if call is None:
             return
         duration_ns = time.perf_counter_ns() - call.mono_ns
-        found = current.get()  # ending a trajectory changes the scope, which is the reader's here
+        scope = current.get()  # ending a trajectory changes the scope, which is the reader's here
         try:
             self._answer.finish()
             self._record(call, duration_ns, None if error is None else _printable(error))
         finally:
-            enter(found)
+            enter(scope)
             # The caller may hold the answer for long, and with it this object.
             self._request.clear()
             self._answer = Answer(None, {}, 0)

@@ -37,7 +37,6 @@ _WHOLE = (
     *_MEDIA,
 )  # fmt: skip
 _KEPT_PROMPT = "_localtrace_prompt_ids"
-_LOGPROBS = ("output_token_logprobs", "input_token_logprobs")
 
 
 def is_rollout(manager: Any, obj: Any, request: Any) -> bool:
@@ -82,8 +81,8 @@ class _Generation:
 
     @property
     def meta(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.chunk.get("meta_info", {})
-        return found
+        meta: dict[str, Any] = self.chunk.get("meta_info", {})
+        return meta
 
     def add(self, chunk: dict[str, Any]) -> None:
         reason = chunk["meta_info"].get("finish_reason")
@@ -95,14 +94,6 @@ class _Generation:
             self.chunk = merge_sglang(_copied_chunk(self.chunk), _copied_chunk(chunk))[0]
         else:
             self.chunk = chunk
-
-    def add_state(self, state: Any) -> None:
-        """Take what the engine holds of it in its own `ReqState`, as its caller has left."""
-        self.prompt_ids = getattr(state, "prompt_token_ids", None)
-        meta = {**self.meta, "completion_tokens": len(state.output_ids)}
-        meta |= {name: found for name in _LOGPROBS if (found := getattr(state, name, None))}
-        text = "".join((getattr(state, "text", ""), *getattr(state, "text_chunks", ())))
-        self.chunk = {"output_ids": state.output_ids, "text": text, "meta_info": meta}
 
 
 class Recording:
@@ -168,27 +159,14 @@ class Recording:
         self._restore()
         for index in range(self._count):
             if index not in self._recorded:
-                self._add_state(index)
                 self._record(index, error)
 
     def _generation(self, index: int) -> _Generation:
         return self._open.setdefault(index, _Generation(self._is_incremental))
 
-    @harmless
-    def _add_state(self, index: int) -> None:
-        generation = self._generation(index)
-        rid = generation.meta.get("id")
-        state = self._manager.rid_to_state.get(rid or self._rid_of(index))
-        if state is None or not state.output_ids:
-            return
-        # Another request may have this id, unless it is one that SGLang made for a sample.
-        parts = (self._obj, *getattr(self._obj, "_sub_obj_cache", {}).values())
-        is_own = any(state.obj is part for part in parts)
-        if rid is not None if self._samples > 1 else is_own:
-            generation.add_state(state)
-
     def _record(self, index: int, error: BaseException | None) -> None:
-        generation = self._open.pop(index)
+        generation = self._generation(index)
+        del self._open[index]
         self._recorded.add(index)
         if len(self._recorded) == self._count:
             self._restore()  # before the caller has the last item, and may use the object again
@@ -242,8 +220,8 @@ class Recording:
         own = self._ids[number] if of_batch else self._ids
         prompt_ids = prompt_ids or getattr(part, _KEPT_PROMPT, None) or own
         text = _item(self._text, number)
-        given = {"prompt_ids": prompt_ids, "text": text}
-        inputs |= {name: value for name, value in given.items() if value is not None}
+        prompt = {"prompt_ids": prompt_ids, "text": text}
+        inputs |= {name: value for name, value in prompt.items() if value is not None}
         preferred = getattr(self._manager, "preferred_sampling_params", None) or {}
         inputs["sampling_params"] = {**preferred, **(_item(self._sampling, number) or {})}
         return {
@@ -261,7 +239,7 @@ def _fields(obj: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return [list(one) for one in value]
+        return [list(row) for row in value]
     return value.copy() if isinstance(value, list | dict) else value
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -35,7 +34,6 @@ _TRACE = "verl.utils.rollout_trace"
 _EXTRA_NAMES = (
     "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
 )  # fmt: skip
-_STEPS_REMEMBERED = 8
 _FATES_LOST = "greedy baselines of REMAX count as rollouts here"
 ROLLOUT_FAILED = "the rollout failed"
 _BASELINE = "localtrace_baseline"
@@ -64,8 +62,6 @@ _sampled: contextvars.ContextVar[Any] = contextvars.ContextVar("sampled", defaul
 """Whether each row of the current batch of V0 is sampled; None: all are."""
 _batch_is_joined: contextvars.ContextVar[bool] = contextvars.ContextVar("joined", default=False)
 """Whether the trainer asked for trace ids in the current batch of V0."""
-_taken: dict[tuple[Any, bool], set[Any]] = {}
-"""Prompts that `max_samples_per_step_per_worker` lets through, by step and validate."""
 
 
 # -- the start of recording ----------------------------------------------------------------
@@ -117,8 +113,7 @@ def _attr(
     live: dict[str, Any] = {}
     if "session_id" in fields:
         # V1 always passes trace=False, and rollout_n=0 for every session of a prompt.
-        rollout_n = _plain(fields["session_id"])
-        trace = _take_prompt(step, bool(validate), fields.get("uid"))
+        trace, rollout_n = True, _plain(fields["session_id"])
         live = {"trace": trace, "rollout_n": rollout_n}
     opened = trajectory(
         _plain(step),
@@ -144,23 +139,6 @@ def _attr(
 def _both(local: _Recorded, traced: Any) -> Iterator[Any]:
     with local, traced as value:
         yield value
-
-
-def _take_prompt(step: Any, validate: bool, uid: Any) -> bool:
-    """Return whether a prompt of V1 is recorded, by `max_samples_per_step_per_worker`.
-
-    verl ignores that limit in V1. Here the first prompts of a step to reach this worker are taken.
-    """
-    tracing = sys.modules[_TRACE].RolloutTraceConfig.get_instance()
-    limit = tracing.max_samples_per_step_per_worker
-    if limit is None:
-        return True
-    taken = _taken.setdefault((_plain(step), validate), set())
-    while len(_taken) > _STEPS_REMEMBERED:
-        del _taken[next(iter(_taken))]
-    if len(taken) < limit:
-        taken.add(uid)
-    return uid in taken
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
 from localtrace.trainer_hooks.seams import Plugin, System
@@ -94,12 +93,10 @@ def store_path(config: Any) -> Path:
     """Return the store's path: LOCALTRACE_STORE, or `localtrace/` beside verl's checkpoints.
 
     Raises:
-        ConfigError: the path is a pattern, or lies in Ray's copy of the working directory.
+        ConfigError: the path lies in Ray's copy of the working directory.
     """
-    named = os.environ.get("LOCALTRACE_STORE", "")
-    refuse_pattern(named)
     checkpoints = select(config, "trainer.default_local_dir") or "checkpoints"
-    path = named or Path(checkpoints).parent / "localtrace"
+    path = os.environ.get("LOCALTRACE_STORE") or Path(checkpoints).parent / "localtrace"
     return lasting_store(path, "LOCALTRACE_STORE or trainer.default_local_dir")
 
 

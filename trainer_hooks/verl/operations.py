@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +13,6 @@ from localtrace.record import active
 from localtrace.record.capture import begin_call
 from localtrace.record.op import record_calls
 from localtrace.record.signature import Signature
-from localtrace.trainer_hooks.generations import record_generation
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
@@ -31,16 +28,8 @@ _SCORING = "AgentLoopWorker._compute_score"
 Function = Callable[..., Any]
 
 
-@dataclass(slots=True)
-class _Generation:
-    client: Any
-    was_aborted: bool = False
-    """Whether the engine aborted it for newer weights. The client then continues it."""
-
-
-_generating: contextvars.ContextVar[_Generation | None] = contextvars.ContextVar(
-    "generating", default=None
-)
+_generating: contextvars.ContextVar[Any] = contextvars.ContextVar("generating", default=None)
+"""The client whose `generate` runs."""
 
 
 # -- decorated methods ---------------------------------------------------------------------
@@ -70,39 +59,15 @@ def _recorded(function: Function, is_async: bool | None = None) -> Function:
 def _once(function: Function, recorded: Function) -> Function:
     @functools.wraps(function)
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = _generating.get()
-        if outer is not None and outer.client is self:  # called by an overriding `generate`
-            start_ns, mono_ns = time.time_ns(), time.perf_counter_ns()
-            output = await function(self, *args, **kwargs)
-            _note_segment(outer, function, output, start_ns, time.perf_counter_ns() - mono_ns)
-            return output
-        token = _generating.set(_Generation(self))
+        if _generating.get() is self:  # called by an overriding `generate`
+            return await function(self, *args, **kwargs)
+        token = _generating.set(self)
         try:
             return await recorded(self, *args, **kwargs)
         finally:
             _generating.reset(token)
 
     return generate
-
-
-@harmless
-def _note_segment(
-    outer: _Generation, function: Function, output: Any, start_ns: int, duration_ns: int
-) -> None:
-    """Record one engine call of a generation that took several, as counts without tokens."""
-    if output.stop_reason in ("aborted", "abort") or outer.was_aborted:
-        outer.was_aborted = True
-        record_generation(
-            function.__qualname__,
-            start_ns=start_ns,
-            duration_ns=duration_ns,
-            inputs={},
-            outputs={
-                "output_tokens": len(output.token_ids),
-                "stop_reason": output.stop_reason,
-                "global_steps": output.extra_fields.get("global_steps"),
-            },
-        )
 
 
 # -- methods of subclasses -----------------------------------------------------------------
