@@ -49,7 +49,7 @@ def make_safe(stream: IO[str]) -> IO[str]:
     return SafeStream(
         stream.buffer,
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",  # for encodings that lack characters
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

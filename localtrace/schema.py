@@ -7,9 +7,14 @@ checked against this module.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
 from localtrace.errors import StoreFormatError
-from localtrace.table_schema import Column as Column
-from localtrace.table_schema import TableSchema as TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT_VERSION = 6
 """Version of journals and tables, which their file names begin with; the first that is supported.
@@ -33,6 +38,62 @@ def refuse_other_version(place: object, version: int) -> None:
             f"{place} was made by a localtrace before the first release (format {version}): record "
             "again, or read it with that version"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, its Arrow type by alias, and what it holds."""
+
+    name: str
+    type: str
+    """string, int32, int64, double, bool, timestamp, list<int32>, list<int8> or list<float>."""
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One table: its partition columns (in path order), columns and sort order."""
+
+    name: str
+    partitions: tuple[str, ...]
+    columns: tuple[Column, ...]
+    sort_by: tuple[str, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of all columns, partition columns included."""
+        return tuple(column.name for column in self.columns)
+
+    @cache  # noqa: B019  (five module-level instances, alive as long as the process)
+    def arrow(self) -> pa.Schema:
+        """Return the Arrow schema, partition columns included."""
+        import pyarrow as pa
+
+        return pa.schema([(column.name, _arrow_type(column.type)) for column in self.columns])
+
+    @cache  # noqa: B019
+    def file_arrow(self) -> pa.Schema:
+        """Return the Arrow schema of one Parquet file: all columns but the partitions'."""
+        import pyarrow as pa
+
+        return pa.schema([field for field in self.arrow() if field.name not in self.partitions])
+
+    def no_rows(self) -> pa.Table:
+        """Return a table without rows."""
+        import pyarrow as pa
+
+        # To make an empty array, pyarrow imports pandas if it is there, which takes half a second.
+        return pa.Table.from_batches([], self.arrow())
+
+
+def _arrow_type(alias: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if alias == "timestamp":
+        return pa.timestamp("us", tz="UTC")
+    if alias.startswith("list<"):
+        return pa.list_(pa.type_for_alias(alias.removeprefix("list<").removesuffix(">")))
+    return pa.type_for_alias(alias)
 
 
 _RUN = (
@@ -106,11 +167,7 @@ TRAJECTORIES = TableSchema(
         Column("name", "string", "name given to the trajectory"),
         Column("agent", "string", "name of the agent loop"),
         Column("data_source", "string", "name of the dataset"),
-        Column(
-            "prompt_hash",
-            "string",
-            "identity of the first turn's prompt, 32 hex digits; null: unknown",
-        ),
+        Column("prompt_hash", "string", "identity of the first prompt, 32 hex digits"),
         Column("status", "string", "ok, error, cancelled, interrupted or dropped"),
         Column("error", "string", "exception type and message, or the reason of a drop"),
         Column("start_ns", "int64", "start, ns since the Unix epoch"),
@@ -119,11 +176,7 @@ TRAJECTORIES = TableSchema(
         Column("reward", "double", "reward set inside the rollout; later ones are outcomes"),
         Column("span_count", "int64", "calls recorded in the trajectory"),
         Column("turn_count", "int64", "model generations among them"),
-        Column(
-            "output_tokens",
-            "int64",
-            "tokens generated, without those that a mask excludes; null: no ids",
-        ),
+        Column("output_tokens", "int64", "generated tokens that no mask excludes; null: no ids"),
         Column("attributes", "string", "everything else set on the trajectory, tagged JSON object"),
         Column("spans_pruned", "string", "when and why its calls were pruned; else null"),
         *_FOLDED,
@@ -149,68 +202,38 @@ SPANS = TableSchema(
         Column("start_ns", "int64", "start, ns since the Unix epoch"),
         Column("end_ns", "int64", "start plus monotonic duration"),
         Column("started_at", "timestamp", "start, for people and for SQL dates"),
-        Column(
-            "inputs",
-            "string",
-            "arguments by name, tagged JSON object, without lists kept in columns",
-        ),
-        Column("outputs", "string", "the result, tagged JSON; lists kept in columns are left out"),
+        Column("inputs", "string", "arguments by name, tagged JSON; no lists kept in columns"),
+        Column("outputs", "string", "the result, tagged JSON; no lists kept in columns"),
         Column("is_turn", "bool", "true where the call was one model generation"),
-        Column(
-            "kind", "string", "generation, tool, reward, agent or other, as the recording code says"
-        ),
+        Column("kind", "string", "generation, tool, reward, agent or other, if the code says so"),
         Column("has_turns", "bool", "true where the process made turns inside the call; else null"),
         Column("is_async", "bool", "whether a coroutine function was called; null: not recorded"),
-        Column(
-            "batch_size", "int64", "how many generations the call made, each with a row of its own"
-        ),
-        Column(
-            "batch_index", "int64", "place among several generations of the call that is parent_id"
-        ),
+        Column("batch_size", "int64", "how many generations the call made, each with its own row"),
+        Column("batch_index", "int64", "place among the generations of the call parent_id"),
         Column("prompt_name", "string", "name of the argument that held the prompt ids"),
         Column("prompt_tokens", "int64", "length of the whole prompt, in tokens"),
-        Column(
-            "prompt_base",
-            "string",
-            "span_id whose prompt and output this one continues; null: whole",
-        ),
+        Column("prompt_base", "string", "span_id whose prompt and output it adds to; null: whole"),
         Column("prompt_kept", "int64", "how many leading ids are taken from the base"),
         Column("prompt_ids", "list<int32>", "the prompt ids after the kept ones"),
         Column("prompt_crc32", "int64", "crc32 of the whole prompt, as its MessagePack elements"),
         Column("messages_name", "string", "name of the argument that held the messages"),
-        Column(
-            "messages_base", "string", "span_id whose messages this list continues; null: whole"
-        ),
+        Column("messages_base", "string", "span_id whose messages it adds to; null: whole"),
         Column("messages_kept", "int64", "how many leading messages are taken from the base"),
         Column("messages", "string", "the messages after the kept ones, tagged JSON list"),
         Column("messages_crc32", "int64", "crc32 of the whole list, as its MessagePack elements"),
         Column("output_name", "string", "name of the result's field that held the output ids"),
         Column("output_ids", "list<int32>", "ids that the model generated"),
         Column("logprobs_name", "string", "name of the result's field that held the logprobs"),
-        Column(
-            "output_logprobs",
-            "list<float>",
-            "natural log-probability of each output id, where given",
-        ),
-        Column(
-            "logprobs_rest",
-            "list<int32>",
-            "what output_logprobs lacks of the doubles, in last places",
-        ),
+        Column("output_logprobs", "list<float>", "natural log-probability of each output id"),
+        Column("logprobs_rest", "list<int32>", "what output_logprobs lacks of the doubles"),
         Column("mask_name", "string", "name of the result's field that held the response mask"),
         Column("response_mask", "list<int8>", "1 where a token was generated by the model"),
         Column("prompt_text", "string", "prompt_ids as text; null: no tokenizer was available"),
         Column("output_text", "string", "output_ids as text; else the text in the turn's result"),
-        Column(
-            "output_message", "string", "role, content, reasoning and tool_calls, if more than text"
-        ),
+        Column("output_message", "string", "role, content, reasoning, tool_calls; null: only text"),
         Column("finish_reason", "string", "why the generation stopped"),
-        Column(
-            "weight_version", "string", "version of the weights; `5..6`: begun with 5, ended with 6"
-        ),
-        Column(
-            "placeholder", "string", "why a prompt or messages cannot be rebuilt; null: they can"
-        ),
+        Column("weight_version", "string", "version of the weights; `5..6`: from 5 to 6"),
+        Column("placeholder", "string", "why prompt or messages cannot be rebuilt; null: they can"),
         *_WRITER,
     ),
     ("step", "sample_index", "rollout_n", "trace_id", "seq"),
@@ -221,9 +244,7 @@ OUTCOMES = TableSchema(
     ("project", "experiment", "folded"),
     (
         *_RUN,
-        Column(
-            "folded", "bool", "true: compaction copied it into trajectories; null: none was found"
-        ),
+        Column("folded", "bool", "true: copied into trajectories; null: no trajectory"),
         Column("trace_id", "string", "the trajectory that the value belongs to"),
         Column("step", "int64", "step of the trajectory, as given with the outcome"),
         Column("name", "string", "reward, advantage, fate, trained_step or any other name"),
@@ -277,11 +298,7 @@ UPLOADS = TableSchema(
         Column("remote_id", "string", "the tracker's id of the trajectory"),
         Column("state", "string", "sent, already there, rejected or left out"),
         Column("verified", "bool", "whether it was read back, by the receipt or at `checked_at`"),
-        Column(
-            "checked_at",
-            "timestamp",
-            "when `--check` asked; null: `verified` is the receipt's claim",
-        ),
+        Column("checked_at", "timestamp", "time of `--check`; null: only the receipt says so"),
         Column("reason", "string", "why it is not there"),
         Column("digest", "string", "sha256 of what the tracker holds"),
         Column("size_bytes", "int64", "what it takes in requests"),

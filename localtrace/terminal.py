@@ -1,13 +1,10 @@
 """Text that is safe to print: texts of models and servers may hold terminal commands.
 
-Also streams that cannot take every text: those whose encoding lacks characters, and pipes whose
-reader is gone.
+Also pipes whose reader is gone.
 """
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
 import re
 import select
@@ -46,20 +43,6 @@ def escape(text: str) -> str:
 def escape_line(text: str) -> str:
     r"""Escape text that must stay on one line: tabs and line ends become \t and \n too."""
     return escape(text).replace("\n", "\\n").replace("\t", "\\t")
-
-
-def write_any_text(*streams: IO[str]) -> None:
-    r"""Let streams of a narrow encoding take any text: others become escapes, as \u00e9."""
-    codecs.register_error("localtrace", _escaped)
-    for stream in streams:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="localtrace")
-
-
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(_as_json, error.object[error.start : error.end])), error.end
 
 
 def lost_its_reader(stream: IO[str]) -> bool:

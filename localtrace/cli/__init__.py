@@ -24,7 +24,7 @@ from localtrace.errors import (
     StoreNotFound,
 )
 from localtrace.printing import make_safe, say, say_text
-from localtrace.terminal import lost_its_reader, write_any_text
+from localtrace.terminal import lost_its_reader
 
 _SECTIONS = {
     "Get started": {
@@ -115,7 +115,6 @@ class _Commands(click.Group):
             global is_program
             is_program = True
         sys.stdout, sys.stderr = make_safe(sys.stdout), make_safe(sys.stderr)
-        write_any_text(sys.stdout, sys.stderr)
         sys.excepthook = _show_failure
         return super().main(args, *more, **options)
 

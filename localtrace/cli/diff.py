@@ -17,7 +17,7 @@ from localtrace.printing import draw, say
 from localtrace.terminal import escape, escape_line
 
 if TYPE_CHECKING:
-    from localtrace.read.diff import Difference, Part, Stretch, Turn
+    from localtrace.read.diff import Difference, Part, Stretch, Turns
     from localtrace.types import Trajectory
 
 _CONTEXT = 24
@@ -74,16 +74,16 @@ def _about(trajectory: Trajectory) -> str:
     return f"{trajectory.trace_id}  {', '.join([*facts, trajectory.status])}"
 
 
-def _compared(letter: str, ours: list[Turn], theirs: list[Turn]) -> Iterator[str]:
-    from localtrace.read.diff import first_difference, turn_pairs
+def _compared(letter: str, ours: Turns, theirs: Turns) -> Iterator[str]:
+    from localtrace.read.diff import AFTER, first_difference, turn_rows
 
     difference = first_difference(ours, theirs)
     if difference is None:
-        count = sum(not turn.is_end for turn in ours)
+        count = len(ours.keys() - {AFTER})
         yield f"A and {letter} are identical: {f'{count} turns' if ours else 'no turns, no calls'}"
         return
     yield f"A and {letter} first differ {escape_line(_place(difference))}"
-    for name, left, right in turn_pairs(ours, theirs):
+    for name, (left, right) in turn_rows(ours, theirs):
         mark = "  <- first difference" if name == difference.turn else ""
         if left is None or right is None:
             yield f"{name}  only in {letter if left is None else 'A'}{mark}"
@@ -104,7 +104,7 @@ def _place(difference: Difference) -> str:
     return f"{where}, {difference.part}{f' at {at} (counted from 0)' if at else ''}"
 
 
-def _turn(letter: str, left: Turn, right: Turn) -> Iterator[str]:
+def _turn(letter: str, left: list[Part], right: list[Part]) -> Iterator[str]:
     """Yield the lines about two turns; none where they are the same."""
     from localtrace.read.diff import pairs
     from localtrace.read.turns import shortened

@@ -36,7 +36,7 @@ def over_counted(sql: str, filters: Filters) -> tuple[str, dict[str, Any]]:
     validate = any((True in term.values) == (term.operator == "=") for term in flags)
     filters = Filters(*(term for term in filters.terms if term.key != "validate"))
     named = {"trajectories", *_NAME.findall(sql.lower())}
-    named |= {one for view in _BUILT if view in named for one in _NAME.findall(select_of(view))}
+    named |= {name for view in _BUILT if view in named for name in _NAME.findall(select_of(view))}
     made = ",\n".join(
         f"{name} as not materialized ({select})"
         for name, select in _relations(filters, validate).items()

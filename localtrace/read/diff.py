@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from localtrace.read.turns import as_text, turns_of
 from localtrace.store.whole_prompts import shared_prefix
@@ -33,24 +32,23 @@ _WORDS = re.compile(
 )
 
 
+AFTER = "after the last turn"
+"""The name under which the calls after the last turn stand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part of a turn: its new prompt, a call, its output or its finish reason."""
 
     name: str
-    """One of `given`, `output`, `finish reason`, or `call` and the op."""
+    """`given`, `output`, `finish reason`, or `call` and the op."""
     text: str
     ids: list[int] | None = None
     logprobs: list[float | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The parts of a turn, in the order in which they happened."""
-
-    parts: list[Part]
-    is_end: bool = False
-    """True for the calls after the last turn."""
+Turns: TypeAlias = dict[str, list[Part]]
+"""The parts of each turn in order, by its name: `turn 0`, `turn 1`, …, then `AFTER`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,45 +82,41 @@ class Stretch:
         return self.compared and self.left == self.right
 
 
-def turn_parts(trajectory: Trajectory) -> list[Turn]:
-    """Return the turns of a trajectory with their parts; calls after the last turn come last."""
+def turn_parts(trajectory: Trajectory) -> Turns:
+    """Return the turns of a trajectory with their parts; `AFTER` only if calls come last."""
     spans = trajectory.every_span
     around = _around_turns(spans)
-    read = {turn.span.span_id: turn for turn in turns_of(trajectory)}
-    turns: list[Turn] = []
+    turn_of = {turn.span.span_id: turn for turn in turns_of(trajectory)}
+    turns: Turns = {}
     calls: list[Part] = []
     for span in spans:
-        turn = read.get(span.span_id)
+        turn = turn_of.get(span.span_id)
         if turn is not None:
-            given = Part("given", turn.new_text)
+            prompt = Part("given", turn.new_text)
             output = Part("output", turn.answer_text, span.output_ids, span.output_logprobs)
             reason = Part("finish reason", span.finish_reason or "")
-            turns.append(Turn([given, *calls, output, reason]))
+            turns[f"turn {len(turns)}"] = [prompt, *calls, output, reason]
             calls = []
         elif span.span_id not in around:
             calls.append(Part(f"call {span.op}", _call(span)))
-    return [*turns, Turn(calls, is_end=True)] if calls else turns
+    return turns | {AFTER: calls} if calls else turns
 
 
-def turn_pairs(
-    left: list[Turn], right: list[Turn]
-) -> Iterator[tuple[str, Turn | None, Turn | None]]:
-    """Yield the name of each turn and the turns of both sides; None where a side has none."""
-    ours, theirs = ([turn for turn in side if not turn.is_end] for side in (left, right))
-    for number, (one, other) in enumerate(zip_longest(ours, theirs)):
-        yield f"turn {number}", one, other
-    ends = [next((turn for turn in side if turn.is_end), None) for side in (left, right)]
-    if any(ends):
-        nothing = Turn([], is_end=True)
-        yield "after the last turn", ends[0] or nothing, ends[1] or nothing
+def turn_rows(*sides: Turns) -> Iterator[tuple[str, list[list[Part] | None]]]:
+    """Yield the name of each turn and its parts on each side; None where a side lacks the turn."""
+    names = dict.fromkeys(name for side in sides for name in side if name != AFTER)
+    for name in names:
+        yield name, [side.get(name) for side in sides]
+    if any(AFTER in side for side in sides):
+        yield AFTER, [side.get(AFTER, []) for side in sides]
 
 
-def pairs(left: Turn, right: Turn) -> Iterator[tuple[Part | None, Part | None]]:
+def pairs(left: list[Part], right: list[Part]) -> Iterator[tuple[Part | None, Part | None]]:
     """Yield the corresponding parts of two turns, in order; None for a part that is lacking."""
-    ours, theirs = ([part.name for part in turn.parts] for turn in (left, right))
+    ours, theirs = ([part.name for part in parts] for parts in (left, right))
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     for tag, low, high, other_low, other_high in matcher.get_opcodes():
-        first, second = left.parts[low:high], right.parts[other_low:other_high]
+        first, second = left[low:high], right[other_low:other_high]
         if tag == "equal":
             yield from zip(first, second, strict=True)
         else:
@@ -130,31 +124,29 @@ def pairs(left: Turn, right: Turn) -> Iterator[tuple[Part | None, Part | None]]:
             yield from ((None, part) for part in second)
 
 
-def first_difference(left: list[Turn], right: list[Turn]) -> Difference | None:
+def first_difference(left: Turns, right: Turns) -> Difference | None:
     """Return the first difference of two trajectories; None where all their parts are equal."""
-    for name, ours, theirs in turn_pairs(left, right):
+    for name, (ours, theirs) in turn_rows(left, right):
         if ours is None or theirs is None:
             return Difference(name, "turn", alone=True)
-        for one, other in pairs(ours, theirs):
-            known = one or other
-            assert known is not None
-            if one is None or other is None:
-                return Difference(name, known.name, alone=True)
-            if one.text != other.text or one.ids != other.ids:
-                return _where(name, one, other)
+        for part, other in pairs(ours, theirs):
+            if part is None or other is None:
+                lone = part or other
+                assert lone is not None
+                return Difference(name, lone.name, alone=True)
+            if part.text != other.text or part.ids != other.ids:
+                return _where(name, part, other)
     return None
 
 
-def _where(turn: str, one: Part, other: Part) -> Difference:
-    token = None
-    if one.ids is not None and other.ids is not None:
-        token = shared_prefix(one.ids, other.ids)
-    word = None
-    if one.text != other.text:
-        ours, theirs = words(one.text), words(other.text)
-        known = ours[: shared_prefix(ours, theirs)]
-        word = sum(not unit.isspace() for unit in known)
-    return Difference(turn, one.name, word=word, token=token)
+def _where(turn: str, ours: Part, theirs: Part) -> Difference:
+    token = word = None
+    if ours.ids is not None and theirs.ids is not None:
+        token = shared_prefix(ours.ids, theirs.ids)
+    if ours.text != theirs.text:
+        left, right = words(ours.text), words(theirs.text)
+        word = sum(not unit.isspace() for unit in left[: shared_prefix(left, right)])
+    return Difference(turn, ours.name, word=word, token=token)
 
 
 def words(text: str) -> list[str]:
@@ -194,12 +186,12 @@ def _around_turns(spans: list[Span]) -> set[str]:
 
 
 def _above(span_id: str, parents: dict[str, str | None]) -> set[str]:
-    found: set[str] = set()
-    above = parents.get(span_id)
-    while above is not None and above not in found:
-        found.add(above)
-        above = parents.get(above)
-    return found
+    callers: set[str] = set()
+    caller = parents.get(span_id)
+    while caller is not None and caller not in callers:
+        callers.add(caller)
+        caller = parents.get(caller)
+    return callers
 
 
 def _call(span: Span) -> str:

@@ -53,7 +53,7 @@ def read_excerpts(
         steps: the step of each trajectory, by trace id.
     """
     waiting = iter(steps.items())
-    found: dict[str, Excerpt] = {}
+    excerpts: dict[str, Excerpt] = {}
     while batch := dict(islice(waiting, _BATCH)):
         ids, params = listed_ids(batch)
         # Numbering the rows would take DuckDB several times as long as these windows.
@@ -65,8 +65,8 @@ def read_excerpts(
             "order by trace_id, seq, batch_index",
             params,
         ).to_pylist()
-        found |= _excerpts(rows, decode)
-    return found
+        excerpts |= _excerpts(rows, decode)
+    return excerpts
 
 
 def reference_of(attributes: Mapping[str, Any]) -> str | None:

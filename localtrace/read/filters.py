@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypeAlias, Unpack
 from uuid import UUID
@@ -62,7 +62,9 @@ class Term:
 
     def __str__(self) -> str:
         """Return the condition as on the command line; of many values only the first ones."""
-        texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in self.values]
+        texts = [
+            str(value).lower() if isinstance(value, bool) else str(value) for value in self.values
+        ]
         more = [f"… ({len(texts)} values)"] if len(texts) > _SHOWN_MAX else []
         return f"{self.key}{self.operator}{','.join([*texts[:_SHOWN_MAX], *more])}"
 
@@ -78,9 +80,9 @@ class Filters:
     terms: tuple[Term, ...]
 
     def __init__(self, *terms: Term, **values: Unpack[FilterValues]) -> None:
-        given = ((key, value) for key, value in values.items() if value is not None)
-        read = (term for key, value in given for term in _terms(_entry(key), value))
-        object.__setattr__(self, "terms", (*terms, *read))
+        for key, value in values.items():
+            terms += tuple(_terms(_entry(key), value)) if value is not None else ()
+        object.__setattr__(self, "terms", terms)
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Filters:
@@ -147,18 +149,19 @@ class Filters:
 
         Its parameters are those of `where_clause`.
         """
-        shared = [one.sql() for one in self._conditions() if view in one.entry.also]
+        conditions = self._conditions()
+        shared = [condition.sql() for condition in conditions if view in condition.entry.also]
         return " and ".join(shared) or "true"
 
     def _conditions(self) -> list[_Condition]:
         conditions = [_Condition(f"filter_{n}", term) for n, term in enumerate(self.terms)]
         # From all terms, because a condition on another view repeats only some of them.
-        among = [one.sql() for one in conditions if one.key in ("project", "experiment")]
+        among = [each.sql() for each in conditions if each.key in ("project", "experiment")]
         newest = (
             f"(select run_id from runs where {' and '.join(among) or 'true'} "
             "order by start_ns desc, run_id limit 1)"
         )
-        return [_Condition(one.name, one.term, newest) for one in conditions]
+        return [replace(condition, newest_run=newest) for condition in conditions]
 
 
 def key_of(text: str) -> str | None:
@@ -197,7 +200,7 @@ def _parsed(text: str) -> list[Term]:
 
 
 def _terms(entry: Filter, value: Any) -> list[Term]:
-    """Read what a filter is given: text, a number, true or false, or several of them."""
+    """Read a filter's value: text, a number, true or false, or several of them."""
     if hasattr(value, "tolist"):  # of NumPy, pandas and torch
         value = value.tolist()
     if isinstance(value, str):
@@ -206,7 +209,7 @@ def _terms(entry: Filter, value: Any) -> list[Term]:
         return [Term(entry.key, ">=", (value[0],)), Term(entry.key, "<=", (value[-1],))]
     is_listed = isinstance(value, list | tuple | range | set | frozenset) and not entry.is_literal
     values = value if is_listed else [value]
-    return [Term(entry.key, "=", tuple(_scalar(entry, one) for one in values))]
+    return [Term(entry.key, "=", tuple(_scalar(entry, each) for each in values))]
 
 
 def _of_text(entry: Filter, text: str) -> list[Term]:
@@ -222,7 +225,7 @@ def _of_text(entry: Filter, text: str) -> list[Term]:
     is_listed = entry.is_number or entry.kind == "texts"
     is_listed |= entry.kind == "index" and bool(_WHOLE_NUMBERS.fullmatch(text))
     values = text.split(",") if is_listed else [text]
-    return [Term(entry.key, operator, tuple(_scalar(entry, one) for one in values))]
+    return [Term(entry.key, operator, tuple(_scalar(entry, each) for each in values))]
 
 
 def _scalar(entry: Filter, value: Any) -> Scalar:
@@ -346,8 +349,8 @@ class _Condition:
 
 
 def _clause(view: str, conditions: list[_Condition]) -> str:
-    clauses = [one.sql() for one in conditions if one.is_direct(view)]
-    beyond = [one for one in conditions if not one.is_direct(view)]
+    clauses = [condition.sql() for condition in conditions if condition.is_direct(view)]
+    beyond = [condition for condition in conditions if not condition.is_direct(view)]
     if view == "trajectories":
         clauses += _elsewhere(beyond, conditions)
     elif beyond:
@@ -364,34 +367,34 @@ def _elsewhere(beyond: list[_Condition], conditions: list[_Condition]) -> list[s
     Each condition on calls, and each tag, may be met by another row; those on detectors are met by
     one row, and so are those on a rating. `labelled_by` tells whose labels the others are about.
     """
-    by = [one for one in beyond if one.key == "labelled_by"]
-    whose = [one.sql() for one in by if one.term.operator == "="]
+    by = [condition for condition in beyond if condition.key == "labelled_by"]
+    whose = [condition.sql() for condition in by if condition.term.operator == "="]
 
     def exists(view: str, *own: str) -> str:
-        same = whose if view == "labels" else [one.sql() for one in _shared(view, conditions)]
-        return _exists(view, [*same, *own])
+        shared = [condition.sql() for condition in _shared(view, conditions)]
+        return _exists(view, [*(whose if view == "labels" else shared), *own])
 
     clauses: list[str] = []
     together: dict[str, list[str]] = {}
-    if whose and by == [one for one in beyond if one.entry.view == "labels"]:
+    if whose and by == [each for each in beyond if each.entry.view == "labels"]:
         together["labels"] = []
-    for one in beyond:
-        view, is_without = one.entry.view, one.term.operator == "!="
-        if one.key == "labelled":
-            clauses.append(one.sql(column=exists(view)))
-        elif one.key == "labelled_by":
-            clauses += [f"not {_exists(view, [one.sql('=')])}"] if is_without else []
-        elif one.entry.has_many:
-            clauses.append("not " * is_without + exists(view, one.sql("=")))
+    for condition in beyond:
+        view, is_without = condition.entry.view, condition.term.operator == "!="
+        if condition.key == "labelled":
+            clauses.append(condition.sql(column=exists(view)))
+        elif condition.key == "labelled_by":
+            clauses += [f"not {_exists(view, [condition.sql('=')])}"] if is_without else []
+        elif condition.entry.has_many:
+            clauses.append("not " * is_without + exists(view, condition.sql("=")))
         else:
-            together.setdefault(view, []).append(one.sql())
+            together.setdefault(view, []).append(condition.sql())
     return clauses + [exists(view, *own) for view, own in together.items()]
 
 
 def _shared(view: str, conditions: list[_Condition]) -> list[_Condition]:
     """Return the conditions that a row of a view meets exactly if its trajectory does."""
     view = view.removeprefix("stored.")
-    return [one for one in conditions if view in _PRUNED and view in one.entry.also]
+    return [each for each in conditions if view in _PRUNED and view in each.entry.also]
 
 
 def _exists(view: str, conditions: list[str], links: Iterable[str] = ("trace_id",)) -> str:

@@ -13,12 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from localtrace.field_names import (
-    LOGPROB_NAMES,
-    MESSAGE_NAMES,
-    OUTPUT_NAMES,
-    PROMPT_NAMES,
-)
+from localtrace.field_names import LOGPROB_NAMES, MESSAGE_NAMES, OUTPUT_NAMES, PROMPT_NAMES
 from localtrace.read.turns import prompt_text
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
@@ -55,9 +50,6 @@ _OWN: dict[str, dict[str, pa.DataType]] = {
     },
 }  # fmt: skip
 _OWN["turns"] = {"turn": _INT, "batch_index": _INT, **_OWN["spans"]}
-_SAME = ("span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "end_ns", "is_turn",
-         "kind", "kind_derived", "prompt_ids", "output_ids", "output_logprobs", "response_mask",
-         "output_text", "finish_reason")  # fmt: skip
 
 
 def flat_schema(kind: str) -> pa.Schema:
@@ -75,18 +67,17 @@ def flat_rows(kind: str, trajectory: Trajectory) -> Iterator[pa.RecordBatch]:
 
 
 def _trajectory(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    names = ("name", "status", "error", "start_ns", "end_ns", "spans_pruned")
     turns = trajectory.turns
     is_pruned = trajectory.spans_pruned is not None
-    generated = [one for turn in turns if (one := turn.generated_count) is not None]
-    yield {
-        **{name: getattr(trajectory, name) for name in names},
+    counts = [turn.generated_count for turn in turns if turn.generated_count is not None]
+    made = {
         "span_count": None if is_pruned else len(trajectory.spans),
         "turn_count": None if is_pruned else len(turns),
-        "output_tokens": sum(generated) if generated else None,
+        "output_tokens": sum(counts) if counts else None,
         "attributes": to_json(trajectory.attributes),
-        "outcomes": to_json({one.name: one.value for one in trajectory.outcomes}),
+        "outcomes": to_json({outcome.name: outcome.value for outcome in trajectory.outcomes}),
     }
+    yield _row("trajectories", trajectory, made)
 
 
 def _turns(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
@@ -102,19 +93,24 @@ def _spans(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
 
 def _call(span: Span, trajectory: Trajectory) -> dict[str, Any]:
     inputs, outputs = named_lists(span)
-    return {
-        **{name: getattr(span, name) for name in _SAME},
+    made = {
         "inputs": to_json(inputs),
         "outputs": to_json(outputs),
         "messages": None if span.messages is None else to_json(span.messages),
         "output_message": None if span.output_message is None else to_json(span.output_message),
         "prompt_text": prompt_text(span, trajectory.decode),
     }
+    return _row("spans", span, made)
 
 
 def _outcomes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     for outcome in trajectory.outcomes:
-        yield {name: getattr(outcome, name) for name in _OWN["outcomes"]}
+        yield _row("outcomes", outcome, {})
+
+
+def _row(kind: str, record: Any, made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row: those that are made, and others as the record has them."""
+    return {name: made[name] if name in made else getattr(record, name) for name in _OWN[kind]}
 
 
 def named_lists(span: Span) -> tuple[Any, Any]:

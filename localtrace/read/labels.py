@@ -11,10 +11,6 @@ from dataclasses import dataclass
 
 from localtrace.read.trajectories import RunSql, listed_ids, listed_steps
 
-_LABELLED_SQL = """
-select distinct trace_id from stored.outcomes where is_label(name) and {chosen}
-"""
-"""Rollouts with a label; this skips the files of other steps, which the view `labels` cannot."""
 _LABELS_SQL = """
 select
     trace_id,
@@ -25,9 +21,6 @@ select
     coalesce(list(comment order by time_ns) filter (comment is not null), []) as comments
 from labels where {chosen} group by trace_id
 """
-
-_LISTED_MAX = 500
-"""Trajectories that a condition names; for more, all labels are read: people wrote them by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +45,11 @@ def labels_of(run_sql: RunSql, steps: Mapping[str, int | None]) -> dict[str, Lab
         run_sql: runs SQL in the store.
         steps: the step of each trajectory, by trace id.
     """
-    chosen = "true"
-    params: dict[str, str] = {}
-    if len(steps) <= _LISTED_MAX:
-        in_ids, params = listed_ids(steps)
-        sql = _LABELLED_SQL.format(chosen=f"{in_ids} and {listed_steps(steps.values())}")
-        labelled = run_sql(sql, params)["trace_id"].to_pylist()
-        if not labelled:
-            return {}
-        chosen, params = listed_ids(labelled)
+    # This skips the files of other steps, which the view `labels` cannot.
+    sql = "select distinct trace_id from stored.outcomes where is_label(name)"
+    labelled = run_sql(f"{sql} and {listed_steps(steps.values())}", {})["trace_id"].to_pylist()
+    if not (labelled := [trace_id for trace_id in labelled if trace_id in steps]):
+        return {}
+    chosen, params = listed_ids(labelled)
     rows = run_sql(_LABELS_SQL.format(chosen=chosen), params).to_pylist()
-    return {row.pop("trace_id"): Labels(**row) for row in rows if row["trace_id"] in steps}
+    return {row.pop("trace_id"): Labels(**row) for row in rows}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from html import escape as escape_html
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.errors import MissingDependency, QueryError
@@ -34,13 +34,11 @@ class Result:
     @classmethod
     def of(cls, table: pa.Table) -> Result:
         """Return the rows with a number after each column name that came before, as of a join."""
-        names: list[str] = table.column_names
-        distinct: list[str] = []
-        for name in names:
-            numbered = (f"{name}_{number}" for number in count(2))
-            unused = (one for one in numbered if one not in (*names, *distinct))
-            distinct.append(next(unused) if name in distinct else name)
-        return cls(table if distinct == names else table.rename_columns(distinct))
+        names: list[str] = []
+        for name in table.column_names:
+            numbered = chain([name], (f"{name}_{number}" for number in count(2)))
+            names.append(next(unused for unused in numbered if unused not in names))
+        return cls(table.rename_columns(names))
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -124,7 +122,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         values = list(plain.to_pylist())
     except _OUT_OF_RANGE as error:
         raise _out_of_range("Python", error) from None
-    return [one and one.replace(tzinfo=UTC) for one in values] if is_utc else values
+    return [time and time.replace(tzinfo=UTC) for time in values] if is_utc else values
 
 
 def _out_of_range(holder: str, error: Exception) -> QueryError:

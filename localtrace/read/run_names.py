@@ -75,7 +75,7 @@ def run_id_of(store: Store, text: str) -> str:
     every = "select run_id from stored.runs union select run_id from stored.trajectories"
     run_ids = [row["run_id"] for row in store.own_sql(f"from ({every}) order by run_id")]
     names = run_names(store)
-    meant = [one for one in run_ids if one.startswith(text) or names.get(one) == text]
+    meant = [run_id for run_id in run_ids if run_id.startswith(text) or names.get(run_id) == text]
     if not meant or text in run_ids:
         return text
     if len(meant) > 1:

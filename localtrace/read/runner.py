@@ -134,11 +134,6 @@ class QueryRunner:
                 raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
             if isinstance(error, StoreError):
                 raise
-            own = self.database()
-            is_unknown = isinstance(error, duckdb.CatalogException)
-            if is_unknown and own.views.provide_all(own.connection):
-                # The text names a view in a way that `provide` does not see.
-                return self.run(sql, params, is_own)
             if self._is_damage(error):
                 raise StoreError(f"{one_line(error)}: {_VERIFY}") from None
             # Arrow hands DuckDB's errors on as its own.
@@ -162,8 +157,8 @@ class QueryRunner:
                 if not is_own:
                     check_read_only(sql, own.connection)
                 # Streamed: a result that is too large is noticed before it fills the memory.
-                found = own.connection.sql(sql, params=params)
-                with found.to_arrow_reader(BATCH_ROWS) as rows:
+                relation = own.connection.sql(sql, params=params)
+                with relation.to_arrow_reader(BATCH_ROWS) as rows:
                     return self.limits.collect(rows)
             finally:
                 own.connection.execute("rollback")
@@ -180,4 +175,4 @@ class QueryRunner:
         return "Cannot open file" not in message and any(path in message for path in self._paths())
 
     def _paths(self) -> Iterator[str]:
-        return chain.from_iterable(one.paths() for one in self.snapshots)
+        return chain.from_iterable(snapshot.paths() for snapshot in self.snapshots)

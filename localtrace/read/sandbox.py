@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from tempfile import TemporaryDirectory
@@ -173,20 +171,11 @@ class _Child:
                 if not has_begun:
                     has_begun, end_s = True, time.monotonic() + offer.limits.timeout_s + _GRACE_S
         except (EOFError, ConnectionError):
-            raise QueryCrashed(_how_it_ended(self._process)) from None
+            raise QueryCrashed(
+                "the query ended its process: it takes more memory than there is, or is nested too "
+                "deeply: narrow it down, or write it in fewer levels"
+            ) from None
         return pa.concat_tables(tables)
-
-
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
-    how = f"exit code {process.returncode}"
-    with suppress(ValueError, TypeError):
-        how = signal.Signals(-process.returncode).name
-    return (
-        f"the query ended its process ({how}), as one does that takes more memory than there is or "
-        "is nested too deeply: narrow it down, or write it in fewer levels"
-    )
 
 
 def _end(

@@ -21,7 +21,6 @@ from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
 from localtrace.read.runner import TRIES, Params, QueryRunner
 from localtrace.read.shown import Shown
-from localtrace.read.sql_errors import one_line
 from localtrace.read.trajectories import read_batch, whole_ids
 from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
@@ -29,7 +28,6 @@ from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.sources import find_stores, of_each_store
 from localtrace.store.tables.snapshot import Copies, take_snapshots
 from localtrace.store.tokenizers import RunTokenizers
-from localtrace.terminal import escape_line
 from localtrace.types import Trajectory
 
 if TYPE_CHECKING:
@@ -44,10 +42,6 @@ _ORDERS = {
 """Sort orders of views that are not tables; `TABLES` has those of tables."""
 
 _NONE = Filters()
-_HELD_SQL = """
-select count(*) as n, count(distinct run_id) as runs, min(step) as low, max(step) as high
-from stored.trajectories
-"""
 
 
 class Store(QueryRunner):
@@ -64,18 +58,8 @@ class Store(QueryRunner):
         super().__init__(look, layouts, self.tokenizers.piece, limits)
 
     def __repr__(self) -> str:
-        """Return the place and the content of the store in one line; never raise."""
-        where = ", ".join(repr(str(path)) for path in self.paths)
-        try:
-            (held,) = self.run(_HELD_SQL).to_pylist()
-        except Exception as error:  # closed, or damaged: a repr is no place to fail
-            return f"<Store {where}: cannot be read now ({escape_line(one_line(error))})>"
-        steps = "" if held["low"] is None else f", steps {held['low']}..{held['high']}"
-        unsealed = self.unsealed_rows("trajectories")
-        waiting = f", {unsealed:,} of them not sealed yet" if unsealed else ""
-        return (
-            f"<Store {where}: runs: {held['runs']:,}, trajectories: {held['n']:,}{waiting}{steps}>"
-        )
+        """Return the folders of the stores."""
+        return f"<Store {', '.join(repr(str(path)) for path in self.paths)}>"
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -201,10 +185,11 @@ class Store(QueryRunner):
         return next(self.read([trace_id]))
 
     def show(self, *trace_ids: str, **filters: Unpack[FilterValues]) -> Shown:
-        """Choose for a notebook one trajectory, a group, or up to 8, by ids or else by filters."""
+        """Show a trajectory, a group, or up to 8 in a notebook, by ids or otherwise by filters."""
+        if not trace_ids:
+            return Shown(self, tuple(row["trace_id"] for row in self.trajectories(**filters)))
         whole = self.whole_ids(trace_ids)
-        found = () if trace_ids else (row["trace_id"] for row in self.trajectories(**filters))
-        return Shown(self, (*(whole.get(text, text) for text in trace_ids), *found))
+        return Shown(self, tuple(whole.get(text, text) for text in trace_ids))
 
     def read(self, trace_ids: Iterable[str], batch_size: int = 64) -> Iterator[Trajectory]:
         """Read trajectories in the given order, `batch_size` of them in memory at a time.
@@ -217,10 +202,10 @@ class Store(QueryRunner):
             QueryError: no trajectory has one of the ids, or several ids begin with it.
         """
         remaining = iter(trace_ids)
-        while given := list(islice(remaining, batch_size)):
-            whole = self.whole_ids(given)
-            batch = [whole.get(text, text) for text in given]
-            yield from read_batch(self.run, self.decode, batch)
+        while batch := list(islice(remaining, batch_size)):
+            whole = self.whole_ids(batch)
+            ids = [whole.get(text, text) for text in batch]
+            yield from read_batch(self.run, self.decode, ids)
 
     def whole_ids(self, beginnings: Iterable[str]) -> dict[str, str]:
         """Return the whole trace id for each beginning; beginnings of no id are absent.
@@ -308,4 +293,4 @@ def open_store(
     layouts = find_stores([path, *more_paths])
     stores = of_each_store(layouts)
     limits = Limits() if timeout_s is None else Limits(timeout_s)
-    return Store(layouts, lambda: [take_snapshots(one) for one in stores], limits)
+    return Store(layouts, lambda: [take_snapshots(copies) for copies in stores], limits)

@@ -48,7 +48,7 @@ def rows_of(table: TableSchema, stores: Sequence[Copies]) -> str:
     parts = []
     for copies in stores:
         numbered = list(zip(copies, numbers, strict=False))
-        holding = [one for one in numbered if _holds(one[0], table)] or numbered[:1]
+        holding = [(copy, n) for copy, n in numbered if _holds(copy, table)] or numbered[:1]
         selects = [
             (_select(table, snapshot, number), not snapshot.partitioned)
             for snapshot, number in holding

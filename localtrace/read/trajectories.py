@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from localtrace.errors import NotFound, QueryError
 from localtrace.store.tokenizers import Decode
@@ -28,22 +29,12 @@ if TYPE_CHECKING:
 
 RunSql = Callable[[str, Mapping[str, Any]], "pa.Table"]
 _Row = dict[str, Any]
+Record = TypeVar("Record", Trajectory, Span, Outcome)
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN_MAX = 5
 _NO_DATES = "* exclude (started_at)"
 """All columns but dates: for them pyarrow imports pandas, where installed, which is slow."""
-_TRAJECTORY_FIELDS = (
-    "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
-    "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
-    "end_ns", "reward", "spans_pruned",
-)  # fmt: skip
-_OUTCOME_FIELDS = ("trace_id", "name", "step", "time_ns", "number", "text", "values", "source")
-_SPAN_FIELDS = (
-    "trace_id", "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "is_turn",
-    "output_ids", "output_logprobs", "finish_reason", "kind", "kind_derived",
-    "batch_index", "is_async", "prompt_text",
-)  # fmt: skip
 _LATE_MASKS = (
     "select trace_id, span_id, part_of(mask, t) as mask from stored.valued_turns as t "
     "where response_mask is null"
@@ -60,12 +51,12 @@ def read_batch(
         QueryError: there is no such trajectory.
     """
     chosen, ids = listed_ids(dict.fromkeys(trace_ids))
-    found = run_sql(f"select {_NO_DATES} from all_trajectories where {chosen}", ids).to_pylist()
-    rows = {row["trace_id"]: row for row in found}
+    recorded = run_sql(f"select {_NO_DATES} from all_trajectories where {chosen}", ids).to_pylist()
+    rows = {row["trace_id"]: row for row in recorded}
     for trace_id in trace_ids:
         if trace_id not in rows:
             raise NotFound(f"no trajectory has the id {trace_id}: list them with localtrace ls")
-    in_steps = listed_steps(row["step"] for row in found)
+    in_steps = listed_steps(row["step"] for row in recorded)
     place = f"where {chosen} and {in_steps}"
     spans = run_sql(
         f"select {_NO_DATES} from stored.spans {place} order by trace_id, seq, batch_index", ids
@@ -77,16 +68,18 @@ def read_batch(
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
     for row in chain(*spans_of.values()):
         row |= kinds[row["trace_id"], row["span_id"]]
-    if any(one["name"] == "response_mask" for one in chain(*outcomes_of.values())):
+    if any(row["name"] == "response_mask" for row in chain(*outcomes_of.values())):
         _add_late_masks(run_sql(f"{_LATE_MASKS} and {chosen} and {in_steps}", ids), spans_of)
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
-        trace_id: Trajectory(
-            **_picked(row, _TRAJECTORY_FIELDS) | {"trace_id": intern(trace_id)},
+        trace_id: _record(
+            Trajectory,
+            row,
+            trace_id=intern(trace_id),
             attributes=fields_from_json(row["attributes"]),
             spans=[span for span in read[trace_id] if span.batch_index is None],
             generations=[span for span in read[trace_id] if span.batch_index is not None],
-            outcomes=[Outcome(**_picked(o, _OUTCOME_FIELDS)) for o in outcomes_of[trace_id]],
+            outcomes=[_record(Outcome, outcome) for outcome in outcomes_of[trace_id]],
             decode=partial(decode, row["run_id"]),
         )
         for trace_id, row in rows.items()
@@ -116,13 +109,13 @@ def whole_ids(run_sql: RunSql, beginnings: Iterable[str]) -> dict[str, str]:
     if not parts:
         return whole
     # From the table, because the view joins the outcomes of every trajectory.
-    found = run_sql(
+    matches = run_sql(
         "select part, list(trace_id order by trace_id <> part, trace_id) as ids "
         "from (select unnest($parts) as part) join stored.trajectories "
         "on starts_with(trace_id, lower(part)) or trace_id = part group by part",
         {"parts": parts},
     ).to_pylist()
-    for row in found:
+    for row in matches:
         first, *others = dict.fromkeys(row["ids"])
         if others and first != row["part"]:
             shown = ", ".join([first, *others][:_SHOWN_MAX]) + ", …" * (len(others) >= _SHOWN_MAX)
@@ -145,8 +138,9 @@ def listed_steps(steps: Iterable[int | None]) -> str:
     return f"(step is null or step in ({known or 'null'}))"
 
 
-def _picked(row: _Row, fields: tuple[str, ...]) -> _Row:
-    return {name: row[name] for name in fields}
+def _record(of: type[Record], row: _Row, **others: Any) -> Record:
+    """Return a record with the values of a row, and with others in place of some."""
+    return of(**{field.name: row[field.name] for field in fields(of) if field.name in row} | others)
 
 
 def _by_trace(table: pa.Table) -> dict[str, list[_Row]]:
@@ -168,8 +162,9 @@ def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
         if text is None and row["output_ids"] is not None:
             text = decode(row["run_id"], row["output_ids"])
         spans.append(
-            Span(
-                **_picked(row, _SPAN_FIELDS),
+            _record(
+                Span,
+                row,
                 duration_ns=row["end_ns"] - row["start_ns"],
                 inputs=_inputs(row, prompts, messages),
                 outputs=_outputs(row),
@@ -217,7 +212,7 @@ def _mask(row: _Row) -> list[bool] | None:
     mask = row.get("late_mask") if own is None else own
     if mask is None or ids is None or len(mask) != len(ids) or None in mask:
         return None
-    return [one != 0 for one in mask]
+    return [mark != 0 for mark in mask]
 
 
 def _listed(row: _Row, column: str) -> Any:

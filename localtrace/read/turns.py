@@ -203,12 +203,12 @@ def repeats_answer(message: Message, answer: Message) -> bool:
         return False
     if message.tool_calls and answer.tool_calls:
         calls, again = (
-            [(call.name, argument_object(call) or call.arguments) for call in one.tool_calls]
-            for one in (answer, message)
+            [(call.name, argument_object(call) or call.arguments) for call in side.tool_calls]
+            for side in (answer, message)
         )
         if calls != again:
             return False
-    text, whole = (_of_text("assistant", one.text).text.strip() for one in (message, answer))
+    text, whole = (_of_text("assistant", side.text).text.strip() for side in (message, answer))
     if not text:
         return bool(message.tool_calls) or not whole
     return whole.endswith(text) and not whole[: -len(text)][-1:].isalnum()

@@ -186,16 +186,16 @@ def columns_of(view: str) -> list[ViewColumn]:
     database = Database([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None)
     try:
         database.views.provide(view, database.connection)
-        found = database.connection.execute(f"describe {view}").fetchall()
+        columns = database.connection.execute(f"describe {view}").fetchall()
     finally:
         database.close()
     return [
         ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name))
-        for name, kind, *_ in found
+        for name, kind, *_ in columns
     ]
 
 
 def _about(view: str, column: str) -> str:
     tables = {**TABLES, UPLOADS.name: UPLOADS}
-    sources = [{one.name: one.about for one in tables[name].columns} for name in _TABLES[view]]
+    sources = [{each.name: each.about for each in tables[name].columns} for name in _TABLES[view]]
     return next(known[column] for known in (_OWN.get(view, {}), *sources) if column in known)

@@ -66,21 +66,7 @@ class Views:
         Raises:
             StoreError: a file cannot be read.
         """
-        if _LISTING.search(sql):
-            self.provide_all(connection)
-        self._make(_NAME.findall(sql.lower()), connection)
-
-    def provide_all(self, connection: duckdb.DuckDBPyConnection) -> bool:
-        """Make all that is not made yet, and return whether there was any.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
-        waited = bool(self._waiting)
-        self._make(list(self._waiting), connection)
-        return waited
-
-    def _make(self, names: Iterable[str], connection: duckdb.DuckDBPyConnection) -> None:
+        names = list(self._waiting) if _LISTING.search(sql) else _NAME.findall(sql.lower())
         # Queries whose views are there do not wait for others whose views are being made.
         if missing := [name for name in names if name in self._waiting]:
             with self._making:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import Any
 
-from localtrace.read.diff import Difference, Part, Turn, first_difference, pairs, turn_parts, words
+from localtrace.read.diff import (
+    Difference,
+    Part,
+    Turns,
+    first_difference,
+    pairs,
+    turn_parts,
+    turn_rows,
+    words,
+)
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Trajectory
@@ -70,9 +78,7 @@ def aligned(rows: list[dict[str, Any]], trajectories: list[Trajectory]) -> Facts
     }
 
 
-def _difference(
-    trajectories: list[Trajectory], sides: list[list[Turn]], at: int
-) -> Difference | None:
+def _difference(trajectories: list[Trajectory], sides: list[Turns], at: int) -> Difference | None:
     """Return where a rollout parts from the first; None also where the calls of one are gone."""
     if not at or why_no_calls(trajectories[0]) or why_no_calls(trajectories[at]):
         return None
@@ -129,7 +135,7 @@ def _facts(columns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _table(
-    sides: list[list[Turn]], parts_at: set[str | None]
+    sides: list[Turns], parts_at: set[str | None]
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the turns in rows, and the first prompt where all rollouts share it.
 
@@ -140,16 +146,14 @@ def _table(
     prompts = {_prompt(side) for side in sides if side}  # those without calls tell no prompt
     prompt = prompts.pop() if len(prompts) == 1 else None
     has_prompt = prompt is not None
-    ends = [next((turn for turn in side if turn.is_end), None) for side in sides]
-    turns = [[turn for turn in side if not turn.is_end] for side in sides]
-    named = [(f"turn {number}", row) for number, row in enumerate(zip_longest(*turns))]
-    named += [("after the last turn", tuple(ends))] if any(ends) else []
+    named = list(turn_rows(*sides))
     first = next((name for name, _ in named if name in parts_at), None)
     rows = [
         {
             "name": name,
             "cells": [
-                turn and _cell(turn, row[0], has_prompt and name == "turn 0") for turn in row
+                None if parts is None else _cell(parts, row[0], has_prompt and name == "turn 0")
+                for parts in row
             ],
             "first": name == first,
         }
@@ -158,20 +162,20 @@ def _table(
     return rows, cut(prompt and prompt.removeprefix(_PREFIX), 4_000)
 
 
-def _prompt(side: list[Turn]) -> str | None:
-    return next((part.text for part in side[0].parts if part.name == "given"), None)
+def _prompt(side: Turns) -> str | None:
+    return next((part.text for part in side.get("turn 0", []) if part.name == "given"), None)
 
 
-def _cell(turn: Turn, best: Turn | None, has_prompt: bool) -> list[dict[str, Any]]:
+def _cell(parts: list[Part], best: list[Part] | None, has_prompt: bool) -> list[dict[str, Any]]:
     """Return the parts of a turn, each with the part that it shares with the best rollout.
 
     Args:
-        turn: the turn.
+        parts: the parts.
         best: the same turn of the best rollout.
         has_prompt: whether the page shows the turn's prompt above the table.
     """
     made = []
-    for theirs, ours in pairs(best or Turn([]), turn):
+    for theirs, ours in pairs(best or [], parts):
         if ours is None or not ours.text or (has_prompt and ours.name == "given"):
             continue
         if ours.name != "finish reason" or theirs is None or theirs.text != ours.text:

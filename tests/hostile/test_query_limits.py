@@ -212,7 +212,7 @@ def test_a_query_that_crashes_is_reported_by_its_command(
     os.kill(child_of(process), sign)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert re.fullmatch(rf"localtrace: the query ended its process \({sign.name}\).*\n", err)
+    assert re.fullmatch(r"localtrace: the query ended its process: .*\n", err)
     assert list(tmp_path.iterdir()) == []
 
 

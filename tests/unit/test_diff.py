@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtrace.read.diff import Difference, Part, Turn, align, first_difference, pairs, words
+from localtrace.read.diff import (
+    AFTER,
+    Difference,
+    Part,
+    Turns,
+    align,
+    first_difference,
+    pairs,
+    words,
+)
 
 
 @given(st.text())
@@ -41,52 +50,52 @@ def test_long_lists_that_repeat_themselves_are_compared() -> None:
     assert not all(stretch.is_same for stretch in align(left, right))
 
 
-def turn(text: str, ids: list[int] | None = None, calls: str = "") -> Turn:
+def turn(text: str, ids: list[int] | None = None, calls: str = "") -> list[Part]:
     """A turn after calls, each a letter that is its op and its text."""
-    return Turn([*(Part(f"call {op}", op) for op in calls), Part("output", text, ids)])
+    return [*(Part(f"call {op}", op) for op in calls), Part("output", text, ids)]
 
 
-def end(*calls: Part) -> Turn:
-    return Turn(list(calls), is_end=True)
+def turns(*parts: list[Part], after: list[Part] | None = None) -> Turns:
+    named = {f"turn {number}": turn for number, turn in enumerate(parts)}
+    return named | {AFTER: after} if after else named
 
 
 @pytest.mark.parametrize(
     ("left", "right", "where"),
     [
-        ([turn("a b")], [turn("a b")], None),
-        ([turn("a b")], [turn("a c")], Difference("turn 0", "output", word=1)),
-        ([turn("a"), turn("b")], [turn("a")], Difference("turn 1", "turn", alone=True)),
-        ([turn("a", [1, 2])], [turn("a", [1, 3])], Difference("turn 0", "output", token=1)),
-        ([turn("a", [1])], [turn("b")], Difference("turn 0", "output", word=0)),
-        ([Turn([])], [turn("a")], Difference("turn 0", "output", alone=True)),
-        ([turn("a", calls="x")], [turn("a")], Difference("turn 0", "call x", alone=True)),
+        (turns(turn("a b")), turns(turn("a b")), None),
+        (turns(turn("a b")), turns(turn("a c")), Difference("turn 0", "output", word=1)),
+        (turns(turn("a"), turn("b")), turns(turn("a")), Difference("turn 1", "turn", alone=True)),
+        (turns(turn("a", [1, 2])), turns(turn("a", [1, 3])),
+         Difference("turn 0", "output", token=1)),
+        (turns(turn("a", [1])), turns(turn("b")), Difference("turn 0", "output", word=0)),
+        (turns([]), turns(turn("a")), Difference("turn 0", "output", alone=True)),
+        (turns(turn("a", calls="x")), turns(turn("a")),
+         Difference("turn 0", "call x", alone=True)),
         (
-            [turn("a"), turn("b"), end(Part("call score", "1"))],
-            [turn("a"), end(Part("call score", "1"))],
+            turns(turn("a"), turn("b"), after=[Part("call score", "1")]),
+            turns(turn("a"), after=[Part("call score", "1")]),
             Difference("turn 1", "turn", alone=True),
         ),
         (
-            [turn("a"), end(Part("call score", "of 1"))],
-            [turn("a"), end(Part("call score", "of 2"))],
+            turns(turn("a"), after=[Part("call score", "of 1")]),
+            turns(turn("a"), after=[Part("call score", "of 2")]),
             Difference("after the last turn", "call score", word=1),
         ),
-        ([turn("a")], [turn("a"), end(Part("call x", ""))],
+        (turns(turn("a")), turns(turn("a"), after=[Part("call x", "")]),
          Difference("after the last turn", "call x", alone=True)),
-        ([], [], None),
+        (turns(), turns(), None),
     ],
 )  # fmt: skip
-def test_the_first_difference(
-    left: list[Turn], right: list[Turn], where: Difference | None
-) -> None:
+def test_the_first_difference(left: Turns, right: Turns, where: Difference | None) -> None:
     assert first_difference(left, right) == where
 
 
 def beside(left: str, right: str) -> list[tuple[str, str]]:
-    found = pairs(turn("", calls=left), turn("", calls=right))
     return [
-        (one.text if one else "-", other.text if other else "-")
-        for one, other in found
-        if (one or other) != Part("output", "")
+        (ours.text if ours else "-", theirs.text if theirs else "-")
+        for ours, theirs in pairs(turn("", calls=left), turn("", calls=right))
+        if (ours or theirs) != Part("output", "")
     ]
 
 
@@ -100,7 +109,7 @@ def test_calls_correspond_by_op_and_order() -> None:
 
 @given(st.text("xyz", max_size=8), st.text("xyz", max_size=8))
 def test_every_call_stands_somewhere_in_its_own_order(left: str, right: str) -> None:
-    found = beside(left, right)
-    assert "".join(one for one, _ in found if one != "-") == left
-    assert "".join(other for _, other in found if other != "-") == right
-    assert all(one == other for one, other in found if "-" not in (one, other))
+    calls = beside(left, right)
+    assert "".join(ours for ours, _ in calls if ours != "-") == left
+    assert "".join(theirs for _, theirs in calls if theirs != "-") == right
+    assert all(ours == theirs for ours, theirs in calls if "-" not in (ours, theirs))
