@@ -85,10 +85,10 @@ def _compared(letter: str, ours: Turns, theirs: Turns) -> Iterator[str]:
     yield f"A and {letter} first differ {escape_line(_place(difference))}"
     for name, (left, right) in turn_rows(ours, theirs):
         mark = "  <- first difference" if name == difference.turn else ""
-        if left is None or right is None:
+        if name != AFTER and (left is None or right is None):
             yield f"{name}  only in {letter if left is None else 'A'}{mark}"
             continue
-        lines = list(_turn(letter, left, right))
+        lines = list(_turn(letter, left or [], right or []))
         yield f"{name}{'' if lines else '  the same'}{mark}"
         yield from (f"  {line}" for text in lines for line in text.split("\n"))
 

@@ -104,11 +104,9 @@ def turn_parts(trajectory: Trajectory) -> Turns:
 
 def turn_rows(*sides: Turns) -> Iterator[tuple[str, list[list[Part] | None]]]:
     """Yield the name of each turn and its parts on each side; None where a side lacks the turn."""
-    names = dict.fromkeys(name for side in sides for name in side if name != AFTER)
-    for name in names:
+    names = dict.fromkeys(name for side in sides for name in side)
+    for name in sorted(names, key=lambda name: name == AFTER):
         yield name, [side.get(name) for side in sides]
-    if any(AFTER in side for side in sides):
-        yield AFTER, [side.get(AFTER, []) for side in sides]
 
 
 def pairs(left: list[Part], right: list[Part]) -> Iterator[tuple[Part | None, Part | None]]:
@@ -127,9 +125,9 @@ def pairs(left: list[Part], right: list[Part]) -> Iterator[tuple[Part | None, Pa
 def first_difference(left: Turns, right: Turns) -> Difference | None:
     """Return the first difference of two trajectories; None where all their parts are equal."""
     for name, (ours, theirs) in turn_rows(left, right):
-        if ours is None or theirs is None:
+        if name != AFTER and (ours is None or theirs is None):
             return Difference(name, "turn", alone=True)
-        for part, other in pairs(ours, theirs):
+        for part, other in pairs(ours or [], theirs or []):
             if part is None or other is None:
                 lone = part or other
                 assert lone is not None
