@@ -1,4 +1,4 @@
-"""Chosen trajectories as a notebook shows them: one, those of a group, or several compared."""
+"""Selected trajectories as a notebook shows them: alone, as a group, or compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shown:
-    """Chosen trajectories; see `Store.show`."""
+    """Selected trajectories; see `Store.show`."""
 
     store: Any
     """The opened `Store`."""
