@@ -28,7 +28,6 @@ from tests.environment import examples
 from tests.queries.expected.answers import detectors
 from tests.queries.facts import Array, Facts, Frame
 
-_COLUMNS = {"run": "run_id", "group": "group_id"}
 _DETECTORS = ("truncated", "empty", "duplicate", "tool_errors", "repetition")
 _LABELS = ("tag", "rating", "labelled", "labelled_by")
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -68,6 +67,7 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "duplicate": st.sampled_from(["true", "false"]),
     "tool_errors": numbers(st.integers(0, 3)),
     "repetition": numbers(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
+    "turns": numbers(st.integers(0, 6)),
     "tag": st.sampled_from(["hack", "good", "none"]),
     "rating": numbers(st.integers(1, 5)),
     "labelled": st.sampled_from(["true", "false"]),
@@ -160,12 +160,12 @@ def wanted(facts: Facts, filters: dict[str, str]) -> set[str]:
             keep &= rows["trace_id"].isin(detected(facts, key, text)).to_numpy()
         elif key == "reward":
             keep &= holds(rows["reward"], text, rows["rewarded"].to_numpy(bool))
-        elif key in ("attempt", "step", "rollout_n"):
-            keep &= holds(rows[key], text)
+        elif FILTERS[key].is_number:
+            keep &= holds(rows[FILTERS[key].column], text)
         elif key == "validate":
             keep &= rows["validate"].to_numpy(bool) == (text == "true")
         else:
-            keep &= (rows[_COLUMNS.get(key, key)] == text).fillna(False).to_numpy(bool)
+            keep &= (rows[FILTERS[key].column] == text).fillna(False).to_numpy(bool)
     return set(rows["trace_id"][keep])
 
 

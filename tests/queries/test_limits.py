@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 import localtrace
 from localtrace.cli import main
-from localtrace.read import filter_registry
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
@@ -81,10 +80,6 @@ def texts(keys: tuple[str, ...]) -> list[str]:
         f"{key}{value}" if value[0] in "<>!" else f"{key}={value.lower()}"
         for key, value in values.items()
     ]
-
-
-def test_every_filter_is_tried_with_a_limit() -> None:
-    assert set(FILTERS) >= set(filter_registry.FILTERS)
 
 
 @pytest.mark.parametrize(

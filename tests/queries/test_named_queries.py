@@ -15,7 +15,7 @@ from localtrace.errors import NothingRecorded
 from localtrace.read.named_queries import load_queries
 from localtrace.read.store import Store
 from tests.environment import soaks
-from tests.queries import expected
+from tests.queries.expected import answer_of
 from tests.queries.expected.rows import BY_STEP
 from tests.queries.facts import Facts
 from tests.snapshots import store_of
@@ -98,7 +98,7 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
 def check(store: Store, facts: Facts, name: str, params: dict[str, Any]) -> int:
     """Compare all rows of a query; returns how many there are."""
     given = {key: value for key, value in params.items() if value is not None}
-    wanted = getattr(expected, name)(facts, **given)
+    wanted = answer_of(name)(facts, **given)
     try:
         result = store.query(name, **params)
     except NothingRecorded:
@@ -110,7 +110,7 @@ def check(store: Store, facts: Facts, name: str, params: dict[str, Any]) -> int:
     assert sorted(wanted.columns) == sorted(
         column for column in result.columns if column not in unsaid
     )
-    by = KEYS.get(name, BY_STEP)
+    by = KEYS.get(name, [column for column in BY_STEP if column in wanted.columns])
     found_by_key, wanted_by_key = _by_key(found, by), _by_key(_plain(wanted), by)
     assert found_by_key.keys() == wanted_by_key.keys()
     for key, row in wanted_by_key.items():
@@ -157,7 +157,7 @@ def empty() -> Iterator[Store]:
 
 
 def test_every_query_has_an_independent_computation() -> None:
-    assert set(load_queries()) == set(expected.__all__)
+    assert all(map(answer_of, load_queries()))
 
 
 @pytest.mark.parametrize("name", load_queries())
