@@ -44,7 +44,6 @@ def command(context: click.Context, grace_hours: int, store_paths: tuple[Path, .
 def _compact(layout: StoreLayout, grace_hours: int) -> list[str]:
     from localtrace.cli.progress import progress_bar
     from localtrace.cli.sizes import show_size
-    from localtrace.maintain.upkeep import COMPACTION, note
     from localtrace.store.compacting.compact import compact
 
     with progress_bar("merging", " files") as progress:
@@ -56,6 +55,4 @@ def _compact(layout: StoreLayout, grace_hours: int) -> list[str]:
         f"folded {report.folded} outcomes, deleted {report.vacuumed} replaced files of "
         f"{show_size(report.vacuumed_bytes)}"
     )
-    if not report.problems:
-        note(layout.root, COMPACTION, None)
     return report.problems

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -48,7 +46,7 @@ def command(context: click.Context, address: str | None, form: str) -> None:
 
     from localtrace.trainer_hooks import doctor
 
-    findings = doctor.examine_nodes(address) if address else [*doctor.examine(), *_upkeep()]
+    findings = doctor.examine_nodes(address) if address else doctor.examine()
     if form == "json":
         text = msgspec.json.encode([asdict(finding) for finding in findings])
         say_text(msgspec.json.format(text).decode())
@@ -56,19 +54,6 @@ def command(context: click.Context, address: str | None, form: str) -> None:
         _print(findings)
     if any(finding.state == "problem" for finding in findings):
         context.exit(1)
-
-
-def _upkeep() -> Iterator[Finding]:
-    """Yield what the sealer tries in vain on the store of the settings."""
-    from localtrace.errors import ConfigError
-    from localtrace.maintain.upkeep import troubles
-    from localtrace.trainer_hooks.doctor import Finding, default_store
-
-    remedy = "run localtrace verify, and localtrace compact or prune by hand"
-    with suppress(ConfigError):  # unusable settings are a finding of their own
-        for name, trouble in troubles(default_store()).items():
-            text = f"{name} failed {trouble.times} times since {trouble.since}: {trouble.message}"
-            yield Finding("upkeep", "problem", text, remedy)
 
 
 def _print(findings: list[Finding]) -> None:

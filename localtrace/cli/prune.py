@@ -76,7 +76,6 @@ def command(
     """
     from localtrace.cli.progress import print_notes
     from localtrace.maintain.prune import alone, begun, finish, give_back, prune
-    from localtrace.maintain.upkeep import PRUNING, note
     from localtrace.store.layout import open_layout
     from localtrace.store.tables.replacing import GRACE_HOURS
 
@@ -105,7 +104,6 @@ def command(
                 say(f"gave back {show_size(size_bytes)}: {count} old files deleted", err=True)
             elif choice.groups:
                 say(f"old files stay {GRACE_HOURS} hours for readers; --now deletes them", err=True)
-            note(layout.root, PRUNING, None)  # what failed in the sealer went well by hand
     if choice.excess_bytes:
         context.exit(1)
 

@@ -7,26 +7,16 @@ from pathlib import Path
 import click
 
 from localtrace.cli.options import one_store, one_store_option
-from localtrace.printing import say
+from localtrace.cli.seal import seal_store
 
 
 @click.command()
 @one_store_option
 @click.pass_context
 def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
-    """Repair torn tables, seal journals of dead processes, and move unfinished files aside.
+    """Repair torn tables, and seal the journals of dead processes.
 
-    Only sealed journals are deleted; unfinished files go to the store's quarantine folder.
+    Torn entries of a table's log go to the store's quarantine folder, and their journals are sealed
+    again. `localtrace seal` does the same; this name is for looking it up after a crash.
     """
-    from localtrace.cli.progress import print_notes, print_problems, progress_bar
-    from localtrace.maintain.verify import recover
-    from localtrace.store.layout import open_layout
-
-    with progress_bar("sealing", " journals") as progress:
-        report = recover(open_layout(one_store(store_paths)), progress=progress)
-    say(
-        f"healed {report.healed} tables, sealed {report.sealed.journals} journals, "
-        f"moved {report.strays} unfinished files aside"
-    )
-    print_notes(report.sealed.foreign)
-    print_problems(context, report.problems)
+    seal_store(context, one_store(store_paths))

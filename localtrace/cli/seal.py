@@ -18,13 +18,17 @@ _WAIT_S = 60.0
 @click.pass_context
 def command(context: click.Context, store_paths: tuple[Path, ...]) -> None:
     """Turn journals into table files, exactly once."""
+    seal_store(context, one_store(store_paths))
+
+
+def seal_store(context: click.Context, path: Path) -> None:
+    """Seal a store, print what was done, and exit with code 1 if there were problems."""
     from localtrace.cli.progress import print_notes, print_problems, progress_bar
     from localtrace.store.layout import open_layout
     from localtrace.store.sealing.seal import seal
 
-    layout = open_layout(one_store(store_paths))
     with progress_bar("sealing", " journals") as progress:
-        report = seal(layout, wait_s=_WAIT_S, progress=progress)
+        report = seal(open_layout(path), wait_s=_WAIT_S, progress=progress)
     rows = ", ".join(f"{count} {name}" for name, count in report.rows.items() if count)
     say(f"sealed {report.journals} journals{rows and f': {rows}'}")
     if report.waiting:

@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from localtrace.errors import StoreError, StoreNotFound
 from localtrace.schema import TABLES, UPLOADS, TableSchema, refuse_other_version
-from localtrace.store.compacting.rewrite import Draft, drafting
 from localtrace.store.files import (
     exclusive,
     is_file,
@@ -47,8 +46,8 @@ from localtrace.store.tables.delta import (
     committed_files,
     committed_number,
     open_table,
-    removed_if_refused,
 )
+from localtrace.store.tables.drafts import Draft, drafting
 from localtrace.store.tables.gathered_rows import (
     Held,
     Overtaken,
@@ -304,17 +303,15 @@ class _Gathering:
             Overtaken: other rows of these writers came meanwhile; nothing was changed.
         """
         self._report.wanted_bytes += sum(file.size_bytes for file in files)
-        with drafting() as drafts:
+        with drafting(self._into, schema) as drafts:
             for file, ranges in files.items():
-                folder = self._partition(schema, file)
-                drafts.append(Draft(self._into, schema, folder))
-                self._fill(drafts[-1], schema, file, ranges, here)
+                draft = drafts.add(self._partition(schema, file))
+                self._fill(draft, schema, file, ranges, here)
                 self._report.size_bytes += file.size_bytes
                 if self._on_progress is not None:
                     self._on_progress(self._report.size_bytes, self._report.wanted_bytes)
-            placed = [draft.publish() for draft in drafts]
-            with removed_if_refused(self._into, schema, placed):
-                commit_gathered(self._into, schema, placed, before, after)
+            placed = drafts.publish()
+            commit_gathered(self._into, schema, placed, before, after)
         self._report.rows[schema.name] += sum(file.rows for file in placed)
 
     def _fill(

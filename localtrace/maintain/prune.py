@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 from localtrace.errors import StoreError
 from localtrace.maintain.prunable import Choice
 from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
+from localtrace.store.compacting.choose import pack
 from localtrace.store.compacting.rewrite import Change, rewrite
 from localtrace.store.files import exclusive, explained, put_file, read_json
 from localtrace.store.layout import StoreLayout
@@ -200,7 +201,7 @@ class _Work:
         """Replace files by what they become, if anything; None where one was replaced meanwhile."""
         if change is None:
             return [] if replace_files(self.layout, schema, files, []) else None
-        made = rewrite(self.layout, schema, [files], change)
+        made = rewrite(self.layout, schema, pack(files), change)
         return None if made is None else made.new
 
 

@@ -7,11 +7,11 @@ does the same by hand, and readers read journals that are not sealed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable
-from io import TextIOWrapper
 from pathlib import Path
 
 from localtrace.child_process import requested
@@ -41,23 +41,13 @@ def main(request: SealerRequest) -> None:
     with locked(folder / DAEMON_LOCK_NAME) as is_ours:
         if not is_ours:
             return
-        handler = _log_of(root / LOG_NAME)
+        handler: logging.Handler = logging.NullHandler()
+        with contextlib.suppress(OSError):  # another user's file, or none: sealing needs no log
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            handler = logging.StreamHandler(os.fdopen(open_file(root / LOG_NAME, flags), "a"))
         handler.setFormatter(_Formatter("%(asctime)s %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO)
         seal_until_done(root, folder, request.quota, request.policy)
-
-
-def _log_of(path: Path) -> logging.Handler:
-    from logging.handlers import RotatingFileHandler
-
-    class Log(RotatingFileHandler):
-        def _open(self) -> TextIOWrapper:
-            return open(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
-
-    try:
-        return Log(path, maxBytes=2**20, backupCount=1)
-    except OSError:
-        return logging.NullHandler()  # another user's file, or none: sealing goes on without a log
 
 
 class _Formatter(logging.Formatter):
@@ -77,11 +67,9 @@ def seal_until_done(
     """Seal journals that are ready, in batches, while journals wait or recorders need it."""
     from localtrace.store.layout import open_layout
     from localtrace.store.sealing.seal import ready_journals, seal
-    from localtrace.store.tables.held_tables import HeldTables
 
     failures = 0
     upkeep = Upkeep(root, quota)
-    tables: HeldTables | None = None
     sealed_at = float("-inf")
     grown_at, seen_bytes = clock(), 0
     while failures < _FAILURES_MAX:
@@ -92,9 +80,7 @@ def seal_until_done(
             is_due = policy.is_due(size_bytes, clock() - sealed_at)
             has_rested = clock() - grown_at >= policy.rest_s
             if size_bytes and (is_due if writers_live else has_rested):
-                layout = open_layout(root)
-                tables = tables or HeldTables(layout)
-                report = seal(layout, wait_s=_RETRY_INTERVAL_S, tables=tables)
+                report = seal(open_layout(root), wait_s=_RETRY_INTERVAL_S)
                 logger.info("sealed %d journals, %s", report.journals, report.rows)
                 sealed_at = clock()
                 for problem in report.problems:
@@ -106,7 +92,6 @@ def seal_until_done(
             time.sleep(_CHECK_INTERVAL_S)
         except Exception as error:  # logged here, as no caller could report it
             failures += 1
-            tables = None
             logger.warning("sealing failed, journals stay: %s", error)
             time.sleep(_RETRY_INTERVAL_S)
 

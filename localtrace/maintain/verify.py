@@ -1,22 +1,19 @@
-"""Checks of a store from the first byte to the last, and repairs after a crash.
+"""Checks of a store from the first byte to the last.
 
 What is damaged in a store, and what is done about it:
 
 - A table file that cannot be read stays as it is, for a person to restore. Pruning stops and names
   it; compaction names it, and goes on elsewhere.
-- A torn log entry goes to quarantine (`log.heal_log`) when anything is written next, or by
-  `recover`. Its journals are still there.
-- A file of an unfinished commit takes space only. `verify` names it, `recover` puts it aside.
+- A torn log entry goes to quarantine (`log.heal_log`) when anything is written next, as by
+  `localtrace recover`. Its journals are still there.
+- A file of an unfinished commit takes space only.
 - A damaged journal is sealed as far as it can be read, and kept in quarantine (`sealing.seal`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +28,8 @@ from localtrace.store.journal.frames import read_frames
 from localtrace.store.journal.journal_files import list_journals, read_journal, strangers
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
-from localtrace.store.sealing.seal import SealReport, seal
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
-from localtrace.store.tables.log import heal_log, torn_log_entry
+from localtrace.store.tables.log import torn_log_entry
 from localtrace.store.tables.parquet_files import (
     DamagedFile,
     MissingFile,
@@ -41,11 +37,8 @@ from localtrace.store.tables.parquet_files import (
     read_parquet,
     reading,
 )
-from localtrace.store.tables.replacing import replaced_files
 from localtrace.store.tables.snapshot import take_snapshot
 
-_STRAY_MIN_AGE_S = 3600.0
-_FILE_NAME = re.compile(r"v\d+-[0-9a-f]{32}\.parquet")
 OnProgress = Callable[[int, int], None]
 
 
@@ -100,8 +93,6 @@ def verify(layout: StoreLayout, progress: OnProgress | None = None) -> VerifyRep
                 "--bring)"
             )
     report.quarantined = len(list(layout.quarantine.glob("*")))
-    for path in stray_files(layout, states):
-        report.problems.append(f"{path}: belongs to no table state (run localtrace recover)")
     return report
 
 
@@ -163,56 +154,3 @@ def _verify_journals(layout: StoreLayout, report: VerifyReport) -> None:
                     f"{file.path}: its last record is unfinished, its process died while writing "
                     "(run localtrace seal)"
                 )
-
-
-def stray_files(
-    layout: StoreLayout, states: Mapping[str, Sequence[CommittedFile]]
-) -> Iterator[Path]:
-    """Yield Parquet files that no table knows, too old to belong to a commit under way."""
-    before_s = time.time() - _STRAY_MIN_AGE_S
-    for name, files in states.items():
-        known = {file.place(layout, TABLES[name]) for file in files}
-        with contextlib.suppress(StoreError):  # the check of the table reports it
-            known |= replaced_files(layout, TABLES[name])
-        for path in sorted(layout.table(name).rglob("v*.parquet")):
-            with contextlib.suppress(FileNotFoundError):
-                is_old = path.lstat().st_mtime < before_s
-                if is_old and path not in known and _FILE_NAME.fullmatch(path.name):
-                    yield path
-
-
-@dataclass(slots=True)
-class RecoverReport:
-    """The repairs of `recover`."""
-
-    healed: int = 0
-    """Torn log entries moved to quarantine."""
-    strays: int = 0
-    """Files of unfinished commits moved to quarantine."""
-    sealed: SealReport = field(default_factory=SealReport)
-    problems: list[str] = field(default_factory=list)
-
-
-def recover(
-    layout: StoreLayout, *, wait_s: float = 60.0, progress: OnProgress | None = None
-) -> RecoverReport:
-    """Repair torn tables, seal journals of dead processes, and move unfinished files away.
-
-    Only journals that were sealed are deleted. All other files go to the quarantine folder.
-
-    Raises:
-        StoreError: another sealer was at work for longer than `wait_s`.
-    """
-    layout.refuse_bundle()
-    report = RecoverReport()
-    for schema in TABLES.values():
-        report.problems += heal_log(layout, schema)
-    report.healed = len(report.problems)
-    report.sealed = seal(layout, wait_s=wait_s, progress=progress)
-    report.problems += report.sealed.problems
-    states = {name: committed_files(open_table(layout, schema)) for name, schema in TABLES.items()}
-    for path in stray_files(layout, states):
-        layout.quarantine.mkdir(exist_ok=True)
-        os.replace(path, layout.quarantine / path.name)
-        report.strays += 1
-    return report

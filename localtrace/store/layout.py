@@ -132,21 +132,19 @@ def open_layout(path: str | Path) -> StoreLayout:
         BundleError: it is a bundle that is incomplete, damaged or hostile.
     """
     root = Path(path).expanduser().absolute()
+    nothing = StoreNotFound(
+        f"no store at {root}: it holds no {META_NAME}; record one with localtrace.init"
+        f"({str(path)!r}), or name another with --store, or several as '/shared/*/localtrace'"
+    )
     if not root.is_dir():
-        raise StoreNotFound(
-            f"no store at {root}: record one with localtrace.init({str(path)!r}), "
-            "or name another with --store"
-        )
+        raise nothing
     layout = StoreLayout(root, open_bundle(root))
     if not layout.bags and layout.meta.exists():
         refuse_address(root)
-    meta_path = layout.meta
     try:
         meta = read_meta(layout)
     except FileNotFoundError:
-        raise StoreNotFound(
-            f"no store at {root}: expected {meta_path}; name the folder that holds it"
-        ) from None
+        raise nothing from None
     refuse_other_version(root, meta.format_version)
     if not layout.bags:
         for name in _FOLDERS:

@@ -25,10 +25,9 @@ import localtrace
 from localtrace.schema import TABLES
 from localtrace.store.compacting.compact import compact, is_due
 from localtrace.store.layout import StoreLayout, create_layout
-from localtrace.store.tables.delta import commit, open_table, table_files
-from localtrace.store.tables.held_tables import HeldTables
+from localtrace.store.tables.delta import open_table, table_files
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import heal_log, log_names, trim_log
-from localtrace.store.tables.parquet_files import write_files
 from tests.benchmarks.figures import Figure, Promise, Table
 
 SEALS = 300
@@ -82,40 +81,28 @@ def _rows(seal: int, writer: str) -> Rows:
     return found
 
 
-def _seal(tables: HeldTables, layout: StoreLayout, rows: Rows, writer: str, number: int) -> None:
+def _seal(layout: StoreLayout, rows: Rows, writer: str, number: int) -> None:
+    tables = {}
     for schema in TABLES.values():
         heal_log(layout, schema)
-        tables.newest(schema)
-    _commit(tables, layout, rows, writer, number)
-    for schema in TABLES.values():
-        trim_log(layout, schema)
-
-
-def _commit(tables: HeldTables, layout: StoreLayout, rows: Rows, writer: str, number: int) -> None:
-    for name, given in rows.items():
+        tables[schema.name] = open_table(layout, schema)
+    for name, trajectories in rows.items():
         schema, columns = TABLES[name], TABLES[name].arrow()
-        filled = [{field: row.get(field) for field in columns.names} for row in given]
+        filled = [{field: row.get(field) for field in columns.names} for row in trajectories]
         table = pa.Table.from_pylist(filled, columns)
         table = table.sort_by([(key, "ascending") for key in schema.sort_by])
-        commit(
-            layout,
-            schema,
-            write_files(layout, schema, table),
-            {writer: number},
-            tables.newest(schema),
-        )
+        commit_rows(layout, schema, table, {writer: number}, tables[name])
+    for schema in TABLES.values():
+        trim_log(layout, schema)
 
 
 def grow(folder: Path, seals: int, writers: int, compacts: bool) -> Grown:
     """Make seals one by one."""
     grown = Grown(create_layout(folder))
-    held = [HeldTables(grown.layout) for _ in range(writers)]  # each node's sealer holds its own
     for seal in range(seals):
         writer = f"{seal % writers:016x}"
         rows = _rows(seal, writer)
-        grown.seal_cpu_s.append(
-            _cpu_s(partial(_seal, held[seal % writers], grown.layout, rows, writer, seal))
-        )
+        grown.seal_cpu_s.append(_cpu_s(partial(_seal, grown.layout, rows, writer, seal)))
         if compacts and seal % CHECK_EVERY == CHECK_EVERY - 1:
             grown.compact_cpu_s += _cpu_s(lambda: _compact_if_due(grown.layout))
     return grown
@@ -133,7 +120,7 @@ def at_once(folder: Path, seals: int, writers: int) -> Grown:
     for seal in range(seals):
         for name, rows in _rows(seal, f"{seal % writers:016x}").items():
             whole.setdefault(name, []).extend(rows)
-    _seal(HeldTables(layout), layout, whole, "0" * 16, 0)
+    _seal(layout, whole, "0" * 16, 0)
     return Grown(layout)
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 import localtrace
-from localtrace.maintain.verify import recover, verify
+from localtrace.maintain.verify import verify
 from localtrace.store.journal.frames import FRAME_BYTES, Frames, frame, marker_of, read_frames
 from localtrace.store.journal.records import TurnCall, decode_envelope
 from localtrace.store.layout import open_layout
@@ -21,7 +20,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import commit
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.testing import recording, simulate_crash
-from tests.crash.found import Row, contents, rows, statuses
+from tests.crash.found import Row, rows, statuses
 from tests.crash.rollouts import record_one
 
 TURNS = 20
@@ -219,14 +218,14 @@ def test_a_damaged_journal_is_sealed_counted_and_kept_in_quarantine(
     damaged[ends[-5] + 20] ^= 1
     journal.write_bytes(damaged)
     assert len(verify(layout).problems) == 1
-    report = recover(layout)
-    assert report.sealed.damage.records == 1
+    report = seal(layout)
+    assert report.damage.records == 1
     assert [journal.name in problem for problem in report.problems] == [True]
     assert (layout.quarantine / journal.name).read_bytes() == damaged
     assert not journal.exists()
     report_after = verify(layout)
     assert (report_after.problems, report_after.quarantined) == ([], 1)
-    assert recover(layout).problems == []
+    assert seal(layout).problems == []
     assert len(statuses(store)) == 11
 
 
@@ -241,26 +240,6 @@ def test_a_record_that_cannot_be_understood_is_counted_and_its_journal_kept(stor
     assert (report.damage.records, len(report.problems)) == (1, 1)
     assert (store / "quarantine" / journal.name).exists()
     assert list(statuses(store).values()) == ["ok"]
-
-
-def test_a_strange_record_is_kept_though_the_sealer_was_killed_after_its_commits(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with recording(store):
-        localtrace.outcome(record_one(), score=1.0)
-        localtrace.log_metrics({"loss": 1.0}, step=1)
-    (journal,) = store.glob("journals/*.done")
-    strange = (b"\x93\x94\xa1p\xa1e\xa1r\x00\x09\x91\x63",)  # a record of kind 99
-    journal.write_bytes(journal.read_bytes() + frame(strange, _marker(journal)) + strange[0])
-    with monkeypatch.context() as patched:
-        killed = Mock(side_effect=KeyboardInterrupt)
-        patched.setattr("localtrace.store.sealing.seal._put_away", killed)
-        with pytest.raises(KeyboardInterrupt):
-            seal(open_layout(store))
-    before = contents(store)
-    assert journal.name in seal(open_layout(store)).problems[0]
-    assert (store / "quarantine" / journal.name).exists()
-    assert contents(store) == before
 
 
 def test_damage_is_counted_where_nothing_but_it_was_recorded(store: Path) -> None:
@@ -303,7 +282,7 @@ def test_a_journal_marked_as_done_while_it_is_sealed_is_put_away(
             journal.rename(journal.with_name(f"{journal.name}.done"))
         commit(*arguments)
 
-    monkeypatch.setattr("localtrace.store.sealing.seal.commit", commit_late)
+    monkeypatch.setattr("localtrace.store.tables.drafts.commit", commit_late)
     assert seal(open_layout(after)).journals == 1
     assert list(after.glob("journals/*.journal*")) == []
     assert list(statuses(after).values()) == ["ok"]

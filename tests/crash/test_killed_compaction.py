@@ -19,8 +19,7 @@ from localtrace.store.compacting import compact as compaction
 from localtrace.store.compacting.compact import compact
 from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.tables import log
-from localtrace.store.tables.delta import commit
-from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.drafts import commit_rows
 from tests.crash.moments import different, killed_before, named
 from tests.crash.processes import child, wait_until
 from tests.crash.test_killed_sealer import _cuts
@@ -35,8 +34,7 @@ REWRITING = (
     "pyarrow.parquet.ParquetWriter.__init__",
     "pyarrow.parquet.ParquetWriter.close",
     "pyarrow.parquet.ParquetWriter.write_table",
-    "localtrace.store.compacting.rewrite.sync",
-    "localtrace.store.compacting.rewrite.sync_with_folders",
+    "localtrace.store.tables.drafts.sync",
     "localtrace.store.tables.replacing.put_file",
     "localtrace.store.tables.replacing.sync_log",
     "deltalake.DeltaTable.create_write_transaction",
@@ -101,7 +99,7 @@ def add(store: Path, number: int, writer: str = "0" * 16) -> None:
         schema = TABLES[name].arrow()
         filled = [{field.name: row.get(field.name) for field in schema} for row in rows]
         table = pa.Table.from_pylist(filled, schema)
-        commit(layout, TABLES[name], write_files(layout, TABLES[name], table), {writer: number})
+        commit_rows(layout, TABLES[name], table, {writer: number})
 
 
 def test_a_compaction_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(

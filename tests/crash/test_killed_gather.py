@@ -21,7 +21,7 @@ from tests.gathered import merge, newest, record, recorded
 
 STEPS = (
     "localtrace.cluster.gather.put_file",
-    "localtrace.store.compacting.rewrite.sync_with_folders",
+    "localtrace.store.tables.drafts.sync",
     "localtrace.cluster.gather.commit_gathered",
     "localtrace.cluster.gather.write_rows",
     "localtrace.store.tables.gathered_rows.sync_log",

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import localtrace
 from localtrace.errors import StoreError
-from localtrace.maintain.verify import recover, verify
+from localtrace.maintain.verify import verify
 from localtrace.schema import METRICS, TABLES
 from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.sealing.seal import seal
-from localtrace.store.tables.delta import commit, committed_number, open_table
-from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.delta import committed_number, open_table
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents, sealed_contents
@@ -29,8 +26,8 @@ from tests.environment import soaks
 
 STEPS = {
     "before healing a log": "localtrace.store.sealing.seal.heal_log",
-    "before writing files": "localtrace.store.sealing.seal.write_files",
-    "before creating a table or its next commit": "localtrace.store.sealing.seal.commit",
+    "before writing files": "localtrace.store.sealing.seal.commit_rows",
+    "before creating a table or its next commit": "localtrace.store.tables.drafts.commit",
     "before adding files to a table": "deltalake.DeltaTable.create_write_transaction",
     "before syncing a log": "localtrace.store.tables.delta.sync_log",
     "before putting a journal away": "localtrace.store.sealing.seal._put_away",
@@ -82,33 +79,6 @@ def test_a_sealer_killed_at_any_step_loses_and_doubles_nothing(
         assert sealed_contents(store) == wanted, named(killed, left)
 
 
-def test_files_of_an_unfinished_commit_are_put_aside_by_recover(
-    killed: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    left = killed["before adding files to a table"][2]
-    layout = open_layout(simulate_crash(left, tmp_path / "store"))
-    strays = _files(layout.root) - _committed_files(layout.root)
-    assert strays
-    wanted = sealed_contents(layout.root)
-    assert verify(layout).problems == []  # it may belong to a commit that is under way
-    for stray in strays:
-        os.utime(stray, (0, 0))
-    assert len(verify(layout).problems) == len(strays)
-    assert recover(layout).strays == len(strays)
-    assert {path.name for path in layout.quarantine.iterdir()} == {path.name for path in strays}
-    assert verify(layout).problems == []
-    assert contents(layout.root) == wanted
-
-
-def _files(store: Path) -> set[Path]:
-    return set(store.glob("tables/**/*.parquet"))
-
-
-def _committed_files(store: Path) -> set[Path]:
-    files = take_snapshot(open_layout(store)).files
-    return {Path(path) for paths in files.values() for path in paths}
-
-
 def _cuts(entry: bytes) -> dict[str, bytes]:
     lines = entry.split(b"\n")
     cuts = {f"after line {n}": b"\n".join(lines[:n]) for n in range(1, len(lines))}
@@ -117,9 +87,8 @@ def _cuts(entry: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("mend", [seal, recover])
 def test_a_torn_newest_log_entry_is_healed_and_its_rows_are_there_once(
-    table: str, mend: Callable[..., Any], committed: Path, tmp_path: Path
+    table: str, committed: Path, tmp_path: Path
 ) -> None:
     wanted = contents(committed)
     newest = sorted(committed.glob(f"tables/{table}/_delta_log/*.json"))[-1]
@@ -131,7 +100,7 @@ def test_a_torn_newest_log_entry_is_healed_and_its_rows_are_there_once(
         shutil.copytree(committed, copy)
         (copy / newest.relative_to(committed)).write_bytes(torn)
         assert any(f"{newest.name}: " in problem for problem in verify(open_layout(copy)).problems)
-        mend(open_layout(copy))
+        seal(open_layout(copy))
         assert len(list(copy.glob(f"quarantine/{table}-*"))) == 1, name
         assert sealed_contents(copy) == wanted, name
 
@@ -157,7 +126,7 @@ def test_a_torn_checkpoint_of_a_log_is_put_aside_and_nothing_is_lost(
     number = 3
     for seq in range(number):
         rows = pa.Table.from_pylist([{**row, "writer_seq": seq}], schema=METRICS.arrow())
-        commit(layout, METRICS, write_files(layout, METRICS, rows), {"0" * 16: seq})
+        commit_rows(layout, METRICS, rows, {"0" * 16: seq})
     open_table(layout, METRICS).create_checkpoint()
     (checkpoint,) = log.glob("*.checkpoint.parquet")
     whole, wanted = checkpoint.read_bytes(), contents(store)
@@ -166,6 +135,6 @@ def test_a_torn_checkpoint_of_a_log_is_put_aside_and_nothing_is_lost(
         (copy.root / checkpoint.relative_to(store)).write_bytes(torn)
         with pytest.raises(StoreError, match="localtrace recover"):
             take_snapshot(copy)
-        assert recover(copy).healed == 1
+        assert len(seal(copy).problems) == 1
         assert contents(copy.root) == wanted
         assert committed_number(open_table(copy, METRICS), "0" * 16) == number - 1

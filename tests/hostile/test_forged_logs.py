@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 LOG = "tables/trajectories/_delta_log"
 COMMANDS = (
     ("ls",), ("sql", "select count(*) as n from trajectories"), ("stats",), ("verify",), ("seal",),
-    ("compact",), ("recover",), ("prune", "step=3", "--yes", "--now"),
+    ("compact",), ("prune", "step=3", "--yes", "--now"),
 )  # fmt: skip
 FOLDER = "project=maths/experiment=default"
 

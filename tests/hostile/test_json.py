@@ -13,8 +13,7 @@ from localtrace.read.store import open_store
 from localtrace.schema import TABLES
 from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.sealing.seal import seal
-from localtrace.store.tables.delta import commit
-from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.testing import recording
 from localtrace.values.codec import from_json, parse_json
@@ -132,7 +131,7 @@ def test_commands_show_rows_with_such_values(
             place = rows.schema.get_field_index(column)
             rows = rows.set_column(place, column, pa.array([VALUES[name]] * len(rows)))
         if len(rows):
-            commit(layout, schema, write_files(layout, schema, rows), {"0" * 16: 0})
+            commit_rows(layout, schema, rows, {"0" * 16: 0})
     for command in (["ls"], ["stats"], ["show", t.trace_id]):
         done = run(*command, "-s", layout.root)
         assert (done.exit_code, done.exception) == (0, None), command

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from deltalake import DeltaTable
 
 import localtrace
 from localtrace.cluster.gather import gather
@@ -18,11 +17,10 @@ from localtrace.errors import NotAFolder, StoreError
 from localtrace.schema import SPANS
 from localtrace.store.compacting.compact import compact
 from localtrace.store.compacting.rewrite import rewrite
-from localtrace.store.layout import StoreLayout, create_layout, open_layout, read_meta
+from localtrace.store.layout import create_layout, open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.delta import committed_files, open_table
 from localtrace.store.tokenizers import store_tokenizer
-from localtrace.testing import recording
 from tests.commands import answer, record, run
 
 ROLLOUTS = [{"answers": [answer("a", [1])], "reward": 1.0, "step": step} for step in (3, 4)]
@@ -193,55 +191,7 @@ def test_no_tokenizer_is_put_behind_a_link(place: str, received: Path, theirs: P
     assert _content(theirs) == before
 
 
-# -- a table that was put there from another store, without a link --------------------------
-
-
-def _swap(store: Path, other: Path) -> None:
-    shutil.rmtree(store / "tables/spans")
-    shutil.copytree(other / "tables/spans", store / "tables/spans")
-
-
-def _id(store: Path) -> str:
-    return read_meta(StoreLayout(store)).store_id
-
-
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"import"}))
-def test_a_table_of_another_store_is_refused_by_every_command(
-    operation: str, received: Path, theirs: Path, tmp_path: Path
-) -> None:
-    _swap(received, theirs)
-    before = _content(received / "tables/spans")
-    _refused(operation, received, tmp_path, "table spans belongs to another store", _id(theirs))
-    assert _content(received / "tables/spans") == before
-
-
-def test_the_tables_say_whose_they_are(received: Path) -> None:
-    for folder in (received / "tables").iterdir():
-        table = DeltaTable(folder)
-        assert table.metadata().configuration["localtrace.store_id"] == _id(received)
-
-
 def test_a_copy_of_a_store_is_written_like_the_store(received: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(received, tmp_path / "copy"))
     assert seal(open_layout(copy)).journals == 1
     assert compact(open_layout(copy)).problems == []
-
-
-def test_gathered_tables_belong_to_the_store_that_gathered(received: Path, tmp_path: Path) -> None:
-    into = create_layout(tmp_path / "into")
-    assert gather([received], into).problems == []
-    record(into.root, ROLLOUTS)
-    assert seal(into).journals == 1
-
-
-def test_a_store_whose_file_was_lost_and_made_anew_says_how_to_get_it_back(received: Path) -> None:
-    before = _id(received)
-    (received / "localtrace.json").unlink()
-    shutil.rmtree(received / "journals")
-    with recording(received), localtrace.trajectory(step=9):
-        pass
-    with pytest.raises(StoreError, match=rf"{before}.*localtrace\.json"):
-        seal(open_layout(received))
-    meta = json.loads((received / "localtrace.json").read_text())
-    (received / "localtrace.json").write_text(json.dumps({**meta, "store_id": before}))
-    assert seal(open_layout(received)).journals == 1

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from localtrace.schema import TABLES
 from localtrace.store.layout import StoreLayout, create_layout
-from localtrace.store.tables.delta import commit
-from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.drafts import commit_rows
 from tests.synthetic.columns import Plan
 from tests.synthetic.outcomes import LATE_WRITER, outcome_rows
 from tests.synthetic.spans import span_rows
@@ -87,8 +86,7 @@ def _seal(
     for name, rows in tables.items():
         schema = TABLES[name]
         rows = rows.sort_by([(column, "ascending") for column in schema.sort_by])
-        files = write_files(layout, schema, rows)
-        commit(layout, schema, files, dict.fromkeys(writers, number))
+        commit_rows(layout, schema, rows, dict.fromkeys(writers, number))
 
 
 def _plans(size: Size, rng: np.random.Generator) -> Iterator[Plan]:

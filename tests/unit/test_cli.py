@@ -265,7 +265,7 @@ def test_seal_verify_and_recover_say_what_they_did(store: Path) -> None:
     assert " 0 files " in verified.stdout
     assert "3 trajectories, 6 spans" in run("seal", "-s", store).stdout
     assert "6 spans" in run("verify", "-s", store).stdout
-    assert run("recover", "-s", store).stdout.startswith("healed 0 tables")
+    assert run("recover", "-s", store).stdout.startswith("sealed 0 journals")
 
 
 def test_problems_are_printed_and_end_with_code_1(store: Path) -> None:

@@ -23,9 +23,9 @@ from localtrace.store.compacting.compact import compact
 from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables import delta, log
-from localtrace.store.tables.delta import CommittedFile, commit, committed_files, open_table
+from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import ENTRY, log_names, trim_log
-from localtrace.store.tables.parquet_files import write_files
 
 _VIEWS = {"spans": "stored.spans", "runs": "stored.runs", "outcomes": "all_outcomes"}
 
@@ -48,7 +48,7 @@ def add(layout: StoreLayout, number: int, schema: TableSchema = SPANS, step: int
     table = pa.Table.from_pylist(
         [{name: row.get(name) for name in names} for row in rows], schema.arrow()
     ).sort_by([(name, "ascending") for name in schema.sort_by])
-    commit(layout, schema, write_files(layout, schema, table), {"0" * 16: number})
+    commit_rows(layout, schema, table, {"0" * 16: number})
 
 
 def files(layout: StoreLayout, schema: TableSchema = SPANS) -> list[CommittedFile]:

@@ -25,8 +25,8 @@ from localtrace.store.compacting.fold import fold, outcomes_to_fold
 from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables import snapshot
-from localtrace.store.tables.delta import commit, open_table
-from localtrace.store.tables.parquet_files import write_files
+from localtrace.store.tables.delta import open_table
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.testing import recording
 from tests.bundled import bundle
 
@@ -149,7 +149,7 @@ def test_an_older_outcome_that_comes_late_never_wins(layout: StoreLayout) -> Non
            "writer_id": "f" * 16, "writer_seq": 0}  # fmt: skip
     names = OUTCOMES.arrow().names
     rows = pa.Table.from_pylist([{name: row.get(name) for name in names}], OUTCOMES.arrow())
-    commit(layout, OUTCOMES, write_files(layout, OUTCOMES, rows), {"f" * 16: 0})
+    commit_rows(layout, OUTCOMES, rows, {"f" * 16: 0})
     for _ in range(2):
         assert rewards(layout) == REWARDS
         compact(layout)

@@ -306,7 +306,7 @@ def test_an_empty_store_can_be_read(tmp_path: Path) -> None:
 def test_what_is_not_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFound, match=r" \S*/none: "):
         open_store(tmp_path / "none")
-    with pytest.raises(StoreNotFound, match=r"expected .*localtrace\.json"):
+    with pytest.raises(StoreNotFound, match=r"no store .*localtrace\.json"):
         open_store(tmp_path)
     (tmp_path / "localtrace.json").write_text('{"format_version":99,"store_id":"","created_by":""}')
     with pytest.raises(StoreFormatError, match="upgrade localtrace"):

@@ -23,8 +23,8 @@ from localtrace.store.tables.delta import (
     open_table,
     table_files,
 )
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import torn_log_entry
-from localtrace.store.tables.parquet_files import write_files
 from localtrace.store.tables.rows import Columns
 
 WRITER = "0123456789abcdef"
@@ -52,22 +52,17 @@ def test_a_table_without_a_commit_is_empty(layout: StoreLayout) -> None:
     assert table_files(layout, table, SPANS) == []
 
 
-def test_files_that_are_not_committed_are_not_listed(layout: StoreLayout) -> None:
-    written = write_files(layout, SPANS, table_of(SPANS, [{"trace_id": "a", "step": 1}]))
-    assert (layout.table("spans") / written[0].path).exists()
-    assert open_table(layout, SPANS) is None
-
-
 def test_a_commit_lists_its_files_with_their_rows_and_its_journals(layout: StoreLayout) -> None:
     rows = [{"trace_id": "a", "step": step} for step in (1, 1, 2, None)]
-    written = write_files(layout, SPANS, table_of(SPANS, rows))
-    commit(layout, SPANS, written, {WRITER: 7, "f" * 16: 0})
+    commit_rows(layout, SPANS, table_of(SPANS, rows), {WRITER: 7, "f" * 16: 0})
     table = open_table(layout, SPANS)
-    assert table is not None
-    assert {(file.path, file.rows, file.size_bytes) for file in committed_files(table)} == {
-        (file.path, file.rows, file.size_bytes) for file in written
-    }
-    assert sorted(file.rows for file in written) == [1, 1, 2]
+    files = committed_files(table)
+    assert sorted(file.rows or 0 for file in files) == [1, 1, 2]
+    assert all(
+        file.size_bytes == file.place(layout, SPANS).stat().st_size
+        and file.rows == pq.ParquetFile(file.place(layout, SPANS)).metadata.num_rows
+        for file in files
+    )
     assert committed_number(table, WRITER) == 7
     assert committed_number(table, "f" * 16) == 0
     assert committed_number(table, "0" * 16) == -1
@@ -76,8 +71,7 @@ def test_a_commit_lists_its_files_with_their_rows_and_its_journals(layout: Store
 
 def test_a_later_commit_adds_to_the_earlier_ones(layout: StoreLayout) -> None:
     for number in range(3):
-        written = write_files(layout, RUNS, table_of(RUNS, [{"run_id": f"r{number}"}]))
-        commit(layout, RUNS, written, {WRITER: number})
+        commit_rows(layout, RUNS, table_of(RUNS, [{"run_id": f"r{number}"}]), {WRITER: number})
     table = open_table(layout, RUNS)
     assert committed_number(table, WRITER) == 2
     assert len(table_files(layout, table, RUNS)) == 3
@@ -91,8 +85,7 @@ def test_a_commit_without_files_still_names_its_journals(layout: StoreLayout) ->
 
 
 def test_each_log_entry_says_how_many_actions_it_has(layout: StoreLayout) -> None:
-    written = write_files(layout, RUNS, table_of(RUNS, [{"run_id": "r"}]))
-    commit(layout, RUNS, written, {WRITER: 0})
+    commit_rows(layout, RUNS, table_of(RUNS, [{"run_id": "r"}]), {WRITER: 0})
     log = layout.table("runs") / "_delta_log"
     for entry in log.glob("*.json"):
         actions = [json.loads(line) for line in entry.read_text().splitlines()]
@@ -125,11 +118,11 @@ def test_rows_of_any_partition_are_found_again_in_theirs(
         {"project": p, "experiment": e, "step": step, "trace_id": f"{n}", "op": repr((p, e, step))}
         for n, (p, e, step) in enumerate(sorted(partitions, key=repr))
     ]
-    written = write_files(layout, SPANS, table_of(SPANS, rows))
-    assert len(written) == len(partitions)
-    assert all(len(Path(file.path).parts) == 4 for file in written)  # no name escapes its folder
-    commit(layout, SPANS, written, {WRITER: 0})
+    commit_rows(layout, SPANS, table_of(SPANS, rows), {WRITER: 0})
     table = open_table(layout, SPANS)
+    files = committed_files(table)
+    assert len(files) == len(partitions)
+    assert all(len(Path(file.path).parts) == 4 for file in files)  # no name escapes its folder
     assert all(Path(path).is_file() for path in table_files(layout, table, SPANS))
     for row in DeltaTable(layout.table("spans")).to_pyarrow_table().to_pylist():
         assert row["op"] == repr((row["project"], row["experiment"], row["step"]))
@@ -137,9 +130,11 @@ def test_rows_of_any_partition_are_found_again_in_theirs(
 
 def test_switches_are_partitions_in_the_words_of_delta(layout: StoreLayout) -> None:
     rows = [{"trace_id": "a", "folded": folded} for folded in (True, False)]
-    written = write_files(layout, OUTCOMES, table_of(OUTCOMES, rows))
-    assert sorted(file.partition_values["folded"] or "" for file in written) == ["false", "true"]
-    commit(layout, OUTCOMES, written, {WRITER: 0})
+    commit_rows(layout, OUTCOMES, table_of(OUTCOMES, rows), {WRITER: 0})
+    folders = {
+        file.folder.rpartition("/")[2] for file in committed_files(open_table(layout, OUTCOMES))
+    }
+    assert folders == {"folded=false", "folded=true"}
     found = DeltaTable(layout.table("outcomes")).to_pyarrow_table()["folded"].to_pylist()
     assert sorted(found) == [False, True]
 
@@ -168,8 +163,9 @@ def test_a_table_without_rows_has_the_types_of_the_schema() -> None:
 
 def test_row_groups_of_large_spans_end_before_32_mib(layout: StoreLayout) -> None:
     rows = [{"trace_id": "a", "step": 1, "seq": n, "inputs": "x" * 2**20} for n in range(70)]
-    (written,) = write_files(layout, SPANS, table_of(SPANS, rows))
-    metadata = pq.ParquetFile(layout.table("spans") / written.path).metadata
+    commit_rows(layout, SPANS, table_of(SPANS, rows), {WRITER: 0})
+    (file,) = table_files(layout, open_table(layout, SPANS), SPANS)
+    metadata = pq.ParquetFile(file).metadata
     sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
     assert sum(sizes) == 70
     assert max(sizes) <= 32

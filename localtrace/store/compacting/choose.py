@@ -19,8 +19,8 @@ from localtrace.store.tables.parquet_files import partition_values
 
 FILE_MAX_BYTES = 256 * 2**20
 """The size of a merged file, at most."""
-FILES_MAX = 256
-"""Files that are merged at once, at most: each is open meanwhile."""
+FILES_MAX = 12
+"""Files that are merged at once, which bounds the memory: a row group of each is read."""
 _FAN_IN = 8
 QUIET_MS = 10 * 60 * 1000
 """A partition counts as complete when nothing was added for so long."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from localtrace.schema import TABLES, TableSchema
 from localtrace.store.compacting.choose import choose
 from localtrace.store.compacting.fold import fold, is_fold_due
-from localtrace.store.compacting.rewrite import remove_drafts, rewrite
+from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.files import exclusive, explained
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import committed_files, open_table
+from localtrace.store.tables.drafts import remove_old_drafts
 from localtrace.store.tables.log import ENTRIES_MAX, ENTRY, heal_log, log_names, trim_log
 from localtrace.store.tables.parquet_files import DamagedFile
 from localtrace.store.tables.replacing import GRACE_HOURS, vacuum
@@ -99,7 +100,7 @@ def compact(
                 count, size_bytes = vacuum(layout, schema, grace_hours)
                 report.vacuumed += count
                 report.vacuumed_bytes += size_bytes
-                remove_drafts(layout, schema)
+                remove_old_drafts(layout, schema)
     return report
 
 

@@ -1,14 +1,11 @@
 """Files of a partition, written anew as one sorted file that takes their place.
 
-A draft is written in a folder that readers of Delta Lake and Parquet pass over. It gets its name
-just before the commit, so that a process that is killed leaves a draft and no stray table file.
+The files are read a row group at a time. `choose.pack` limits how many are read at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,32 +15,22 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from localtrace.schema import TableSchema
-from localtrace.store.files import make_folder, sync
-from localtrace.store.layout import REWRITING, StoreLayout
-from localtrace.store.tables.delta import CommittedFile, removed_if_refused
+from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.delta import CommittedFile
+from localtrace.store.tables.drafts import Draft, drafting
 from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
     DamagedFile,
     WrittenFile,
     conformed,
-    file_name,
     open_parquet,
     reading,
-    sync_with_folders,
     write_rows,
-    written_file,
 )
 from localtrace.store.tables.replacing import replace_files
 
 Change: TypeAlias = Callable[[pa.Table], pa.Table]
 _Key: TypeAlias = tuple[tuple[bool, Any], ...]
-_DRAFT_MAX_AGE_S = 24 * 3600.0
-_MEMORY_BYTES = 256 * 2**20
-"""Memory for the row groups that are read at once. Sorting and writing them takes as much again."""
-_GROUP_BYTES = 32 * 2**20
-"""The size in memory at which writers of table files end a row group."""
-_ARROW_FACTOR = 8
-"""The size of rows in memory, at most, as usual: a multiple of the encoded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +58,7 @@ def rewrite(
     Args:
         layout: the store.
         schema: the table.
-        groups: files of its state, those of a group all of one partition. A group becomes several
-            files where merging all at once would take too much memory.
+        groups: files of its state, those of a group all of one partition and made by `pack`.
         change: returns what a part of the rows becomes; it must keep their order and columns.
         into: instead, the change for each folder below the table that gets some of the rows, where
             they leave their partition.
@@ -87,20 +73,15 @@ def rewrite(
         OSError: a new file cannot be written.
     """
     old: list[CommittedFile] = []
-    with drafting() as drafts:
+    with drafting(layout, schema) as drafts:
         for group in groups:
             old += group
-            while group:
-                for folder, part in (into or {group[0].folder: change or _unchanged}).items():
-                    drafts.append(Draft(layout, schema, folder))
-                    count = _write(layout, schema, drafts[-1], group, part)
-                group = group[count:]
-        new = [draft.publish() for draft in drafts if draft.rows]
-        with removed_if_refused(layout, schema, new):
-            if replace_files(layout, schema, old, new):
-                return Rewrite(old, new)
-        for draft in drafts:
-            draft.place.unlink(missing_ok=True)
+            for folder, part in (into or {group[0].folder: change or _unchanged}).items():
+                _write(drafts.add(folder), layout, schema, group, part)
+        new = drafts.publish()
+        if replace_files(layout, schema, old, new):
+            return Rewrite(old, new)
+        drafts.withdraw()
         return None
 
 
@@ -108,70 +89,33 @@ def _unchanged(rows: pa.Table) -> pa.Table:
     return rows
 
 
-@contextlib.contextmanager
-def drafting() -> Iterator[list[Draft]]:
-    """Yield a list for drafts; those in it that were not published are deleted in the end."""
-    drafts: list[Draft] = []
-    try:
-        yield drafts
-    finally:
-        for draft in drafts:
-            draft.path.unlink(missing_ok=True)
-
-
-class Draft:
-    """A new file until its commit."""
-
-    def __init__(self, layout: StoreLayout, schema: TableSchema, folder: str) -> None:
-        self._layout, self._schema = layout, schema
-        name = file_name()
-        self.path = layout.table(schema.name) / REWRITING / name.removesuffix(".parquet")
-        self.place = layout.table(schema.name) / folder / name
-        self.rows = 0
-        for path in (self.path, self.place):
-            make_folder(layout.root, path.parent)
-
-    def publish(self) -> WrittenFile:
-        """Sync it and give it its name."""
-        sync(self.path)
-        os.replace(self.path, self.place)
-        sync_with_folders(self._layout, self.place)
-        return written_file(self._layout, self._schema, self.place, self.rows)
-
-
 def _write(
+    draft: Draft,
     layout: StoreLayout,
     schema: TableSchema,
-    draft: Draft,
     group: Sequence[CommittedFile],
     change: Change,
-) -> int:
-    """Write the rows of the first files, as many as memory allows; return how many files."""
-    rows = size_bytes = 0
-    sources: list[_SortedFile] = []
+) -> None:
+    """Write what the rows of files become."""
+    rows = 0
 
-    def parts() -> Iterator[pa.Table]:
+    def parts(sources: Sequence[_SortedFile]) -> Iterator[pa.Table]:
         nonlocal rows
         for part in _merged(sources, schema):
             rows += len(part)
             yield change(part)
 
     with contextlib.ExitStack() as opened:
-        for file in group:
-            source = _SortedFile(file.place(layout, schema), schema)
+        sources = [_SortedFile(file.place(layout, schema), schema) for file in group]
+        for source in sources:
             opened.callback(source.close)
-            size_bytes += source.memory_bytes
-            if len(sources) >= 2 and size_bytes > _MEMORY_BYTES:
-                break
-            sources.append(source)
-        draft.rows = write_rows(draft.path, schema, parts(), COLD_LEVEL)
-    known = sum(file.rows or 0 for file in group[: len(sources)])
+        draft.rows = write_rows(draft.path, schema, parts(sources), COLD_LEVEL)
+    known = sum(file.rows or 0 for file in group)
     if rows != known:
         raise DamagedFile(
             f"table {schema.name}: files of {group[0].folder or 'it'} hold {rows} rows, and its "
             f"log tells {known}; run localtrace verify"
         )
-    return len(sources)
 
 
 class _SortedFile:
@@ -186,13 +130,6 @@ class _SortedFile:
         self._groups: int = self._file.num_row_groups
         self._next = 0
         self.rows = pa.Table.from_batches([], schema.file_arrow())
-
-    @property
-    def memory_bytes(self) -> int:
-        """The memory that one row group takes, about."""
-        metadata = self._file.metadata
-        sizes = (metadata.row_group(n).total_byte_size for n in range(self._groups))
-        return min(_GROUP_BYTES, _ARROW_FACTOR * max(sizes, default=0))
 
     @property
     def is_at_end(self) -> bool:
@@ -241,11 +178,3 @@ def _merged(files: Sequence[_SortedFile], schema: TableSchema) -> Iterator[pa.Ta
         parts = [file.take(None if file is first else bound) for file in live]
         yield pa.concat_tables(parts).sort_by(order)
         live = [file for file in live if file.fill()]
-
-
-def remove_drafts(layout: StoreLayout, schema: TableSchema) -> None:
-    """Delete drafts that killed processes left a day ago or earlier."""
-    for draft in (layout.table(schema.name) / REWRITING).glob("v*"):
-        with contextlib.suppress(OSError):
-            if time.time() - draft.lstat().st_mtime > _DRAFT_MAX_AGE_S:
-                draft.unlink()

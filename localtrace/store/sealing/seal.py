@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from localtrace.errors import StoreError
-from localtrace.schema import SPANS, TABLES
+from localtrace.schema import TABLES
 from localtrace.store.files import exclusive, explained, passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.journal_files import (
     JournalFile,
-    JournalName,
     JournalStatus,
     leftovers,
     list_journals,
@@ -34,10 +33,9 @@ from localtrace.store.journal.journal_files import (
 )
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.delta import commit, removed_if_refused
-from localtrace.store.tables.held_tables import HeldTables
+from localtrace.store.tables.delta import open_table
+from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import heal_log, trim_log
-from localtrace.store.tables.parquet_files import write_files
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
 from localtrace.store.tokenizers import RunTokenizers
 
@@ -69,14 +67,12 @@ def seal(
     *,
     wait_s: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
-    tables: HeldTables | None = None,
 ) -> SealReport:
     """Seal every journal that is ready and can be seen from this host.
 
     Args:
         wait_s: how long to wait for another sealer of this store on this host.
         progress: called with journals done and journals ready.
-        tables: the store's tables, where this process sealed into them before.
 
     Raises:
         StoreBusy: another sealer is at work.
@@ -85,21 +81,18 @@ def seal(
     layout.refuse_bundle()
     folders = find_journal_folders(layout)
     report = SealReport(foreign=folders.foreign)
-    tables = tables or HeldTables(layout)
     refused = f"cannot seal into {layout.tables}", _AGAIN
     for folder in folders.own:
         with exclusive(folder / LOCK_NAME, wait_s, _BUSY.format(folder)):
-            healed = [text for schema in TABLES.values() for text in heal_log(layout, schema)]
-            if healed:
-                report.problems += healed
-                tables.forget()
+            for schema in TABLES.values():
+                report.problems += heal_log(layout, schema)
             report.problems += [passed_over(path) for path in strangers(folder)]
             found = list_journals([folder])
             ready = [journal for journal in found if journal[1].is_ready]
             report.waiting += len(found) - len(ready)
             for batch in _batches(ready):
                 with explained(*refused):
-                    _seal_batch(layout, tables, batch, report)
+                    _seal_batch(layout, batch, report)
                 if progress is not None:
                     progress(report.journals, len(ready))
             for path in list(leftovers(folder)):
@@ -147,36 +140,25 @@ def _batches(
 
 def _seal_batch(
     layout: StoreLayout,
-    tables: HeldTables,
     batch: list[OpenJournal],
     report: SealReport,
 ) -> None:
-    states = {name: tables.newest(schema) for name, schema in TABLES.items()}
+    states = {name: open_table(layout, schema) for name, schema in TABLES.items()}
     rows = uncommitted_rows(batch, states, RunTokenizers(layout).decode)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
-    unreadable |= _unreadable(batch, {name for one in rows.values() for name in one.journals})
     for name, uncommitted in rows.items():
         if len(uncommitted.tables[name]) == 0:
             continue
         numbers: dict[str, int] = {}
         for covered in sorted(uncommitted.journals):
             numbers[covered.writer_id] = covered.number
-        files = write_files(layout, TABLES[name], uncommitted.tables[name])
-        with removed_if_refused(layout, TABLES[name], files):
-            commit(layout, TABLES[name], files, numbers, tables.newest(TABLES[name]))
+        commit_rows(layout, TABLES[name], uncommitted.tables[name], numbers, states[name])
         report.rows[name] += len(uncommitted.tables[name])
     for journal in batch:
         damaged = journal.file.name in unreadable or bool(journal.frames().damaged)
         _put_away(layout, journal.file, damaged, report)
         report.journals += 1
-
-
-def _unreadable(batch: list[OpenJournal], read: Container[JournalName]) -> frozenset[JournalName]:
-    """Return journals with unreadable parts that a sealer committed, and was killed before 5."""
-    covered = [journal for journal in batch if journal.file.name not in read]
-    found = uncommitted_rows(covered, {SPANS.name: None}, lambda run_id, ids: None)
-    return found[SPANS.name].unreadable
 
 
 def _put_away(layout: StoreLayout, file: JournalFile, damaged: bool, report: SealReport) -> None:

@@ -7,11 +7,10 @@ transaction per writer whose journals it covers, so that a journal is never adde
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.files import refuse_other_than_file
-from localtrace.store.layout import StoreLayout, read_meta
+from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.log import ACTIONS_NAME, CHECKPOINT_EVERY, refuse_strangers, sync_log
 from localtrace.store.tables.parquet_files import WrittenFile
 
@@ -41,43 +40,26 @@ REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
-STORE_ID = "localtrace.store_id"
-"""Key in a table's configuration: the store that the table belongs to."""
 
 
 def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
     """Read the newest committed state of a table; None where nothing was committed.
 
     Raises:
-        StoreError: the table's log is damaged, or the table is another store's.
+        StoreError: the table's log is damaged.
     """
     refuse_strangers(layout, schema)
     for _ in range(_OPEN_TRIES_MAX):  # a compaction may trim the log meanwhile
         try:
-            table = DeltaTable(layout.table(schema.name))
+            return DeltaTable(layout.table(schema.name))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
             problem = error
-        else:
-            _refuse_another_stores(layout, schema, table)
-            return table
     raise StoreError(
         f"table {schema.name} cannot be opened ({str(problem).splitlines()[0]}): run localtrace "
         "recover; if that does not help, restore its _delta_log from a copy of the store"
     ) from problem
-
-
-def _refuse_another_stores(layout: StoreLayout, schema: TableSchema, table: DeltaTable) -> None:
-    """Refuse a table that was put here from another store."""
-    theirs = table.metadata().configuration.get(STORE_ID)
-    ours = read_meta(layout).store_id
-    if theirs != ours:
-        raise StoreError(
-            f"{layout.table(schema.name)}: table {schema.name} belongs to another store, of the id "
-            f"{theirs}, and this one is {ours}: move the folder back there, or, if it is this "
-            f"store's own and {layout.meta.name} was lost, write that id into it"
-        )
 
 
 def committed_number(table: DeltaTable | None, writer_id: str) -> int:
@@ -247,9 +229,7 @@ def made_table(
             configuration={
                 "delta.checkpointInterval": str(CHECKPOINT_EVERY),
                 "delta.deletedFileRetentionDuration": f"interval {REMOVED_KEPT_MINUTES} minutes",
-                STORE_ID: read_meta(layout).store_id,
             },
-            raise_if_key_not_exists=False,
             commit_properties=_counted(2, tries=0),
         )
     except DeltaError as error:
@@ -273,22 +253,3 @@ def _counted(
         max_commit_retries=tries,
         app_transactions=transactions,
     )
-
-
-@contextlib.contextmanager
-def removed_if_refused(
-    layout: StoreLayout, schema: TableSchema, files: Sequence[WrittenFile]
-) -> Iterator[None]:
-    """Remove files whose commit failed, unless it was done in spite of the error.
-
-    They would take space until somebody puts them aside.
-    """
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(StoreError):  # a table that cannot be read may hold them
-            state = {file.path for file in committed_files(open_table(layout, schema))}
-            if state.isdisjoint(file.path for file in files):
-                for file in files:
-                    (layout.table(schema.name) / file.path).unlink(missing_ok=True)
-        raise

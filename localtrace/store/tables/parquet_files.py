@@ -1,7 +1,4 @@
-"""Parquet files of tables: sorted rows in, one synced file per partition out.
-
-A file written here belongs to its table only once `delta.commit` names it.
-"""
+"""Parquet files of tables: their names, their options, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ import pyarrow as pa
 
 from localtrace.errors import StoreError
 from localtrace.schema import FORMAT_VERSION, TableSchema
-from localtrace.store.files import make_folder, open_file, sync
-from localtrace.store.layout import StoreLayout
+from localtrace.store.files import open_file
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq  # slow to import, and readers do without
@@ -53,62 +49,9 @@ class WrittenFile:
     rows: int
 
 
-def write_files(layout: StoreLayout, schema: TableSchema, rows: pa.Table) -> list[WrittenFile]:
-    """Write sorted rows as one file per partition, and sync the files and their folders.
-
-    Where one cannot be written, none is left to take space on a full disk.
-    """
-    root = layout.table(schema.name)
-    with contextlib.ExitStack() as refused:
-        written = []
-        for values, part in _partitions(rows, schema.partitions):
-            path = root / partition_folder(values) / file_name()
-            make_folder(layout.root, path.parent)
-            count = write_rows(path, schema, [part.select(schema.file_arrow().names)])
-            refused.callback(path.unlink)
-            sync_with_folders(layout, path)
-            written.append(written_file(layout, schema, path, count))
-        refused.pop_all()
-    return written
-
-
-def written_file(layout: StoreLayout, schema: TableSchema, path: Path, rows: int) -> WrittenFile:
-    """Describe a file that is complete and in its place."""
-    place = str(path.relative_to(layout.table(schema.name)))
-    folder = place.rpartition("/")[0]
-    return WrittenFile(place, partition_values(folder), path.stat().st_size, rows)
-
-
 def file_name() -> str:
     """Return a new name for a table file."""
     return f"v{FORMAT_VERSION}-{uuid.uuid4().hex}.parquet"
-
-
-def sync_with_folders(layout: StoreLayout, path: Path) -> None:
-    """Sync a file and the folders above it, up to the store's."""
-    sync(path)
-    for parent in path.parents:
-        sync(parent)
-        if parent == layout.root:
-            break
-
-
-def _partitions(
-    rows: pa.Table, names: tuple[str, ...]
-) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    if not names:
-        yield {}, rows
-        return
-    import pyarrow.compute as pc
-
-    keys = rows.select(list(names)).group_by(list(names), use_threads=False).aggregate([])
-    for key in keys.to_pylist():
-        mask = None
-        for name, value in key.items():
-            same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
-            same = pc.fill_null(same, False)
-            mask = same if mask is None else pc.and_(mask, same)
-        yield key, rows.filter(mask)
 
 
 def partition_folder(values: Mapping[str, Any]) -> str:
@@ -194,19 +137,12 @@ def conformed(rows: pa.Table, schema: TableSchema) -> pa.Table:
 def write_rows(
     path: Path, schema: TableSchema, parts: Iterable[pa.Table], level: int = LEVEL
 ) -> int:
-    """Write sorted rows, which may come in parts, as a new Parquet file; return their number.
-
-    A file that cannot be written whole does not stay: a full disk is not made fuller.
-    """
+    """Write sorted rows, which may come in parts, as a new Parquet file; return their number."""
     count = 0
-    try:
-        with parquet_writer(path, schema.file_arrow(), level) as writer:
-            for group in _grouped(parts, schema):
-                writer.write_table(group, row_group_size=max(1, len(group)))
-                count += len(group)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with parquet_writer(path, schema.file_arrow(), level) as writer:
+        for group in _grouped(parts, schema):
+            writer.write_table(group, row_group_size=max(1, len(group)))
+            count += len(group)
     return count
 
 

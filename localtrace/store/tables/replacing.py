@@ -127,16 +127,6 @@ def _paths(notes: Iterable[Path]) -> set[str]:
     return paths
 
 
-def replaced_files(layout: StoreLayout, schema: TableSchema) -> set[Path]:
-    """Return the files that are noted as replaced, and are not in the table's state.
-
-    Raises:
-        StoreError: the table cannot be opened.
-    """
-    noted = _paths(_notes(layout, schema)) - _state(layout, schema)
-    return {layout.table(schema.name) / path for path in noted}
-
-
 def _state(layout: StoreLayout, schema: TableSchema) -> set[str]:
     return {file.path for file in committed_files(open_table(layout, schema))}
 
@@ -144,7 +134,7 @@ def _state(layout: StoreLayout, schema: TableSchema) -> set[str]:
 def vacuum(layout: StoreLayout, schema: TableSchema, grace_hours: int) -> tuple[int, int]:
     """Delete files that were replaced before a grace period; return their number and bytes.
 
-    Files that no note names stay: `verify` reports them, `recover` puts them aside.
+    Files that no note names stay.
 
     Raises:
         StoreError: the table cannot be opened.

@@ -1,0 +1,152 @@
+"""New files of a table: written as drafts, named once all are complete, then committed.
+
+A draft lies in a folder that readers of Delta Lake and Parquet pass over. A process that is killed
+leaves drafts, which compaction deletes after a day; only in the moment between naming and commit
+does it leave a table file that no log names, which takes space and is never read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from localtrace.schema import TableSchema
+from localtrace.store.files import make_folder, sync
+from localtrace.store.layout import REWRITING, StoreLayout
+from localtrace.store.tables.delta import commit, committed_files, open_table
+from localtrace.store.tables.parquet_files import (
+    WrittenFile,
+    file_name,
+    partition_folder,
+    partition_values,
+    write_rows,
+)
+
+_MAX_AGE_S = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class Draft:
+    """A new file until it gets its name."""
+
+    path: Path
+    place: Path
+    """Its path once it is published."""
+    rows: int = 0
+
+
+class Drafts:
+    """The new files of one commit."""
+
+    def __init__(self, layout: StoreLayout, schema: TableSchema) -> None:
+        self._layout, self._schema = layout, schema
+        self._table = layout.table(schema.name)
+        self._drafts: list[Draft] = []
+
+    def add(self, folder: str) -> Draft:
+        """Begin a file of a partition; the caller writes it and sets its number of rows."""
+        name = file_name()
+        path = self._table / REWRITING / name.removesuffix(".parquet")
+        draft = Draft(path, self._table / folder / name)
+        for place in (draft.path, draft.place):
+            make_folder(self._layout.root, place.parent)
+        self._drafts.append(draft)
+        return draft
+
+    def publish(self) -> list[WrittenFile]:
+        """Sync the files that have rows, and give them their names."""
+        written = []
+        for draft in self._drafts:
+            if not draft.rows:
+                continue
+            sync(draft.path)
+            os.replace(draft.path, draft.place)
+            for folder in draft.place.parents:
+                sync(folder)
+                if folder == self._layout.root:
+                    break
+            path = str(draft.place.relative_to(self._table))
+            values = partition_values(path.rpartition("/")[0])
+            written.append(WrittenFile(path, values, draft.place.stat().st_size, draft.rows))
+        return written
+
+    def withdraw(self) -> None:
+        """Delete published files, unless a commit names them in spite of its error.
+
+        Raises:
+            StoreError: the table cannot be read, so nothing is deleted.
+        """
+        table = open_table(self._layout, self._schema)
+        named = {file.place(self._layout, self._schema) for file in committed_files(table)}
+        for draft in self._drafts:
+            if draft.place not in named:
+                draft.place.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Delete what was not published."""
+        for draft in self._drafts:
+            draft.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def drafting(layout: StoreLayout, schema: TableSchema) -> Iterator[Drafts]:
+    """Yield a place for new files; none stays on a full disk where writing or committing fails."""
+    drafts = Drafts(layout, schema)
+    try:
+        yield drafts
+    except Exception:
+        with contextlib.suppress(OSError):  # StoreError is one
+            drafts.withdraw()
+        raise
+    finally:
+        drafts.clean()
+
+
+def commit_rows(
+    layout: StoreLayout,
+    schema: TableSchema,
+    rows: pa.Table,
+    numbers: Mapping[str, int],
+    table: DeltaTable | None = None,
+) -> None:
+    """Write sorted rows as one new file per partition, and commit these; see `delta.commit`."""
+    with drafting(layout, schema) as drafts:
+        for values, part in _partitions(rows, schema.partitions):
+            draft = drafts.add(partition_folder(values))
+            part = part.select(schema.file_arrow().names)
+            draft.rows = write_rows(draft.path, schema, [part])
+        commit(layout, schema, drafts.publish(), numbers, table)
+
+
+def _partitions(
+    rows: pa.Table, names: tuple[str, ...]
+) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    if not names:
+        yield {}, rows
+        return
+    import pyarrow.compute as pc
+
+    keys = rows.select(list(names)).group_by(list(names), use_threads=False).aggregate([])
+    for key in keys.to_pylist():
+        mask = None
+        for name, value in key.items():
+            same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
+            same = pc.fill_null(same, False)
+            mask = same if mask is None else pc.and_(mask, same)
+        yield key, rows.filter(mask)
+
+
+def remove_old_drafts(layout: StoreLayout, schema: TableSchema) -> None:
+    """Delete drafts that killed processes left a day ago or earlier."""
+    for draft in (layout.table(schema.name) / REWRITING).glob("v*"):
+        with contextlib.suppress(OSError):
+            if time.time() - draft.lstat().st_mtime > _MAX_AGE_S:
+                draft.unlink()
