@@ -298,7 +298,7 @@ def test_a_folder_that_holds_something_else_is_no_store(
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "other"))
     store = by_check(doctor.examine())["store"]
     assert store.state == "problem"
-    assert "expected" in store.text
+    assert "holds no localtrace.json" in store.text
 
 
 def test_a_store_on_a_network_file_system_is_noted_with_the_place_of_its_journals(
