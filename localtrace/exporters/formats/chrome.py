@@ -9,24 +9,22 @@ that beginning in ns since the Unix epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.read.filters import Filters
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
-from localtrace.values.fields import known
+from localtrace.values.fields import Fields, known
 
 if TYPE_CHECKING:
     from localtrace.exporters.source import Source
-    from localtrace.read.store import Store
 
 _TEXT_MAX = 200
 """Characters of a text in the details of a slice."""
 _ORDERED = f"""
-select t.trace_id, t.host, t.pid, r.worker
+select t.trace_id, concat_ws(' ', t.host, 'pid ' || t.pid, r.worker) as process
 from {Filters().relation(with_superseded=True)} as t
 left join processes as r on r.writer_id = t.writer_id
 where t.trace_id in (select unnest($trace_ids))
@@ -39,130 +37,68 @@ def write(source: Source, file: BinaryIO) -> None:
 
     Each process has a row for each trajectory that ran at the same time, and slices for its calls.
     """
-    workers = in_start_order(source.store, source.choice.trace_ids, source.redaction.text)
-    timeline = Timeline(workers)
-    file.write(timeline.begin())
-    source.each(lambda trajectory: file.write(timeline.events(trajectory)), workers)
-    file.write(timeline.end())
+    processes = processes_of(source)
+    timeline = _Timeline(processes)
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+    source.each(lambda trajectory: file.write(timeline.add(trajectory)), processes)
+    other = {"recorded_by": "localtrace", "start_ns": str(timeline.base_ns or 0)}
+    file.write(b'\n],"otherData":' + to_json(other).encode() + b"}\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that recorded."""
-
-    host: str | None
-    pid: int | None
-    name: str | None
-
-    def __str__(self) -> str:
-        parts = (self.host, None if self.pid is None else f"pid {self.pid}", self.name)
-        return " ".join(part for part in parts if part) or "unknown process"
+def processes_of(source: Source) -> dict[str, str]:
+    """Return the recording process of each trajectory, in the order in which they began."""
+    redacted = cache(source.redaction.text)
+    rows = source.store.own_sql(_ORDERED, {"trace_ids": list(source.choice.trace_ids)})
+    return {row["trace_id"]: redacted(row["process"]) or "unknown process" for row in rows}
 
 
-def in_start_order(
-    store: Store, trace_ids: Sequence[str], redacted: Callable[[str], str]
-) -> dict[str, Worker]:
-    """Return the trace ids in the order in which the trajectories began, each with its process.
-
-    Args:
-        redacted: the function that redacts names of hosts and workers.
-    """
-    safe = cache(lambda name: None if name is None else redacted(name))
-    table = store.own_sql(_ORDERED, {"trace_ids": list(trace_ids)}).to_arrow()
-    return {
-        row["trace_id"]: Worker(safe(row["host"]), row["pid"], safe(row["worker"]))
-        for batch in table.to_batches(max_chunksize=1000)
-        for row in batch.to_pylist()
-    }
-
-
-@dataclass(slots=True)
-class Timeline:
+class _Timeline:
     """The events of a timeline; trajectories must be added in the order in which they began."""
 
-    workers: dict[str, Worker]
-    """The process of every trajectory, by trace id."""
-    _base_ns: int | None = None
-    _pids: dict[Worker, int] = field(default_factory=dict)
-    _rows: dict[int, list[int]] = field(default_factory=dict)
-    """For each process id: the time (ns) until which each of its rows is taken."""
+    def __init__(self, processes: Mapping[str, str]) -> None:
+        self.base_ns: int | None = None
+        """The time of the first event."""
+        self._processes = processes
+        self._rows: dict[str, list[int]] = {}
+        """For each process: the time (ns) until which each of its rows is taken."""
 
-    def begin(self) -> bytes:
-        """Return the bytes that precede all events."""
-        return b'{"displayTimeUnit":"ms","traceEvents":['
-
-    def events(self, trajectory: Trajectory) -> bytes:
+    def add(self, trajectory: Trajectory) -> bytes:
         """Return the slices of a trajectory, and the names of processes and rows that are new."""
-        separator = b",\n"
-        if self._base_ns is None:
-            self._base_ns = _start(trajectory)
-            separator = b"\n"
-        lines = [to_json(event).encode() for event in self._events(trajectory)]
-        return separator + b",\n".join(lines)
+        separator = b"\n" if self.base_ns is None else b",\n"
+        return separator + b",\n".join(to_json(e).encode() for e in self._events(trajectory))
 
-    def end(self) -> bytes:
-        """Return the bytes that follow all events."""
-        other = {"recorded_by": "localtrace", "start_ns": str(self._base_ns or 0)}
-        return b'\n],"otherData":' + to_json(other).encode() + b"}\n"
-
-    def _events(self, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-        worker = self.workers[trajectory.trace_id]
-        pid = self._pids.get(worker)
-        if pid is None:
-            pid = self._pids[worker] = len(self._pids) + 1
-            yield _meta("process_name", pid, 0, str(worker))
-        start_ns = _start(trajectory)
-        ends = [span.end_ns for span in trajectory.spans]
-        end_ns = max([trajectory.end_ns or start_ns, *ends])
+    def _events(self, trajectory: Trajectory) -> Iterator[Fields]:
         spans = sorted(trajectory.spans, key=lambda span: (span.start_ns, -span.duration_ns))
+        start_ns = min([trajectory.start_ns, *(span.start_ns for span in spans)])
+        end_ns = max([trajectory.end_ns or start_ns, *(span.end_ns for span in spans)])
+        if self.base_ns is None:
+            self.base_ns = start_ns
+        process = self._processes[trajectory.trace_id]
+        is_new = process not in self._rows
+        taken_until = self._rows.setdefault(process, [])
+        pid = [*self._rows].index(process) + 1
+        if is_new:
+            yield _name("process_name", pid, 0, process)
         lanes = _lanes(spans, end_ns)
-        rows = self._take(pid, max(lanes, default=0) + 1, start_ns, end_ns)
-        for row in rows:
-            if row.is_new:
-                yield _meta("thread_name", pid, row.number, f"rollouts {row.number}")
-        about = (_title(trajectory), "trajectory", _facts(trajectory))
-        yield self._slice(pid, rows[0].number, start_ns, end_ns - start_ns, *about)
-        for span, lane in zip(spans, lanes, strict=True):
-            about = (span.op, _category(span), _details(span))
-            yield self._slice(pid, rows[lane].number, span.start_ns, span.duration_ns, *about)
-
-    def _take(self, pid: int, count: int, start_ns: int, end_ns: int) -> list[_Row]:
-        """Take `count` rows of a process that are free at `start_ns`, new ones if need be."""
-        taken = self._rows.setdefault(pid, [])
-        free = [row for row, until_ns in enumerate(taken) if until_ns <= start_ns][:count]
-        rows = [_Row(row + 1, is_new=False) for row in free]
+        count = max(lanes, default=0) + 1
+        rows = [row for row, until_ns in enumerate(taken_until) if until_ns <= start_ns][:count]
         while len(rows) < count:
-            taken.append(0)
-            rows.append(_Row(len(taken), is_new=True))
-        for one in rows:
-            taken[one.number - 1] = end_ns
-        return rows
-
-    def _slice(
-        self, pid: int, tid: int, start_ns: int, duration_ns: int, name: str, category: str,
-        args: dict[str, Any],
-    ) -> dict[str, Any]:  # fmt: skip
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": category,
-            "pid": pid,
-            "tid": tid,
-            "ts": (start_ns - (self._base_ns or 0)) / 1000,
-            "dur": duration_ns / 1000,
-            "args": args,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    number: int
-    """From 1."""
-    is_new: bool
-
-
-def _start(trajectory: Trajectory) -> int:
-    return min([trajectory.start_ns, *(span.start_ns for span in trajectory.spans)])
+            rows.append(len(taken_until))
+            taken_until.append(0)
+            yield _name("thread_name", pid, len(taken_until), f"rollouts {len(taken_until)}")
+        for row in rows:
+            taken_until[row] = end_ns
+        title, facts = _title(trajectory), _facts(trajectory)
+        slices = [(rows[0], start_ns, end_ns - start_ns, title, "trajectory", facts)]
+        slices += [
+            (rows[lane], span.start_ns, span.duration_ns, span.op, _category(span), _details(span))
+            for span, lane in zip(spans, lanes, strict=True)
+        ]
+        for row, at_ns, duration_ns, name, category, details in slices:
+            yield {
+                "ph": "X", "name": name, "cat": category, "pid": pid, "tid": row + 1,
+                "ts": (at_ns - self.base_ns) / 1000, "dur": duration_ns / 1000, "args": details,
+            }  # fmt: skip
 
 
 def _lanes(spans: Sequence[Span], end_ns: int) -> list[int]:
@@ -179,7 +115,7 @@ def _lanes(spans: Sequence[Span], end_ns: int) -> list[int]:
     """
     # For each row the ends of the slices that are still open, the innermost last.
     lanes = [[end_ns]]
-    found = []
+    chosen = []
     for span in spans:
         for number, ends in enumerate([*lanes, []]):
             while len(ends) > (number == 0) and ends[-1] <= span.start_ns:
@@ -189,12 +125,12 @@ def _lanes(spans: Sequence[Span], end_ns: int) -> list[int]:
         if number == len(lanes):
             lanes.append(ends)
         ends.append(span.end_ns)
-        found.append(number)
-    return found
+        chosen.append(number)
+    return chosen
 
 
-def _meta(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": value}}
+def _name(kind: str, pid: int, tid: int, value: str) -> Fields:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": value}}
 
 
 def _title(trajectory: Trajectory) -> str:
@@ -204,7 +140,7 @@ def _title(trajectory: Trajectory) -> str:
     return ", ".join(named) or trajectory.name or trajectory.trace_id[:8]
 
 
-def _facts(trajectory: Trajectory) -> dict[str, Any]:
+def _facts(trajectory: Trajectory) -> Fields:
     names = ("trace_id", "run_id", "step", "sample_index", "rollout_n", "group_id", "validate",
              "agent", "data_source", "status", "error", "reward", "spans_pruned")  # fmt: skip
     facts = {name: getattr(trajectory, name) for name in names}
@@ -218,8 +154,8 @@ def _category(span: Span) -> str:
     return "turn" if span.is_turn else span.kind
 
 
-def _details(span: Span) -> dict[str, Any]:
-    details: dict[str, Any] = {"status": span.status, "error": span.error, "seq": span.seq}
+def _details(span: Span) -> Fields:
+    details: Fields = {"status": span.status, "error": span.error, "seq": span.seq}
     if span.is_turn:
         details |= {
             "prompt_tokens": None if span.prompt_ids is None else len(span.prompt_ids),
@@ -228,10 +164,7 @@ def _details(span: Span) -> dict[str, Any]:
             "output": _short(span.output_text),
         }
     else:
-        details |= {
-            "inputs": _short(to_json(span.inputs)),
-            "outputs": _short(to_json(span.outputs)),
-        }
+        details |= {name: _short(to_json(getattr(span, name))) for name in ("inputs", "outputs")}
     return known(details)
 
 
