@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localtrace.read.filters import Filters
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run
 from localtrace.uploader.metrics import NO_STEP
 from localtrace.uploader.selection import runs
-from localtrace.values.codec import to_tagged
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -108,8 +107,3 @@ class RunMetrics:
             return name
         digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return f"{safe[: NAME_MAX_CHARS - 9]}-{digest}"
-
-    def config(self, run: Run) -> dict[str, Any]:
-        """Return a run's configuration, redacted, as values of JSON."""
-        config = to_tagged(self.redaction.value(run.config))
-        return config if isinstance(config, dict) else {"config": config}

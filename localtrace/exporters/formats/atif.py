@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from localtrace.exporters.answers import AGAIN, discarded_turns
 from localtrace.exporters.shape import (
@@ -43,7 +43,6 @@ OTHER_TOOLS = "lists of tools: another list was offered by the first turn"
 MASKS = "masks that rule out tokens: the format has no field for them"
 NO_STEP = "calls of tools before the first turn"
 _SOURCES = {"user": "user", "assistant": "agent"}
-_IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
 def write(source: Source, file: BinaryIO) -> None:
@@ -152,18 +151,16 @@ class _Steps:
             return
         role = str(chat_form(message)["role"])
         source = _SOURCES.get(role, "system")
-        step: Fields = {
-            "source": source, "timestamp": _timestamp(time_ns), "message": _content(message)
-        }  # fmt: skip
+        text = sendable(message.text)
+        step: Fields = {"source": source, "timestamp": _timestamp(time_ns), "message": text}
         if source == "system" and message.role != "system":
             step["extra"] = {"role": message.role}
         self.steps.append(step)
 
     def _agent_step(self, message: Message, time_ns: int) -> Fields:
         """Add a step of the agent: text, reasoning and calls of tools."""
-        step: Fields = {
-            "source": "agent", "timestamp": _timestamp(time_ns), "message": sendable(message.text)
-        }  # fmt: skip
+        text = sendable(message.text)
+        step: Fields = {"source": "agent", "timestamp": _timestamp(time_ns), "message": text}
         if message.reasoning is not None:
             step["reasoning_content"] = sendable(message.reasoning)
         calls: dict[str, Fields] = {}
@@ -196,10 +193,10 @@ class _Steps:
         waiting = self._waiting.get(message.tool_call_id or "", [])
         step, call_id = waiting.pop(0) if waiting else (self._agent, None)
         if step is None:
-            extra = {"role": message.role}
-            self.steps.append({"source": "system", "message": _content(message), "extra": extra})
-            return
-        _observe(step, call_id, _content(message))
+            extra, text = {"role": message.role}, sendable(message.text)
+            self.steps.append({"source": "system", "message": text, "extra": extra})
+        else:
+            _observe(step, call_id, sendable(message.text))
 
     def _add_calls(self, trajectory: Trajectory, step_of: Mapping[str, Fields]) -> None:
         """Add calls of tools that no message answers to the steps before them; count all others."""
@@ -218,9 +215,7 @@ class _Steps:
                 _observe(step, _call_id(step, span), sendable(result), error=span.error)
 
 
-def _observe(
-    step: Fields, call_id: str | None, content: str | list[Any], error: str | None = None
-) -> None:
+def _observe(step: Fields, call_id: str | None, content: str, error: str | None = None) -> None:
     """Add the result of a tool to a step."""
     extra = None if error is None else {"error": error}
     result: Fields = {"source_call_id": call_id, "content": content, "extra": extra}
@@ -232,28 +227,6 @@ def _call_id(step: Fields, span: Span) -> str | None:
     name = span.op.rpartition(".")[2]
     ids = [c["tool_call_id"] for c in step.get("tool_calls", ()) if c["function_name"] == name]
     return ids[0] if len(ids) == 1 else None
-
-
-def _content(message: Message) -> str | list[Any]:
-    """Return the content of a message: text, or parts where they are ATIF's own and have images."""
-    parts = message.parts or []
-    has_image = any(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
-    return parts if has_image and all(map(_is_part, parts)) else sendable(message.text)
-
-
-def _is_part(part: Any) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    if part.get("type") == "text":
-        return set(part) == {"type", "text"} and isinstance(part["text"], str)
-    source = part.get("source")
-    return (
-        set(part) == {"type", "source"}
-        and isinstance(source, Mapping)
-        and set(source) == {"media_type", "path"}
-        and source["media_type"] in _IMAGES
-        and isinstance(source["path"], str)
-    )
 
 
 def _final_metrics(turns: Iterable[Turn], steps: int) -> Fields:

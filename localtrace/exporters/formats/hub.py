@@ -23,12 +23,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localtrace.exporters.formats.atif import document_of
 from localtrace.exporters.formats.parquet import Rows
 from localtrace.exporters.shape import teaches, trajectory_fields
-from localtrace.read.turns import content_text
 from localtrace.types import Trajectory
 from localtrace.values.codec import to_json
 from localtrace.values.fields import Fields, known
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 IS_FOLDER = True
 HARNESS = "localtrace"
 NO_IDS = "lists of token ids and logprobs in sessions: data/turns.parquet has them"
-NO_MEDIA = "images and sounds in sessions: their messages hold their JSON as text"
 _NAME_MAX_CHARS = 80
 _ROLES = {"user": "user", "agent": "assistant"}
 _CARD = """\
@@ -134,7 +132,7 @@ class Folder:
         (self._folder / "README.md").write_text(card)
 
     def _lines(self, trajectory: Trajectory, document: Fields) -> Iterator[bytes]:
-        messages = list(self._messages(document))
+        messages = list(_messages(document))
         header = {
             "type": "session", "harness": HARNESS, "id": trajectory.trace_id,
             "name": _name(trajectory, messages),
@@ -147,58 +145,40 @@ class Folder:
             turn.prompt_ids is not None or turn.output_ids is not None for turn in trajectory.turns
         )
 
-    def _messages(self, document: Fields) -> Iterator[Fields]:
-        """Yield the messages of a session: ids of calls are unique in it, not in one step only."""
-        taken: set[str] = set()
-        model = document["agent"].get("model_name")
-        for step in document["steps"]:
-            role = _ROLES.get(step["source"], "system")
-            if role == "system" and step.get("extra", {}).get("role") == "tool":
-                role = "tool"
-            message: Fields = {"role": role, "content": self._text(step["message"])}
-            if "reasoning_content" in step:
-                message["reasoningContent"] = step["reasoning_content"]
-            ids = _unique_ids(step, taken)
-            if ids:
-                message["toolCalls"] = [_call(one, ids) for one in step["tool_calls"]]
-            if "metrics" in step:
-                message["timestamp"] = step["extra"]["start_ns"] // 1_000_000
-                message |= known({"model": step.get("model_name", model)})
-            yield message
-            for result in step.get("observation", {}).get("results", ()):
-                call_id = ids.get(result.get("source_call_id"))
-                answer = {"role": "tool", "content": self._text(result["content"])}
-                yield answer | known({"toolCallId": call_id})
 
-    def _text(self, content: Any) -> str:
-        self.left_out[NO_MEDIA] += isinstance(content, list)
-        return content_text(content)
+def _messages(document: Fields) -> Iterator[Fields]:
+    """Yield the messages of a session; ids of calls, unique in a step, begin with its number."""
+    model = document["agent"].get("model_name")
+    for step in document["steps"]:
+        number, extra = step["step_id"], step.get("extra", {})
+        role = _ROLES.get(step["source"], "system")
+        is_tool = role == "system" and extra.get("role") == "tool"
+        message: Fields = {"role": "tool" if is_tool else role, "content": step["message"]}
+        if "reasoning_content" in step:
+            message["reasoningContent"] = step["reasoning_content"]
+        if "tool_calls" in step:
+            message["toolCalls"] = [_call(call, number) for call in step["tool_calls"]]
+        if "metrics" in step:
+            message["timestamp"] = extra["start_ns"] // 1_000_000
+            message |= known({"model": step.get("model_name", model)})
+        yield message
+        for result in step.get("observation", {}).get("results", ()):
+            answer: Fields = {"role": "tool", "content": result["content"]}
+            call_id = result.get("source_call_id")
+            yield answer if call_id is None else answer | {"toolCallId": f"{number}.{call_id}"}
 
 
-def _unique_ids(step: Fields, taken: set[str]) -> dict[str, str]:
-    ids = {}
-    for call in step.get("tool_calls", ()):
-        call_id = given_id = call["tool_call_id"]
-        number = 1
-        while call_id in taken:
-            number += 1
-            call_id = f"{given_id}-{number}"
-        taken.add(call_id)
-        ids[given_id] = call_id
-    return ids
-
-
-def _call(call: Fields, ids: dict[str, str]) -> Fields:
-    given = call.get("extra", {}).get("arguments", call["arguments"])
-    arguments = given if isinstance(given, str) else to_json(given)
-    name = call["function_name"]
-    return {"id": ids[call["tool_call_id"]], "function": {"name": name, "arguments": arguments}}
+def _call(call: Fields, number: int) -> Fields:
+    arguments = call.get("extra", {}).get("arguments", call["arguments"])
+    arguments = arguments if isinstance(arguments, str) else to_json(arguments)
+    function = {"name": call["function_name"], "arguments": arguments}
+    return {"id": f"{number}.{call['tool_call_id']}", "function": function}
 
 
 def _name(trajectory: Trajectory, messages: list[Fields]) -> str:
     """Return a title: step, reward, and the rollout's name or what was asked first."""
-    asked = (one["content"].strip() for one in messages if one["role"] == "user")
-    title = trajectory.name or next((text for text in asked if text), "")
+    questions = (m["content"].strip() for m in messages if m["role"] == "user")
+    title = trajectory.name or next(filter(None, questions), "")
     title = " ".join(title[: 2 * _NAME_MAX_CHARS].split())[:_NAME_MAX_CHARS]
     step = None if trajectory.step is None else f"step {trajectory.step}"
     reward = None if trajectory.reward is None else f"reward {trajectory.reward:g}"

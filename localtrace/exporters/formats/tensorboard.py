@@ -1,6 +1,7 @@
 """Metrics as TensorBoard's event files, written by TensorBoard's own package.
 
-TensorBoard keeps scalars as 32-bit floats. A run's configuration is a text called `config`.
+TensorBoard keeps scalars as 32-bit floats. A run's configuration becomes its hyperparameters, named
+as in an upload to MLflow.
 """
 
 from __future__ import annotations
@@ -8,21 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from localtrace.errors import MissingDependency
+from localtrace.uploader.metrics import parameters
 
 if TYPE_CHECKING:
     from localtrace.exporters.metrics import RunMetrics
     from localtrace.types import Run
 
-_CONFIG = "config"
-
 
 def write_metrics(metrics: RunMetrics, folder: Path) -> list[str]:
     """Write the metrics of runs as event files of TensorBoard.
 
-    Values become 32-bit floats there. The configuration of a run is among the texts.
+    Values become 32-bit floats there. The configuration of a run is its hyperparameters.
     """
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -40,36 +38,16 @@ def write_metrics(metrics: RunMetrics, folder: Path) -> list[str]:
 def _write(writer: Any, metrics: RunMetrics, run: Run) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
     start_s = run.start_ns / 1e9
-    writer.add_event(Event(wall_time=start_s, summary=Summary(value=[_config(metrics, run)])))
+    names = {name: metrics.redaction.text(getattr(run, name)) for name in ("project", "experiment")}
+    settings = names | dict(parameters(run.config, metrics.redaction))
+    summary = hparams_pb(settings, trial_id=run.run_id, start_time_secs=start_s)
+    writer.add_event(Event(wall_time=start_s, summary=summary))
     for step in metrics.steps(run):
         values = [
             Summary.Value(tag=name, simple_value=value) for name, value in step.values.items()
         ]
         summary = Summary(value=values)
         writer.add_event(Event(wall_time=step.time_ns / 1e9, step=step.step, summary=summary))
-
-
-def _config(metrics: RunMetrics, run: Run) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-    from tensorboard.plugins.text import metadata
-
-    facts = {
-        "project": metrics.redaction.text(run.project),
-        "experiment": metrics.redaction.text(run.experiment),
-        "run_id": run.run_id,
-        "attempt": run.attempt,
-        "config": metrics.config(run),
-    }
-    # Indented text is code in Markdown: none of it is taken for a link or a picture.
-    text = msgspec.json.format(msgspec.json.encode(facts), indent=4)
-    lines = b"\n".join(b"    " + line for line in text.splitlines())
-    return Summary.Value(
-        tag=_CONFIG,
-        metadata=metadata.create_summary_metadata(display_name=_CONFIG, description=""),
-        tensor=TensorProto(dtype=DT_STRING, string_val=[lines], tensor_shape=TensorShapeProto()),
-    )

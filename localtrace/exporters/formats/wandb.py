@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import MissingDependency
+from localtrace.values.codec import to_tagged
 
 if TYPE_CHECKING:
     from localtrace.exporters.metrics import RunMetrics
@@ -54,6 +55,7 @@ def _write(wandb: Any, metrics: RunMetrics, run: Run, folder: Path) -> str:
         disable_job_creation=True, x_disable_meta=True, x_disable_stats=True,
         x_disable_machine_info=True, x_save_requirements=False, x_start_time=run.start_ns / 1e9,
     )  # fmt: skip
+    config = to_tagged(metrics.redaction.value(run.config))
     project, run_id = _named(metrics, run.project), metrics.place_of(run)
     with wandb.init(
         dir=folder,
@@ -61,7 +63,7 @@ def _write(wandb: Any, metrics: RunMetrics, run: Run, folder: Path) -> str:
         project=project,
         name=_named(metrics, run.experiment),
         group=metrics.place_of(replace(run, attempt=0)),
-        config=metrics.config(run),
+        config=config if isinstance(config, dict) else {"config": config},
         settings=settings,
         reinit="finish_previous",
     ) as live:

@@ -130,12 +130,22 @@ def _tensorboard(golden: Golden) -> str:
     shutil.rmtree(out, ignore_errors=True)
     printed = golden.run("export", "tensorboard", "--all", "-o", out)
     values = [
-        [path.parent.name, event.step, value.tag, str(value.tensor)]
+        [path.parent.name, event.step, value.tag, str(value.tensor) + _settings(value)]
         for path in sorted(out.rglob("events*"))
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
     ]
     return pretty_lines(values) + printed
+
+
+def _settings(value: Any) -> str:
+    """Return the hyperparameters in a summary, in their order."""
+    from tensorboard.plugins.hparams import metadata
+
+    if value.tag != metadata.SESSION_START_INFO_TAG:
+        return ""
+    session = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
+    return "".join(f"{name}: {session.hparams[name]}" for name in sorted(session.hparams))
 
 
 OUTPUTS: dict[str, Output] = {

@@ -94,6 +94,10 @@ def test_wandb_gets_every_step_with_its_time_under_the_id_of_the_run(
 
 def test_tensorboard_reads_every_step_with_its_time(store: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import (
+        SESSION_START_INFO_TAG,
+        parse_session_start_info_plugin_data,
+    )
 
     done = run("export", "tensorboard", "run=a", "-s", store, "-o", tmp_path / "out")
     assert done.exit_code == 0
@@ -106,9 +110,10 @@ def test_tensorboard_reads_every_step_with_its_time(store: Path, tmp_path: Path)
     }
     truth = {(step, name): value for step in TRUTH for name, value in TRUTH[step].items()}
     assert found == pytest.approx(truth | {(-2, "reward/mean"): 9.0}, rel=2**-24)
-    (config,) = events.Tensors("config")
-    facts = json.loads(config.tensor_proto.string_val[0])
-    assert (facts["experiment"], facts["config"]["model"]) == ("first", {"sizes": [1, 2]})
+    content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    settings = parse_session_start_info_plugin_data(content).hparams
+    assert settings["experiment"].string_value == "first"
+    assert settings["model.sizes"].string_value == "[1,2]"
 
 
 @pytest.mark.parametrize("form", ["wandb", "tensorboard"])

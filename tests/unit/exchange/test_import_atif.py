@@ -178,7 +178,7 @@ def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> N
     assert [(one.op, one.kind, one.outputs) for one in coder.spans if not one.is_turn] == [
         ("bash", "tool", "a.txt"), ("delegate", "tool", None),
     ]  # fmt: skip
-    # Exported, it is a document again, with its images.
+    # Exported, it is a document again, its images as text.
     documents = export(tmp_path / "store", tmp_path / "out.jsonl").read_text().splitlines()
     for document in map(json.loads, documents):
         check(document)
