@@ -9,10 +9,11 @@ does; the ids along a path are the prompt and the answer in any case.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import compress, islice
 from typing import Any
 
 from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, masks_of
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs
+from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs, is_finite
 from localtrace.read.turns import Turn, chat_form, fields_of
 from localtrace.types import Message, Trajectory
 from localtrace.values.fields import Fields, known
@@ -48,22 +49,27 @@ class MessageGraph:
         self.of_turns = {turn.span.span_id: self._add(turn) for turn in turns}
         """The node of each turn's answer, by span id."""
 
-    def spread(self, values: list[float]) -> list[list[float]] | None:
-        """Return numbers of the generated tokens for each node.
+    def set_per_token(self, field: str, values: list[float]) -> bool:
+        """Set numbers of the generated tokens on the nodes; return whether they fit.
 
         Args:
             values: one number per token of the response, which is what follows the first prompt, or
-                one per generated token. None: the graph has branches, or another number of tokens.
+                one per generated token.
         """
         mask = [own for node in self.nodes for own in node["mask"]]
         is_line = all(node["parent"] == place - 1 for place, node in enumerate(self.nodes[1:], 1))
-        if not is_line or len(values) not in (len(mask) - self._response_start, sum(mask)):
-            return None
+        is_response = len(values) == len(mask) - self._response_start
+        if not is_line or not (is_response or len(values) == sum(mask)):
+            return False
+        if not all(map(is_finite, values)):
+            return False
         if len(values) != sum(mask):
-            response = zip(values, mask[self._response_start :], strict=True)
-            values = [value for value, own in response if own]
+            values = list(compress(values, mask[self._response_start :]))
         remaining = iter(values)
-        return [[next(remaining) for own in node["mask"] if own] for node in self.nodes]
+        for node in self.nodes:
+            if own := list(islice(remaining, sum(node["mask"]))):
+                node[field] = own
+        return True
 
     def _add(self, turn: Turn) -> int:
         """Add what a turn's prompt and answer add; return the node of the answer."""

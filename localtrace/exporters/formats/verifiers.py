@@ -21,13 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from localtrace.exporters.message_graph import MessageGraph
-from localtrace.exporters.shape import (
-    count_no_turn,
-    is_finite,
-    json_line,
-    teaches,
-    trajectory_fields,
-)
+from localtrace.exporters.shape import count_no_turn, json_line, teaches, trajectory_fields
 from localtrace.read.turns import Turn, fields_of, text_field, turns_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields, known
@@ -36,12 +30,7 @@ if TYPE_CHECKING:
     from localtrace.exporters.source import Source
 
 TRACE_VERSION = 1
-NO_FIELD = (
-    "lists of numbers per token under names that verifiers has no field for, kept as "
-    "info.localtrace"
-)
-NOT_FINITE = "lists of numbers per token that are not all finite, kept as info.localtrace"
-NO_PLACE = "lists of numbers per token that do not fit the graph, kept as info.localtrace"
+NOT_IN_NODES = "lists of numbers per token that the graph cannot hold, kept as info.localtrace"
 NO_REASON = "finish reasons that verifiers does not have"
 TOOLS = "calls of tools, with their times and errors: verifiers has messages of tools alone"
 _IN_NODES = frozenset({"response_mask", "rollout_log_probs"})
@@ -154,10 +143,9 @@ class Episodes:
         for outcome in rest["outcomes"]:
             name, values = outcome["name"], outcome["value"]
             if isinstance(values, list) and name not in _IN_NODES:
-                reason = _place(values, _PER_TOKEN.get(name), graph)
-                if reason is None:
+                if name in _PER_TOKEN and graph.set_per_token(_PER_TOKEN[name], values):
                     continue
-                self.left_out[reason] += 1
+                self.left_out[NOT_IN_NODES] += 1
             kept.append(outcome)
         return rest | {"outcomes": kept or None}
 
@@ -278,21 +266,6 @@ def _usage(turn: Turn) -> Fields | None:
         "cached_input_tokens": cached,
         "reasoning_tokens": reasoning,
     })  # fmt: skip
-
-
-def _place(values: list[float], field: str | None, graph: MessageGraph) -> str | None:
-    """Set numbers per token on the nodes; return the reason if they have no place there."""
-    if field is None:
-        return NO_FIELD
-    if not all(map(is_finite, values)):
-        return NOT_FINITE
-    spread = graph.spread(values)
-    if spread is None:
-        return NO_PLACE
-    for node, own in zip(graph.nodes, spread, strict=True):
-        if own:
-            node[field] = own
-    return None
 
 
 def _reason(recorded: str | None) -> str | None:
