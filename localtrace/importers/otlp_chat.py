@@ -9,10 +9,11 @@ A span's first convention counts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from localtrace.importers.otlp_spans import object_of, objects_of
 from localtrace.importers.source import BadLine, read_json
 from localtrace.values.fields import Fields, known
 
@@ -72,7 +73,7 @@ def generation(attributes: Attributes) -> tuple[Fields, Fields]:
     """Return the arguments and the result of a generation, taken from attributes."""
     requested = attributes.take_all("gen_ai.request.")
     inputs = {_SAMPLING.get(name, name): value for name, value in requested.items()}
-    inputs |= _dict(attributes.take_json("llm.invocation_parameters"))
+    inputs |= object_of(attributes.take_json("llm.invocation_parameters"))
     tools, usage = _tools(attributes), _usage(attributes)
     reason = attributes.take("gen_ai.response.finish_reasons", "llm.finish_reason")
     reason = reason[0] if isinstance(reason, list) and reason else reason or None
@@ -80,7 +81,7 @@ def generation(attributes: Attributes) -> tuple[Fields, Fields]:
     facts = {"model": model, "id": attributes.take("gen_ai.response.id"), "usage": usage or None}
     prompt, answers = _in_parts(attributes)
     more, more_answers = (
-        _plain(_unwrapped(attributes.take_listed(f"llm.{kind}_messages")))
+        _plain([*_unwrapped(attributes.take_listed(f"llm.{kind}_messages"))])
         for kind in ("input", "output")
     )
     if not prompt and not answers:
@@ -117,8 +118,8 @@ def _choice(message: Fields, index: int) -> Fields:
 
 def _in_parts(attributes: Attributes) -> tuple[list[Fields], list[Fields]]:
     """Return the messages of prompt and answers by OpenTelemetry's convention."""
-    prompt = _dicts(attributes.take_json("gen_ai.input.messages"))
-    answers = _dicts(attributes.take_json("gen_ai.output.messages"))
+    prompt = objects_of(attributes.take_json("gen_ai.input.messages"))
+    answers = objects_of(attributes.take_json("gen_ai.output.messages"))
     system = attributes.take_json("gen_ai.system_instructions")
     if isinstance(system, str):
         system = [{"type": "text", "content": system}]
@@ -136,7 +137,7 @@ def _from_parts(message: Fields) -> Iterator[Fields]:
         yield from _plain([message])
         return
     content, thoughts, calls, answers = [], [], [], []
-    for part in _dicts(message["parts"]):
+    for part in objects_of(message["parts"]):
         kind = part.get("type")
         if kind == "tool_call_response":
             answer = {"content": part.get("response", part.get("result"))}
@@ -162,12 +163,12 @@ def _from_parts(message: Fields) -> Iterator[Fields]:
     yield from answers
 
 
-def _plain(messages: Iterable[Any]) -> list[Fields]:
+def _plain(messages: list[Fields]) -> list[Fields]:
     """Return messages with only the fields that messages have, as values and not as JSON."""
     plain = []
-    for message in _dicts(messages):
+    for message in messages:
         fields = {name: message.get(name) for name in _MESSAGE_FIELDS}
-        calls = _dicts(parsed(fields["tool_calls"]))
+        calls = objects_of(parsed(fields["tool_calls"]))
         fields["tool_calls"] = [_tool_call(call) for call in calls] or None
         plain.append(known(fields))
     return plain
@@ -181,13 +182,15 @@ def _tool_call(call: Fields) -> Fields:
     return known({"id": call.get("id"), "type": "function", "function": known(function)})
 
 
-def _unwrapped(messages: Iterable[Any]) -> Iterator[Fields]:
+def _unwrapped(messages: list[Any]) -> Iterator[Fields]:
     """Yield OpenInference's messages with the names of OpenAI's."""
-    for message in _dicts(messages):
-        fields = dict(_dict(message.get("message")))
-        contents = [part.get("message_content", part) for part in _dicts(fields.get("contents"))]
+    for message in objects_of(messages):
+        fields = dict(object_of(message.get("message")))
+        contents = [
+            part.get("message_content", part) for part in objects_of(fields.get("contents"))
+        ]
         if contents and "content" not in fields:
-            texts = [part.get("text") for part in _dicts(contents)]
+            texts = [part.get("text") for part in objects_of(contents)]
             is_text = len(texts) == 1 and isinstance(texts[0], str)
             fields["content"] = texts[0] if is_text else contents
         yield fields
@@ -203,25 +206,16 @@ def _lists(node: Any) -> Any:
     return items
 
 
-def _dict(value: Any) -> Fields:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(values: Any) -> list[Fields]:
-    listed = values if isinstance(values, Iterable) and not isinstance(values, str | dict) else ()
-    return [value for value in listed if isinstance(value, dict)]
-
-
 def _tools(attributes: Attributes) -> list[Any]:
     listed = attributes.take_json("gen_ai.tool.definitions", "mlflow.chat.tools")
     tools = listed if isinstance(listed, list) else []
     for item in attributes.take_listed("llm.tools"):
-        tool = _dict(item).get("tool")
+        tool = object_of(item).get("tool")
         tools.append(parsed(tool.get("json_schema")) if isinstance(tool, dict) else item)
     return tools
 
 
 def _usage(attributes: Attributes) -> Fields:
-    usage = _dict(attributes.take_json("mlflow.chat.tokenUsage"))
+    usage = object_of(attributes.take_json("mlflow.chat.tokenUsage"))
     usage |= known({short: attributes.take(name) for name, short in _USAGE.items()})
     return usage | attributes.take_all("gen_ai.usage.")

@@ -52,7 +52,6 @@ class SpanIn(msgspec.Struct, array_like=True):
     end_ns: int = 0
     attributes: Fields = {}
     events: list[Event] = []
-    links: list[Fields] = []
     error: str | None = None
     """The message of a status that says error; may be empty. None: no error."""
     resource: Fields = {}
@@ -122,19 +121,20 @@ def _spans_of(request: Fields, place: str, source: Source) -> Iterator[SpanIn]:
         raise BadLine("no request of OpenTelemetry: it has no resourceSpans")
     for name in _OTHER_SIGNALS:
         source.report.left_out[f"requests with {name}"] += name in request
-    for block in _objects(request.get("resourceSpans")):
-        resource = _attributes(_object(block.get("resource")).get("attributes"))
-        for scope in _objects(block.get("scopeSpans")):
-            for item in _objects(scope.get("spans")):
+    for block in objects_of(request.get("resourceSpans")):
+        resource = _attributes(object_of(block.get("resource")).get("attributes"))
+        for scope in objects_of(block.get("scopeSpans")):
+            for item in objects_of(scope.get("spans")):
                 with source.refusing(place):
                     yield _span(item, resource)
+                    source.report.left_out["links between spans"] += len(item.get("links") or ())
 
 
 def _span(item: Fields, resource: Fields) -> SpanIn:
     start_ns, end_ns = _time_ns(item, "startTimeUnixNano"), _time_ns(item, "endTimeUnixNano")
     if not start_ns:
         raise BadLine("a span without a start time")
-    status = _object(item.get("status"))
+    status = object_of(item.get("status"))
     return SpanIn(
         trace_id=_id(item.get("traceId"), 16),
         span_id=_id(item.get("spanId"), 8),
@@ -146,25 +146,20 @@ def _span(item: Fields, resource: Fields) -> SpanIn:
         events=[
             Event(_text(event.get("name")), _time_ns(event, "timeUnixNano") or end_ns or start_ns,
                   _attributes(event.get("attributes")))
-            for event in _objects(item.get("events"))
+            for event in objects_of(item.get("events"))
         ],
-        links=[_link(link) for link in _objects(item.get("links"))],
         error=_text(status.get("message")) if status.get("code") == _ERROR else None,
         resource=resource,
     )  # fmt: skip
 
 
-def _link(item: Fields) -> Fields:
-    link = {"trace_id": _id(item.get("traceId"), 16), "span_id": _id(item.get("spanId"), 8)}
-    attributes = _attributes(item.get("attributes"))
-    return link | ({"attributes": attributes} if attributes else {})
-
-
-def _object(value: Any) -> Fields:
+def object_of(value: Any) -> Fields:
+    """Return an object of JSON; an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
-def _objects(value: Any) -> list[Fields]:
+def objects_of(value: Any) -> list[Fields]:
+    """Return the objects in a list of JSON; none for any other value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -198,17 +193,17 @@ def _time_ns(item: Fields, name: str) -> int:
 
 
 def _attributes(listed: Any) -> Fields:
-    return {_text(item.get("key")): _value(item.get("value")) for item in _objects(listed)}
+    return {_text(item.get("key")): _value(item.get("value")) for item in objects_of(listed)}
 
 
 def _value(value: Any) -> Any:
     kind: str
     content: Any
-    kind, content = next(iter(_object(value).items()), ("", None))
+    kind, content = next(iter(object_of(value).items()), ("", None))
     if kind == "arrayValue":
-        return [_value(item) for item in _objects(_object(content).get("values"))]
+        return [_value(item) for item in objects_of(object_of(content).get("values"))]
     if kind == "kvlistValue":
-        return _attributes(_object(content).get("values"))
+        return _attributes(object_of(content).get("values"))
     if kind == "intValue":
         number = int(content) if len(str(content)) < 32 else 2**63
         if not -(2**63) <= number < 2**63:

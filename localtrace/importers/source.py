@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -149,8 +149,6 @@ class Source:
             raise
         except BadLine as error:
             self.report.refuse(place, str(error))
-        except RecursionError:
-            self.report.refuse(place, "nested too deeply")
         except Exception as error:
             self.report.refuse(place, f"cannot be read ({type(error).__name__}: {error})")
 
@@ -180,16 +178,12 @@ def read_json(data: bytes | str) -> Any:
     Raises:
         BadLine: it is not JSON.
     """
-    try:
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
         return _decode(data)
-    except (msgspec.DecodeError, UnicodeError):
-        pass
-    except RecursionError:
-        raise BadLine("nested too deeply") from None
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise BadLine("not JSON") from None
+        raise BadLine("not JSON, or nested too deeply") from None
 
 
 def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:

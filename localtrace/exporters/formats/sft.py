@@ -38,7 +38,7 @@ from localtrace.exporters.answers import (
     masks_of,
 )
 from localtrace.exporters.shape import count_no_turn, label_rows, teaches
-from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
+from localtrace.field_names import OUTPUT_TEXT_NAMES
 from localtrace.read.turns import Turn, prompt_text, text_field, turns_of
 from localtrace.types import Message, Span, Trajectory
 from localtrace.values.codec import to_json
@@ -122,7 +122,7 @@ class Rows:
         """Yield the JSON lines of a trajectory."""
         if not teaches(trajectory, self.left_out):
             return
-        turns = turns_of(trajectory) or turns_of(_with_text_calls(trajectory))
+        turns = turns_of(trajectory)
         if not turns:
             count_no_turn(trajectory, self.left_out)
         again = discarded_turns(turns)
@@ -269,19 +269,3 @@ def _conversation(turn: Turn, own: Collection[int], answer: Fields | None) -> Fi
 def _is_whole(span: Span) -> bool:
     """Return whether no mask rules out tokens of an answer."""
     return span.response_mask is None or all(span.response_mask)
-
-
-def _with_text_calls(trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory whose outermost calls from a prompt to text are turns.
-
-    A function that returns generated text alone is such a call: it is not recorded as a turn.
-    """
-
-    def is_generation(span: Span) -> bool:
-        text = span.outputs if isinstance(span.outputs, str) else None
-        text = text_field(span.outputs, OUTPUT_TEXT_NAMES) if text is None else text
-        prompt = span.messages or text_field(span.inputs, PROMPT_TEXT_NAMES)
-        return span.parent_id is None and text is not None and prompt is not None
-
-    spans = [replace(span, is_turn=True) for span in trajectory.spans if is_generation(span)]
-    return replace(trajectory, spans=spans)

@@ -2,7 +2,7 @@
 
     root span                      -> trajectory; its attributes stay attributes
     spans of generations           -> turns with messages, tools and usage
-    spans of tools, agents, others -> calls, with parents, errors and links
+    spans of tools, agents, others -> calls, with parents and errors
     gen_ai.evaluation.result       -> outcomes; the one named reward, or the only one, is the reward
 
 A trace id stays the trajectory's. A trace without a single root is one trajectory all the same. A
@@ -20,7 +20,7 @@ import click
 
 from localtrace.importers.building import exported_id, outcome, take_exported
 from localtrace.importers.otlp_chat import Attributes, any_call, generation, parsed
-from localtrace.importers.otlp_spans import SpanIn, traces
+from localtrace.importers.otlp_spans import SpanIn, object_of, traces
 from localtrace.importers.source import BadLine, Source
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.fields import Fields
@@ -114,7 +114,6 @@ class _Trace:
                 attributes = {name: parsed(value) for name, value in own.left.items()}
                 named = attributes.pop("reward", None)
                 reward = named if reward is None else reward
-            attributes |= {"links": root.links} if root.links else {}
         step = fields.get("step")
         outcomes = [
             replace(score, trace_id=trace_id, step=step)
@@ -151,10 +150,8 @@ class _Trace:
     def _named(self, attribute: str) -> Any:
         """Return the value of an attribute: of the root, its service, then any other span."""
         for span in self._spans if self._root is None else [self._root, *self._spans]:
-            metadata = parsed(span.attributes.get("metadata"))
-            for held in (
-                span.attributes, metadata if isinstance(metadata, dict) else {}, span.resource,
-            ):  # fmt: skip
+            metadata = object_of(parsed(span.attributes.get("metadata")))
+            for held in (span.attributes, metadata, span.resource):
                 if (value := held.get(attribute)) is not None:
                     return parsed(value) if str(value).startswith('"') else value  # MLflow's text
         return None
@@ -182,7 +179,6 @@ class _Trace:
         inputs, outputs = (generation if kind == "generation" else any_call)(attributes)
         left = {name: value for name, value in attributes.left.items() if value is not None}
         inputs |= {"attributes": left} if left else {}
-        inputs |= {"links": span.links} if span.links else {}
         tool = left.get("gen_ai.tool.name") or left.get("tool.name")
         caller = self._callers.get(span.span_id)
         if self._root is not None and caller == self._root.span_id:

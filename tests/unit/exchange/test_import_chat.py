@@ -167,7 +167,7 @@ HOSTILE = {
     "message 2 is no object with a role": {"messages": [SAID, "x"]},
     "not a JSON object": [SAID],
     "not JSON": "{'messages': []}",
-    "nested too deeply": '{"messages": ' + "[" * 100_000,
+    "not JSON, or nested too deeply": '{"messages": ' + "[" * 100_000,
 }
 
 

@@ -181,7 +181,7 @@ def test_spans_of_several_files_are_joined_and_a_later_import_adds_what_is_new(
     far = SpanContext(7, 9, is_remote=True, trace_flags=TraceFlags(1))
     with (
         tracer.start_as_current_span("root"),
-        tracer.start_as_current_span("outer", links=[Link(far, {"why": "retry"})]),
+        tracer.start_as_current_span("outer", links=[Link(far)]),
         tracer.start_as_current_span("inner"),
     ):
         pass
@@ -203,10 +203,7 @@ def test_spans_of_several_files_are_joined_and_a_later_import_adds_what_is_new(
     assert "counts of turns" in said
     parents = {one.op: one.parent_id for one in first.spans}
     assert parents == {"outer": None, "inner": outer_id}
-    (linked,) = (one for one in first.spans if one.op == "outer")
-    assert linked.inputs["links"] == [
-        {"trace_id": f"{7:032x}", "span_id": f"{9:016x}", "attributes": {"why": "retry"}}
-    ]
+    assert "left out    1 links between spans" in said
     said, _ = imported(tmp_path / "store", tmp_path, "--run", "r", "--step", "job.step")
     assert "0 trajectories, 0 calls imported" in said
     assert "skipped     2" in said

@@ -42,7 +42,7 @@ HOSTILE = {
     "no JSON object": b"[1]",
     "not JSON": LINES[0][:-40],
     "not UTF-8": LINES[0].replace(b"scripted", b"\xff\xfe"),
-    "nested too deeply": b'{"traces":' + b"[" * 100_000,
+    "not JSON, or nested too deeply": b'{"traces":' + b"[" * 100_000,
     "it has no list of traces": b'{"id": "x", "traces": {"a": 1}}',
     "Expected `int`, got `str`": changed("nodes", 0, "token_ids", to=["1"]),
     "Expected `bool`, got `int`": changed("nodes", 0, "mask", to=[1] * 10),
