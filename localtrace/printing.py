@@ -7,12 +7,11 @@ logs of libraries. Only our own colours, and bars that overwrite their line, byp
 
 from __future__ import annotations
 
-import codecs
 import io
 import re
 import sys
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from localtrace.terminal import escape, escape_line
 
@@ -95,28 +94,6 @@ class ForPrograms:
         if sys.stdout.isatty():
             return sys.stdout.write(escape(text))
         return _write_as_it_is(sys.stdout, text)
-
-
-def bytes_for_programs() -> BinaryIO:
-    """Return standard output for bytes: exact, but escaped text if it is a terminal."""
-    return cast(BinaryIO, _TerminalBytes()) if sys.stdout.isatty() else sys.stdout.buffer
-
-
-class _TerminalBytes(io.RawIOBase):
-    """A stream of UTF-8 bytes that prints them as escaped text."""
-
-    def __init__(self) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        sys.stdout.write(escape(self._decode(data)))
-        return len(data)
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return True
 
 
 class _Bar:

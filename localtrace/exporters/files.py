@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from localtrace.errors import ConfigError
-from localtrace.printing import bytes_for_programs
 
 _STDOUT = Path("-")
 
@@ -24,10 +23,13 @@ def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     The path `-` stands for standard output.
 
     Raises:
-        ConfigError: a file exists and `force` is false, a folder exists, or its folder is missing.
+        ConfigError: a file exists and `force` is false, a folder exists, its folder is missing, or
+            standard output is a terminal.
     """
     if path == _STDOUT:
-        yield bytes_for_programs()
+        if sys.stdout.isatty():
+            raise ConfigError("an export is for a file or a pipe: name a file with --out")
+        yield sys.stdout.buffer
         sys.stdout.flush()
         return
     if path.is_dir():

@@ -127,8 +127,8 @@ def command_lines(store: Path, folder: Path) -> list[list[str]]:
     views = [["show", ids[0], *at, *view]
              for view in ([], ["--tree"], ["--messages"], ["--tokens"])]  # fmt: skip
     written = ("jsonl", "sft", "chrome", "otlp", "atif", "verifiers", "parquet", "html")
-    exports = [["export", form, "--all", *at, "-o", out] for out in ("-", str(folder / odd))
-               for form in written]  # fmt: skip
+    exports = [["export", form, "--all", *at, "-o", str(folder / odd)] for form in written]
+    exports += [["export", "jsonl", "--all", *at, "-o", "-"]]
     exports += [["export", form, "--all", *at, "-o", str(folder / f"{odd} {form}")]
                 for form in ("tensorboard", "hub")]  # fmt: skip
     upload = ["upload", "--all", *at, "--to"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, BinaryIO
 
-from localtrace.errors import ConfigError, MissingDependency, QueryError
+from localtrace.errors import MissingDependency, QueryError
 
 if TYPE_CHECKING:
     from localtrace.exporters.source import Source
@@ -26,8 +26,6 @@ def write(source: Source, file: BinaryIO) -> None:
         raise MissingDependency(
             f"a page needs the package {error.name}: run  pip install 'localtrace[viewer]'"
         ) from None
-    if file.isatty():
-        raise ConfigError("a page is for a browser: name a file with --out")
     trace_ids, is_group = chosen(source.store, source.choice.trace_ids)
     shown: list[Trajectory] = []
     source.each(shown.append, trace_ids)

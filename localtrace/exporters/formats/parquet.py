@@ -5,12 +5,9 @@ The rows are those of `read/flat_rows.py`.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
-
-from localtrace.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,8 +30,6 @@ def write(source: Source, file: BinaryIO, rows: str) -> None:
 
     Every row stands alone: it has its whole prompt and the fields of its trajectory.
     """
-    if file is sys.stdout.buffer or file.isatty():
-        raise ConfigError("Parquet is binary: name a file with --out")
     writer = Rows(file, rows)
     source.each(writer.add)
     writer.close()

@@ -147,8 +147,8 @@ def test_what_an_upload_redacts_is_redacted_and_said(
     assert "x questions" in result.stderr
 
 
-@pytest.mark.parametrize("form", ["jsonl", "sft", "chrome", "otlp"])
-def test_text_goes_to_standard_output_and_messages_do_not(
+@pytest.mark.parametrize("form", ["jsonl", "sft", "chrome", "otlp", "parquet"])
+def test_an_export_goes_to_standard_output_and_messages_do_not(
     recorded: Recorded, tmp_path: Path, command: Command, form: str
 ) -> None:
     out = tmp_path / "out"
@@ -156,12 +156,6 @@ def test_text_goes_to_standard_output_and_messages_do_not(
     result = command("export", form, "--all", "-s", recorded[0], "-o", "-")
     assert result.stdout_bytes == out.read_bytes()
     assert "5 of 5 trajectories" in result.stderr
-
-
-def test_parquet_does_not_go_to_standard_output(recorded: Recorded, command: Command) -> None:
-    result = command("export", "parquet", "--all", "-s", recorded[0], "-o", "-")
-    assert result.exit_code == 2
-    assert result.stdout_bytes == b""
 
 
 def test_a_file_is_replaced_only_by_force(
