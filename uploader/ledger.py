@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from localtrace.store.files import exclusive
 from localtrace.types import Run
 from localtrace.uploader.targets import Entry, Place
 
-LEDGER_VERSION = 4
+LEDGER_VERSION = 5
 BUSY_TIMEOUT_S = 30.0
 REMEDY = (
     "free space there, or set LOCALTRACE_STATE_DIR to a folder that can be written; then repeat"
@@ -36,7 +36,6 @@ _TABLES = f"""
         trace_id    text not null,
         accepted    integer not null,
         digest      text not null,
-        ids_from    text not null,
         primary key (destination, trace_id)
     ) strict, without rowid;
     create table if not exists places (
@@ -72,21 +71,6 @@ def state_folder() -> Path:
     return folder
 
 
-class Known(NamedTuple):
-    """The ledger's knowledge of a trajectory at a destination."""
-
-    accepted: bool
-    """True if the target confirmed it, or showed it when asked, in this or an earlier version."""
-    digest: str
-    """Digest of the record that was sent last."""
-    ids_from: str
-    """Value of `Place.ids_from`."""
-
-    def holds(self, entry: Entry) -> bool:
-        """Return whether the target is known to hold the record with this digest."""
-        return self.accepted and self.digest == entry.digest
-
-
 class Ledger:
     """The uploader's durable record, one SQLite file for all targets."""
 
@@ -110,22 +94,23 @@ class Ledger:
                     "in LOCALTRACE_STATE_DIR"
                 )
 
-    def known(self, destination: str, trace_ids: Sequence[str]) -> dict[str, Known]:
-        """Return the ledger's knowledge of trajectories at a destination, by trace id."""
-        rows = self._rows(
-            "select trace_id, accepted, digest, ids_from from entries where destination = ? "
-            "and trace_id in (select value from json_each(?))",
-            (destination, msgspec.json.encode(trace_ids).decode()),
+    def known(self, destination: str, trace_ids: Sequence[str]) -> dict[str, str | None]:
+        """Return the digest that the target is known to hold of each trajectory, by trace id.
+
+        None where the fate of a record that was sent is unknown.
+        """
+        return dict(
+            self._rows(
+                "select trace_id, iif(accepted, digest, null) from entries where destination = ? "
+                "and trace_id in (select value from json_each(?))",
+                (destination, msgspec.json.encode(trace_ids).decode()),
+            )
         )
-        return {trace_id: Known(bool(accepted), *others) for trace_id, accepted, *others in rows}
 
     def mark(self, entries: Iterable[Entry], *, accepted: bool) -> None:
         """Note in one durable transaction whether the target has accepted all entries."""
-        self._write(
-            "entries",
-            [(e.place.destination, e.trace_id, accepted, e.digest, e.place.ids_from)
-             for e in entries],
-        )  # fmt: skip
+        rows = [(e.place.destination, e.trace_id, accepted, e.digest) for e in entries]
+        self._write("entries", rows)
 
     def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
         """Remember a run's place, so that a dry run need not ask the target."""

@@ -8,13 +8,13 @@ them are in memory, however long the selection.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from localtrace.uploader.ledger import Known, Ledger
+from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.receipts import (
     Delivery,
     Receipt,
@@ -136,8 +136,6 @@ class Skip:
 
 
 Step: TypeAlias = Batch | Skip
-Recognise: TypeAlias = Callable[[Sequence[str]], Mapping[str, Entry]]
-"""Function that asks which trajectories are there under other ids; as `Target.recognise`."""
 
 
 def receipt_of(
@@ -168,7 +166,6 @@ class Plan:
 
     What the ledger knows is then about an earlier place of this name.
     """
-    recognise: Recognise | None = None
 
     def steps(self) -> Iterator[Step]:
         """Yield each trajectory once, in a batch or skipped."""
@@ -207,10 +204,8 @@ class Plan:
         while trace_ids and left_bytes >= 0:
             some, trace_ids = trace_ids[:count], trace_ids[count:]
             known = self.ledger.known(self.place.destination, some)
-            places, there = self._places(some, known)
-            yield from there
             read_bytes = 0
-            for record in self.records.of(self.part.run, places):
+            for record in self.records.of(self.part.run, some, self.place):
                 if isinstance(record, TraceReceipt):
                     yield Skip(record)
                     continue
@@ -229,34 +224,6 @@ class Plan:
         for trace_id in trace_ids:
             yield Skip(TraceReceipt(trace_id, Delivery.LEFT_OUT, reason=over_limit))
 
-    def _is_there(self, entry: Entry, known: Mapping[str, Known]) -> bool:
+    def _is_there(self, entry: Entry, known: Mapping[str, str | None]) -> bool:
         believed = not (self.is_empty and self.records.target.reads_back)
-        return believed and entry.trace_id in known and known[entry.trace_id].holds(entry)
-
-    def _places(
-        self, trace_ids: Sequence[str], known: Mapping[str, Known]
-    ) -> tuple[dict[str, Place], list[Skip]]:
-        """Return each trajectory's place, with the seed of the ids that it has there already.
-
-        Those that are there under ids that cannot be derived again are skipped.
-        """
-        places = {
-            trace_id: replace(self.place, ids_from=known[trace_id].ids_from)
-            if trace_id in known
-            else self.place
-            for trace_id in trace_ids
-        }
-        skipped = []
-        doubtful = [t for t in trace_ids if t not in known or not known[t].accepted]
-        if self.recognise is not None and doubtful:
-            for entry in self.recognise(doubtful).values():
-                if entry.place.destination:
-                    places[entry.trace_id] = entry.place
-                    continue
-                del places[entry.trace_id]
-                receipt = TraceReceipt(
-                    entry.trace_id, Delivery.PRESENT, entry.remote_id, entry.digest,
-                    span_count=entry.span_count,
-                )  # fmt: skip
-                skipped.append(Skip(receipt, entry))
-        return places, skipped
+        return believed and known.get(entry.trace_id) == entry.digest

@@ -7,7 +7,7 @@ Recording leaves some values out, and puts placeholders in their place; these ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import PurePath
@@ -131,13 +131,10 @@ class Records:
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of values that recording had dropped, by field and reason; of all that was read."""
 
-    def of(self, run: Run, places: Mapping[str, Place]) -> Iterator[Record | TraceReceipt]:
-        """Yield the record of each trajectory of a run, or a receipt that says why it has none.
-
-        Args:
-            run: the run.
-            places: the place of each trajectory, by trace id.
-        """
+    def of(
+        self, run: Run, trace_ids: Sequence[str], place: Place
+    ) -> Iterator[Record | TraceReceipt]:
+        """Yield the record of each trajectory of a run, or a receipt that says why it has none."""
         failures: dict[str, str] = {}
 
         def unreadable(trace_id: str, error: Exception) -> None:
@@ -146,11 +143,11 @@ class Records:
         model = model_name(run.config)
         model = None if model is None else self.redaction.text(model)
         has_text = wants_text(run.config)
-        for trajectory in self.store.read_each(list(places), unreadable):
+        for trajectory in self.store.read_each(trace_ids, unreadable):
             try:
                 if has_text:
                     trajectory = with_text(trajectory)
-                yield self._record(trajectory, places[trajectory.trace_id], model)
+                yield self._record(trajectory, place, model)
             except _TooLarge as error:
                 failures[trajectory.trace_id] = f"too large: {error}"
             except Exception as error:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from threading import Event
 
 from msgspec.structs import replace
@@ -118,7 +117,6 @@ class Replay:
         """Send the missing trajectories of a run; return the entries that the target holds then."""
         target = self._target
         is_empty = self._patiently(target.is_empty, place)
-        recognise = partial(self._patiently, target.recognise, place, part.run.run_id)
         plan = Plan(
             self._records,
             self._ledger,
@@ -127,7 +125,6 @@ class Replay:
             place,
             planned_bytes=self._planned_bytes,
             is_empty=is_empty,
-            recognise=None if is_empty else recognise,
         )
         there: list[Entry] = []
         waiting: deque[Future[list[Answer]]] = deque()
@@ -171,5 +168,5 @@ class Replay:
         verified = self._patiently(self._target.verify, entries)
         results = self._tally.results
         results |= {trace_id: replace(results[trace_id], verified=True) for trace_id in verified}
-        missing = [e for e in entries if e.trace_id not in verified and e.place.destination]
+        missing = [entry for entry in entries if entry.trace_id not in verified]
         self._ledger.mark(missing, accepted=False)

@@ -116,7 +116,7 @@ class Tracker:
             refused.partial_success.error_message = said
             one.reply(200, {}, refused.SerializeToString())
         elif path.endswith("stream_query"):
-            facts = {"ids_from": said, "trace_id": said}
+            facts = {"digest": said, "call_digests": said}
             root = {"id": said, "trace_id": said, "attributes": {"localtrace": facts}}
             one.reply(200, {}, b"" if self.refuses else json.dumps(root).encode())
         else:

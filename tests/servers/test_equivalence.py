@@ -79,7 +79,7 @@ WEAVE_ADDS = {
 WEAVE_ROOT_SHOWS = {
     *(f"attribute localtrace.{name}" for name in (
         "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source", "status",
-        "span_count", "weight_versions", "set", "digest", "call_digests", "ids_from",
+        "span_count", "weight_versions", "set", "digest", "call_digests",
     )),
     *(f"attribute {name}" for name in VERL_FACTS),
     "attribute reward", "attribute weave.kind", "summary reward", "summary usage", "status",

@@ -137,7 +137,7 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     monkeypatch.setattr(MlflowTarget, "encode", None)
     (part,) = choose(store, [trajectory.trace_id]).runs
     records = Records(store, target, Redaction.load(None))
-    (receipt,) = records.of(part.run, {trajectory.trace_id: place})
+    (receipt,) = records.of(part.run, [trajectory.trace_id], place)
     assert isinstance(receipt, TraceReceipt)
     assert f"{least} bytes alone, at most {least - 1}" in str(receipt.reason)
 

@@ -220,7 +220,7 @@ def test_what_was_pruned_since_is_refused_and_stays_at_the_target(upload, target
     assert rejected(receipt).keys() == {IDS[1], IDS[4]}
     assert target.held == {**held, IDS[3]: held[IDS[0]]}
     with closing(Ledger(tmp_path)) as ledger:
-        assert ledger.known("memory:None", [IDS[1]])[IDS[1]].accepted
+        assert ledger.known("memory:None", [IDS[1]])[IDS[1]]
 
 
 def test_batches_end_at_their_size_in_bytes(upload, target, store) -> None:

@@ -73,8 +73,7 @@ def test_equal_trajectories_are_equal_bytes_that_weave_takes(one: Trajectory) ->
         assert len(c["op_name"]) <= 128 + len("weave:///team/project/op/:*")
         assert all(isinstance(c[name], dict) for name in ("attributes", "inputs", "summary"))
     assert found[-1]["attributes"]["localtrace"]["digest"] == record.entry.digest
-    other = encode(one, THERE)
-    assert {key.id for key in other.keys}.isdisjoint({key.id for key in record.keys})
+    assert encode(one, THERE).keys == record.keys  # a project may get another name
 
 
 @given(values)

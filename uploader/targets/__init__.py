@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
     """The place at a target for the trajectories of one run."""
 
     destination: str
-    """Identity of the container at the target: a part of every id, and the ledger's first key.
+    """Identity of the container at the target, and the ledger's first key.
 
     It must not depend on the address by which the target is reached.
     """
@@ -37,13 +37,6 @@ class Place(msgspec.Struct, frozen=True):
     """The target's id of the run."""
     container: str = ""
     """The container's name, for people."""
-    ids_from: str = ""
-    """An earlier name of the destination from which ids were derived; empty if there is none."""
-
-    @property
-    def seed(self) -> str:
-        """Seed from which, with a trajectory's own id, its ids at the target are derived."""
-        return self.ids_from or self.destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ class Entry:
     place: Place
     trace_id: str
     remote_id: str
-    """Its id at the target, derived from the place's seed and the trace id."""
+    """Its id at the target, derived from the trace id and, but for Weave, from the destination."""
     digest: str
     """Digest of the trajectory; after it `+reward` if that is sent as an assessment, too."""
     span_count: int
@@ -161,15 +154,6 @@ class Target(ABC):
             place: where it goes.
             transcript: its conversation, which is shown beside what live tracing writes.
         """
-
-    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> Mapping[str, Entry]:
-        """Ask which trajectories of a run are there under ids other than they would get now.
-
-        Returns:
-            The entry of each by trace id. Its place has the seed of those ids, or an empty
-            destination if the seed is not known. By default none: the ids never change.
-        """
-        return {}
 
     @abstractmethod
     def find(self, entries: Sequence[Entry]) -> Mapping[str, bool]:

@@ -1,19 +1,14 @@
 """A private `mlflow server` over an SQLite file, for as long as one upload takes.
 
-The server is the child of a small keeper process, which runs this module as a program. The keeper
-ends the server when its own standard input closes. That happens when the uploader is done, and also
-when it is killed, so no server is ever left behind. This module knows `/health`, but no other
-route.
-
-MLflow cannot go on with a set-up of tables that was interrupted, and refuses the file for ever. So
-the keeper removes a file that it began and whose server was never healthy.
+A small shell, the keeper, runs the server in a process group of its own, and ends the group when
+its own standard input closes. That happens when the uploader is done, and also when it is killed,
+so no server is ever left behind. This module knows `/health`, but no other route.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -32,8 +27,12 @@ SQLITE = "sqlite:///"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 _POLL_INTERVAL_S = 0.1
-_HEALTHY = b"1"
-"""Sent to the keeper once the server is healthy."""
+_KEEPER = """
+trap : TERM  # the shell ends after the server
+exec 3<&0
+(read -r _ <&3; kill 0) &
+"$@" < /dev/null
+"""
 _ERROR = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception)\b")
 """The beginning of a traceback's last line."""
 _QUIET = {
@@ -74,8 +73,13 @@ class EmbeddedServer:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+        server = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+            *("--workers", "1", "--backend-store-uri", f"{SQLITE}{database}"),
+            *("--artifacts-destination", str(database.with_name("mlartifacts"))),
+        ]
         self._keeper = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(database), str(port)],
+            ["sh", "-c", _KEEPER, "sh", *server],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -83,8 +87,6 @@ class EmbeddedServer:
             # Ctrl-C in a terminal must not end the server before the uploader is done with it.
             start_new_session=True,
         )
-        assert self._keeper.stdin is not None
-        self._stdin = self._keeper.stdin
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -102,8 +104,6 @@ class EmbeddedServer:
                     )
                 with suppress(Refused, TryAgain):
                     http.call("GET", "/health")
-                    self._stdin.write(_HEALTHY)
-                    self._stdin.flush()
                     return
                 time.sleep(_POLL_INTERVAL_S)
         raise TargetUnavailable(
@@ -118,9 +118,13 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """End the server and wait until it is gone."""
-        self._stdin.close()
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
         try:
-            self._keeper.wait(2 * STOP_TIMEOUT_S)
+            self._keeper.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._keeper.pid, signal.SIGKILL)
+            self._keeper.wait()
         finally:
             self._log.close()
 
@@ -129,41 +133,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _keep(database: Path, port: str) -> int:
-    """Run the server until it ends by itself or until standard input closes."""
-    is_new, is_healthy = not database.exists(), False
-    arguments = [
-        *("server", "--host", "127.0.0.1", "--port", port, "--workers", "1"),
-        *("--backend-store-uri", f"{SQLITE}{database}"),
-        *("--artifacts-destination", str(database.with_name("mlartifacts"))),
-    ]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *arguments], stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    while server.poll() is None:
-        if select.select([sys.stdin], [], [], _POLL_INTERVAL_S)[0]:
-            if os.read(sys.stdin.fileno(), 1) != _HEALTHY:
-                _end(server)
-                break
-            is_healthy = True
-    if is_new and not is_healthy:
-        for suffix in ("", "-journal"):
-            Path(f"{database}{suffix}").unlink(missing_ok=True)
-    return server.wait()
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(_keep(Path(sys.argv[1]), sys.argv[2]))

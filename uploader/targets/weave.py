@@ -1,26 +1,26 @@
-"""The target W&B Weave. Routes are in this module, `weave_reading.py` and
-`weave_feedback.py` only.
+"""The target W&B Weave. Routes are in this module and `weave_feedback.py` only.
 
 Finished calls go to `calls/complete`, up to a thousand in one request. The service stores all calls
 of a request or none. It shows a call twice that was sent twice. The uploader therefore asks for
-calls by id and leaves out those that are there, even within one trajectory.
+calls by id and leaves out those that are there, even within one trajectory. Ids do not depend on
+the project, so a project that was renamed is still known to hold them.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import TypeAlias
+from itertools import chain
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from localtrace.errors import ConfigError, TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
-from localtrace.uploader.targets import CallKey, Entry, Place, Record, Target, in_batches
+from localtrace.uploader.targets import Entry, Place, Record, Target, in_batches
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain, printable
 from localtrace.uploader.targets.wandb import (
     PUBLIC_URL,
@@ -30,11 +30,7 @@ from localtrace.uploader.targets.wandb import (
     names,
     server_url,
 )
-from localtrace.uploader.targets.weave_calls import (
-    encode,
-    root_id,
-    split_digests,
-)
+from localtrace.uploader.targets.weave_calls import encode, split_digests
 from localtrace.uploader.targets.weave_feedback import (
     digest_of_calls,
     feedback_there,
@@ -44,41 +40,42 @@ from localtrace.uploader.targets.weave_feedback import (
     send_missing,
     with_feedback,
 )
-from localtrace.uploader.targets.weave_reading import Reading, askable
 from localtrace.uploader.transcripts import Transcript
 
 CALLS_MAX = 1000
 REQUEST_MAX_BYTES = 30 * 2**20
 """Largest request; the service refuses those above 32 MiB."""
-JSON = {"content-type": "application/json"}
+IDS_MAX = 1000
+"""Most ids in one filter."""
+ANSWER_MAX_CALLS = 40_000
+"""Most calls in one answer, at some 600 bytes each."""
+ROOTS_MAX = 100
+"""Most roots in one answer, which has their attributes; these may be long."""
+
+T = TypeVar("T")
 
 
 class _ServerInfo(msgspec.Struct):
     min_required_weave_python_version: str
 
 
-_Call: TypeAlias = tuple[Entry, CallKey, bytes]
-"""The entry of a trajectory, and one encoded call of it with its key."""
+class _CallId(msgspec.Struct):
+    id: str
+    trace_id: str
 
 
-@dataclass(slots=True)
-class _Held:
-    """The calls of a trajectory that must not be sent again."""
+class _Facts(msgspec.Struct):
+    digest: str = ""
+    call_digests: str = ""
 
-    ids: set[str] = field(default_factory=set)
-    digests: set[str] | None = None
-    """Digests of the calls there, if they belong to an earlier version; otherwise None."""
 
-    def has(self, key: CallKey) -> bool:
-        """Return whether a call is there with the same content."""
-        is_there = key.id in self.ids
-        return is_there and (self.digests is None or key.digest in self.digests)
+class _Attributes(msgspec.Struct):
+    localtrace: _Facts = msgspec.field(default_factory=_Facts)
 
-    def add(self, key: CallKey) -> None:
-        """Note that a call was stored."""
-        self.ids.add(key.id)
-        if self.digests is not None:
-            self.digests.add(key.digest)
+
+class _Root(msgspec.Struct):
+    id: str
+    attributes: _Attributes = msgspec.field(default_factory=_Attributes)
 
 
 class WeaveTarget(Target):
@@ -112,22 +109,20 @@ class WeaveTarget(Target):
             raise ConfigError("this is no W&B run: give ENTITY/PROJECT/RUN")
         self._run = wandb_run or ""
         self._assessments = assessments
-        self._doubt = ""
-        """Reason, for errors, why it is not known whether the project exists; else empty."""
-        self._runs_held: dict[tuple[str, str], bool] = {}
-        self._held: dict[str, _Held] = {}
-        """Calls that are there of incomplete trajectories, by the trajectory's id at Weave."""
-        self._lock = Lock()
+        self._held: dict[str, tuple[set[str], set[str] | None]] = {}
+        """Calls that are there of incomplete trajectories, by the trajectory's id at Weave.
+
+        Their ids, and the digests of those that may be sent again because an earlier version is
+        there; None if all of them are the same.
+        """
         self._opened = ExitStack()
         self._http: HttpSession
-        self._reading: Reading
         self._api: HttpSession
 
     def check(self) -> None:
         """Find the key, and reach the server."""
         login = ("api", api_key(self._api_url.host))
         self._http = self._session(self.uri, login)
-        self._reading = Reading(self._http, self._not_listed)
         self._api = self._session(str(self._api_url), login)
         try:
             self._http.ask(_ServerInfo, "GET", "/server_info")
@@ -146,9 +141,11 @@ class WeaveTarget(Target):
         if self.uri == PUBLIC_URL or os.environ.get("WANDB_BASE_URL"):
             try:
                 name = existing_project(self._api, entity, name)
-            except (Refused, TryAgain) as error:
-                # The project may exist all the same. Errors mention this if calls are refused.
-                self._doubt = f" ({self._api_url} could not be asked for the project: {error})"
+            except Refused as error:
+                raise UploadError(
+                    f"{self._api_url} refused the project {entity}/{name}: {error}; check "
+                    "WANDB_BASE_URL, or name another project with --project"
+                ) from error
         place = self._place(entity, name)
         self.is_empty(place)
         return place
@@ -180,7 +177,7 @@ class WeaveTarget(Target):
 
     def is_empty(self, place: Place) -> bool:
         """Return whether the project has no call at all."""
-        return self._reading.is_empty(place)
+        return not self._calls(place, _CallId, ["id", "trace_id"], limit=1)
 
     def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the calls, with the trajectory's own call last, and the feedback."""
@@ -194,107 +191,80 @@ class WeaveTarget(Target):
             ],
         )
 
-    def recognise(self, place: Place, run_id: str, trace_ids: Sequence[str]) -> dict[str, Entry]:
-        """Ask for trajectories by the trace id that localtrace wrote on them.
-
-        Their ids at Weave differ where the project was renamed.
-        """
-        if not self._holds(place, run_id):
-            return {}
-        found: dict[str, Entry] = {}
-        usual, asked = set(), set(trace_ids)
-        for root in self._reading.roots_of(place, trace_ids):
-            facts = root.facts
-            if facts.trace_id not in asked:
-                continue
-            if root.id == root_id(place.destination, facts.trace_id):
-                usual.add(facts.trace_id)
-                continue
-            is_known = root_id(facts.ids_from, facts.trace_id) == root.id
-            there = msgspec.structs.replace(place, ids_from=facts.ids_from) if is_known else None
-            there = there or msgspec.structs.replace(place, destination="")
-            count = 1 + facts.span_count
-            entry = Entry(there, facts.trace_id, root.id, facts.digest, count)
-            found.setdefault(facts.trace_id, entry)
-        return {trace_id: entry for trace_id, entry in found.items() if trace_id not in usual}
-
-    def _holds(self, place: Place, run_id: str) -> bool:
-        """Return whether the project held any trajectory of the run when first asked."""
-        key = (place.experiment, run_id)
-        if key not in self._runs_held:
-            self._runs_held[key] = self._reading.holds_run(place, run_id)
-        return self._runs_held[key]
-
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask for the trajectories' calls by id, and compare the digests on their roots."""
         found: dict[str, bool] = {}
-        for part in askable(entries):
-            calls = self._reading.ids(part)
-            roots = self._reading.roots([e for e in part if e.remote_id in calls[e.remote_id]])
+        for part in in_batches(entries, lambda entry: entry.span_count, IDS_MAX, ANSWER_MAX_CALLS):
+            calls = self._ids(part)
+            roots = self._roots([e for e in part if e.remote_id in calls[e.remote_id]])
             feedback = feedback_there(self._http, [e for e in part if e.remote_id in roots])
             for entry in part:
-                held = _Held(calls[entry.remote_id])
-                root = roots.get(entry.remote_id)
-                if root is not None and root.facts.digest != digest_of_calls(entry):
-                    found[entry.trace_id] = False
-                    held.digests = set(split_digests(root.facts.call_digests))
-                elif (
-                    root is not None
-                    and len(held.ids) >= entry.span_count
-                    and is_whole(entry, feedback)
-                ):
+                ids, facts = calls[entry.remote_id], roots.get(entry.remote_id)
+                is_same = facts is not None and facts.digest == digest_of_calls(entry)
+                earlier = None
+                if is_same and len(ids) >= entry.span_count and is_whole(entry, feedback):
                     found[entry.trace_id] = True
-                self._remember(entry, held)
+                    continue
+                if facts is not None and not is_same:
+                    found[entry.trace_id] = False
+                    earlier = set(split_digests(facts.call_digests))
+                self._held[entry.remote_id] = ids, earlier
         return found
 
-    def _remember(self, entry: Entry, held: _Held) -> None:
-        with self._lock:
-            self._held.pop(entry.remote_id, None)
-            if held.ids:
-                self._held[entry.remote_id] = held
+    def _ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
+        """Return the ids of the calls that are there, by the trajectory's id at Weave."""
+        ids: defaultdict[str, set[str]] = defaultdict(set)
+        traces = {"trace_ids": [entry.remote_id for entry in entries]}
+        columns = ["id", "trace_id"]
+        for call in self._calls(entries[0].place, _CallId, columns, filter=traces):
+            ids[call.trace_id].add(call.id)
+        return ids
+
+    def _roots(self, entries: Sequence[Entry]) -> dict[str, _Facts]:
+        """Return the facts on the trajectories' root calls that are there, by id."""
+        facts: dict[str, _Facts] = {}
+        for part in in_batches(entries, lambda entry: 1, ROOTS_MAX, ROOTS_MAX):
+            chosen = {"call_ids": [entry.remote_id for entry in part]}
+            answer = self._calls(part[0].place, _Root, ["id", "attributes"], filter=chosen)
+            facts |= {root.id: root.attributes.localtrace for root in answer}
+        return facts
+
+    def _calls(self, place: Place, kind: type[T], columns: list[str], **query: Any) -> list[T]:
+        query |= {"project_id": place.experiment, "columns": columns, "latest_only": True}
+        try:
+            return self._http.ask_lines(kind, "POST", "/calls/stream_query", json=query)
+        except Refused as error:
+            # The records are not at fault, so the upload ends instead of rejecting them.
+            raise UploadError(
+                f"{self.uri} does not list the calls of {place.experiment}: {error}; name another "
+                "project with --project"
+            ) from error
 
     def send(self, records: Sequence[Record]) -> dict[str, int]:
         """Send the calls that are not known to be there, in as many requests as needed."""
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
-        sent_bytes = dict.fromkeys((record.entry.trace_id for record in records), 0)
-        missing = list(self._missing(records))
-        for request in in_batches(missing, _size, CALLS_MAX, REQUEST_MAX_BYTES):
-            body = b'{"batch":[' + b",".join(part for *_, part in request) + b"]}"
+        json = {"content-type": "application/json"}
+        missing = {record.entry.trace_id: list(self._missing(record)) for record in records}
+        for request in in_batches(chain(*missing.values()), len, CALLS_MAX, REQUEST_MAX_BYTES):
+            body = b'{"batch":[' + b",".join(request) + b"]}"
             try:
-                self._http.call("POST", path, content=body, headers=JSON)
+                self._http.call("POST", path, content=body, headers=json)
             except Refused as error:
                 if error.status == 404:
                     raise UploadError(
                         f"{self.uri} takes no calls for {entity}/{name}: {error}; make the "
-                        f"project, or upgrade the server{self._doubt}"
+                        "project, or upgrade the server"
                     ) from error
-                if error.status == 413:
-                    self._ask_again(records)
                 raise
-            with self._lock:
-                for entry, key, part in request:
-                    sent_bytes[entry.trace_id] += len(part)
-                    self._held.setdefault(entry.remote_id, _Held()).add(key)
         send_missing(self._http, records)
-        for record in records:
-            self._remember(record.entry, _Held())
-        return sent_bytes
+        return {trace_id: sum(map(len, parts)) for trace_id, parts in missing.items()}
 
-    def _missing(self, records: Sequence[Record]) -> Iterator[_Call]:
-        for record in records:
-            with self._lock:
-                held = self._held.get(record.entry.remote_id, _Held())
-            for key, part in zip(record.keys, record.parts, strict=True):
-                if not held.has(key):
-                    yield record.entry, key, part
-
-    def _ask_again(self, records: Sequence[Record]) -> None:
-        """Find what is there: the service may store the start of a batch that is too large."""
-        found = self.find([record.entry for record in records])
-        for record in records:
-            if found.get(record.entry.trace_id):
-                self._remember(record.entry, _Held({key.id for key in record.keys}))
+    def _missing(self, record: Record) -> Iterator[bytes]:
+        ids, earlier = self._held.pop(record.entry.remote_id, (set(), None))
+        for key, part in zip(record.keys, record.parts, strict=True):
+            if key.id not in ids or (earlier is not None and key.digest not in earlier):
+                yield part
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Read back which trajectories are there with the same content."""
@@ -303,12 +273,6 @@ class WeaveTarget(Target):
     def close(self) -> None:
         """Close connections."""
         self._opened.close()
-
-    def _not_listed(self, place: Place, refused: Refused) -> UploadError:
-        return UploadError(
-            f"{self.uri} does not list the calls of {place.experiment}: {refused}; name another "
-            f"project with --project{self._doubt}"
-        )
 
     def _explain(self, refused: Refused) -> UploadError | None:
         """Return the error for a refusal that would meet every other request too, or None."""
@@ -325,8 +289,4 @@ class WeaveTarget(Target):
             )
         else:
             return None
-        return UploadError(f"{self.uri} refused: {refused}; {remedy}{self._doubt}")
-
-
-def _size(call: _Call) -> int:
-    return len(call[2])
+        return UploadError(f"{self.uri} refused: {refused}; {remedy}")

@@ -75,9 +75,8 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
         transcript: the trajectory in a form to read, which is added.
     """
     digests = digests_of(trajectory)
-    seed = (place.seed, trajectory.trace_id)
-    trace_id = root_id(*seed)
-    ids = {span.span_id: _uuid(*seed, span.span_id) for span in trajectory.spans}
+    trace_id = _uuid(trajectory.trace_id)
+    ids = {span.span_id: _uuid(trajectory.trace_id, span.span_id) for span in trajectory.spans}
     sums = _summaries(trajectory, transcript)
     lone = lone_call(trajectory)
     if lone is not None:
@@ -119,18 +118,13 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
     fields["attributes"].setdefault("weave", {"kind": "agent"})
     root = Call(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields, **shared)
     root = _fitted(root, name, cuts)
-    root.attributes["localtrace"] |= {"digest": digests.whole, "ids_from": place.seed}
+    root.attributes["localtrace"]["digest"] = digests.whole
     if len(parts) <= DIGESTS_MAX:
         root.attributes["localtrace"]["call_digests"] = "".join(key.digest for key in keys)
     parts.append(msgspec.json.encode(root))
     keys.append(CallKey(root.id, digests.whole[:_DIGEST_CHARS]))
     entry = Entry(place, trajectory.trace_id, root.id, digests.whole, len(parts))
     return Record(entry, tuple(parts), tuple(keys), cuts=tuple(cuts))
-
-
-def root_id(seed: str, trace_id: str) -> str:
-    """Return the id of a trajectory's root call, which is also its trace id at Weave."""
-    return _uuid(seed, trace_id)
 
 
 def split_digests(text: str) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _addressed(
     trajectory: Trajectory, place: Place, call_id: str, told_apart: Sequence[str]
 ) -> dict[str, Any]:
     """Return the fields that say which feedback it is, and on which call."""
-    digest = derive_id(16, "weave feedback", place.seed, trajectory.trace_id, *told_apart)
+    digest = derive_id(16, "weave feedback", trajectory.trace_id, *told_apart)
     return {
         "id": str(UUID(bytes=digest, version=5)),
         "project_id": place.experiment,
