@@ -64,7 +64,10 @@ def upload(
         UploadError: the target can take no record, or another upload to it is running.
         BundleError: the store is a bundle, and is damaged.
     """
-    _refuse_damaged_bundles(store)
+    for path in store.bundles:
+        from localtrace.uploader.bundles.check import check_bundle
+
+        check_bundle(path).require()
     choice, records, limits = _prepared(store, chosen, uri, kind, options, redact, limits)
     try:
         from localtrace.uploader.replay import transfer
@@ -97,13 +100,6 @@ def estimate(
     choice, records, limits = _prepared(store, chosen, uri, kind, options, redact, limits)
     with closing(Ledger(state_folder())) as ledger, closing(records.target):
         return measure(choice, records, ledger, limits, container, on_progress)
-
-
-def _refuse_damaged_bundles(store: Store) -> None:
-    for path in store.bundles:
-        from localtrace.uploader.bundles.check import check_bundle
-
-        check_bundle(path).require()
 
 
 def _prepared(

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from localtrace.errors import QueryError, StoreError, UploadError
+from localtrace.errors import MissingDependency, QueryError, StoreError, UploadError
 from localtrace.redaction.redaction import Redaction
 from localtrace.schema import UPLOADS
 from localtrace.store.files import open_given, put_file
@@ -46,8 +46,6 @@ _NOT_READ_BACK = "not found when it was read back"
 _NOT_THERE = "not found when the tracker was asked"
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Ask = Callable[[Sequence[Entry]], Mapping[str, bool]]
-"""Function that asks a tracker which entries are there; as `Target.find`."""
 
 
 class Delivery(StrEnum):
@@ -267,7 +265,7 @@ def page(receipt: Receipt) -> str:
     reasons = defaultdict(list)
     for trace_id, reason in receipt.failures.items():
         reasons[reason].append(trace_id)
-    return _template().render(
+    return page_template("receipt.html").render(
         receipt=receipt,
         rows_max=PAGE_ROWS_MAX,
         counts=count(receipt.traces),
@@ -288,9 +286,17 @@ def _address(receipt: Receipt, run: RunReceipt) -> str | None:
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
+def page_template(name: str) -> Template:
+    """Return the template of a page for people, which shows texts without control characters.
+
+    Raises:
+        MissingDependency: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise MissingDependency.for_extra("jinja2", "bundle") from None
 
     def readable(value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -306,7 +312,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("receipt.html")
+    return environment.get_template(name)
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -362,18 +368,14 @@ def find_receipt(folder: Path, upload_id: str) -> Path:
     return path
 
 
-def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Mapping[str, bool] | None:
+def bring(receipt: Receipt, path: Path, held: Mapping[str, bool] | None = None) -> None:
     """Put a receipt into the store of its trajectories. Doing so twice changes nothing.
 
     Args:
         receipt: the receipt.
         path: folder of the store.
-        ask: function that asks the tracker, such as `tracker`'s. Without it, the receipt's own
-            claims are stored, unless an earlier check has replaced them.
-
-    Returns:
-        Whether the tracker holds each trajectory that it was asked about, by trace id; None if it
-        was not asked.
+        held: the answer of `ask_tracker`. Without it, the receipt's own claims are stored, unless
+            an earlier check has replaced them.
 
     Raises:
         StoreNotFound: there is no store at this path.
@@ -393,44 +395,36 @@ def bring(receipt: Receipt, path: Path, ask: Ask | None = None) -> Mapping[str, 
             f"{kept} says something else of the same upload: find out which of the two is right, "
             "and remove that file if it is the new one"
         )
-    if ask is None and kept.exists() and kept.with_suffix(".parquet").exists():
-        return None
-    held = None
-    if ask is not None:
-        entries = _claimed(receipt)
-        held = dict.fromkeys((entry.trace_id for entry in entries), False) | dict(ask(entries))
+    if held is None and kept.exists() and kept.with_suffix(".parquet").exists():
+        return
     table = rows_of(receipt, held)
     put_receipt(layout, receipt.upload_id, b"".join(receipt.json_parts()), table)
-    return held
 
 
-def tracker(kind: str, uri: str | None) -> Ask:
-    """Return a function that asks a tracker which entries it holds. Nothing is stored there.
+def ask_tracker(receipt: Receipt, uri: str | None) -> dict[str, bool]:
+    """Ask the tracker which trajectories it holds of those that a receipt claims.
 
     Args:
-        kind: kind of the tracker.
-        uri: its address; by default from its own environment variables. The address in a receipt is
-            not used: whoever wrote it could have the key sent anywhere.
+        receipt: the receipt.
+        uri: the tracker's address; by default from its own environment variables. The address in
+            the receipt is not used: whoever wrote it could have the key sent anywhere.
 
     Raises:
         ConfigError: no address is given, and no variable names one.
-        UploadError: (from the function) this kind of target cannot be asked what it holds.
-        TargetUnavailable: (from the function) the tracker does not answer.
+        UploadError: this kind of target cannot be asked what it holds.
+        TargetUnavailable: the tracker does not answer.
     """
-
     from localtrace.uploader.retry import patiently
 
-    def ask(entries: Sequence[Entry]) -> dict[str, bool]:
-        with closing(open_target(kind, uri)) as target:
-            if not target.reads_back:
-                raise UploadError(f"{kind} cannot be asked what it holds: leave out --check")
-            target.check()
-            held: dict[str, bool] = {}
-            for _, of_place in groupby(entries, key=lambda entry: entry.place):
-                held |= patiently()(target.find, list(of_place))
-        return held
-
-    return ask
+    entries = _claimed(receipt)
+    held = dict.fromkeys((entry.trace_id for entry in entries), False)
+    with closing(open_target(receipt.kind, uri)) as target:
+        if not target.reads_back:
+            raise UploadError(f"{receipt.kind} cannot be asked what it holds: leave out --check")
+        target.check()
+        for _, of_place in groupby(entries, key=lambda entry: entry.place):
+            held |= patiently()(target.find, list(of_place))
+    return held
 
 
 def _claimed(receipt: Receipt) -> list[Entry]:

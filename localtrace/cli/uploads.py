@@ -59,10 +59,11 @@ def command(
 
 
 def _bring(path: Path, store_path: Path, check: bool, uri: str | None) -> None:
-    from localtrace.uploader.receipts import bring, read_receipt, tracker
+    from localtrace.uploader.receipts import ask_tracker, bring, read_receipt
 
     receipt = read_receipt(path)
-    held = bring(receipt, store_path, tracker(receipt.kind, uri) if check else None)
+    held = ask_tracker(receipt, uri) if check else None
+    bring(receipt, store_path, held)
     told = (
         f"added {len(receipt.traces)} trajectories of upload {receipt.upload_id} to the view "
         f"uploads of {store_path}"

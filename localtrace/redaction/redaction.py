@@ -47,7 +47,6 @@ class Redaction:
         """Values that could not be searched, by kind."""
         self.digest = rules.digest
         """sha256 of the rules."""
-        self.describe = rules.describe
 
     @classmethod
     def load(cls, path: Path | None) -> Redaction:

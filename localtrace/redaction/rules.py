@@ -34,7 +34,6 @@ _TOGETHER: tuple[tuple[set[str], set[str]], ...] = (
     ),
 )
 """Names of one thing, each with all names under which that thing is recorded in some form."""
-_NAMES_SHOWN = 10
 
 
 class Pattern(NamedTuple):
@@ -96,17 +95,6 @@ class Rules:
             regex = re.compile("|".join(map(re.escape, texts)))
             rules.patterns += (expression(name, regex, mark(name)),)
         return rules
-
-    def describe(self) -> str:
-        """Return the rules in words."""
-        names = [pattern.name for pattern in self.patterns]
-        shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
-        texts = [
-            "common shapes of keys" if self.has_defaults else "no default patterns",
-            *([f"the patterns {shown}"] if names else []),
-            *([f"the fields {', '.join(self._named_fields)}"] if self._named_fields else []),
-        ]
-        return "; ".join(texts)
 
     def search(self, text: str, *, has_names: bool = True, is_strict: bool = False) -> list[Match]:
         """Return the matches in a text, in order and without overlaps.

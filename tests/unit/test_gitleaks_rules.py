@@ -59,8 +59,7 @@ def test_its_rules_come_on_top(redaction: Redaction, text: str, left: str) -> No
     assert redaction.text(left) == left
 
 
-def test_it_is_told_in_words_and_by_a_digest(redaction: Redaction) -> None:
-    assert redaction.describe().endswith("badge, door")
+def test_it_has_a_digest(redaction: Redaction) -> None:
     assert redaction.digest != Redaction.load(None).digest
 
 

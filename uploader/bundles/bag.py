@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from localtrace.errors import MissingDependency
 from localtrace.schema import FORMAT_VERSION, TABLES, TableSchema
 from localtrace.store.bundle import (
     BAG_INFO_FILE,
@@ -39,20 +37,18 @@ from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import META_NAME, StoreLayout, meta_text, read_meta
 from localtrace.store.tables.parquet_files import parquet_writer, row_groups
 from localtrace.store.tokenizers import FILE_NAME, pointer_name, tokenizer_file
-from localtrace.terminal import escape
 from localtrace.uploader.bundles.rows import Batch
+from localtrace.uploader.receipts import page_template
 from localtrace.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-    from jinja2 import Template
 
 _GROUPS_BYTES = 64 * 2**20
 """Rows that wait until they are worth several row groups."""
 _RESERVED_BYTES = 128 * 2**10
 """Room for the summary, the manifests and the footers of open files."""
 _RUNS_SHOWN = 20
-_TEXT_SHOWN = 600
 _RUN_COLUMNS = ["run_id", "attempt", "project", "experiment", "host", "command"]
 
 
@@ -215,26 +211,10 @@ def _summary(root: Path, info: BundleInfo, runs: pa.Table) -> str:
         (row["run_id"], row["attempt"]): row for row in runs.select(_RUN_COLUMNS).to_pylist()
     }
     sizes = {name: size_of(root / "data" / "tables" / name) for name in TABLES}
-    return template().render(
+    return page_template("bundle.html").render(
         info=info,
         runs=[attempts[key] for key in sorted(attempts)][:_RUNS_SHOWN],
         runs_more=max(0, len(attempts) - _RUNS_SHOWN),
         sizes=sizes,
         tokenizers=len(list(root.glob("data/tokenizers/*/tokenizer.json"))),
     )
-
-
-@cache
-def template() -> Template:
-    """Return the template of the summary.
-
-    Raises:
-        MissingDependency: jinja2 is not installed.
-    """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise MissingDependency.for_extra("jinja2", "bundle") from None
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    page.filters["shown"] = lambda value: escape(str(value))[:_TEXT_SHOWN]
-    return page.from_string(Path(__file__).with_name("summary.html").read_text("utf-8"))

@@ -29,9 +29,10 @@ from localtrace.store.bundle import (
 from localtrace.store.files import sync, take_lock
 from localtrace.store.journal.disk import size_of
 from localtrace.store.layout import open_layout
-from localtrace.uploader.bundles.bag import Payload, make_bag, sha256_of, template
+from localtrace.uploader.bundles.bag import Payload, make_bag, sha256_of
 from localtrace.uploader.bundles.rows import SelectedRows
 from localtrace.uploader.bundles.signature import check_key, sign
+from localtrace.uploader.receipts import page_template
 from localtrace.uploader.selection import Chosen, choose
 from localtrace.version import __version__
 
@@ -101,7 +102,7 @@ def build_bundle(
         raise ConfigError("a bundle is made of one store, whose id it carries: name only that one")
     if key is not None:
         check_key(key)
-    template()
+    page_template("bundle.html")  # before any work, as its package may be missing
     redaction = Redaction.load(redact)
     choice = choose(store, chosen)
     is_fine = split_bytes is not None and split_bytes < _BATCHES_SPLIT_BYTES

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -215,6 +216,12 @@ def end_of(trajectory: Trajectory) -> int:
     return trajectory.end_ns or max([trajectory.start_ns, *ends])
 
 
+def iso(time_ns: int, digits: int) -> str:
+    """Return a time in UTC, with so many digits of its second."""
+    moment = datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{moment}.{time_ns % 10**9:09d}"[: len(moment) + 1 + digits] + "Z"
+
+
 def in_batches(
     items: Iterable[T], size_of: Callable[[T], int], count_max: int, size_max: int
 ) -> Iterator[list[T]]:
@@ -262,21 +269,18 @@ def open_target(kind: str, uri: str | None, options: TargetOptions | None = None
         raise ConfigError(f"unknown target {kind!r}: choose one of {', '.join(KINDS)}")
     if options is not None and options.wandb_run and kind != "weave":
         raise ConfigError("a W&B run is only for weave: leave it out")
+    options = options or TargetOptions()
     try:
-        return _opened(kind, uri, options or TargetOptions())
+        if kind == "weave":
+            from localtrace.uploader.targets.weave import WeaveTarget
+
+            return WeaveTarget(uri, wandb_run=options.wandb_run, assessments=options.assessments)
+        if kind == "otlp":
+            from localtrace.uploader.targets.otlp import OtlpTarget
+
+            return OtlpTarget(uri)
+        from localtrace.uploader.targets.mlflow import MlflowTarget
+
+        return MlflowTarget(uri, assessments=options.assessments)
     except ModuleNotFoundError as error:
         raise MissingDependency.for_extra(error.name or "a package", kind) from None
-
-
-def _opened(kind: str, uri: str | None, options: TargetOptions) -> Target:
-    if kind == "weave":
-        from localtrace.uploader.targets.weave import WeaveTarget
-
-        return WeaveTarget(uri, wandb_run=options.wandb_run, assessments=options.assessments)
-    if kind == "otlp":
-        from localtrace.uploader.targets.otlp import OtlpTarget
-
-        return OtlpTarget(uri)
-    from localtrace.uploader.targets.mlflow import MlflowTarget
-
-    return MlflowTarget(uri, assessments=options.assessments)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.types import FAILED_STATUSES, Outcome, Trajectory
 from localtrace.uploader.identity import derive_id
-from localtrace.uploader.targets import Place, otlp_values
+from localtrace.uploader.targets import Place, iso, otlp_values
 
 SOURCE_MAX_CHARS = 250
 VALUE_MAX_CHARS = 4096
@@ -74,16 +73,16 @@ def body(
     MLflow overwrites the trace's times and state with those of this body. They therefore equal
     what it computes from the spans, in whole milliseconds.
     """
-    start_ms = min(span.start_time_unix_nano for span in spans) // 10**6
-    end_ms = max(span.end_time_unix_nano for span in spans) // 10**6
+    start_ns = min(span.start_time_unix_nano for span in spans)
+    end_ns = max(span.end_time_unix_nano for span in spans)
     info = {
         "trace_id": remote_id,
         "trace_location": {
             "type": "MLFLOW_EXPERIMENT",
             "mlflow_experiment": {"experiment_id": place.experiment},
         },
-        "request_time": _iso(start_ms),
-        "execution_duration": f"{(end_ms - start_ms) / 1000:.3f}s",
+        "request_time": iso(start_ns, 3),
+        "execution_duration": f"{(end_ns // 10**6 - start_ns // 10**6) / 1000:.3f}s",
         "state": "ERROR" if trajectory.status in FAILED_STATUSES else "OK",
         "assessments": [{**assessment, "trace_id": remote_id} for assessment in found],
     }
@@ -104,7 +103,7 @@ def _short(text: str) -> str:
 def _assessment(
     assessment_id: str, name: str, source_type: str, source_id: str, time_ns: int
 ) -> dict[str, Any]:
-    time = _iso(time_ns // 10**6)
+    time = iso(time_ns, 3)
     return {
         "assessment_id": assessment_id,
         "assessment_name": name,
@@ -117,8 +116,3 @@ def _assessment(
 def _id(kind: str, place: Place, trajectory: Trajectory, *parts: str) -> str:
     ids = (place.destination, trajectory.trace_id, *parts)
     return f"a-{derive_id(16, f'mlflow {kind}', *ids).hex()}"
-
-
-def _iso(time_ms: int) -> str:
-    moment = datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{moment}.{time_ms % 1000:03d}Z"

@@ -32,7 +32,6 @@ TAG_MAX_CHARS = 4096
 SESSION_MAX_CHARS = 250
 """Longest session: MLflow refuses a trace with a longer one."""
 _DIGEST_CHARS = 16
-_RAISED = {"error", "cancelled"}
 _LEVEL_DEBUG, _LEVEL_ERROR = 10, 40
 _TYPES = {"generation": "CHAT_MODEL", "tool": "TOOL", "reward": "EVALUATOR", "agent": "AGENT"}
 """MLflow's span types by kind. Live tracing by verl leaves all of them UNKNOWN."""
@@ -187,7 +186,7 @@ def _is_tool(tool: Any) -> bool:
 
 def _unspecified(status: str, span_type: str) -> dict[str, Any]:
     """Return the type, and the log level that MLflow's client sets, because verl sets neither."""
-    level = _LEVEL_ERROR if status in _RAISED else _LEVEL_DEBUG
+    level = _LEVEL_ERROR if status in otlp_values.RAISED else _LEVEL_DEBUG
     return {"mlflow.spanType": span_type, "mlflow.spanLogLevel": level}
 
 
@@ -200,27 +199,17 @@ def _span(
     enough: MLflow's parser fails on deep nesting, such as a thousand opening brackets from a model,
     and then refuses the whole batch.
     """
-    status, error, events = recorded.status, recorded.error, []
+    error = recorded.error
     if error is not None:
         kind, colon, message = error.partition(": ")
         error = kind.rpartition(".")[2] + colon + message
-        if status in _RAISED:
-            events.append(otlp_values.exception_event(end_ns, error))
     quoted = {
         key: to_json(value)
         if isinstance(value, str) and value.lstrip().startswith(('"', "[", "{"))
         else value
         for key, value in values.items()
     }
-    return OtlpSpan(
-        name=otlp_values.utf8(name),
-        kind=OtlpSpan.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=recorded.start_ns,
-        end_time_unix_nano=end_ns,
-        attributes=otlp_values.attributes(quoted),
-        status=otlp_values.span_status(status, error),
-        events=events,
-    )
+    return otlp_values.span(name, recorded, end_ns, error, quoted)
 
 
 def _session(group_id: str) -> str:

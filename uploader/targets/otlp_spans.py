@@ -302,17 +302,6 @@ def _span(
 ) -> OtlpSpan:
     status, error = recorded.status, recorded.error
     known = {key: value for key, value in values.items() if value is not None}
-    events = []
     if status in FAILED_STATUSES:
         known["error.type"] = error.partition(":")[0] if error else status
-        if error is not None and status in ("error", "cancelled"):
-            events = [otlp_values.exception_event(end_ns, error)]
-    return OtlpSpan(
-        name=otlp_values.utf8(name),
-        kind=OtlpSpan.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=recorded.start_ns,
-        end_time_unix_nano=end_ns,
-        attributes=otlp_values.attributes(known),
-        status=otlp_values.span_status(status, error),
-        events=events,
-    )
+    return otlp_values.span(name, recorded, end_ns, error, known)

@@ -19,10 +19,13 @@ from opentelemetry.proto.common.v1.common_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from localtrace.types import FAILED_STATUSES
+from localtrace.types import FAILED_STATUSES, Trajectory
+from localtrace.types import Span as Call
 from localtrace.values.codec import to_json
 
 OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
+RAISED = frozenset({"error", "cancelled"})
+"""Statuses of what ended by an exception."""
 _INT64 = range(-(2**63), 2**63)
 _PLAIN = {int, float, str, bool, type(None)}
 
@@ -74,18 +77,40 @@ def readable(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def exception_event(time_ns: int, error: str) -> Span.Event:
-    """Return OpenTelemetry's event for an exception, from text such as `Type: message`."""
-    kind, _, message = error.partition(": ")
-    parts = {"exception.type": utf8(kind), "exception.message": utf8(message)}
-    return Span.Event(name="exception", time_unix_nano=time_ns, attributes=attributes(parts))
+def span(
+    name: str,
+    recorded: Call | Trajectory,
+    end_ns: int,
+    error: str | None,
+    values: Mapping[str, Any],
+) -> Span:
+    """Return a span without ids.
 
-
-def span_status(status: str, error: str | None) -> Status:
-    """Return the status of a call or trajectory, with the reason if it failed."""
-    if status in FAILED_STATUSES:
-        return Status(code=ERROR, message=utf8(error or status))
-    return Status(code=OK if status == "ok" else UNSET)
+    Args:
+        name: name of the span.
+        recorded: the call or trajectory.
+        end_ns: time at which it ended.
+        error: its error, such as `Type: message`; if it was raised, it is an event too.
+        values: the attributes.
+    """
+    status = Status(code=OK if recorded.status == "ok" else UNSET)
+    if recorded.status in FAILED_STATUSES:
+        status = Status(code=ERROR, message=utf8(error or recorded.status))
+    events = []
+    if error is not None and recorded.status in RAISED:
+        kind, _, message = error.partition(": ")
+        parts = {"exception.type": kind, "exception.message": message}
+        event = Span.Event(name="exception", time_unix_nano=end_ns, attributes=attributes(parts))
+        events.append(event)
+    return Span(
+        name=utf8(name),
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=recorded.start_ns,
+        end_time_unix_nano=end_ns,
+        attributes=attributes(values),
+        status=status,
+        events=events,
+    )
 
 
 def request(

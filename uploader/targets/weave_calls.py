@@ -12,7 +12,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +20,7 @@ import msgspec
 from localtrace.read.turns import weight_version
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of, lone_call
-from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, end_of
+from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, end_of, iso
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
 from localtrace.uploader.transcripts import Chat, Transcript
 
@@ -143,8 +142,8 @@ def _call(span: Span, trajectory: Trajectory, chat: Chat | None) -> dict[str, An
     kind = _KINDS.get(span.kind)
     inputs = plain(span.inputs)
     return {
-        "started_at": _iso(span.start_ns),
-        "ended_at": _iso(span.end_ns),
+        "started_at": iso(span.start_ns, 6),
+        "ended_at": iso(span.end_ns, 6),
         "attributes": {
             **_names(trajectory),
             **({"weave": {"kind": kind}} if kind else {}),
@@ -182,8 +181,8 @@ def _root(
     all_results = {"reward": trajectory.reward, "outcomes": outcomes or None}
     return {
         **_cut({"attributes": attributes}, ROOT_ATTRIBUTES_MAX_BYTES, name, cuts),
-        "started_at": _iso(trajectory.start_ns),
-        "ended_at": _iso(end_of(trajectory)),
+        "started_at": iso(trajectory.start_ns, 6),
+        "ended_at": iso(end_of(trajectory), 6),
         "inputs": _known({"prompt" if is_text else "messages": prompt}),
         "output": answer | _known(all_results),
         "summary": {**summary, **results},
@@ -314,8 +313,3 @@ def _cut(fields: dict[str, Any], max_bytes: int, op: str, cuts: list[Cut]) -> di
 
 def _uuid(*parts: str) -> str:
     return str(UUID(bytes=derive_id(16, "weave call", *parts), version=5))
-
-
-def _iso(time_ns: int) -> str:
-    moment = datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{moment}.{time_ns % 10**9 // 1000:06d}Z"

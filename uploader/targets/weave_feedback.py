@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,7 @@ import msgspec
 
 from localtrace.types import Outcome, Trajectory
 from localtrace.uploader.identity import derive_id
-from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record
+from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, iso
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.weave_values import text
 
@@ -74,7 +73,7 @@ def of_labels(trajectory: Trajectory, place: Place, call_id: str) -> Iterator[di
             **_addressed(trajectory, place, call_id, told_apart),
             "creator": who,
             "feedback_type": _NOTE if is_note else label.name,
-            "payload": given if is_note else {**given, "labelled_at": _iso(label.time_ns)},
+            "payload": given if is_note else {**given, "labelled_at": iso(label.time_ns, 6)},
         }
 
 
@@ -158,7 +157,3 @@ def _value(label: Outcome) -> float | str | None:
     if label.text is not None:
         return text(label.text)[:TEXT_MAX_CHARS] or None
     return label.number if label.number is None or abs(label.number) < float("inf") else None
-
-
-def _iso(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

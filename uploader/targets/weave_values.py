@@ -102,9 +102,12 @@ def shortened(value: Any, max_bytes: int, where: str, cuts: list[Cut]) -> Any:
         cuts.append(Cut(where, stored_bytes(kept), size))
         return kept + note
     entries = dict(value) if isinstance(value, dict) else dict(enumerate(value))
-    sizes = sorted(map(stored_bytes, entries.values()))
-    names_bytes = size - sum(sizes)
-    share = max(_share(sizes, max_bytes - names_bytes), _SHARE_MIN_BYTES)
+    sizes = [*map(stored_bytes, entries.values())]
+    room = max_bytes - (size - sum(sizes))  # beside the names
+    fitting = bisect_right(
+        range(max_bytes), room, key=lambda share: sum(min(size, share) for size in sizes)
+    )
+    share = max(fitting - 1, _SHARE_MIN_BYTES)
     for name, item in entries.items():
         entries[name] = shortened(item, share, f"{where}.{name}" if where else str(name), cuts)
     shown = list(entries.items() if isinstance(value, dict) else entries.values())
@@ -114,21 +117,6 @@ def shortened(value: Any, max_bytes: int, where: str, cuts: list[Cut]) -> Any:
         cuts.append(Cut(where, stored_bytes(shown), size))
         shown.append(("…", note) if isinstance(value, dict) else f"… {note}")
     return dict(shown) if isinstance(value, dict) else shown
-
-
-def _share(sizes: list[int], max_bytes: int) -> int:
-    """Return the size to which the largest entries must shrink so that all fit.
-
-    Args:
-        sizes: sizes of the entries, in ascending order.
-    """
-    left = max_bytes
-    for place, size in enumerate(sizes):
-        count = len(sizes) - place
-        if size * count > left:
-            return left // count
-        left -= size
-    return max_bytes
 
 
 def _start(items: Any, max_bytes: int) -> Any:
