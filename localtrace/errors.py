@@ -46,15 +46,7 @@ class StoreBusy(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The path holds something else than a store, or a store of another format version."""
-
-
-class NotAFile(StoreFormatError):
-    """A link, a folder, a FIFO, a socket or a device is where a store has a file."""
-
-
-class NotAFolder(StoreFormatError):
-    """A link, a file, a FIFO, a socket or a device is where a store has a folder."""
+    """Something else than a store or its file is at a path, or a store of another version."""
 
 
 class BundleError(StoreError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,7 +22,6 @@ from localtrace.read.query_limits import Limits
 from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
 from localtrace.read.runner import TRIES, Params, QueryRunner
-from localtrace.read.shown import Shown
 from localtrace.read.trajectories import read_batch, whole_ids
 from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
@@ -266,6 +267,25 @@ class Store(QueryRunner):
         order = ", ".join(_ORDERS.get(view) or TABLES[view].sort_by)
         sql = f"select * from {view} where {condition} order by {order}"
         return Result(self.run(sql, params, is_own=not filters.has_sql))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Shown:
+    """Selected trajectories; see `Store.show`."""
+
+    store: Store
+    trace_ids: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return the number of trajectories and the first ids."""
+        count = len(self.trace_ids)
+        ids = ", ".join(trace_id[:8] for trace_id in self.trace_ids[:8]) + ", …" * (count > 8)
+        return f"<trajectories: {count}: {ids}>"
+
+    def _repr_html_(self) -> str:
+        """Return the trajectories as the package draws them for notebooks."""
+        html: str = import_module("localtrace").drawn(self)
+        return html
 
 
 def open_store(

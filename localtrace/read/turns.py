@@ -32,10 +32,10 @@ VALUE_MAX = 300
 _CHAT_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _OTHER_ROLES = {"ipython": "tool", "environment": "tool", "model": "assistant", "ai": "assistant"}
 _TEMPLATE_ROLE = re.compile(
-    r"<\|im_start\|>(?P<chatml>\w{1,20})\n?|<\|start_header_id\|>(?P<llama>\w{1,20})<\|end_header_id\|>\s*"
-    r"|<(?P<tag>system|user|assistant|tool)>"
+    r"<\|im_start\|>(\w{1,20})\n?|<\|start_header_id\|>(\w{1,20})<\|end_header_id\|>\s*"
+    r"|<(system|user|assistant|tool)>"
 )
-"""The marks by which chat templates begin a message."""
+"""The marks by which chat templates begin a message; one of the groups is its role."""
 _TEMPLATE_END = re.compile(
     r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|<\|end_of_text\|>|</s>)\s*\Z"
 )
@@ -109,7 +109,8 @@ class Turn:
     @property
     def model(self) -> str | None:
         """The name of the model by its results or arguments, else that of the run."""
-        return model_of(self.span) or self._reader.trajectory.model
+        outputs, inputs = (text_field(v, ("model",)) for v in (self.span.outputs, self.span.inputs))
+        return outputs or inputs or self._reader.trajectory.model
 
     @property
     def usage(self) -> Usage:
@@ -154,11 +155,6 @@ def weight_version(span: Span) -> Any:
             if details.get(name) is not None:
                 return details[name]
     return None
-
-
-def model_of(span: Span) -> str | None:
-    """Return the name of the model among a call's results or arguments."""
-    return text_field(span.outputs, ("model",)) or text_field(span.inputs, ("model",))
 
 
 def messages_of(recorded: Iterable[Any]) -> list[Message]:
@@ -395,8 +391,10 @@ def _of_template(text: str) -> list[Message]:
 
 def _of_text(role: str, text: str) -> Message:
     text = _TEMPLATE_END.sub("", text)
-    thought, text = split_thought(text) if role == "assistant" else (None, text)
-    return Message(role, text, reasoning=thought)
+    thought = _THINK.match(text) if role == "assistant" else None
+    if thought is None:
+        return Message(role, text)
+    return Message(role, text[thought.end() :], reasoning=thought[1])
 
 
 def template_parts(text: str) -> Iterator[tuple[str | None, str]]:
@@ -404,27 +402,19 @@ def template_parts(text: str) -> Iterator[tuple[str | None, str]]:
 
     The mark for the answer, which has no text, is left out.
     """
-    marks = list(_TEMPLATE_ROLE.finditer(text))
-    starts = [mark.start() for mark in marks]
-    if not marks or starts[0] > 0:
-        yield None, text[: starts[0]] if marks else text
-    for place, mark in enumerate(marks):
-        end = starts[place + 1] if place + 1 < len(marks) else len(text)
-        rest = text[mark.end() : end]
-        if rest.strip() or place + 1 < len(marks):
-            yield mark["chatml"] or mark["llama"] or mark["tag"], rest
+    before, *marked = _TEMPLATE_ROLE.split(text)
+    if before or not marked:
+        yield None, before
+    for place in range(0, len(marked), 4):
+        *names, part = marked[place : place + 4]
+        if part.strip() or place + 4 < len(marked):
+            yield next(filter(None, names)), part
 
 
 def question(prompt: str) -> str:
     """Return what the user asked last in a prompt of a chat template; any other prompt whole."""
     users = [text for role, text in template_parts(prompt) if role == "user"]
     return _TEMPLATE_END.sub("", users[-1]) if users else prompt
-
-
-def split_thought(text: str) -> tuple[str | None, str]:
-    """Return what was thought before an answer, and the answer."""
-    thought = _THINK.match(text)
-    return (thought[1], text[thought.end() :]) if thought else (None, text)
 
 
 def _reported(span: Span, *names: str) -> int | None:

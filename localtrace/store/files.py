@@ -24,8 +24,6 @@ from typing import TypeVar
 import msgspec
 
 from localtrace.errors import (
-    NotAFile,
-    NotAFolder,
     StoreBusy,
     StoreError,
     StoreFormatError,
@@ -73,7 +71,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
             `O_CREAT | O_EXCL`.
 
     Raises:
-        NotAFile: something else than a regular file is there.
+        StoreFormatError: something else than a regular file is there.
         OSError: it cannot be opened.
     """
     assert not flags & os.O_TRUNC
@@ -99,11 +97,11 @@ def refuse_other_than_file(path: Path | str) -> None:
     """Refuse a link, a folder and the like where a store has a file, or nothing any more.
 
     Raises:
-        NotAFile: there is one.
+        StoreFormatError: there is one.
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFREG):
-        raise NotAFile(
+        raise StoreFormatError(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a file: move it away, or put the "
             "file itself in its place"
         )
@@ -113,11 +111,11 @@ def refuse_other_than_folder(path: Path) -> None:
     """Refuse a link, a file and the like where a store has a folder, or nothing yet.
 
     Raises:
-        NotAFolder: there is one.
+        StoreFormatError: there is one.
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFDIR):
-        raise NotAFolder(
+        raise StoreFormatError(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a folder, and might lead into "
             "another store: put the folder itself in its place"
         )
@@ -131,7 +129,7 @@ def make_folder(root: Path, folder: Path) -> None:
         folder: its path begins with that of `root`.
 
     Raises:
-        NotAFolder: something else is there.
+        StoreFormatError: something else is there.
         OSError: it cannot be made.
     """
     place = root

@@ -128,7 +128,7 @@ def open_layout(path: str | Path) -> StoreLayout:
         StoreNotFound: nothing is there.
         StoreFormatError: it is something else, of another format version, or at a path that cannot
             be that of a store.
-        NotAFolder: one of its folders is a link.
+        StoreFormatError: one of its folders is a link.
         BundleError: it is a bundle that is incomplete, damaged or hostile.
     """
     root = Path(path).expanduser().absolute()

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from localtrace.errors import QueryError
-from localtrace.read.step_ranges import ROWS_MIN, step_slices
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer.listing import Listing
 from localtrace.viewer.page import with_values
@@ -32,7 +31,10 @@ _TEXT_MAX, _REGEX_MAX, _IDS_MAX = 2_000, 1_000, 500
 _ID_MAX = 2**31 - 1
 _TIME_S = 8.0
 """The time after which no further steps are searched: other pages wait for it."""
-_SLICE_ROWS = ROWS_MIN
+_SLICES_MAX = 16
+"""The number of ranges of steps, about; each costs a query of its own."""
+_SLICE_ROWS = 10_000
+"""The size of a large selection; smaller ones are not cut."""
 _BEFORE, _HIT, _AFTER = 120, 300, 240
 """The characters of a snippet before, in and after a hit."""
 
@@ -186,6 +188,27 @@ def ids_of(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+def step_slices(counts: Iterable[tuple[int | None, int]], rows_max: int) -> list[str]:
+    """Return conditions on `step`, in order; every row meets exactly one of them.
+
+    Args:
+        counts: the number of rows of each step, in the order of steps, null last.
+        rows_max: the most rows that meet a condition, if it is about several steps.
+    """
+    slices: list[list[int | None]] = []
+    rows = 0
+    for step, count in counts:
+        rows += count
+        if not slices or rows > rows_max or step is None:
+            slices.append([])
+            rows = count
+        slices[-1].append(step)
+    return [
+        "step is null" if steps[0] is None else f"step between {steps[0]} and {steps[-1]}"
+        for steps in slices
+    ]
+
+
 def count_hits(request: PageRequest, search: Search) -> tuple[list[dict[str, Any]], str | None]:
     """Count the rollouts with a hit, from the last step to the first, while there is time.
 
@@ -203,7 +226,8 @@ def count_hits(request: PageRequest, search: Search) -> tuple[list[dict[str, Any
         counts = sorted(
             Listing(request).counts.items(), key=lambda item: (item[0] is None, item[0] or 0)
         )
-        slices = step_slices(counts, _SLICE_ROWS)
+        rows_max = max(_SLICE_ROWS, sum(count for _, count in counts) // _SLICES_MAX)
+        slices = step_slices(counts, rows_max)
         rows: list[dict[str, Any]] = []
         while slices:
             sql = search.rate_sql(request, slices.pop())

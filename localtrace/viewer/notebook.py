@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from localtrace.errors import QueryError
-from localtrace.read.shown import Shown
+from localtrace.read.store import Shown
 from localtrace.types import Trajectory
 
 CHARACTERS_MAX = 200_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localtrace.errors import NotAFile, StoreFormatError
+from localtrace.errors import StoreFormatError
 from localtrace.store.files import is_locked, locked, open_file, put_file, read_file
 
 
@@ -54,14 +54,14 @@ def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("flags", FLAGS)
 def test_what_is_no_file_is_never_opened(planted: Path, flags: int) -> None:
     before = len(os.listdir("/dev/fd"))
-    with pytest.raises(NotAFile, match=r"/folder/file .*: move"):
+    with pytest.raises(StoreFormatError, match=r"/folder/file .*: move"):
         open_file(planted, flags)
     assert len(os.listdir("/dev/fd")) == before
 
 
 def test_what_is_no_file_is_not_locked_and_cannot_be_taken_as_a_lock(planted: Path) -> None:
     assert not is_locked(planted)
-    with pytest.raises(NotAFile), locked(planted):
+    with pytest.raises(StoreFormatError), locked(planted):
         pass
 
 

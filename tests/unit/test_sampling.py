@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import localtrace
-from localtrace.errors import ConfigError, NotAFolder
+from localtrace.errors import ConfigError, StoreFormatError
 from localtrace.maintain.retention import prune_by_rules
 from localtrace.maintain.sealer import seal_until_done
 from localtrace.maintain.upkeep import Upkeep
@@ -63,7 +63,7 @@ def test_every_process_of_a_run_may_put_its_rules_into_the_store(store: Path) ->
 def test_rules_that_cannot_be_put_into_the_store_are_said_at_the_start(store: Path) -> None:
     create_layout(store).sampling.write_text("a file in the way")
     with (
-        pytest.raises(NotAFolder, match=rf"{store}/sampling is a file"),
+        pytest.raises(StoreFormatError, match=rf"{store}/sampling is a file"),
         recording(store, sample="errors"),
     ):
         pass

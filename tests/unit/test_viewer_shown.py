@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 import localtrace
-from localtrace.read.shown import Shown
-from localtrace.read.store import Store, open_store
+from localtrace.read.store import Shown, Store, open_store
 from localtrace.testing import recording
 from localtrace.viewer import one_file
 from localtrace.viewer.shown import chosen, facts_of

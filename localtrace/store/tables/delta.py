@@ -85,7 +85,8 @@ def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSche
 
     Raises:
         StoreError: the log names a file elsewhere.
-        NotAFile: a link, a FIFO or the like is in place of one; DuckDB would follow or wait for it.
+        StoreFormatError: a link, a FIFO or the like is in place of a file; DuckDB would follow
+            it, or wait for it.
     """
     root = layout.table(schema.name)
     # A forged log names a file twice where it gives it a deletion vector, which no table has.
