@@ -91,7 +91,7 @@ class FilterValues(TypedDict, total=False):
         "text", "the experiment", also=(*_LINKED, *_OF_RUNS), in_forms=True,
     )]  # fmt: skip
     attempt: Annotated[Numbers, Filter(
-        "whole", "restarts of the run before it",
+        "whole", "how often the run had been restarted",
         also=(*_CALLS, "engine_calls", *_OF_RUNS), in_forms=True,
     )]  # fmt: skip
     step: Annotated[Numbers, Filter(
@@ -127,7 +127,7 @@ class FilterValues(TypedDict, total=False):
     truncated: Annotated[Flags, Filter(
         "flag", "a limit cut off its last generation", view="detectors",
     )]  # fmt: skip
-    empty: Annotated[Flags, Filter("flag", "its answer says nothing", view="detectors")]
+    empty: Annotated[Flags, Filter("flag", "its answer is empty", view="detectors")]
     duplicate: Annotated[Flags, Filter(
         "flag", "another rollout of its group gave the same answer", view="detectors",
     )]  # fmt: skip
@@ -135,13 +135,13 @@ class FilterValues(TypedDict, total=False):
     repetition: Annotated[Numbers, Filter(
         "real", "largest share of repeated 4-grams in a turn, 0 to 1", view="detectors",
     )]  # fmt: skip
-    tag: Annotated[Texts, Filter("texts", "a tag that somebody gave", view="labels", has_many=True)]
-    rating: Annotated[Numbers, Filter("real", "a rating that somebody gave", view="labels")]
+    tag: Annotated[Texts, Filter("texts", "a tag that someone gave", view="labels", has_many=True)]
+    rating: Annotated[Numbers, Filter("real", "a rating that someone gave", view="labels")]
     labelled: Annotated[Flags, Filter(
-        "flag", "whether somebody tagged, rated or commented it", view="labels",
+        "flag", "whether someone tagged, rated or commented on it", view="labels",
     )]  # fmt: skip
     labelled_by: Annotated[Texts, Filter(
-        "text", "who labelled; the other labels are then this person's",
+        "text", "who labelled; other label filters then mean this person's",
         column="who", view="labels", has_many=True,
     )]  # fmt: skip
     where: Annotated[str | None, Filter(

@@ -236,7 +236,7 @@ def _scalar(entry: Filter, value: Any) -> Scalar:
     if entry.kind == "flag":
         text = str(value).strip().lower()
         if not isinstance(value, bool | str) or text not in ("true", "false"):
-            raise QueryError(f"{key}={value}: say true or false")
+            raise QueryError(f"{key}={value}: write true or false")
         return text == "true"
     is_name = isinstance(value, Integral | UUID) and not isinstance(value, bool)
     if not isinstance(value, str) and (entry.is_literal or not is_name):
@@ -263,7 +263,7 @@ def _number(entry: Filter, value: Any, is_compared: bool = True) -> int | float:
     except (TypeError, ValueError, OverflowError):
         raise QueryError(
             f"{key}: {value!r:.80} is not a {'whole ' * is_whole}number: write {key}=3, "
-            f"{key}=3..10, {key}=3,5 or '{key}<3', and in Python a number, a range or a list too"
+            f"{key}=3..10, {key}=3,5 or '{key}<3', or in Python a number, a range or a list"
         ) from None
     if math.isnan(number) or (math.isinf(number) and not is_compared):
         raise QueryError(

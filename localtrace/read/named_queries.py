@@ -71,7 +71,7 @@ class Plot:
             for row in (zip(*keys.values(), strict=True) if keys else [()] * len(table))
         ]  # fmt: skip
         if len(set(zip(labels, columns[self.x], strict=True))) < len(labels):
-            raise QueryError(f"no plot: several rows of a {self.x} cannot be told apart")
+            raise QueryError(f"no plot: several rows share the same {self.x}")
         lines: dict[str, list[tuple[float, float]]] = {}
         for name in self.y:
             for label, x, y in zip(labels, columns[self.x], columns[name], strict=True):
@@ -131,7 +131,7 @@ class NamedQuery:
             if equals and name in self.marks:
                 own[name] = value
             elif (key := key_of(word)) in self.marks:
-                raise QueryError(f"{word!r}: {key} takes a value, no comparison: write {key}=…")
+                raise QueryError(f"{word!r}: {key} takes a value, not a comparison: write {key}=…")
             else:
                 self._require_known(key)
                 filters.append(word)

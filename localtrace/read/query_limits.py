@@ -26,7 +26,7 @@ NO_MEMORY = (
     "the query needs more memory than there is for it: narrow it down, to a step or a "
     "run for example, or select fewer columns"
 )
-NOBODY_WAITS = "the query was cancelled: client disconnected"
+CANCELLED = "the query was cancelled: client disconnected"
 BATCH_ROWS = 20_000
 """The rows of a result that are handed over at a time."""
 LOOK_INTERVAL_S = 0.2
@@ -56,14 +56,14 @@ class Limits:
         self,
         work: Callable[[], pa.Table],
         connection: duckdb.DuckDBPyConnection,
-        unwanted: threading.Event,
+        cancelled: threading.Event,
     ) -> pa.Table:
         """Call `work` in another thread, and stop its query when its time is over.
 
         Args:
             work: runs a query in the connection, and returns its rows.
             connection: is interrupted.
-            unwanted: set when nobody waits for the query any more, which stops it too.
+            cancelled: set when the client disconnects, which stops it too.
 
         Raises:
             QueryError: the query was stopped, or there was no memory left.
@@ -72,8 +72,8 @@ class Limits:
         end_s, stopped = time.monotonic() + self.timeout_s, None
         try:
             while not wait([rows], LOOK_INTERVAL_S).done:
-                if unwanted.is_set():
-                    stopped = NOBODY_WAITS
+                if cancelled.is_set():
+                    stopped = CANCELLED
                 elif time.monotonic() > end_s:
                     stopped = self.too_long
                 if stopped:

@@ -45,7 +45,9 @@ def check_read_only(sql: str, connection: duckdb.DuckDBPyConnection) -> None:
     # EXPLAIN ANALYZE runs the statement that it explains, so that must be a SELECT too.
     text = _EXPLAIN.sub("", sql, count=1)
     if len(text) > _SQL_MAX:
-        raise QueryError(f"an SQL text may have {_SQL_MAX:,} characters: give values as parameters")
+        raise QueryError(
+            f"an SQL text may have at most {_SQL_MAX:,} characters: pass values as parameters"
+        )
     try:
         statements = connection.extract_statements(text)
     except duckdb.OutOfMemoryException:

@@ -81,7 +81,7 @@ def run_id_of(store: Store, text: str) -> str:
     if len(meant) > 1:
         more = ", …" if len(meant) > _SHOWN_MAX else ""
         raise QueryError(
-            f"run={text} names several runs, write more of the id: "
+            f"run={text} matches several runs: give more of the id: "
             f"{', '.join(meant[:_SHOWN_MAX])}{more}"
         )
     return str(meant[0])

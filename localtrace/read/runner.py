@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from localtrace.errors import QueryError, StoreError
 from localtrace.read import sandbox
 from localtrace.read.database import Database, PieceOf
-from localtrace.read.query_limits import BATCH_ROWS, NO_MEMORY, NOBODY_WAITS, Limits
+from localtrace.read.query_limits import BATCH_ROWS, CANCELLED, NO_MEMORY, Limits
 from localtrace.read.sql_errors import one_line
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.snapshot import Copies, Snapshot
@@ -53,7 +53,7 @@ class QueryRunner:
         self._layouts = layouts
         self._piece_of = piece_of
         self._sandbox = sandbox.sandbox
-        self._unwanted = threading.Event()
+        self._cancelled = threading.Event()
         self._open()
 
     def _open(self) -> None:
@@ -69,17 +69,17 @@ class QueryRunner:
             self._database = Database(self._stores, self.limits.memory_max_bytes, self._piece_of)
         return self._database
 
-    def share(self, unwanted: threading.Event | None = None) -> Self:
+    def share(self, cancelled: threading.Event | None = None) -> Self:
         """Return the same moment for another thread, to be closed before this one.
 
         They share the database, its views and the limit of its memory.
 
         Args:
-            unwanted: stops its query, and refuses further ones, once it is set.
+            cancelled: stops its query, and refuses further ones, once it is set.
         """
         guest = copy(self)
         guest._database = self.database().share()
-        guest._unwanted = unwanted or threading.Event()
+        guest._cancelled = cancelled or threading.Event()
         return guest
 
     @property
@@ -142,10 +142,10 @@ class QueryRunner:
             raise QueryError(NO_MEMORY if is_memory else one_line(error)) from None
 
     def _execute(self, sql: str, params: Params, is_own: bool) -> pa.Table:
-        if self._unwanted.is_set():
-            raise QueryError(NOBODY_WAITS)
+        if self._cancelled.is_set():
+            raise QueryError(CANCELLED)
         if self._sandbox is not None and not is_own:
-            return self._sandbox.run(self._offer, sql, params, self._unwanted)
+            return self._sandbox.run(self._offer, sql, params, self._cancelled)
         from localtrace.read.read_only import check_read_only  # it imports DuckDB
 
         own = self.database()
@@ -163,7 +163,7 @@ class QueryRunner:
             finally:
                 own.connection.execute("rollback")
 
-        return self.limits.run(work, own.connection, self._unwanted)
+        return self.limits.run(work, own.connection, self._cancelled)
 
     def _is_damage(self, error: Exception) -> bool:
         """Return whether an error tells of the content of a file, and not of SQL or of rights."""

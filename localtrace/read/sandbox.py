@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryCrashed, QueryError, StoreError
 from localtrace.read.database import spill_folder
-from localtrace.read.query_limits import LOOK_INTERVAL_S, NOBODY_WAITS, Limits
+from localtrace.read.query_limits import CANCELLED, LOOK_INTERVAL_S, Limits
 from localtrace.store.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Sandbox:
         offer: Offer,
         sql: str,
         params: object,
-        unwanted: threading.Event,
+        cancelled: threading.Event,
     ) -> pa.Table:
         """Run one SELECT in a child, and return its rows.
 
@@ -75,7 +75,7 @@ class Sandbox:
             offer: the snapshots to read.
             sql: the text.
             params: its parameters.
-            unwanted: set when nobody waits for the query any more, which stops it.
+            cancelled: set when the client disconnects, which stops it.
 
         Raises:
             QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
@@ -83,15 +83,15 @@ class Sandbox:
             StoreError: a file is missing or damaged.
         """
         while not self._free.acquire(timeout=LOOK_INTERVAL_S):
-            if unwanted.is_set():
-                raise QueryError(NOBODY_WAITS)
+            if cancelled.is_set():
+                raise QueryError(CANCELLED)
         try:
             child = self._idle.pop() if self._idle else _Child()
             if not child.lives():
                 child.close()
                 child = _Child()
             try:
-                return child.run(offer, sql, params, unwanted)
+                return child.run(offer, sql, params, cancelled)
             finally:
                 if child.is_idle:
                     self._idle.append(child)
@@ -143,7 +143,7 @@ class _Child:
         offer: Offer,
         sql: str,
         params: object,
-        unwanted: threading.Event,
+        cancelled: threading.Event,
     ) -> pa.Table:
         import pyarrow as pa
 
@@ -154,8 +154,8 @@ class _Child:
             self._pipe.send((None if offer is self._offered else offer, sql, params))
             self._offered = offer
             while not self.is_idle:
-                if unwanted.is_set():
-                    raise QueryError(NOBODY_WAITS)
+                if cancelled.is_set():
+                    raise QueryError(CANCELLED)
                 if time.monotonic() > end_s:
                     raise QueryError(offer.limits.too_long)
                 if not self._pipe.poll(LOOK_INTERVAL_S):

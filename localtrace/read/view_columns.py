@@ -21,7 +21,7 @@ _TURN = {"turn": "place of the generation in its trajectory, from 0"}
 _OWN: dict[str, dict[str, str]] = {
     "runs": {
         "start_ns": "when the first process began to record, ns since the Unix epoch",
-        "end_ns": "when the last process closed; null while one has not said that it did",
+        "end_ns": "when the last process closed; null until all have",
         "started_at": "start, for people and for SQL dates",
         "ended_at": "end, for people and for SQL dates",
         "processes": "how many began to record",
@@ -31,20 +31,20 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "processes": {
         "started_at": "when it began to record",
-        "ended": "whether it said that it closed",
+        "ended": "whether it closed cleanly",
     },
     "trajectories": {
-        "reward": "the newest outcome of that name, else the one set inside the rollout",
+        "reward": "the newest outcome of that name, otherwise the one set inside the rollout",
         "advantage": "the newest outcome of that name",
         "fate": "what training did with it: trained, filtered, stale, aborted, failed or baseline",
-        "fate_reason": "why, where training says it",
+        "fate_reason": "the reason, where training gives one",
         "trained_step": "the step whose update used it",
-        "group_key": "what tells the groups of a run's step apart: `group` and its id, else "
-        "`sample` and its index, else `prompt` and its hash",
+        "group_key": "identity of the group within a run's step: `group` and its id, otherwise "
+        "`sample` and its index, otherwise `prompt` and its hash",
         "superseded": "whether a newer attempt did the step again",
     },
     "labels": {
-        "who": "the person; null: nobody said",
+        "who": "the person; null: not recorded",
         "tag": "the tag; null where the row is no tag",
         "rating": "the rating; null where the row is none",
         "comment": "the comment; null where the row is none",
@@ -53,7 +53,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "spans": {
         "kind": "generation, tool, reward, agent or other",
-        "kind_derived": "true where nobody said the kind and the place of the call tells it",
+        "kind_derived": "true where the kind was derived from the call's place and name",
     },
     "turns": {
         **_TURN,
@@ -61,11 +61,11 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "messages": {
         **_TURN,
-        "position": "place in the turn's whole list, from 0",
-        "role": "who said it",
-        "content": "what was said, as text or JSON",
+        "position": "position in the turn's whole list, from 0",
+        "role": "who wrote it",
+        "content": "what it says, as text or JSON",
         "message": "the whole message as JSON",
-        "generated": "true for what the turn generated, false for what it was given",
+        "generated": "true for what the turn generated, false for its prompt",
     },
     "tokens": {
         **_TURN,
@@ -101,8 +101,8 @@ _OWN: dict[str, dict[str, str]] = {
         "output_hash": "md5 of the output ids, or of the text where there are none",
     },
     "detectors": {
-        "truncated": "a limit cut the last generation off, or the trainer said so",
-        "empty": "the answer has no tokens, or nothing but white space and marks of the end",
+        "truncated": "a limit cut off the last generation, or the trainer recorded that",
+        "empty": "the answer has no tokens, or only white space and end marks",
         "duplicate": "another rollout of the group gave the same answer",
         "tool_errors": "failed calls of tools",
         "repetition": "largest share of repeated 4-grams in the ids of a turn, 0 to 1",
@@ -110,9 +110,9 @@ _OWN: dict[str, dict[str, str]] = {
     "engine_calls": {
         "engine_trace_id": "trace id of the engine's record",
         "engine_span_id": "span id of the engine's record",
-        "step": "step of the record, else of the call that asked for it",
-        "trace_id": "trajectory of the call that asked for it; null: not known",
-        "span_id": "the call that asked for it; null: not known",
+        "step": "step of the record, otherwise of the call that requested it",
+        "trace_id": "trajectory of the call that requested it; null: unknown",
+        "span_id": "the call that requested it; null: unknown",
         "joined": "carried, tokens, or null",
         "output_tokens": "tokens generated",
     },

@@ -51,9 +51,9 @@ def make_app(shared: SharedStore) -> Starlette:
 def _answering(
     shared: SharedStore, page: Page, places: CapacityLimiter, is_json: bool
 ) -> Callable[[Request], Awaitable[Response]]:
-    def answer(request: Request, unwanted: threading.Event) -> Response:
+    def answer(request: Request, cancelled: threading.Event) -> Response:
         try:
-            with shared.reading(unwanted) as (store, moment):
+            with shared.reading(cancelled) as (store, moment):
                 page_request = PageRequest(
                     store, request.path_params, request.query_params, moment.kept
                 )
@@ -70,21 +70,21 @@ def _answering(
         return _html(request, render(page.template, page=facts, **_around(request, page_request)))
 
     async def respond(request: Request) -> Response:
-        unwanted = threading.Event()
-        leaving = asyncio.create_task(_set_when_left(request, unwanted))
+        cancelled = threading.Event()
+        leaving = asyncio.create_task(_set_when_left(request, cancelled))
         try:
-            return await to_thread.run_sync(answer, request, unwanted, limiter=places)
+            return await to_thread.run_sync(answer, request, cancelled, limiter=places)
         finally:
             leaving.cancel()
 
     return respond
 
 
-async def _set_when_left(request: Request, unwanted: threading.Event) -> None:
+async def _set_when_left(request: Request, cancelled: threading.Event) -> None:
     """Wait until the browser closes the connection: then the query is stopped."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    unwanted.set()
+    cancelled.set()
 
 
 def _around(request: Request, page_request: PageRequest) -> dict[str, object]:

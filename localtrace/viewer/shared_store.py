@@ -81,12 +81,12 @@ class SharedStore:
         self._seen = _seen(layouts)
 
     @contextmanager
-    def reading(self, unwanted: threading.Event) -> Iterator[tuple[Store, Moment]]:
-        """Lend the store, as its files are now, to this thread; its queries end once unwanted."""
+    def reading(self, cancelled: threading.Event) -> Iterator[tuple[Store, Moment]]:
+        """Lend the store, as its files are now, to this thread; its queries end once cancelled."""
         self.look()
         with self._lock:
             moment = self._moment
-            store = moment.store.share(unwanted)
+            store = moment.store.share(cancelled)
             moment.readers += 1
         try:
             yield store, moment

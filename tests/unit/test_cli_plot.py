@@ -70,7 +70,7 @@ def test_columns_of_by_make_the_lines() -> None:
 
 
 def test_rows_that_nothing_tells_apart_are_refused() -> None:
-    with pytest.raises(QueryError, match="several rows of a step"):
+    with pytest.raises(QueryError, match="several rows share the same step"):
         Plot("step", ("p",), ()).lines(pa.table({"step": [1, 1], "p": [0.5, 0.6]}), {})
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(
 @pytest.mark.parametrize("run", ["aa", "a", "b"])
 def test_a_beginning_of_several_ids_lists_them(store: Store, run: str) -> None:
     meant = ", ".join(one for one in IDS if one.startswith(run))
-    with pytest.raises(QueryError, match=f"run={run} names several runs.*: {meant}"):
+    with pytest.raises(QueryError, match=f"run={run} matches several runs.*: {meant}"):
         places(store, run)
     with pytest.raises(QueryError, match=meant):
         store.query("reward_by_step", run=run)

@@ -121,10 +121,10 @@ def test_a_query_ends_when_its_browser_leaves(store: Store) -> None:
 
 
 def test_a_running_query_is_stopped_from_another_thread(store: Store) -> None:
-    unwanted = threading.Event()
-    with store.share(unwanted) as guest, ThreadPoolExecutor() as threads:
+    cancelled = threading.Event()
+    with store.share(cancelled) as guest, ThreadPoolExecutor() as threads:
         slow = threads.submit(guest.sql, ENDLESS)
-        unwanted.set()
+        cancelled.set()
         with pytest.raises(QueryError, match="client disconnected"):
             slow.result(_LIMIT_S)
     assert len(store.sql("select 1")) == 1

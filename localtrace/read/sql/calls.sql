@@ -1,6 +1,6 @@
 -- Calls and their kinds, and the calls that engines recorded.
 
--- Calls with their kind: as the recording code said it, else derived from the call's place among the
+-- Calls with their kind: as the recording code sets it, otherwise derived from the call's place among the
 -- turns of its trajectory, and from its name. DuckDB skips the windows of columns that a query does
 -- not ask for. One view and not three, because DuckDB reads the list of files again for each.
 create view stored.calls as
@@ -52,9 +52,9 @@ from (
 );
 
 -- One row per call. Prompts and messages are those that each turn adds; whole_prompts and
--- whole_messages give them whole. `kind` is what the recording code says, else it is derived from
+-- whole_messages give them whole. `kind` is what the recording code sets, otherwise it is derived from
 -- the call's place and name, and `kind_derived` is true. A call with turns inside is an agent. A call
--- whose name speaks of rewards, scores, grades, judges or verifying is a reward. A call between two
+-- whose name is about rewards, scores, grades, judges or verifying is a reward. A call between two
 -- turns is a tool; so is one after the last turn, if that turn asked for tools or the same function
 -- was called between turns. All other calls are other, and so are calls inside of a tool or reward.
 create view spans as
@@ -64,7 +64,7 @@ left join processes as p on p.writer_id = s.writer_id
 where s.batch_index is null;
 
 -- Whether a call was recorded inside an engine, by the names that the hooks give it. The kind does
--- not tell: it is generation for the engine's record and for the call that asked for it.
+-- not tell: it is generation for the engine's record and for the call that requested it.
 create macro is_engine_op(op) as op in ('sglang.generate', 'vllm.generate');
 
 -- Whether a call stands for an output of an imported dump, by the name that the import gives it. A
@@ -72,7 +72,7 @@ create macro is_engine_op(op) as op in ('sglang.generate', 'vllm.generate');
 create macro is_dump(op) as op = 'verl.rollout';
 
 -- One row per generation as an engine recorded it (localtrace.trainer_hooks.generations), with the
--- call that asked for it. `joined` says how that call is known. carried: the request carried the
+-- call that requested it. `joined` says how that call is known. carried: the request carried the
 -- call's ids. tokens: exactly one call of the run sent the same prompt and got the same output
 -- around the same time, and no other generation fits that call. Null: unknown, or not certain.
 create view engine_calls as

@@ -105,10 +105,10 @@ left join (select * from stored.valued_turns where ids_before = 0) as t on t.tra
 -- before it, a leading space included; U+FFFD stands for a part of a character. It is null where the
 -- store keeps no tokenizer of the run, the tokenizer has no such token, or the extra `text` is not
 -- installed. `generated` is false for tokens that a tool or the environment put into the response;
--- their values are null. The turn's own response mask says so, else the newest per-token outcome
+-- their values are null. The turn's own response mask says so, otherwise the newest per-token outcome
 -- response_mask. Without a mask it is true: an agent loop's turns hold only what the model generated.
 -- The trainer's values are the newest per-token outcomes old_log_probs, ref_log_prob and advantages.
--- `logprob` is the engine's, else the trainer's copy of it, rollout_log_probs. The length of such a
+-- `logprob` is the engine's, otherwise the trainer's copy of it, rollout_log_probs. The length of such a
 -- list tells its layout: the whole response, from the end of the first prompt to the end of the last
 -- turn, or generated tokens only. Where it fits neither, the values are null (see the query
 -- recording_gaps).

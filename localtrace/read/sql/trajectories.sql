@@ -62,7 +62,7 @@ join (select run_id, attempt from later union select run_id, 0 from later) as ea
     on earlier.run_id = later.run_id and earlier.attempt < later.attempt
 group by later.run_id, later.validate, earlier.attempt;
 
--- The key that tells the groups of a run's step apart: the trainer's id of the group, else the
+-- The key that tells the groups of a run's step apart: the trainer's id of the group, otherwise the
 -- sample, else, as in imported dumps, the first prompt. Null: none of these was recorded.
 create macro group_key_of(group_id, sample_index, prompt_hash) as coalesce(
     'group ' || group_id, 'sample ' || sample_index, 'prompt ' || prompt_hash
@@ -91,7 +91,7 @@ create macro newer(value, place, other, other_place) as
 create table stored.few_late as select * from stored.newest_late;
 
 -- Every trajectory, superseded ones included, with its newest outcomes. reward is the newest outcome
--- of that name, else the reward that was set inside the rollout.
+-- of that name, otherwise the reward that was set inside the rollout.
 create view all_trajectories as select * from stored.with_outcomes;
 
 -- Every trajectory that is not superseded, with its newest outcomes.
