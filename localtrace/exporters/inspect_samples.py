@@ -45,8 +45,7 @@ from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo
 from pydantic import ValidationError
 
 from localtrace.exporters.shape import (
-    NO_ANSWER,
-    NO_PROMPT,
+    count_missing_texts,
     count_no_turn,
     label_rows,
     plain,
@@ -213,15 +212,12 @@ class _Events:
         )
 
     def _prompt(self, turn: Turn) -> list[ChatMessage]:
-        self._left_out[NO_PROMPT] += turn.prompt is None
         missing = [Message("user", f"[{turn.prompt_missing}]")]
         return self._messages(missing if turn.prompt is None else turn.prompt)
 
     def _output(self, turn: Turn) -> ModelOutput:
         span = turn.span
-        self._left_out[NO_ANSWER] += turn.answer is None and bool(
-            span.output_ids or span.status == "ok"
-        )
+        count_missing_texts(turn, self._left_out)
         answer = turn.answer or Message("assistant", f"[{turn.answer_missing}]")
         (message,) = self._messages([answer])
         assert isinstance(message, ChatMessageAssistant)

@@ -13,7 +13,7 @@ from itertools import compress, islice
 from typing import Any
 
 from localtrace.exporters.answers import AGAIN, UNKNOWN_MASK, discarded_turns, masks_of
-from localtrace.exporters.shape import NO_ANSWER, NO_PROMPT, finite_logprobs, is_finite
+from localtrace.exporters.shape import count_missing_texts, finite_logprobs, is_finite
 from localtrace.read.turns import Turn, chat_form, fields_of
 from localtrace.types import Message, Trajectory
 from localtrace.values.fields import Fields, known
@@ -79,7 +79,6 @@ class MessageGraph:
             parent, kept, covered = self._longest(messages, ids, tools)
         else:
             # A prompt without messages continues the turn whose ids it begins with.
-            self._left_out[NO_PROMPT] += turn.new is None
             parent = self._continued(ids)
             messages, kept, covered = list(turn.new or ()), 0, len(self._path_ids(parent))
         for message in messages[kept:]:
@@ -128,7 +127,7 @@ class MessageGraph:
         every = [True] * len(output)
         mask = self._masks.get(turn.span.span_id, every) or [False] * len(output)
         logprobs = finite_logprobs(turn.span, self._left_out, mask) or []
-        self._left_out[NO_ANSWER] += turn.answer is None
+        count_missing_texts(turn, self._left_out)
         return {
             "message": self._message(turn.answer or Message("assistant", "")),
             "sampled": True,

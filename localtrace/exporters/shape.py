@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from localtrace.read.turns import Turn
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import to_json
 
-NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads their ids"
-NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
+_NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store reads their ids"
+_NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
 NO_TURN = "trajectories without a turn"
 PRUNED = "trajectories whose calls were pruned"
 NOT_FINITE = "trajectories with a reward that is NaN or infinite: they teach nothing"
@@ -67,6 +68,13 @@ def json_line(fields: Mapping[str, Any]) -> Iterator[bytes]:
 def count_no_turn(trajectory: Trajectory, left_out: Counter[str]) -> None:
     """Count a trajectory without a turn."""
     left_out[NO_TURN if trajectory.spans_pruned is None else PRUNED] += 1
+
+
+def count_missing_texts(turn: Turn, left_out: Counter[str]) -> None:
+    """Count the texts of a turn that are not known; a call that failed has no answer to know."""
+    left_out[_NO_PROMPT] += turn.new is None
+    has_answer = bool(turn.span.output_ids) or turn.span.status == "ok"
+    left_out[_NO_ANSWER] += turn.answer is None and has_answer
 
 
 def teaches(trajectory: Trajectory, left_out: Counter[str]) -> bool:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Trajectory
 from localtrace.uploader.records import model_name
-from localtrace.uploader.selection import Chosen, ChosenRun, choose
+from localtrace.uploader.selection import Chosen, choose
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
@@ -61,19 +60,11 @@ class Source:
         self._on_progress = on_progress
         self.choice = choose(store, chosen)
         self._total = len(self.choice.trace_ids)
-        self.failures |= dict.fromkeys(self.choice.unknown, "not in the store")
-
-    @property
-    def runs(self) -> list[ChosenRun]:
-        """The runs of the selection, each with its chosen trajectories."""
-        return self.choice.runs
-
-    @cached_property
-    def models(self) -> dict[tuple[str, int], str | None]:
-        """Names of the models of the runs, by run id and attempt."""
-        return {
-            (part.run.run_id, part.run.attempt): model_name(part.run.config) for part in self.runs
+        self._models = {
+            (part.run.run_id, part.run.attempt): model_name(part.run.config)
+            for part in self.choice.runs
         }
+        self.failures |= dict.fromkeys(self.choice.unknown, "not in the store")
 
     def each(
         self, write: Callable[[Trajectory], object], trace_ids: Iterable[str] | None = None
@@ -85,7 +76,7 @@ class Source:
         """
         for trajectory in self._read(self.choice.trace_ids if trace_ids is None else trace_ids):
             try:
-                model = self.models[trajectory.run_id, trajectory.attempt]
+                model = self._models[trajectory.run_id, trajectory.attempt]
                 trajectory = replace(trajectory, model=model)
                 redacted = self.redaction.trajectory(trajectory)
                 if redacted is not trajectory:

@@ -411,7 +411,7 @@ def test_names_of_metrics_and_workers_hold_no_key_where_they_go(tmp_path: Path) 
         source = Source(store, Filters())
         (worker,) = processes_of(source).values()
         sent = FakeMetrics()
-        (part,) = source.runs
+        (part,) = source.choice.runs
         run = replace(part.run, config={"a": {f"lr {KEY}": f"use {KEY}", "b": [KEY]}})
         receipt = RunReceipt("run", 0, "c", Place("d", "c", "r"))
         receipt = send_metrics(receipt, run, store, Redaction.load(None), sent, Retrying())

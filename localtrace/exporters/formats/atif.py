@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from localtrace.exporters.answers import AGAIN, discarded_turns
 from localtrace.exporters.shape import (
-    NO_ANSWER,
-    NO_PROMPT,
+    count_missing_texts,
     count_no_turn,
     finite_logprobs,
     json_line,
@@ -111,16 +110,13 @@ class _Steps:
         self._add_calls(trajectory, step_of)
 
     def _add_turn(self, turn: Turn) -> Fields:
-        self._left_out[NO_PROMPT] += turn.new is None
+        count_missing_texts(turn, self._left_out)
         for message in turn.new or ():
             if message.role in ("tool", "function", "ipython"):
                 self._add_result(message)
             else:
                 self._add_message(message, turn.span.start_ns)
         span, mask = turn.span, turn.span.response_mask
-        self._left_out[NO_ANSWER] += turn.answer is None and bool(
-            span.output_ids or span.status == "ok"
-        )
         self._left_out[MASKS] += not all(mask or ())
         step = self._agent_step(turn.answer or Message("assistant", ""), span.start_ns)
         if turn.model not in (None, self._model):

@@ -38,7 +38,7 @@ def write(source: Source, file: BinaryIO, service: str | None) -> None:
     The spans are those that upload --to otlp sends. A very long trajectory takes several lines.
     """
     source.failures |= source.choice.pruned
-    for part in source.runs:
+    for part in source.choice.runs:
         source.each_line(file, _lines_of(part.run, service), part.whole_ids)
 
 

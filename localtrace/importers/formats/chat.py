@@ -23,7 +23,8 @@ import click
 
 from localtrace.importers.building import Calls, digest_id
 from localtrace.importers.source import BadLine, Line, Source, read_json
-from localtrace.types import Trajectory
+from localtrace.read.turns import argument_object, messages_of
+from localtrace.types import ToolCall, Trajectory
 from localtrace.values.fields import Fields, known
 
 PATTERN = "*.jsonl"
@@ -34,7 +35,6 @@ OPTIONS = (
     ),
 )  # fmt: skip
 OP = "chat.answer"
-TOOL_OP = "chat.tool"
 _LISTS = ("messages", "conversations")
 _ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's words for roles."""
@@ -161,41 +161,28 @@ def _add_calls(calls: Calls, messages: list[Fields], tools: list[Any] | None) ->
         The count of messages since the last answer that are no answers of tools.
     """
     after = 0
-    unanswered: list[tuple[Any, str, Any]] = []
+    unanswered: list[ToolCall] = []
     for place, message in enumerate(messages):
         role = message["role"]
         is_generated = message.get("weight") != 0 and message.get("train") is not False
         if role == "assistant" and is_generated:
             inputs: Fields = {"messages": messages[:place], "tools": tools}
             calls.add(OP, known(inputs), {"message": message})
-            unanswered += _tool_calls(message)
+            unanswered += messages_of([message])[0].tool_calls
             after = 0
         elif not (role in ("tool", "function") and _add_tool(calls, message, unanswered)):
             after += 1
     return after
 
 
-def _add_tool(calls: Calls, message: Fields, unanswered: list[tuple[Any, str, Any]]) -> bool:
+def _add_tool(calls: Calls, message: Fields, unanswered: list[ToolCall]) -> bool:
     """Add the call that a message answers; return whether there is one."""
     answered_id = message.get("tool_call_id")
-    for place, (call_id, name, arguments) in enumerate(unanswered):
-        if answered_id in (None, call_id):
+    for place, call in enumerate(unanswered):
+        if answered_id in (None, call.id):
             del unanswered[place]
-            inputs = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-            calls.add(name, inputs, message.get("content"), kind="tool")
+            arguments = argument_object(call)
+            inputs = {"arguments": call.arguments} if arguments is None else arguments
+            calls.add(call.name or "tool", inputs, message.get("content"), kind="tool")
             return True
     return False
-
-
-def _tool_calls(message: Fields) -> Iterator[tuple[Any, str, Any]]:
-    """Yield id, name and arguments of the calls of tools in a message."""
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        parts = call if isinstance(call, dict) else {}
-        function = parts.get("function")
-        function = function if isinstance(function, dict) else parts
-        name, arguments = function.get("name"), function.get("arguments")
-        if isinstance(arguments, str):
-            with suppress(BadLine):
-                arguments = read_json(arguments)
-        yield parts.get("id"), name if isinstance(name, str) else TOOL_OP, arguments

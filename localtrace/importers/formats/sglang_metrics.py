@@ -25,17 +25,12 @@ from localtrace.importers.source import BadLine, Line, Source, read_json
 from localtrace.record.config import read_environment
 from localtrace.record.propagation import find_parent, trace_id_of
 from localtrace.record.settings import HookSettings
+from localtrace.store.journal.choices import of_sglang
 from localtrace.types import Span, Trajectory
 from localtrace.values.fields import Fields
 
 PATTERN = "sglang-request-metrics-*.log"
 OP = "sglang.generate"
-_LOGPROBS = (
-    ("output_token_logprobs", "output_ids", "output_logprobs"),
-    ("input_token_logprobs", None, "prompt_logprobs"),
-)
-"""The name in `meta_info`, and the names of its ids and logprobs in a record."""
-_OWN_COLUMNS = ("weight_version", "weight_versions", "routed_experts")
 
 
 def default_run_id(files: list[Path]) -> str:
@@ -95,7 +90,7 @@ def _trajectory(
         start_ns=start_ns,
         duration_ns=duration_ns,
         inputs=_inputs(parameters),
-        outputs=_outputs(meta_info),
+        outputs=of_sglang({"meta_info": meta_info}).outputs,
         parent_id=None if parent is None else f"{parent.span_id:016x}",
         # Like calls that a hook records: after the calls of the process that sent the request.
         seq=0 if parent is None else start_ns,
@@ -121,32 +116,6 @@ def _inputs(parameters: Fields) -> Fields:
     inputs = {name: value for name, value in parameters.items() if value not in (None, False)}
     ids = inputs.pop("input_ids", None)
     return inputs if ids is None else {**inputs, "prompt_ids": ids}
-
-
-def _outputs(meta_info: Fields) -> Fields:
-    """Return `meta_info`, with the values that have columns of their own moved beside it."""
-    rest = dict(meta_info)
-    outputs: Fields = {}
-    for source, ids, logprobs in _LOGPROBS:
-        entries = rest.get(source)
-        if isinstance(entries, list) and all(_is_entry(entry) for entry in entries):
-            del rest[source]
-            outputs[logprobs] = [entry[0] for entry in entries]
-            if ids is not None:
-                outputs[ids] = [entry[1] for entry in entries]
-    reason = rest.get("finish_reason")
-    outputs["finish_reason"] = reason.get("type") if isinstance(reason, dict) else reason
-    for name in _OWN_COLUMNS:
-        if name in rest:
-            outputs[name] = rest.pop(name)
-    return {**outputs, "meta_info": rest}
-
-
-def _is_entry(entry: Any) -> bool:
-    """Tell whether this is (logprob, token id, text); a prompt's first token has no logprob."""
-    if not isinstance(entry, list) or len(entry) < 2:
-        return False
-    return type(entry[1]) is int and (entry[0] is None or type(entry[0]) is float)
 
 
 def _times(meta_info: Fields, modified_ns: int) -> tuple[int, int]:

@@ -51,14 +51,18 @@ _OF_RANKS = "files of the trainer that hold parts of a rank, as miles writes the
 _Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
+class _CacheInfo(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
 class _Sample(msgspec.Struct):
     """The fields of slime's `Sample` that are read, with the types that slime gives them."""
 
     prompt: str | list[Any]
     response_length: Annotated[int, msgspec.Meta(ge=0)]
     status: Literal["pending", "completed", "truncated", "aborted", "failed"]
-    tokens: list[_Integer] | None = None
-    response: str | None = None
+    tokens: list[_Integer] = []
+    response: str = ""
     label: Any = None
     reward: float | dict[str, Any] | None = None
     index: int | None = None
@@ -66,14 +70,14 @@ class _Sample(msgspec.Struct):
     rollout_id: int | None = None
     loss_mask: list[float] | None = None
     rollout_log_probs: list[float] | None = None
-    weight_versions: list[Any] | None = None
+    weight_versions: list[Any] = []
     remove_sample: bool | None = None
     generate_function_path: str | None = None
     source: str | None = None
     metadata: dict[str, Any] | None = None
     train_metadata: dict[str, Any] | None = None
     non_generation_time: float | None = None
-    prefix_cache_info: dict[str, Any] | None = None
+    prefix_cache_info: _CacheInfo = _CacheInfo()
     trace: dict[str, Any] | None = None
     teacher_log_probs: list[float] | None = None
     opd_reverse_kl: list[float] | None = None
@@ -193,21 +197,11 @@ def _sample(fields: Fields) -> Any:
         BadLine: a field has a value that slime never gives it.
     """
     try:
-        sample = msgspec.convert(fields, _Sample)
+        sample: Any = msgspec.convert(fields, _Sample)
     except msgspec.ValidationError as error:
         raise BadLine(f"no sample of slime ({error})") from None
-    if sample.response_length > len(sample.tokens or ()):
-        raise BadLine("response_length fits no response of its tokens")
-    read = {name: getattr(sample, name) for name in _READ}
-    return SimpleNamespace(**read | {
-        "tokens": sample.tokens or [],
-        "response": sample.response or "",
-        "status": SimpleNamespace(value=sample.status),
-        "weight_versions": sample.weight_versions or [],
-        "prefix_cache_info": SimpleNamespace(
-            cached_tokens=(sample.prefix_cache_info or {}).get("cached_tokens", 0)
-        ),
-    })  # fmt: skip
+    sample.status = SimpleNamespace(value=sample.status)
+    return sample
 
 
 def _says_something(value: Any) -> bool:
