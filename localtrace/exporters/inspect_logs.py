@@ -122,9 +122,7 @@ class _Log:
     def _place(self, trajectory: Trajectory) -> tuple[str, int]:
         """Return an id and an epoch that no other sample of the log has."""
         text = trajectory.sample_index or trajectory.group_id or trajectory.trace_id
-        sample_id = _UNSAFE.sub("_", text)
-        if len(sample_id) > _ID_MAX_CHARS:
-            sample_id = sha256(sample_id.encode()).hexdigest()
+        sample_id = _UNSAFE.sub("_", text)[:_ID_MAX_CHARS]
         taken = self._epochs.get(sample_id, set())
         number = trajectory.rollout_n
         epoch = len(taken) + 1 if number is None or not 0 <= number < 2**31 else number + 1

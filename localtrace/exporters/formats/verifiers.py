@@ -53,7 +53,10 @@ _ELSEWHERE = frozenset(
     {"trace_id", "run_id", "step", "validate", "group_id", "agent", "reward", "spans_pruned"}
 )
 """Fields of a trajectory that stand elsewhere in an episode."""
-_SAMPLING = {"temperature": float, "top_p": float, "reasoning_effort": str, "max_tokens": int}
+_SAMPLING: dict[str, Any] = {
+    "temperature": int | float, "top_p": int | float, "reasoning_effort": str, "max_tokens": int,
+    "max_completion_tokens": int,
+}  # fmt: skip
 """Types of the sampling settings that verifiers knows."""
 
 
@@ -241,12 +244,11 @@ def _failure(error: str) -> Fields:
 
 def _sampling(value: Any) -> Fields | None:
     """Return sampling settings; of verifiers' own names only those of its types."""
-    settings = {}
-    for name, setting in fields_of(value).items():
-        kind = _SAMPLING.get("max_tokens" if name == "max_completion_tokens" else name)
-        is_number = kind is float and type(setting) in (int, float)
-        if name != "extra_body" and (kind is None or is_number or isinstance(setting, kind)):
-            settings[name] = setting
+    settings = {
+        name: setting
+        for name, setting in fields_of(value).items()
+        if name != "extra_body" and isinstance(setting, _SAMPLING.get(name, object))
+    }
     return settings or None
 
 

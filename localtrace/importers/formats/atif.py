@@ -33,8 +33,6 @@ from localtrace.values.fields import Fields, known
 PATTERN = "**/trajectory*.json*"
 OP = "atif.step"
 _VERSIONS = frozenset(f"ATIF-v1.{minor}" for minor in range(9))
-_DEPTH_MAX = 20
-"""Documents of subagents inside each other."""
 _ELSEWHERE = ("trace_id", "run_id", "attempt", "project", "experiment", "start_ns", "end_ns",
               "spans_pruned")  # fmt: skip
 """Fields of an exported trajectory that are no attributes of the imported one."""
@@ -157,8 +155,6 @@ def _trajectories(
     Args:
         within: the trace ids of the documents around it, and its place among its siblings.
     """
-    if len(within) > 2 * _DEPTH_MAX:
-        raise BadLine("subagents nested too deeply")
     document = _document(fields)
     extra, left_out = dict(document.extra or {}), source.report.left_out
     trace_id = exported_id(extra.get("trace_id"))

@@ -49,7 +49,6 @@ MEMBER_MAX_BYTES = 256 * 2**20
 REFERRED_MAX = 10_000_000
 """The most messages that the calls of one sample may refer to together."""
 _NO_REWARD = "rewards: several scores may be it, so name those that add up to it by --reward"
-_HEAD = "heads of logs, of which only task, model, data set and solver are kept"
 _LEFT = ("error_retries", "store", "timelines", "sandbox", "files", "invalidation")
 """Fields of a sample that are counted and not kept."""
 _READ_EVENTS = frozenset({"model", "tool", "span_begin", "span_end"})
@@ -64,7 +63,8 @@ def read(source: Source, *, rewards: Collection[str]) -> Iterator[Trajectory]:
     a rollout: calls of models are its turns, with messages and usage, calls of tools its tools,
     scores its attributes. The letters of a score count as in Inspect: C 1, P 0.5, I and N 0. The
     reward is the only score, or the sum of those that --reward names. Errors and limits are the
-    rollouts' fates. Needs the extra inspect; inspect log convert makes .eval of .json.
+    rollouts' fates. Of a log's header task, model, data set and solver are kept. Needs the extra
+    inspect; inspect log convert makes .eval of .json.
 
     What localtrace exported comes back with its trace ids, places and rewards, and messages and
     tools in Inspect's form. Without --run the run id is derived from the folder.
@@ -107,7 +107,6 @@ class _Log:
         ids = (spec.get(name) for name in ("eval_id", "run_id", "task_id", "created"))
         self._id = str(next(filter(None, ids), ""))
         self._is_own = isinstance(metadata, dict) and metadata.get("localtrace") is True
-        self._left_out[_HEAD] += not self._is_own
         names = _names_of_scores(head)
         if missing := [name for name in rewards if names and name not in names]:
             raise ConfigError(
