@@ -10,7 +10,7 @@ from localtrace.read.turns import Turn, messages_of, repeats_answer, text_field
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Span, Trajectory
 
-UNKNOWN_MASK = "answers whose mask is not known: that of the trajectory fits no layout of tokens"
+UNKNOWN_MASK = "answers whose mask is not known: the trajectory's fits no layout of tokens"
 AGAIN = "answers that were discarded: their prompt was generated again"
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 NAME_MAX_CHARS = 100
 _UNSAFE = re.compile(r"[^\w.\-]+")
-_EARLIER = "values: a later one has the same name and step"
-_REDACTED = "values: what is left of their name is that of another"
+_EARLIER = "values that a later one of the same name and step replaces"
+_REDACTED = "values whose redacted name is that of another"
 
 _STEPS = f"""
     select coalesce(step, {NO_STEP}) as step, name, max(time_ns) as time_ns,

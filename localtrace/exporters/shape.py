@@ -18,9 +18,9 @@ _NO_PROMPT = "texts of prompts: not recorded, and no tokenizer in the store read
 _NO_ANSWER = "texts of answers: not recorded, and no tokenizer in the store reads their ids"
 NO_TURN = "trajectories without a turn"
 PRUNED = "trajectories whose calls were pruned"
-NOT_FINITE = "trajectories with a reward that is NaN or infinite: they teach nothing"
-NO_LOGPROBS = "lists of logprobs: they hold values that are no finite numbers"
-OTHER_LENGTH = "lists of logprobs: they are longer or shorter than the answer"
+NOT_FINITE = "trajectories whose reward is NaN or infinite"
+NO_LOGPROBS = "lists of logprobs with values that are not finite"
+OTHER_LENGTH = "lists of logprobs that are longer or shorter than the answer"
 """Reasons to leave something out."""
 _decode = msgspec.json.Decoder().decode
 _HEAD = (

@@ -135,5 +135,5 @@ def time_ns(time: datetime | str) -> int:
     except (ValueError, OverflowError):
         value = -1
     if not is_time(value):
-        raise BadLine(f"{str(time)[:40]!r} is no time of ISO 8601 since 1970")
+        raise BadLine(f"{str(time)[:40]!r} is not an ISO 8601 time since 1970")
     return value

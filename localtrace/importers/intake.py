@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from localtrace.errors import ConfigError, StoreError, StoreNotFound
 from localtrace.importers import building
-from localtrace.importers.known import Known, Row
 from localtrace.importers.records import (
     call_item,
     end_item,
@@ -36,6 +36,9 @@ from localtrace.store.sealing.seal import seal
 from localtrace.types import Outcome, Trajectory
 from localtrace.values.codec import encode
 
+if TYPE_CHECKING:
+    from localtrace.read.store import Store
+
 _BATCH_MAX = 1024
 _BATCH_MAX_BYTES = 16 * 2**20
 """Bytes of values in a batch, and of records between two waits for the disk."""
@@ -43,13 +46,78 @@ _REMEMBERED_MAX = 65_536
 """Ids of calls and trajectories kept in memory until the store is read again."""
 _UNSEALED_MAX_BYTES = 96 * 2**20
 """Bytes of records between two seals: sealing takes several times as much memory."""
-_LATE = "counts of turns and tokens: the trajectories were there before these calls of theirs"
+_LATE = "counts of turns and tokens: these calls were added to trajectories in the store"
 _STALL_MAX_S = 60.0
 _SEALER_WAIT_S = 60.0
+
+_LISTED = "trace_id in (select unnest($ids))"
+_TRAJECTORIES = f"select trace_id, run_id, step, reward from stored.trajectories where {_LISTED}"
+_SPANS = f"select trace_id, span_id from stored.spans where {_LISTED}"
+_OUTCOMES = (
+    "select trace_id, name, time_ns, source, coalesce(\"text\", '') from stored.outcomes "
+    f"where {_LISTED}"
+)
 
 New = TypeVar("New")
 Progress = Callable[[int, int], None]
 """A function that is called with the counts of journals done and journals ready."""
+
+
+class _Row(NamedTuple):
+    """The row of a trajectory."""
+
+    run_id: str
+    step: int | None
+    reward: float | None
+    """The reward that it ended with; a later one is an outcome."""
+
+
+class _Known:
+    """The ids in a store, as of the last `look`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the store; without one, nothing is known."""
+        self._path = path
+        self._store: Store | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Read what was written since the last look."""
+        from localtrace.read.store import open_store
+
+        if self._store is not None:
+            self._store.refresh()
+        else:
+            with suppress(StoreNotFound):
+                self._store = open_store(self._path)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def trajectories(self, trace_ids: Collection[str]) -> dict[str, _Row]:
+        """Return the rows of those of the trace ids that have a trajectory."""
+        return {trace_id: _Row(*row) for trace_id, *row in self._rows(_TRAJECTORIES, trace_ids)}
+
+    def spans(self, trace_ids: Collection[str], steps: Collection[int]) -> set[tuple[Any, ...]]:
+        """Return the calls of these trajectories as pairs of trace id and span id.
+
+        Args:
+            steps: the steps of the trajectories; files of other steps are not read.
+        """
+        possible = ", ".join(str(step) for step in steps if -(2**63) <= step < 2**63)
+        condition = f"and (step is null or step in ({possible or 'null'}))"
+        return set(self._rows(f"{_SPANS} {condition}", trace_ids))
+
+    def outcomes(self, trace_ids: Collection[str]) -> set[tuple[Any, ...]]:
+        """Return the outcomes of these trajectories: trace id, name, time, source and text."""
+        return set(self._rows(_OUTCOMES, trace_ids))
+
+    def _rows(self, query: str, trace_ids: Collection[str]) -> Iterator[tuple[Any, ...]]:
+        if self._store is not None and trace_ids:
+            for row in self._store.own_sql(query, {"ids": list(trace_ids)}).to_dicts():
+                yield tuple(row.values())
 
 
 class Intake:
@@ -74,7 +142,7 @@ class Intake:
         dry_run: bool = False,
     ) -> None:
         if active.recorder is not None:
-            raise ConfigError("this process records already: import in another one")
+            raise ConfigError("this process is already recording: import in another process")
         for name in (run_id, project or "", experiment or ""):
             try:
                 check_folder_name(name)
@@ -88,11 +156,11 @@ class Intake:
             "experiment": experiment and name_without_secrets(experiment),
         }
         self._dry_run = dry_run
-        # Journals of an interrupted import become tables, which `Known` reads in little memory.
+        # Journals of an interrupted import become tables, which `_Known` reads in little memory.
         self._seal()
-        self._known = Known(store)
+        self._known = _Known(store)
         self._recent: set[tuple[Any, ...]] = set()
-        """Trace ids, and keys of calls and outcomes, added since `Known` last read the store."""
+        """Trace ids, and keys of calls and outcomes, added since `_Known` last read the store."""
         self._unsealed_bytes = 0
         self._waiting_bytes = 0
 
@@ -133,12 +201,12 @@ class Intake:
         known = self._known.spans(
             {trajectory.trace_id for trajectory in batch},
             {step for step in steps if step is not None},
-        ) | self._known.outcomes({one.trace_id for one in batch if one.outcomes})
+        ) | self._known.outcomes({t.trace_id for t in batch if t.outcomes})
         for trajectory in batch:
             self._add_new(trajectory, trajectory.trace_id in rows, known)
         self._wait()
 
-    def _is_whole(self, trajectory: Trajectory, row: Row | None) -> bool:
+    def _is_whole(self, trajectory: Trajectory, row: _Row | None) -> bool:
         """Tell whether the store has all of a trajectory, and count it then.
 
         One of this run may be there in part: an import was interrupted, or a request id was used
@@ -237,11 +305,11 @@ class Intake:
 
 
 def _key(outcome: Outcome) -> tuple[Any, ...]:
-    """Return the fields that tell outcomes apart, as `Known.outcomes` has them."""
+    """Return the fields that tell outcomes apart, as `_Known.outcomes` has them."""
     return outcome.trace_id, outcome.name, outcome.time_ns, outcome.source, outcome.text or ""
 
 
-def _with_late_reward(trajectory: Trajectory, row: Row | None) -> Trajectory:
+def _with_late_reward(trajectory: Trajectory, row: _Row | None) -> Trajectory:
     """Add the reward as an outcome where the store's row has none and cannot change."""
     reward = trajectory.reward
     if row is None or row.reward is not None or not isinstance(reward, int | float):

@@ -118,7 +118,7 @@ def read_spans(source: Source) -> Iterator[SpanIn]:
 
 def _spans_of(request: Fields, place: str, source: Source) -> Iterator[SpanIn]:
     if request and not {"resourceSpans", *_OTHER_SIGNALS} & request.keys():
-        raise BadLine("no request of OpenTelemetry: it has no resourceSpans")
+        raise BadLine("not an OpenTelemetry request: it has no resourceSpans")
     for name in _OTHER_SIGNALS:
         source.report.left_out[f"requests with {name}"] += name in request
     for block in objects_of(request.get("resourceSpans")):

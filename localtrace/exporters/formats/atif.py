@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 VERSION = "ATIF-v1.7"
 UNKNOWN = "unknown"
 """Harbor's word where an agent's name or version is not known; neither may be missing."""
-OTHER_TOOLS = "lists of tools: another list was offered by the first turn"
+OTHER_TOOLS = "lists of tools that differ from the first turn's"
 MASKS = "masks that rule out tokens: the format has no field for them"
 NO_STEP = "calls of tools before the first turn"
 _SOURCES = {"user": "user", "assistant": "agent"}

@@ -91,9 +91,10 @@ class _Timeline:
         title, facts = _title(trajectory), _facts(trajectory)
         slices = [(rows[0], start_ns, end_ns - start_ns, title, "trajectory", facts)]
         slices += [
-            (rows[lane], span.start_ns, span.duration_ns, span.op, _category(span), _details(span))
+            (rows[lane], span.start_ns, span.duration_ns, span.op,
+             "turn" if span.is_turn else span.kind, _details(span))
             for span, lane in zip(spans, lanes, strict=True)
-        ]
+        ]  # fmt: skip
         for row, at_ns, duration_ns, name, category, details in slices:
             yield {
                 "ph": "X", "name": name, "cat": category, "pid": pid, "tid": row + 1,
@@ -148,10 +149,6 @@ def _facts(trajectory: Trajectory) -> Fields:
         outcome.name: outcome.value for outcome in trajectory.outcomes if outcome.values is None
     }
     return known({**outcomes, **facts})
-
-
-def _category(span: Span) -> str:
-    return "turn" if span.is_turn else span.kind
 
 
 def _details(span: Span) -> Fields:

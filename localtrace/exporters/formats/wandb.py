@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NAME_MAX_CHARS = 100
 _REFUSED = re.compile(r"[/\\#?%:\x00-\x1f]+")
 _OWN = "recorded/"
-_BELOW_0 = "values: W&B takes no step below 0"
+_BELOW_0 = "values of steps below 0, which W&B does not support"
 
 
 def write_metrics(metrics: RunMetrics, folder: Path) -> list[str]:

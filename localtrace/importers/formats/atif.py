@@ -20,19 +20,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from localtrace.importers.building import Calls, digest_id, exported_id, take_exported, time_ns
 from localtrace.importers.harbor_trials import trial_of
-from localtrace.importers.source import BadLine, Line, Source
+from localtrace.importers.source import Line, Source
 from localtrace.types import Trajectory
 from localtrace.values.fields import Fields, known
 
 PATTERN = "**/trajectory*.json*"
 OP = "atif.step"
-_VERSIONS = frozenset(f"ATIF-v1.{minor}" for minor in range(9))
 _ELSEWHERE = ("trace_id", "run_id", "attempt", "project", "experiment", "start_ns", "end_ns",
               "spans_pruned")  # fmt: skip
 """Fields of an exported trajectory that are no attributes of the imported one."""
@@ -117,7 +116,7 @@ class Agent(msgspec.Struct):
 class Document(msgspec.Struct):
     """One trajectory; those of its subagents are checked on their own."""
 
-    schema_version: str
+    schema_version: Annotated[str, msgspec.Meta(pattern=r"^ATIF-v1\.[0-8]$")]
     agent: Agent
     steps: list[Step]
     session_id: str | None = None
@@ -155,7 +154,7 @@ def _trajectories(
     Args:
         within: the trace ids of the documents around it, and its place among its siblings.
     """
-    document = _document(fields)
+    document = msgspec.convert(fields, Document)
     extra, left_out = dict(document.extra or {}), source.report.left_out
     trace_id = exported_id(extra.get("trace_id"))
     if trace_id is not None and trace_id == document.trajectory_id:
@@ -193,17 +192,6 @@ def _trajectories(
         yield from _trajectories(line, source, part, (*within, trace_id, str(number)))
 
 
-def _document(fields: Fields) -> Document:
-    try:
-        document = msgspec.convert(fields, Document)
-    except msgspec.ValidationError as error:
-        raise BadLine(f"no document of ATIF ({error})") from None
-    if document.schema_version not in _VERSIONS:
-        version = document.schema_version[:40]
-        raise BadLine(f"of version {version!r}, which is none of ATIF-v1.0 to ATIF-v1.8")
-    return document
-
-
 def _noted(document: Document) -> Fields:
     """Return what a document says about itself, as attributes."""
     noted = {name: getattr(document, name) for name in _NOTED}
@@ -238,7 +226,7 @@ def _calls(document: Document, calls: Calls, left_out: Counter[str]) -> Calls:
                 _add_turn(calls, document.agent, step, list(messages), answer)
             messages.append({"role": "assistant", **answer})
         if not step.is_turn:
-            left_out["extras of steps that are no turn"] += step.extra is not None
+            left_out["extras of steps that are not turns"] += step.extra is not None
             left_out["metrics of copied steps"] += step.metrics is not None
         requested = {call.tool_call_id: call for call in step.tool_calls or ()}
         for result in step.observation.results if step.observation else ():

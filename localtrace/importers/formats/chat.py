@@ -42,10 +42,8 @@ _FIELDS: dict[str, type] = {
     "step": int, "rollout_n": int, "sample_index": str, "group_id": str, "validate": bool,
     "name": str, "agent": str, "data_source": str,
 }  # fmt: skip
-_NO_NUMBER = "rewards that are no number: kept as attributes"
-_OTHER_TYPE = (
-    "fields such as step and sample_index of a type that these do not have: kept as attributes"
-)
+_NO_NUMBER = "rewards that are not numbers: kept as attributes"
+_OTHER_TYPE = "fields such as step and sample_index of another type: kept as attributes"
 _AFTER = "messages after the last answer"
 _NO_ANSWER = "rollouts without an answer: their messages are kept as an attribute"
 
@@ -111,7 +109,7 @@ def _messages(fields: Fields) -> list[Fields]:
             role, content = message.pop("from"), message.pop("value", None)
             message = {"role": _ROLES.get(role, role), "content": content, **message}
         if not is_object or not isinstance(message.get("role"), str):
-            raise BadLine(f"message {number} is no object with a role")
+            raise BadLine(f"message {number} is not an object with a role")
         messages.append(message)
     return messages
 

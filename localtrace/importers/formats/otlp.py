@@ -128,7 +128,7 @@ class _Trace:
             trace_id=trace_id,
             run_id=self._source.run_id,
             start_ns=start_ns,
-            end_ns=max(span.end_ns for span in spans),
+            end_ns=max(span.end_ns for span in (spans if root is None else [root])),
             reward=reward,
             attributes=attributes,
             spans=[self._call(trace_id, span, seq) for seq, span in enumerate(calls)],

@@ -54,7 +54,7 @@ def read(source: Source) -> Iterator[Trajectory]:
             text = fields.pop("request_parameters", None)
             parameters = read_json(text) if isinstance(text, str) else None
             if not isinstance(parameters, dict):
-                raise BadLine("no JSON object under request_parameters: no line of SGLang's log")
+                raise BadLine("no JSON object under request_parameters: not a line of SGLang's log")
             rid = fields.get("id", parameters.get("rid"))
             if not _is_generation(parameters, fields) or "HEALTH_CHECK" in str(rid):
                 source.report.left_out["requests that generated nothing"] += 1

@@ -47,7 +47,7 @@ OPTIONS = (
 )  # fmt: skip
 _PER_TOKEN = ("teacher_log_probs", "opd_reverse_kl")
 _SEVERAL = "rewards: they hold several numbers, so name the one that counts by --reward-key"
-_OF_RANKS = "files of the trainer that hold parts of a rank, as miles writes them"
+_OF_RANKS = "trainer files of single ranks, as miles writes them"
 _Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -143,7 +143,8 @@ class _Dump:
         # its file has bytes.
         read = {name: value for name, value in raw.items() if name in _READ}
         fields = torch_files.plain(read, self._size_bytes)
-        sample = _sample(fields)
+        sample: Any = msgspec.convert(fields, _Sample)
+        sample.status = SimpleNamespace(value=sample.status)  # as slime's own samples have it
         described = describe(sample, self._batch)
         place = place_of(self._rollout_id, sample, self._members)._asdict()
         place["name"] = self._trainer
@@ -164,7 +165,7 @@ class _Dump:
             times.append(Interval(at_ns, at_ns + duration_ns))
         for first, last in times:
             if not is_time(first) or not is_time(last) or first > last:
-                raise BadLine("its times are none")
+                raise BadLine("its times are not valid")
         status, error = verdict(described.error)
         reward = described.values.pop("reward", None)
         self._report.left_out[_SEVERAL] += isinstance(sample.reward, dict) and reward is None
@@ -188,20 +189,6 @@ class _Dump:
             ],
             **{**place, "validate": self._is_evaluation},
         )
-
-
-def _sample(fields: Fields) -> Any:
-    """Return an object with the fields of slime's `Sample`.
-
-    Raises:
-        BadLine: a field has a value that slime never gives it.
-    """
-    try:
-        sample: Any = msgspec.convert(fields, _Sample)
-    except msgspec.ValidationError as error:
-        raise BadLine(f"no sample of slime ({error})") from None
-    sample.status = SimpleNamespace(value=sample.status)
-    return sample
 
 
 def _says_something(value: Any) -> bool:

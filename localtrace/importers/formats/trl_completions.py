@@ -160,7 +160,7 @@ def _turns(prompt: Any, completion: Any) -> Iterator[tuple[Fields, Any]]:
 
 def _messages(value: Any) -> list[Fields]:
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise BadLine("prompt or completion is neither text nor messages: no row of TRL's")
+        raise BadLine("prompt or completion is neither text nor messages: not a row of TRL's")
     messages: list[Fields] = _without_null(value)
     return messages
 

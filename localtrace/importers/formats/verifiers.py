@@ -38,7 +38,7 @@ PATTERN = "**/traces.jsonl"
 SOURCE = "verifiers"
 _PLACE = re.compile(r"step_(\d{1,18})/(train|eval)/(all|effective)/[^/]+$")
 _OUTCOMES = "outcomes of an export besides those in its messages: bundles carry them"
-_SETTINGS = "settings of agents: of their client, runtime, limits and timeouts"
+_SETTINGS = "settings of agents: client, runtime, limits and timeouts"
 
 
 def default_run_id(files: list[Path]) -> str | None:

@@ -123,10 +123,10 @@ def test_no_key_is_in_a_file_and_every_value_left_out_is_counted(
     done = run("export", form, "--all", "-s", store, "-o", tmp_path / "out")
     written = 5 if form == "wandb" else 6
     assert "redacted    2 x" in done.stderr
-    assert "1 values: what is left of their name" in done.stderr
+    assert "1 values whose redacted name" in done.stderr
     assert f"{written + 1} values of 2 runs" in done.stderr
-    assert "1 values: a later one" in done.stderr
-    assert ("step below 0" in done.stderr) == (form == "wandb")
+    assert "1 values that a later one" in done.stderr
+    assert ("steps below 0" in done.stderr) == (form == "wandb")
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -148,7 +148,7 @@ def test_a_reward_that_is_not_finite_teaches_nothing(export: Export, tmp_path: P
     record(tmp_path / "store", [{"reward": reward} for reward in [*ODD, None, 0.5]])
     for rows in ("completions", "messages"):
         assert [row["reward"] for row in export("--all", "--meta", "--rows", rows)] == [None, 0.5]
-        assert "3 trajectories with a reward that is NaN or infinite" in export.said
+        assert "3 trajectories whose reward is NaN or infinite" in export.said
 
 
 @pytest.mark.parametrize("form", ["verifiers", "hub"])
@@ -160,7 +160,7 @@ def test_no_episode_and_no_session_has_a_reward_that_is_not_finite(
     out = tmp_path / "out"
     done = command("export", form, "--all", "-s", tmp_path / "store", "-o", out)
     assert done.exit_code == 0, done.stderr
-    assert "3 trajectories with a reward that is NaN or infinite" in done.stderr
+    assert "3 trajectories whose reward is NaN or infinite" in done.stderr
     files = [out] if out.is_file() else list(out.glob("traces/*/*.jsonl"))
     texts = "".join(path.read_text() for path in files)
     assert [trace_id in texts for trace_id in ids] == [False, False, False, True]

@@ -145,7 +145,7 @@ def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> N
         assert f"{count} trajectories" in done.output
     lines = [line.split(maxsplit=2)[2] for line in done.output.splitlines() if "left out" in line]
     assert {line.split(":")[0] for line in lines} == {
-        "1 extras of steps that are no turn", "1 metrics of copied steps",
+        "1 extras of steps that are not turns", "1 metrics of copied steps",
         "1 extras of tool calls", "1 extras of observations",
         "1 references to trajectories of subagents",
     }  # fmt: skip
@@ -216,7 +216,7 @@ def test_trials_of_steps_and_unreadable_results(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "job" / "trajectory-pipe.json")
     done = run("import", "atif", tmp_path / "job", "-s", tmp_path / "store")
     assert "4 trajectories" in done.output
-    assert "two/result.json is no result of a trial (not JSON, or nested too deeply)" in done.output
+    assert "two/result.json is not the result of a trial (not JSON, or nested too deeply)" in done.output
     found = {one.attributes.get("session_id"): one for one in taken(tmp_path / "store").values()}
     assert {name: (one.reward, one.sample_index) for name, one in found.items()} == {
         "a": (None, "t"), "b": (1.0, "t"), "s": (None, "t"), None: (None, None),

@@ -126,8 +126,8 @@ def test_what_a_rollout_cannot_hold_is_counted_and_kept_as_an_attribute(tmp_path
     unanswered = {"messages": ASKED, "reward": 1.0}
     said = brought(write(tmp_path / "a.jsonl", line, unanswered), tmp_path / "store")
     for reason in (
-        "1 rewards that are no number: kept as attributes",
-        "2 fields such as step and sample_index of a type that these do not have",
+        "1 rewards that are not numbers: kept as attributes",
+        "2 fields such as step and sample_index of another type",
         "1 messages after the last answer",
         "1 rollouts without an answer: their messages are kept as an attribute",
     ):
@@ -163,8 +163,8 @@ def test_weighted_rows_of_an_export_come_back_as_the_same_conversation(tmp_path:
 HOSTILE = {
     "no list of messages": {"messages": 3},
     "no list of messages in": {"reward": 1},
-    "message 1 is no object with a role": {"messages": [{"content": "x"}]},
-    "message 2 is no object with a role": {"messages": [SAID, "x"]},
+    "message 1 is not an object with a role": {"messages": [{"content": "x"}]},
+    "message 2 is not an object with a role": {"messages": [SAID, "x"]},
     "not a JSON object": [SAID],
     "not JSON": "{'messages': []}",
     "not JSON, or nested too deeply": '{"messages": ' + "[" * 100_000,
