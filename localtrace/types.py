@@ -215,7 +215,4 @@ class Run:
     experiment: str
     start_ns: int
     end_ns: int | None
-    host: str | None
-    command: str | None
     config: Any
-    versions: dict[str, str] = field(default_factory=dict)

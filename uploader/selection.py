@@ -12,7 +12,7 @@ from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
 from localtrace.read.unseen import PRUNED
 from localtrace.types import Run
-from localtrace.values.codec import fields_from_json, from_json
+from localtrace.values.codec import from_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +205,7 @@ def _by_run(store: Store, table: pa.Table) -> list[ChosenRun]:
     for row in chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000)):
         key = (row["run_id"], row["attempt"], row["project"], row["experiment"])
         if key not in parts:
-            run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None, None, None)
+            run = known.get(key[:2]) or Run(*key, row["start_ns"], None, None)
             place = replace(run, project=row["project"], experiment=row["experiment"])
             parts[key] = ChosenRun(place, [])
         # Interned, as in trajectories that are read: results keep the ids, and share them so.
@@ -228,9 +228,5 @@ def runs(store: Store, filters: Filters = _NONE) -> Iterator[Run]:
     sql = f"select * from runs where {condition} order by start_ns, run_id, attempt"
     for row in store.own_sql(sql, params, filters):
         config = None if row["config"] is None else from_json(row["config"])
-        versions = fields_from_json(row["versions"])
-        host = row["hosts"][0] if row["hosts"] else None
-        yield Run(
-            row["run_id"], row["attempt"], row["project"], row["experiment"], row["start_ns"],
-            row["end_ns"], host, row["command"], config, versions,
-        )  # fmt: skip
+        names = ("run_id", "attempt", "project", "experiment", "start_ns", "end_ns")
+        yield Run(**{name: row[name] for name in names}, config=config)

@@ -8,6 +8,7 @@ are described by the comment above it in `sql/*.sql`.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import dataclass
 
 from localtrace.errors import QueryError, unknown
@@ -183,12 +184,9 @@ def columns_of(view: str) -> list[ViewColumn]:
         0,
         Damage(),
     )
-    database = Database([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None)
-    try:
+    with closing(Database([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None)) as database:
         database.views.provide(view, database.connection)
         columns = database.connection.execute(f"describe {view}").fetchall()
-    finally:
-        database.close()
     return [
         ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name))
         for name, kind, *_ in columns

@@ -19,7 +19,7 @@ from localtrace.uploader.targets.mlflow_spans import SESSION_MAX_CHARS, encode
 from localtrace.uploader.transcripts import transcript_of
 from tests.unit.test_uploader_mlflow_spans import PLACE, trajectory
 
-RUN = Run("run-1", 0, "project", "experiment", 1, 2, None, None, None, {})
+RUN = Run("run-1", 0, "project", "experiment", 1, 2, None)
 
 
 def attributes(group_id: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ PARAMETERS = {
     "actor.mean_at_8": "None", "trainer.total_epochs": "3", "trainer.empty": "{}",
     "trainer.prompt": "π" * 5999 + "…",
 }  # fmt: skip
-RUN = Run("run", 0, "project", "experiment", 1_700_000_000 * 10**9, None, None, None, None)
+RUN = Run("run", 0, "project", "experiment", 1_700_000_000 * 10**9, None, None)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from localtrace.uploader.transcripts import transcript_of
 from localtrace.values.codec import to_json
 from tests.servers.otlp_endpoint import Endpoint
 
-RUN = Run("run", 0, "project", "experiment", 1_700_000_000 * 10**9, None, None, None, None)
+RUN = Run("run", 0, "project", "experiment", 1_700_000_000 * 10**9, None, None)
 KEY = "sk-very-secret"
 
 

@@ -27,7 +27,7 @@ from tests.servers.weave import KEY, WeaveServer
 from tests.servers.weave_client import read_back, run_client
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
-RUN = Run("run", 0, "arithmetic", "grpo", 1, None, None, None, None)
+RUN = Run("run", 0, "arithmetic", "grpo", 1, None, None)
 
 VALUES = {
     "none": "None",

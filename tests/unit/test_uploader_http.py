@@ -19,7 +19,7 @@ from localtrace.uploader.retry import RETRY_AFTER_MAX_S, wait_s
 from localtrace.uploader.targets import open_target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
 
-RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
+RUN = Run("run", 0, "project", "experiment", 1, None, None)
 
 
 class Stub(BaseHTTPRequestHandler):

@@ -54,7 +54,7 @@ def shown(*recorded: str) -> list[str]:
 
 
 def read(store: Store, attempt: int) -> list[Metric]:
-    run = Run("run", attempt, "p", "e", 1, None, None, None, None)
+    run = Run("run", attempt, "p", "e", 1, None, None)
     return list(chain.from_iterable(metric_batches(store, run)))
 
 

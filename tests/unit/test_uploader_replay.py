@@ -25,7 +25,7 @@ from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
-RUN = Run("run", 0, "project", "experiment", 1, None, None, None, None)
+RUN = Run("run", 0, "project", "experiment", 1, None, None)
 IDS = [f"{number:032x}" for number in range(1, 101)]
 
 
