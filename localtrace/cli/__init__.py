@@ -7,10 +7,9 @@ items failed, 2 wrong usage.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from traceback import format_exception
-from types import TracebackType
 from typing import IO, Any
 
 import click
@@ -38,7 +37,7 @@ _SECTIONS = {
         "show": "Show one trajectory as a readable conversation.",
         "group": "Compare the rollouts of one group.",
         "diff": "Compare trajectories turn by turn and word by word.",
-        "label": "Tag, rate or comment trajectories.",
+        "label": "Tag, rate or comment on trajectories.",
         "tail": "Print trajectories as they are recorded.",
         "stats": "Count rows, files, bytes and losses.",
     },
@@ -80,13 +79,6 @@ is_program = False
 """Whether this process is the command line's own, and not a test or a program that calls one."""
 
 
-def _show_failure(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    # Python's own hook colours tracebacks from 3.13 on, and does not escape control characters.
-    say_text("".join(format_exception(kind, error, traceback)), err=True, end="")
-
-
 class _Failure(click.ClickException):
     """A message on stderr that says what happened and what to do."""
 
@@ -115,7 +107,7 @@ class _Commands(click.Group):
             global is_program
             is_program = True
         sys.stdout, sys.stderr = make_safe(sys.stdout), make_safe(sys.stderr)
-        sys.excepthook = _show_failure
+        os.environ["PYTHON_COLORS"] = "0"  # colours of tracebacks would be escaped
         return super().main(args, *more, **options)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -149,7 +141,7 @@ class _Commands(click.Group):
 def main(debug: bool) -> None:
     """Look at, check and upload recorded rollouts of reinforcement learning.
 
-    Commands use the store of --store PATH, else of LOCALTRACE_STORE, else ./localtrace. Several
-    stores, or a pattern such as '/shared/*/localtrace', are read as one. See
+    Commands use the store of --store PATH, otherwise of LOCALTRACE_STORE, otherwise ./localtrace.
+    Several stores, or a pattern such as '/shared/*/localtrace', are read as one. See
     localtrace COMMAND --help for the options of a command.
     """

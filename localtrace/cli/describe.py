@@ -35,7 +35,8 @@ def command(view: str | None, form: str) -> None:
     else:
         columns = columns_of(view.lower())
         rows = [
-            {"column": one.name, "type": one.type, "what it holds": one.about} for one in columns
+            {"column": column.name, "type": column.type, "what it holds": column.about}
+            for column in columns
         ]
         say_text(f"{textwrap.fill(views()[view.lower()], get_terminal_size().columns)}\n", err=True)
     print_listing(pa.Table.from_pylist(rows), form)

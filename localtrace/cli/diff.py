@@ -35,7 +35,7 @@ def command(trajectories: tuple[str, ...], store_paths: tuple[Path, ...]) -> Non
     only in green; elsewhere they are printed as [-first-] and {+other+}.
     """
     if len(trajectories) < 2:
-        raise click.UsageError("name two trajectories or more: localtrace diff A B")
+        raise click.UsageError("name two or more trajectories: localtrace diff A B")
     from localtrace.cli.resolve import find_trajectory
     from localtrace.read.diff import turn_parts
     from localtrace.read.store import open_store

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localtrace.printing import say, say_text
+from localtrace.cli.options import format_option
 
 if TYPE_CHECKING:
     from localtrace.trainer_hooks.doctor import Finding
-
-_INDENT = " " * 20
 
 
 @click.command()
@@ -25,14 +23,7 @@ _INDENT = " " * 20
     help="Check a worker on every node of the Ray cluster at ADDRESS; without ADDRESS, of the "
     "cluster of this node.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@format_option
 @click.pass_context
 def command(context: click.Context, address: str | None, form: str) -> None:
     """Check the settings, and whether a job here would be recorded.
@@ -42,26 +33,19 @@ def command(context: click.Context, address: str | None, form: str) -> None:
     whether the places are there that its hook enters, whether the hook is on, and what to do where
     it is not. Nothing of them is imported.
     """
-    import msgspec
+    import pyarrow as pa
 
+    from localtrace.cli.output import print_listing
     from localtrace.trainer_hooks import doctor
 
     findings = doctor.examine_nodes(address) if address else doctor.examine()
-    if form == "json":
-        text = msgspec.json.encode([asdict(finding) for finding in findings])
-        say_text(msgspec.json.format(text).decode())
-    else:
-        _print(findings)
+    rows = list(map(_line if form == "table" else asdict, findings))
+    print_listing(pa.Table.from_pylist(rows), form)
     if any(finding.state == "problem" for finding in findings):
         context.exit(1)
 
 
-def _print(findings: list[Finding]) -> None:
-    node = None
-    for finding in findings:
-        if finding.node != node:
-            node = finding.node
-            say(f"{node}:")
-        say(f"{finding.state:9}{finding.check:11}{finding.text}")
-        if finding.remedy is not None:
-            say(f"{_INDENT}→ {finding.remedy}")
+def _line(finding: Finding) -> dict[str, str]:
+    check = finding.check if finding.node is None else f"{finding.node} {finding.check}"
+    remedy = "" if finding.remedy is None else f" → {finding.remedy}"
+    return {"state": finding.state, "check": check, "finding": finding.text + remedy}

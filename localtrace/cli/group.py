@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
 
 _SHOWN_MAX = 6
-_HEAD_MAX, _TAIL_MAX = 300, 500
-"""Characters shown of a prompt's beginning, and of its end, where the question stands."""
+_TEXT_MAX = 800
+"""Characters shown of a prompt, half of them of its end, where the question stands."""
 _GROUPS_SQL = f"""
 select
     run_id, step, validate, any_value(group_id) as group_id,
     any_value(sample_index) as sample_index, any_value(prompt_hash) as prompt_hash, count(*) as n,
-    list(trace_id) as trace_ids, count(spans_pruned) as pruned, any_value(spans_pruned) as pruning,
+    list(trace_id) as trace_ids,
     count(finite(reward)) as rewards, count(*) filter (not isfinite(reward)) as not_finite,
     finite(avg(finite(reward))) as mean, finite(stddev_samp(finite(reward))) as deviation,
     min(finite(reward)) as low, max(finite(reward)) as high
@@ -53,7 +53,7 @@ where t.trace_id in (select unnest($trace_ids)) and t.step is not distinct from 
 order by rollout_n, start_ns, t.trace_id
 """
 _ON_TERMINAL = ("mark", "trace_id", "rollout_n", "status", "reward", "output_tokens",
-                "finish_reason", "output")  # fmt: skip
+                "finish_reason", "spans_pruned", "output")  # fmt: skip
 
 
 @click.command(epilog=FILTERS_HELP)
@@ -110,25 +110,28 @@ def _find_group(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
 
 def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str], list[str | None]]:
     """Return the rollouts, their distinct prompts, and the last answer of each rollout."""
-    from localtrace.read.excerpts import Excerpt, read_excerpts
+    from localtrace.read.excerpts import read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
     rows = store.own_sql(_ROLLOUTS_SQL, params).to_arrow()
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
-    read = read_excerpts(lambda *sql: store.own_sql(*sql).to_arrow(), store.decode, steps)
-    excerpts = [read.get(trace_id, Excerpt(None, None)) for trace_id in steps]
-    prompts = [excerpt.prompt for excerpt in excerpts if excerpt.prompt is not None]
-    return rows, list(dict.fromkeys(prompts)), [excerpt.answer for excerpt in excerpts]
+    excerpts = read_excerpts(lambda *sql: store.own_sql(*sql).to_arrow(), store.decode, steps)
+    prompts = [excerpt.prompt for excerpt in excerpts.values() if excerpt.prompt is not None]
+    return rows, list(dict.fromkeys(prompts)), [excerpt.answer for excerpt in excerpts.values()]
 
 
 def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -> None:
+    from localtrace.read.excerpts import cut, reference_of
+    from localtrace.values.codec import fields_from_json
+
     say(f"group {_place(group)}")
-    if group["pruned"]:
-        count = f"{group['pruned']} of {group['n']}"
-        say(f"the calls of {count} rollouts were pruned: {group['pruning']}")
-    for what, texts in (("prompt", prompts), ("reference", _references(rollouts))):
+    attributes = map(fields_from_json, rollouts["attributes"].to_pylist())
+    references = list(dict.fromkeys(filter(None, map(reference_of, attributes))))
+    for what, texts in (("prompt", prompts), ("reference", references)):
         if texts:
-            say_text(f"{what}: {_first(texts)}")
+            say_text(f"{what}: {cut(texts[0], _TEXT_MAX)}")
+        if texts[1:]:
+            say(f"  (and {len(texts) - 1} more in this group)")
     odd = f"; {group['not_finite']} not finite, left out" if group["not_finite"] else ""
     if not group["rewards"]:
         say(f"no finite reward{odd}" if odd else "no rewards yet")
@@ -140,24 +143,6 @@ def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -
     say(f"{group['rewards']} rewards: {mean}{ends}{deviation}{odd}")
     if group["rewards"] > 1 and group["low"] == group["high"]:
         say("zero variance: all rewards are the same, so the group teaches nothing in GRPO")
-
-
-def _references(rollouts: pa.Table) -> list[str]:
-    from localtrace.read.excerpts import reference_of
-    from localtrace.values.codec import fields_from_json
-
-    texts = rollouts["attributes"].to_pylist()
-    references = (reference_of(fields_from_json(text)) for text in texts)
-    return list(dict.fromkeys(text for text in references if text is not None))
-
-
-def _first(texts: list[str]) -> str:
-    """Return the first text, shortened; usually there is only one."""
-    first = texts[0]
-    left_out = len(first) - _HEAD_MAX - _TAIL_MAX
-    if left_out > 0:
-        first = f"{first[:_HEAD_MAX]} …({left_out} characters)… {first[-_TAIL_MAX:]}"
-    return f"{first}\n  (and {len(texts) - 1} more in this group)" if len(texts) > 1 else first
 
 
 def _place(group: dict[str, Any]) -> str:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @click.command(epilog=SELECTION_HELP)
 @selection_options
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Add a tag; may be repeated.")
-@click.option("--untag", multiple=True, metavar="TAG", help="Take a tag of yours away.")
-@click.option("--rating", metavar="NUMBER", help="Your rating; '' takes it away.")
-@click.option("--comment", metavar="TEXT", help="Your comment; '' takes it away.")
+@click.option("--untag", multiple=True, metavar="TAG", help="Remove one of your tags.")
+@click.option("--rating", metavar="NUMBER", help="Your rating; '' removes it.")
+@click.option("--comment", metavar="TEXT", help="Your comment; '' removes it.")
 @click.option("--who", metavar="NAME", help="Your name.  [default: the user of the login]")
 @store_option
 def command(
@@ -32,7 +32,7 @@ def command(
     who: str | None,
     store_paths: tuple[Path, ...],
 ) -> None:
-    """Label trajectories: tag, rate or comment them.
+    """Label trajectories: tag, rate or comment on them.
 
     Labels are outcomes of the trajectories, written into a journal of the store. Several people
     may label one trajectory; of each person the newest rating and comment count. The view `labels`

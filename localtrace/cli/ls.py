@@ -34,8 +34,6 @@ _REAL = frozenset({"reward", "advantage"})
 """Columns whose values that are not finite are sorted last."""
 _FEW = 20_000
 """Trajectories up to which one query for the rows costs less than to find out their ids first."""
-_SHARED_MIN = 12
-"""Characters of a beginning that all prompts share; a shorter one is printed."""
 
 
 def _columns(
@@ -86,10 +84,7 @@ def command(
     names = on_terminal if is_for_terminal(form) else columns or _ELSEWHERE
     with open_store(*store_paths) as store:
         rows, total = _listed(store, filters, limit, sort, names)
-        texts = _added(store, rows, names)
-        if is_for_terminal(form) and "prompt" in texts:
-            texts["prompt"] = _without_shared_beginning(texts["prompt"])
-        table = with_texts(rows, **texts).select(names)
+        table = with_texts(rows, **_added(store, rows, names)).select(names)
         print_table(table, form, None if columns else _ON_TERMINAL)
         if not len(rows):
             say_nothing_matches(store, filters)
@@ -126,7 +121,7 @@ def _listed(
 
 def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list[str | None]]:
     """Return those of the columns that the view does not have."""
-    from localtrace.read.excerpts import Excerpt, read_excerpts, reference_of
+    from localtrace.read.excerpts import read_excerpts, reference_of
     from localtrace.read.labels import labels_of
     from localtrace.read.run_names import run_names
     from localtrace.values.codec import fields_from_json
@@ -151,22 +146,7 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
         attributes = map(fields_from_json, rows["attributes"].to_pylist())
         made["reference"] = list(map(reference_of, attributes))
     if "prompt" in names or "answer" in names:
-        read = read_excerpts(run, store.decode, steps)
-        excerpts = [read.get(trace_id, Excerpt(None, None)) for trace_id in ids]
-        made["prompt"] = [excerpt.prompt for excerpt in excerpts]
-        made["answer"] = [excerpt.answer for excerpt in excerpts]
+        excerpts = read_excerpts(run, store.decode, steps)
+        made["prompt"] = [excerpts[trace_id].prompt for trace_id in ids]
+        made["answer"] = [excerpts[trace_id].answer for trace_id in ids]
     return made
-
-
-def _without_shared_beginning(prompts: list[str | None]) -> list[str | None]:
-    """Cut the beginning that all prompts share, such as a system prompt: it tells none apart."""
-    from localtrace.store.whole_prompts import shared_prefix
-
-    distinct = {prompt for prompt in prompts if prompt is not None}
-    # In sorted order, all others begin with what the first and the last share.
-    least, most = min(distinct, default=""), max(distinct, default="")
-    shared = least[: shared_prefix(list(least), list(most))] if least != most else ""
-    known = 1 + max(shared.rfind(space) for space in " \n")
-    if known < _SHARED_MIN:
-        return prompts
-    return [None if prompt is None else f"…{prompt[known:]}" for prompt in prompts]

@@ -60,9 +60,9 @@ def _values(store: Store, key: str, wanted: str) -> str:
             f"select min(finite({column})) as low, max(finite({column})) as high, "
             f"count(*) filter (not isfinite({column})) as odd from {view}"
         )
-        found = [] if row["low"] is None else [f"{row['low']:.6g}..{row['high']:.6g}"]
-        found += [f"not finite in {row['odd']} rows"] if row["odd"] else []
-        return f": it is {', '.join(found) or 'null everywhere'}"
+        facts = [] if row["low"] is None else [f"{row['low']:.6g}..{row['high']:.6g}"]
+        facts += [f"not finite in {row['odd']} rows"] if row["odd"] else []
+        return f": it is {', '.join(facts) or 'null everywhere'}"
     rows = store.own_sql(
         f"select {column}::varchar as value from {view} where {column} is not null "
         "group by all order by count(*) desc, value"

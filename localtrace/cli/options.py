@@ -22,7 +22,7 @@ FILTERS_HELP = "\n".join(
         *(f"  {key:13}{entry.form:11}{entry.about}" for key, entry in FILTERS.items()),
         "Numbers: step=3, a range step=3..10, a comparison 'step<5', any of several",
         "step=3,5; reward=not_finite finds NaN and infinity, which match no number.",
-        "Commas separate several texts too where it says so: status=ok,error",
+        "Commas separate several texts where noted: status=ok,error",
     ]
 )
 

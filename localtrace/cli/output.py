@@ -82,9 +82,7 @@ def print_table(table: pa.Table, form: str, on_terminal: Sequence[str] | None = 
 
 
 def _says_nothing(table: pa.Table, name: str) -> bool:
-    return name in _USUAL and all(
-        value == _USUAL[name] for value in table[name].unique().to_pylist()
-    )
+    return len(table) > 0 and {_USUAL.get(name)}.issuperset(table[name].unique().to_pylist())
 
 
 def print_listing(table: pa.Table, form: str) -> None:
@@ -92,20 +90,10 @@ def print_listing(table: pa.Table, form: str) -> None:
     if not is_for_terminal(form):
         print_table(table, form)
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name in table.column_names:
-        grid.add_column(no_wrap=name != table.column_names[-1])
-    for row in _rows(table):
-        grid.add_row(*(Text(escape_line(_cell(value))) for value in row))
-    console = Console(width=shutil.get_terminal_size().columns, color_system=None)
-    with console.capture() as captured:
-        console.print(grid)
-    for line in captured.get().splitlines():
-        say(line.rstrip())
+    formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
+    rows = (map(_cell, row) for row in _rows(table))
+    formatter.write_dl([("  ".join(filter(None, heads)), prose) for *heads, prose in rows])
+    say_text(formatter.getvalue(), end="")
 
 
 def _print_text(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -146,18 +134,19 @@ def _fitted_widths(heads: list[str], columns: list[list[str]], width: int) -> li
         max(cell_len(head), *map(cell_len, cells), 0)
         for head, cells in zip(heads, columns, strict=True)
     ]
-    if sum(widest) + _GAP * (len(widest) - 1) <= width:
-        return widest
-    while len(widest) > 1 and _total(widest, _TEXT_MIN) > width:
+
+    def cut(longest: int) -> list[int]:
+        return [min(column_width, longest) for column_width in widest]
+
+    def fits(longest: int) -> bool:
+        return sum(cut(longest)) + _GAP * (len(widest) - 1) <= width
+
+    while len(widest) > 1 and not fits(_TEXT_MIN):
         widest.pop()
-    longest = _TEXT_MIN
-    while longest < max(widest) and _total(widest, longest + 1) <= width:
-        longest += 1
-    return [min(column_width, longest) for column_width in widest]
-
-
-def _total(widths: list[int], longest: int) -> int:
-    return sum(min(width, longest) + _GAP for width in widths) - _GAP
+    longest = min(width, max(widest))
+    while longest > _TEXT_MIN and not fits(longest):
+        longest -= 1
+    return cut(longest)
 
 
 def _with_short_ids(cells: list[str]) -> list[str]:

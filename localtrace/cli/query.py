@@ -53,11 +53,12 @@ def command(
 ) -> None:
     """Run a named query, or list all queries when no NAME is given.
 
-    Every query also takes filters, such as step=3..10 or 'reward<0.1'. Validation rollouts are left
+    Parameters in [brackets] may be left out. Every query also takes filters, such as step=3..10 or
+    'reward<0.1'. Validation rollouts are left
     out unless validate=true, and superseded attempts and greedy baselines always.
     """
     from localtrace.cli.no_match import why_nothing
-    from localtrace.cli.output import is_for_terminal, print_listing, print_table
+    from localtrace.cli.output import print_listing, print_table
     from localtrace.cli.plot import print_plot
     from localtrace.read.named_queries import find_query
     from localtrace.read.run_names import run_names
@@ -67,11 +68,6 @@ def command(
         raise click.UsageError("--plot and --format exclude each other: choose one")
     if name is None:
         print_listing(_listing(folders), form)
-        if is_for_terminal(form):
-            say(
-                "\nParameters in [brackets] may be left out. Every query also takes filters.",
-                err=True,
-            )
         return
     query = find_query(name, folders)
     if plot and query.plot is None:
@@ -82,7 +78,7 @@ def command(
         if not len(rows):
             say(f"no rows: {why_nothing(store, filters)}", err=True)
         elif gone := store.pruned(query, filters):
-            say(f"note: {gone}; this is about the others", err=True)
+            say(f"note: {gone}; the rows cover the others", err=True)
         names = run_names(store) if plot else {}
     if not plot or query.plot is None:
         print_table(rows, form)

@@ -28,10 +28,10 @@ def find_trajectory(store: Store, text: str) -> str:
     """
     if place := _PLACE.fullmatch(text):
         return _at_place(store, text, *place.groups())
-    found = store.whole_ids([text])
-    if not found:
+    ids = store.whole_ids([text])
+    if not ids:
         raise QueryError(f"no trajectory begins with {text!r}: list them with localtrace ls")
-    return found[text]
+    return ids[text]
 
 
 def _at_place(store: Store, text: str, step: str, sample_index: str, rollout_n: str) -> str:

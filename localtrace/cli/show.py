@@ -13,7 +13,7 @@ from localtrace.cli.options import format_option, store_option
 from localtrace.cli.resolve import PICK_HELP
 from localtrace.field_names import LABEL_NAMES
 from localtrace.printing import say, say_text
-from localtrace.read.turns import shortened, turns_of
+from localtrace.read.turns import shortened, turns_of, with_depth
 from localtrace.read.unseen import why_no_calls
 from localtrace.terminal import escape_line
 
@@ -90,7 +90,7 @@ def _outcome_value(outcome: Outcome) -> str:
 def _calls(trajectory: Trajectory) -> Iterator[str]:
     """Yield every call, indented below its caller, in the order in which they began."""
     turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
-    for depth, span in _with_depth(trajectory.every_span):
+    for depth, span in with_depth(trajectory.every_span):
         indent = "  " * depth
         yield ""
         yield f"{indent}{_call(span)}"
@@ -123,26 +123,14 @@ def _tree(trajectory: Trajectory) -> Iterator[str]:
     """Yield one line per call: its name, kind and duration, and a turn's token counts."""
     yield ""
     turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
-    for depth, span in _with_depth(trajectory.every_span):
+    for depth, span in with_depth(trajectory.every_span):
         more = ""
         if turn := turns.get(span.span_id):
-            more = f"  turn {turn.number}: {_token_counts(turn)} tokens"
+            counts = " -> ".join("?" if count is None else str(count) for count in turn.usage)
+            more = f"  turn {turn.number}: {counts} tokens"
             more += f", {span.finish_reason}" if span.finish_reason else ""
         error = f"  {span.error.splitlines()[0]}" if span.error else ""
         yield f"{'  ' * depth}{_call(span)}{more}{error}"
-
-
-def _token_counts(turn: Turn) -> str:
-    """Return how many tokens a turn read and generated."""
-    return " -> ".join("?" if count is None else str(count) for count in turn.usage)
-
-
-def _with_depth(spans: list[Span]) -> Iterator[tuple[int, Span]]:
-    depths: dict[str | None, int] = {None: 0}
-    for span in spans:
-        depth = depths.get(span.parent_id, 0)
-        depths[span.span_id] = depth + 1
-        yield depth, span
 
 
 def _call(span: Span) -> str:
@@ -163,11 +151,7 @@ def _print_tokens(store: Store, trajectory: Trajectory, form: str) -> None:
     if not len(rows):
         why = why_no_calls(trajectory)
         say(why or "no token ids of generated text were recorded", err=True)
-    always = {"turn", "position", "id", "piece", "logprob", "generated"}
-    kept = [
-        name for name in rows.column_names if name in always or rows[name].null_count < len(rows)
-    ]
-    print_table(rows.select(kept), form)
+    print_table(rows, form, on_terminal=rows.column_names)
 
 
 def _duration(nanoseconds: int) -> str:

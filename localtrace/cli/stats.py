@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +64,15 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
         if filters.terms and not summary:
             say_nothing_matches(store, filters)
     layouts = find_stores(store_paths)
-    folders = [find_journal_folders(layout) for layout in layouts]
-    own = (folder for found in folders for folder in found.own)
-    rows.append(_files("journals", _inside(own, "*.journal*")))
-    rows.append(_files("quarantine", _inside((one.quarantine for one in layouts), "*")))
+    folders = list(map(find_journal_folders, layouts))
+    journals = [
+        path for known in folders for folder in known.own for path in folder.glob("*.journal*")
+    ]
+    quarantine = [path for layout in layouts for path in layout.quarantine.glob("*")]
+    rows += [_files("journals", journals), _files("quarantine", quarantine)]
     columns = ("what", "rows", "unsealed_rows", "files", "size_bytes", "time")
     print_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), form)
-    print_notes([note for found in folders for note in found.foreign])
+    print_notes([note for known in folders for note in known.foreign])
 
 
 def _summary(store: Store, filters: Filters) -> list[dict[str, Any]]:
@@ -118,13 +119,10 @@ def _unreadable(store: Store) -> list[dict[str, Any]]:
 def _lost(store: Store) -> list[dict[str, Any]]:
     from localtrace.read.losses import add_up
 
-    found = store.own_sql("select unnest(losses) as losses from runs").to_dicts()
-    counts = add_up(row["losses"] for row in found)
+    counts = add_up(
+        row["losses"] for row in store.own_sql("select unnest(losses) as losses from runs")
+    )
     return [{"what": f"lost {what}", "rows": count} for what, count in counts.items()]
-
-
-def _inside(folders: Iterable[Path], pattern: str) -> Iterator[Path]:
-    return chain.from_iterable(folder.glob(pattern) for folder in folders)
 
 
 def _files(what: str, paths: Iterable[Path]) -> dict[str, Any]:

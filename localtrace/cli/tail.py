@@ -36,7 +36,7 @@ order by end_ns
 @click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True,
               help="Seconds between two reads of the store.")  # fmt: skip
 @click.option("-f", "--follow/--no-follow", "follows", default=True,
-              help="Go on until Ctrl-C (default), or stop after those that are there.")  # fmt: skip
+              help="Continue until Ctrl-C (default), or stop after what is there.")  # fmt: skip
 @store_option
 def command(
     filters: Filters, lines: int, interval_s: float, follows: bool, store_paths: tuple[Path, ...]

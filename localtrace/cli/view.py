@@ -57,8 +57,8 @@ def command(
             say(f"From another machine: ssh -L {bound}:127.0.0.1:{bound} {socket.gethostname()}, "
                 "then open the link there.", err=True)  # fmt: skip
         else:
-            say("Other machines reach this address: whoever has the link reads every rollout, and "
-                "others on the network may read along.", err=True)  # fmt: skip
+            say("Other machines can reach this address: whoever has the link can read every "
+                "rollout, and nothing is encrypted.", err=True)  # fmt: skip
         say("Ctrl-C ends the viewer.", err=True)
 
     if sandbox.sandbox:

@@ -45,7 +45,7 @@ class Excerpt:
 def read_excerpts(
     run_sql: RunSql, decode: Decode, steps: Mapping[str, int | None]
 ) -> dict[str, Excerpt]:
-    """Read the excerpts of trajectories that have a turn.
+    """Read the excerpts of trajectories, by trace id.
 
     Args:
         run_sql: runs SQL in the store.
@@ -53,7 +53,7 @@ def read_excerpts(
         steps: the step of each trajectory, by trace id.
     """
     waiting = iter(steps.items())
-    excerpts: dict[str, Excerpt] = {}
+    excerpts = dict.fromkeys(steps, Excerpt(None, None))
     while batch := dict(islice(waiting, _BATCH)):
         ids, params = listed_ids(batch)
         # Numbering the rows would take DuckDB several times as long as these windows.
@@ -67,6 +67,14 @@ def read_excerpts(
         ).to_pylist()
         excerpts |= _excerpts(rows, decode)
     return excerpts
+
+
+def cut(text: str | None, most: int) -> str | None:
+    """Return a text's beginning and end, where it is long."""
+    if text is None or len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} …({len(text) - 2 * half:,} characters)… {text[-half:]}"
 
 
 def reference_of(attributes: Mapping[str, Any]) -> str | None:

@@ -147,6 +147,15 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
     return _Reader(trajectory).turns
 
 
+def with_depth(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """Yield calls in their order, each with the number of calls around it."""
+    depths: dict[str | None, int] = {None: 0}
+    for span in spans:
+        depth = depths.get(span.parent_id, 0)
+        depths[span.span_id] = depth + 1
+        yield depth, span
+
+
 def weight_version(span: Span) -> Any:
     """Return the version of the weights among a call's results; None: they do not tell it."""
     outputs = fields_of(span.outputs)

@@ -52,8 +52,8 @@ def url(path: str, /, **values: object) -> str:
         path: with its parts encoded, see `part`.
         values: what stands after the question mark.
     """
-    given = {name: _text(value) for name, value in values.items() if value is not None}
-    query = urlencode({name: text for name, text in given.items() if text != ""})
+    texts = {name: _text(value) for name, value in values.items() if value is not None}
+    query = urlencode({name: text for name, text in texts.items() if text})
     return f"{path}?{query}" if query else path
 
 

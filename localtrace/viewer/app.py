@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from localtrace.errors import LocalTraceError, NotFound, NothingRecorded
 from localtrace.viewer.labelling import PATH, label_route, who_labels
-from localtrace.viewer.page import Page, told
+from localtrace.viewer.page import Page
 from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages import PAGES
 from localtrace.viewer.rendering import HERE, as_json, render
@@ -109,7 +109,7 @@ def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, LocalTraceError | OSError):
         raise error
     status = 404 if isinstance(error, NothingRecorded | NotFound) else 400
-    return _problem(request, told(error), status)
+    return _problem(request, str(error), status)
 
 
 def _problem(request: Request, message: str, status: int) -> Response:
@@ -125,9 +125,9 @@ def _problem(request: Request, message: str, status: int) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    message = {404: "There is no such page.", 405: "This page can only be looked at."}
+    message = {404: "There is no such page.", 405: "This page is read-only."}
     if request.url.path == PATH and status == 405:
-        message[405] = "This address only takes what the viewer's forms send."
+        message[405] = "This address only accepts the viewer's own forms."
     return _problem(request, message.get(status, str(error)), status)
 
 

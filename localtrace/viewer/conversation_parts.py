@@ -7,7 +7,7 @@ case alike, whole as they were recorded; each hit has an address, as has every f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,9 +41,9 @@ def conversation_facts(request: PageRequest, trajectory: Trajectory) -> Facts:
     Of the address, `find` is the text, `hit` the number of the hit to show, `call` the call whose
     parts are shown, and `from` the first part. `mark` is a text to find in this rollout alone.
     """
-    parts = _every_part(request, trajectory)
+    parts = request.kept(("parts", trajectory.trace_id), lambda: list(blocks_of(trajectory)))
     find = request.values.get("find") or request.values.get("mark") or ""
-    hits = _hits(request, trajectory, parts, find)
+    hits = hits_in(parts, find) if find.strip() else []
     place = _place(trajectory, parts, request.values.get("call"))
     number = _number(request, hits, place)
     here = None if number is None else hits[number]
@@ -61,27 +61,8 @@ def conversation_facts(request: PageRequest, trajectory: Trajectory) -> Facts:
         "blocks_total": len(parts),
         "earlier_url": _at(request, trajectory, max(0, start - _SHOWN)) if start else None,
         "more_url": _at(request, trajectory, end) if end < len(parts) else None,
-        "find": _found(request, trajectory, find, hits, number) if find.strip() else None,
+        "find": _find_facts(request, trajectory, find, hits, number) if find.strip() else None,
     }
-
-
-def _every_part(request: PageRequest, trajectory: Trajectory) -> list[Block]:
-    def make() -> list[Block]:
-        return list(blocks_of(trajectory))
-
-    made: list[Block] = request.kept(("parts", trajectory.trace_id), make)
-    return made
-
-
-def _hits(
-    request: PageRequest, trajectory: Trajectory, parts: Sequence[Block], find: str
-) -> list[Hit]:
-    if not find.strip():
-        return []
-    made: list[Hit] = request.kept(
-        ("find", trajectory.trace_id, find), lambda: hits_in(parts, find)
-    )
-    return made
 
 
 def hits_in(parts: Sequence[Block], find: str) -> list[Hit]:
@@ -133,7 +114,7 @@ def _shown(block: Block, at: int, hits: Sequence[Hit], here: Hit | None) -> Bloc
     return cut_block(block, starts) | {"part": at, "hits": marks}
 
 
-def _found(
+def _find_facts(
     request: PageRequest, trajectory: Trajectory, find: str, hits: Sequence[Hit], number: int | None
 ) -> Facts:
     def address(to: int) -> str:
@@ -155,17 +136,18 @@ def _calls_with(trajectory: Trajectory, find: str) -> list[Facts]:
     in_json = msgspec.json.encode(find).decode()[1:-1]
     pattern = re.compile(f"{re.escape(find)}|{re.escape(in_json)}", re.IGNORECASE)
 
-    def holding() -> Iterator[Facts]:
-        for span in trajectory.every_span:
-            fields = {"arguments": span.inputs, "messages": span.messages,
-                      "result": span.outputs, "message": span.output_message}  # fmt: skip
-            for field, value in fields.items():
-                if value is not None and pattern.search(as_text(value)):
-                    address = f"/trajectory/{part(trajectory.trace_id)}/call/{part(span.span_id)}"
-                    yield {"op": span.op, "field": field, "url": address}
-                    break
-
-    return [one for one, _ in zip(holding(), range(_CALLS_MAX), strict=False)]
+    calls: list[Facts] = []
+    for span in trajectory.every_span:
+        fields = {"arguments": span.inputs, "messages": span.messages,
+                  "result": span.outputs, "message": span.output_message}  # fmt: skip
+        for field, value in fields.items():
+            if value is not None and pattern.search(as_text(value)):
+                address = f"/trajectory/{part(trajectory.trace_id)}/call/{part(span.span_id)}"
+                calls.append({"op": span.op, "field": field, "url": address})
+                break
+        if len(calls) == _CALLS_MAX:
+            break
+    return calls
 
 
 def _at(request: PageRequest, trajectory: Trajectory, start: int) -> str:

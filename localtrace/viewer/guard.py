@@ -75,17 +75,19 @@ class Guard:
         """Return the answer to whoever may not see the pages, or who just showed the token."""
         if not self._is_known(request.headers.get("host", "")):
             return PlainTextResponse(
-                "The viewer is not reached by this name: use the printed address.\n", 421
+                "The viewer does not answer to this name: use the printed address.\n", 421
             )
         token = request.query_params.get(TOKEN)
         if token is not None and request.method == "GET":
             if not _same(token, self._token):
-                return _locked("This token is not the viewer's, which makes a new one each time.")
+                return _locked(
+                    "This token is not valid: the viewer makes a new one whenever it starts."
+                )
             return self._entered(request)
         if not _same(request.cookies.get(self._cookie, ""), self._session):
             return _locked("The viewer shows its pages only to the browser that has its token.")
         if request.method not in ("GET", "HEAD") and not _is_from_itself(request):
-            return _locked("Only the viewer's own pages can change something.")
+            return _locked("Only the viewer's own pages may write.")
         return None
 
     def _is_known(self, host: str) -> bool:

@@ -179,8 +179,7 @@ def ids_of(text: str) -> list[int]:
     if len(words) > _IDS_MAX:
         raise QueryError(f"{len(words):,} token ids are too many: search for at most {_IDS_MAX}")
     for word in words:
-        is_number = word.isascii() and word.isdigit() and len(word) <= 10
-        if not is_number or int(word) > _ID_MAX:
+        if not re.fullmatch("[0-9]{1,10}", word) or int(word) > _ID_MAX:
             raise QueryError(
                 f"{word[:40]!r} is not a token id: write whole numbers from 0 to {_ID_MAX:,}, "
                 "such as 151643, 198"

@@ -15,7 +15,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.labels import labels_of
 from localtrace.read.trajectories import listed_ids, listed_steps
 from localtrace.viewer.excerpts import with_texts
-from localtrace.viewer.numbers import is_not_finite
+from localtrace.viewer.numbers import counted, is_not_finite
 from localtrace.viewer.page_request import PageRequest
 
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ class Listing:
             rows.sort(key=lambda row: (row["step"] is None, sign * (row["step"] or 0)))
             return {row["step"]: row["n"] for row in rows}
 
-        made: dict[int | None, int] = request.kept(
-            ("by step", request.q, self.sort == "-step"), make
-        )
-        return made
+        return request.kept(("by step", request.q, self.sort == "-step"), make)
 
     def index(self, trace_id: str) -> int | None:
         """Return the place of a trajectory; None where it is not in the list."""
@@ -131,8 +128,7 @@ class Listing:
                 request.params | bound,
             )
 
-        made: list[dict[str, Any]] = request.kept(("first", request.q, self.sort, count), make)
-        return made
+        return request.kept(("first", request.q, self.sort, count), make)
 
     def _parts(self) -> Iterator[tuple[int | None, int]]:
         """Yield the steps of the list, each with the place of its first row; of others one part."""
@@ -183,8 +179,8 @@ def rows_of(request: PageRequest, steps: dict[str, int | None]) -> list[dict[str
         return []
     chosen, params = _chosen(steps)
     sql = f"select {_COLUMNS} from {Filters().relation(*_LATE)} where {chosen}"
-    found = {row["trace_id"]: row for row in request.rows(sql, params)}
-    return [found[trace_id] for trace_id in steps if trace_id in found]
+    rows = {row["trace_id"]: row for row in request.rows(sql, params)}
+    return [rows[trace_id] for trace_id in steps if trace_id in rows]
 
 
 def with_calls(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,9 +217,9 @@ def _chosen(steps: dict[str, int | None]) -> tuple[str, dict[str, str]]:
 
 
 def _badges(row: dict[str, Any], seen: dict[str, Any] | None, errors: int) -> list[str]:
-    found = [] if row["status"] == "ok" else [row["status"]]
-    found += ["reward not finite"] if is_not_finite(row["reward"]) else []
+    badges = [] if row["status"] == "ok" else [row["status"]]
+    badges += ["reward not finite"] if is_not_finite(row["reward"]) else []
     if seen is None:
-        return [*found, "no calls" if row["spans_pruned"] is None else "calls pruned"]
-    found += [name for name in ("truncated", "empty") if seen[name]]
-    return [*found, f"{errors} tool error{'s' * (errors > 1)}"] if errors else found
+        return [*badges, "no calls" if row["spans_pruned"] is None else "calls pruned"]
+    badges += [name for name in ("truncated", "empty") if seen[name]]
+    return [*badges, counted(errors, "tool error")] if errors else badges

@@ -76,17 +76,21 @@ def moment(nanoseconds: int | None) -> str:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the finite values; None: there is none, or it is beyond all doubles."""
-    known = [one for one in values if one is not None and math.isfinite(one)]
-    found = sum(known) / len(known) if known else None
-    return found if is_finite(found) else None
+    known = _finite(values)
+    quotient = sum(known) / len(known) if known else None
+    return quotient if is_finite(quotient) else None
 
 
 def scale(values: Iterable[float | None]) -> dict[str, float | None]:
     """Return the least and the largest finite value as `low` and `high`, the ends of bars."""
-    known = [one for one in values if one is not None and math.isfinite(one)]
+    known = _finite(values)
     return {"low": min(known, default=None), "high": max(known, default=None)}
 
 
-def counted(count: int, one: str, several: str | None = None) -> str:
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def counted(count: int, singular: str, plural: str | None = None) -> str:
     """Return a count with its noun."""
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

@@ -8,21 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localtrace.errors import LocalTraceError
 from localtrace.read.run_names import with_run_ids
 from localtrace.viewer.addresses import words_of
 from localtrace.viewer.page_request import PageRequest
 
 Facts = dict[str, Any]
 """The content of a page as plain data, which `.json` answers as it is."""
-
-
-def told(error: Exception) -> str:
-    """Return what a page says of an error."""
-    if isinstance(error, OSError) and not isinstance(error, LocalTraceError):
-        place = f": {error.filename}" if error.filename else ""
-        return f"The store cannot be read: {error.strerror or error}{place}."
-    return str(error)
 
 
 @dataclass(frozen=True)

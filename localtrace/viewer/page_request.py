@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from localtrace.errors import QueryError
 from localtrace.read.filters import Filters
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Kept(Protocol):
+    """See `Moment.kept`."""
+
+    def __call__(self, key: object, make: Callable[[], T], /) -> T: ...
+
+
 @dataclass(frozen=True)
 class PageRequest:
     """One request to a page."""
@@ -32,8 +38,7 @@ class PageRequest:
     """The parts of the address that the page's path names."""
     values: Mapping[str, str]
     """Values after the question mark."""
-    kept: Callable[[object, Callable[[], Any]], Any]
-    """See `Moment.kept`."""
+    kept: Kept
 
     @property
     def q(self) -> str:
@@ -66,8 +71,7 @@ class PageRequest:
     @property
     def run_names(self) -> dict[str, str]:
         """Names that tell runs apart, by run id; none where there is one run."""
-        made: dict[str, str] = self.kept("run names", lambda: run_names(self.store))
-        return made
+        return self.kept("run names", lambda: run_names(self.store))
 
     @property
     def several_runs(self) -> dict[str, str]:
@@ -91,7 +95,7 @@ class PageRequest:
         """
         value = self.values.get(name)
         if not value:
-            raise QueryError(f"the address lacks {name}=…: follow a link of another page")
+            raise QueryError(f"the address lacks {name}=…: open this page from a link")
         return self.run_id(value) if name == "run" else value
 
     def run_id(self, text: str) -> str:
@@ -111,5 +115,5 @@ class PageRequest:
         """
         value = self.values.get(name) or default
         if value not in known:
-            raise QueryError(f"{name}={value}: it is one of {', '.join(known)}")
+            raise QueryError(f"{name}={value}: use one of {', '.join(known)}")
         return value

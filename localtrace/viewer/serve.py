@@ -19,7 +19,7 @@ from localtrace.viewer.app import make_app
 from localtrace.viewer.guard import TOKEN, Guard
 from localtrace.viewer.page import Page
 from localtrace.viewer.page_request import PageRequest
-from localtrace.viewer.pages import home, trajectories
+from localtrace.viewer.pages import runs, trajectories
 from localtrace.viewer.shared_store import SharedStore
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def serve(
 def warm_up(
     shared: SharedStore,
     ended: threading.Event,
-    pages: Sequence[Page] = (home.PAGE, trajectories.PAGE),
+    pages: Sequence[Page] = (runs.FIRST, trajectories.PAGE),
 ) -> None:
     """Read the pages that are opened first, whose answers later pages reuse, until it is ended."""
     for page in pages:

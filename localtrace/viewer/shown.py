@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import QueryError
-from localtrace.read.excerpts import reference_of
+from localtrace.read.excerpts import cut, reference_of
 from localtrace.read.unseen import why_no_calls
 from localtrace.types import Trajectory
 from localtrace.viewer.conversation import blocks_of, cut_block
-from localtrace.viewer.excerpts import cut
 from localtrace.viewer.page import Facts
 from localtrace.viewer.pages.trajectory import call_rows, head_of, outcomes_of
-from localtrace.viewer.side_by_side import aligned
+from localtrace.viewer.side_by_side import COMPARED_MAX, GROUP_MAX, aligned
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
-COMPARED_MAX, GROUP_MAX = 8, 32
-"""The most rollouts side by side: of any groups, and of one."""
 _CALLS_MAX = 300
 _PART_MIN = 1_000
 """The characters as which a short part of a conversation counts, for the page around it."""

@@ -14,15 +14,17 @@ from localtrace.read.diff import (
     turn_rows,
     words,
 )
+from localtrace.read.excerpts import cut
 from localtrace.read.unseen import why_no_calls
 from localtrace.store.whole_prompts import shared_prefix
 from localtrace.types import Trajectory
 from localtrace.viewer.addresses import part, url
-from localtrace.viewer.excerpts import cut
 from localtrace.viewer.numbers import is_finite, scale
 from localtrace.viewer.page import Facts
 from localtrace.viewer.page_request import PageRequest
 
+COMPARED_MAX, GROUP_MAX = 8, 32
+"""The most rollouts side by side: of any groups, and of one."""
 _CELL_MAX = 1_200
 _BEFORE_MAX = 240
 """The characters of a cell that are shown before the first difference."""

@@ -139,7 +139,7 @@ def test_what_is_not_known_says_why(page: Page, viewer: Viewer) -> None:
     visit(page, f"/trajectory/{viewer.ids['line']}")
     assert "not known" in page.locator(".facts").first.inner_text()
     visit(page, "/trajectories?q=step=99999")
-    assert "Take a filter away" in page.locator(".empty").inner_text()
+    assert "Remove a filter" in page.locator(".empty").inner_text()
 
 
 def test_the_tokens_of_a_rollout_are_shown(page: Page, viewer: Viewer) -> None:

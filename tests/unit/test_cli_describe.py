@@ -73,7 +73,7 @@ def test_on_a_terminal_the_words_are_wrapped_and_none_is_cut() -> None:
     shown = on_terminal(60, "describe", "turns")
     assert max(map(len, shown.lines)) <= 60
     assert "…" not in "".join(shown.lines)
-    assert "trace_id         varchar" in "\n".join(shown.lines)
+    assert "trace_id  varchar " in "\n".join(shown.lines)
     assert "model generation" in shown.stderr
 
 

@@ -101,14 +101,6 @@ def test_columns_are_chosen_by_name(store: Path) -> None:
     assert " reward?" in run("ls", "-s", store, "--columns", "rewrd").stderr
 
 
-def test_what_all_prompts_begin_with_is_left_out_on_a_terminal(tmp_path: Path) -> None:
-    record_chats(tmp_path, [f"{SYSTEM} What is {number}?" for number in (1, 2)])
-    lines = on_terminal(80, "ls", "-s", tmp_path).lines
-    assert "helpful" not in "".join(lines)
-    assert "…2?" in lines[1]
-    assert "helpful" in run("ls", "-s", tmp_path).stdout
-
-
 @pytest.mark.parametrize("command", [["ls"], ["runs"], ["group", "step=1", "sample_index=0"]])
 def test_pandas_which_takes_long_to_load_is_not_loaded(store: Path, command: list[str]) -> None:
     run("seal", "-s", store)  # what reads journals loads it

@@ -189,8 +189,7 @@ def test_doctor_names_mistyped_and_bad_variables_without_any_trainer(tmp_path: P
     )
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert "LOCALTRACE_REQIRED " in lines[0]
-    assert "LOCALTRACE_REQUIRED?" in lines[1]
+    assert re.search("LOCALTRACE_REQIRED .*LOCALTRACE_REQUIRED[?]", lines[1])
     assert re.search(r"LOCALTRACE_SEAL .*'perhaps': .*\b1 or 0\b", done.stdout)
     assert [line for line in lines if line.startswith("ok") and "LOCALTRACE_PROJECT=gsm8k" in line]
 

@@ -47,13 +47,13 @@ ADDRESSES = [
     ("/run/nothing", 404, "no run is called nothing: the page Runs lists them"),
     ("/group?run=run&step=3&key=nothing", 404, "no rollout is in this group"),
     ("/prompt?run=run&key=nothing", 404, "no rollout has the prompt nothing"),
-    ("/prompt?run=run", 400, "the address lacks key=…: follow a link of another page"),
+    ("/prompt?run=run", 400, "the address lacks key=…: open this page from a link"),
     ("/compare?ids={one}", 400, "choose two to 8"),
     ("/compare?ids={one},{nothing}", 404, "no trajectory has the id {nothing}"),
-    ("/sql?query=nothing", 404, "no query is called nothing"),
+    ("/sql?query=nothing", 400, "unknown query 'nothing'"),
     ("/sql/rows.csv?query=prompts_changed", 400, "needs from_step"),
     ("/nowhere", 404, "There is no such page."),
-    ("/label", 405, "takes what the viewer's forms send"),
+    ("/label", 405, "only accepts the viewer's own forms"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_what_was_asked_for_can_be_mended_where_it_stands(pages: Pages) -> None:
 def test_only_get_is_answered(pages: Pages) -> None:
     answer = pages.client.post("/runs")
     assert answer.status_code == 405
-    assert problem(answer.text) == "This page can only be looked at."
+    assert problem(answer.text) == "This page is read-only."
 
 
 def test_a_query_whose_time_is_over_says_it_on_its_page(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_named(pages: Pages, monkeypatch: pytest.M
 
     monkeypatch.setattr(hits, "count_hits", fail)
     said = problem(pages.client.get("/search?find=x").text)
-    assert said == "The store cannot be read: Permission denied: /store/tables/x.parquet."
+    assert said == "[Errno 13] Permission denied: '/store/tables/x.parquet'"
 
 
 def test_a_query_that_needs_parameters_asks_for_them(pages: Pages) -> None:

@@ -170,9 +170,9 @@ def test_an_empty_store_says_what_begins_it(tmp_path: Path) -> None:
         pass
     with open_store(tmp_path / "store") as store:
         empty = Pages(store, {})
-        assert "Take a filter away" not in empty.html("/trajectories") + empty.html("/groups")
+        assert "Remove a filter" not in empty.html("/trajectories") + empty.html("/groups")
         assert "localtrace.trajectory" in empty.html("/trajectories")
-        assert "Take a filter away" in empty.html("/trajectories?q=step=1")
+        assert "Remove a filter" in empty.html("/trajectories?q=step=1")
         assert "No rollout is recorded yet" in empty.html("/tokens")
         assert "such a text" in empty.html("/search?find=a")
         run = empty.html("/run/empty")

@@ -319,7 +319,7 @@ def test_answers_before_and_after_a_step_are_paired(pages: Pages) -> None:
 
 
 def test_words_that_changed_are_marked() -> None:
-    from localtrace.viewer.pages.prompt import pairs_of
+    from localtrace.viewer.pages.prompts import pairs_of
 
     def side(*answers: str | None) -> list[dict[str, Any]]:
         return [{"answer": one} for one in answers]

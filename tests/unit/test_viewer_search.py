@@ -202,5 +202,5 @@ def test_more_hits_are_shown_on_demand(pages: Pages, monkeypatch: pytest.MonkeyP
 
 
 def test_an_empty_search_explains_itself(pages: Pages) -> None:
-    assert "What do rollouts say?" in pages.html("/search")
+    assert "Search the rollouts" in pages.html("/search")
     assert "No hit" in pages.html("/search?find=nobody+said+this")

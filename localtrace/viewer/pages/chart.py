@@ -79,28 +79,28 @@ where name = $name and run_id in (select unnest($runs)) order by run_id, step, t
 def read(request: PageRequest) -> Facts:
     """Return one chart, its steps as links to their groups."""
     run_id = request.required("run")
-    runs = [run_id, *(one for one in request.values.get("also", "").split(",") if one)][:8]
+    runs = [run_id, *filter(None, request.values.get("also", "").split(","))][:8]
     metric = request.values.get("metric")
     if metric is not None:
-        found = request.rows(_METRIC_SQL, {"name": metric, "runs": runs})
+        rows = request.rows(_METRIC_SQL, {"name": metric, "runs": runs})
         chart = Chart(metric, "", (Curve("value", metric),), f"{metric} was not recorded")
         why = chart.lacks
     else:
         chart = CHARTS[request.one_of("name", CHARTS, "reward")]
-        found, why = _found(request, chart, runs)
+        rows, why = _rows(request, chart, runs)
     names = request.run_names if len(runs) > 1 else {}
     links = {
         str(row["step"]): url("/groups", q=step_filters(run_id, row["step"], validate=False))
-        for row in found
+        for row in rows
         if row["run_id"] == run_id and row["step"] is not None
     }
-    lines = [one for at, run in enumerate(runs) for one in _lines(run, at, chart, names, found)]
-    odd = sum(row[name] or 0 for row in found for name in row if name.endswith("not_finite"))
+    lines = [curve for at, run in enumerate(runs) for curve in _lines(run, at, chart, names, rows)]
+    odd = sum(row[name] or 0 for row in rows for name in row if name.endswith("not_finite"))
     made = chart_of(chart.title, lines, links, chart.format, why, not_finite=odd)
     return made | {"copies": {}}
 
 
-def _found(request: PageRequest, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
+def _rows(request: PageRequest, chart: Chart, runs: list[str]) -> tuple[list[dict[str, Any]], str]:
     """Return the rows of all runs, and why there is nothing to draw, if nothing is."""
     rows: list[dict[str, Any]] = []
     why = chart.lacks

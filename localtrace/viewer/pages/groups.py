@@ -1,15 +1,24 @@
-"""The groups of a step, or of any filters: the worst first."""
+"""Groups: those of a step or of any filters, the worst first; one, its rollouts side by side.
+
+Two to eight rollouts of any groups are compared in the same way.
+"""
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
+from localtrace.errors import NotFound, QueryError
+from localtrace.read.excerpts import cut, reference_of
 from localtrace.read.filters import Filters
-from localtrace.viewer.addresses import group_url, url, with_terms
+from localtrace.read.trajectories import listed_ids, listed_steps
+from localtrace.viewer.addresses import group_url, prompt_url, step_filters, url, with_terms
 from localtrace.viewer.excerpts import with_texts
-from localtrace.viewer.numbers import scale
-from localtrace.viewer.page import Facts, Page, copies
+from localtrace.viewer.listing import Listing
+from localtrace.viewer.numbers import mean, scale
+from localtrace.viewer.page import Facts, Page, copies, neighbours
 from localtrace.viewer.page_request import PageRequest
+from localtrace.viewer.side_by_side import COLUMNS, COMPARED_MAX, GROUP_MAX, side_by_side
 
 SORTS = {
     "reward": "mean_reward asc nulls last",
@@ -22,7 +31,7 @@ SORTS = {
 }
 """The orders of groups, by the name in the address."""
 _SHOWN = 60
-_SQL = """
+_GROUPS_SQL = """
 with hits as (
     select distinct run_id, step, validate, group_key
     from {relation} where group_key is not null and {condition}
@@ -39,15 +48,21 @@ select
         as zero_variance,
     avg(t.output_tokens) as mean_tokens, list_sort(list(distinct t.fate)) as fates,
     count(*) filter (t.status <> 'ok') as not_ok, min(t.trace_id) as trace_id
-from trajectories as t
+from (select * from trajectories where {steps}) as t
 semi join hits as h on h.run_id = t.run_id and h.step is not distinct from t.step
     and h.validate = t.validate and h.group_key = t.group_key
-where {pruning}
 group by t.run_id, t.step, t.validate, t.group_key
 order by {order}, t.run_id, t.step nulls last, sample_index, t.group_key
 """
-_PRUNING = ("run", "step", "validate", "project", "experiment")
+_OF_GROUPS = ("run", "step", "validate", "project", "experiment")
 """Filters that all rollouts of a group meet alike."""
+_GROUP_SQL = f"""
+select {COLUMNS}
+from trajectories
+where run_id = $run and step is not distinct from $step and validate = $validate
+    and group_key = $key
+order by finite(reward) desc nulls last, rollout_n, trace_id
+"""
 
 
 def groups_of(request: PageRequest) -> list[dict[str, Any]]:
@@ -55,17 +70,14 @@ def groups_of(request: PageRequest) -> list[dict[str, Any]]:
     # The order of another page's list, such as that of trajectories, is none of groups.
     sort = request.values.get("sort", "")
     sort = sort if sort in SORTS else "reward"
-    sql = _SQL.format(
+    sql = _GROUPS_SQL.format(
         relation=request.filters.relation(), condition=request.condition, order=SORTS[sort],
-        pruning=_pruning(request),
+        steps=listed_steps(Listing(request).counts),
     )  # fmt: skip
-    found: list[dict[str, Any]] = request.kept(
-        ("groups", request.q, sort), lambda: request.rows(sql, request.params)
-    )
-    return found
+    return request.kept(("groups", request.q, sort), lambda: request.rows(sql, request.params))
 
 
-def read(request: PageRequest) -> Facts:
+def read_groups(request: PageRequest) -> Facts:
     """Return the groups that are shown, and what leads on from them."""
     groups = groups_of(request)
     shown, sort = request.number("shown", _SHOWN, 2_000), request.values.get("sort")
@@ -81,7 +93,7 @@ def read(request: PageRequest) -> Facts:
         "zero_variance": sum(bool(row["zero_variance"]) for row in groups),
         "rollouts": sum(row["rollouts"] for row in groups),
         "not_finite": sum(row["not_finite"] for row in groups),
-        "is_of_matches": any(term.key not in _PRUNING for term in request.filters.terms),
+        "is_of_matches": any(term.key not in _OF_GROUPS for term in request.filters.terms),
         "mean_reward": sum(row["mean_reward"] * row["rewards"] for row in rewarded) / known
         if known else None,
         **scale(row["mean_reward"] for row in groups),
@@ -90,7 +102,7 @@ def read(request: PageRequest) -> Facts:
         "run_id": run,
         "run_names": request.several_runs,
         "step": step,
-        "steps": _neighbours(request, run, step),
+        "steps": _steps_beside(request, run, step),
         "more": url("/groups", q=request.q, sort=sort, shown=10 * shown)
         if len(groups) > shown
         else None,
@@ -106,24 +118,12 @@ def read(request: PageRequest) -> Facts:
     }  # fmt: skip
 
 
-def _pruning(request: PageRequest) -> str:
-    """Return a condition in which only values of groups stand, so that files are skipped."""
-    terms = [term for term in request.filters.terms if term.key in _PRUNING]
-    names = [f"filter_{at}_0" for at, term in enumerate(request.filters.terms) if term in terms]
-    parts = [
-        f"t.step {term.operator} ${name}"
-        for term, name in zip(terms, names, strict=True)
-        if term.key == "step" and len(term.values) == 1
-    ]
-    return " and ".join(parts) or "true"
-
-
 def _single(groups: list[dict[str, Any]], column: str) -> Any:
     values = {row[column] for row in groups}
     return values.pop() if len(values) == 1 else None
 
 
-def _neighbours(request: PageRequest, run: str | None, step: int | None) -> dict[str, str | None]:
+def _steps_beside(request: PageRequest, run: str | None, step: int | None) -> dict[str, str | None]:
     """Return the addresses of the steps before and after, with the other filters kept."""
     if run is None or step is None:
         return {"before": None, "after": None}
@@ -141,4 +141,114 @@ def _neighbours(request: PageRequest, run: str | None, step: int | None) -> dict
     }
 
 
-PAGE = Page("/groups", "groups.html", read)
+def read_group(request: PageRequest) -> Facts:
+    """Return a group: its prompt, a column for each rollout, and their turns in rows."""
+    params = _place(request)
+    rows = request.rows(_GROUP_SQL, params)
+    if not rows:
+        raise NotFound("no rollout is in this group: it may belong to another store or run")
+    aligned = side_by_side(request, rows[:GROUP_MAX])
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    first = rows[0]
+    filters = _filters(params, first)
+    return {
+        "title": f"Sample {first['sample_index']}" if first["sample_index"] else "Group",
+        "place": params,
+        "sample_index": first["sample_index"],
+        "group_id": first["group_id"],
+        **aligned,
+        "reference": cut(next(filter(None, map(reference_of, aligned["attributes"])), None), 2_000),
+        "rollouts": len(rows),
+        "left_out": max(0, len(rows) - GROUP_MAX),
+        "rewards": _summary(rewards, len(rows)),
+        "step_url": url(
+            "/groups", q=step_filters(params["run"], params["step"], params["validate"])
+        ),
+        "rollouts_url": url("/trajectories", q=filters, sort="reward"),
+        "prompt_url": prompt_url(first),
+        **_groups_beside(request, params),
+        "copies": copies(
+            request,
+            _GROUP_SQL,
+            params,
+            command=f"group {filters}",
+            python=f"list(store.read({[row['trace_id'] for row in rows]!r}))",
+        ),
+    }
+
+
+def _place(request: PageRequest) -> dict[str, Any]:
+    step = request.values.get("step", "None")
+    return {
+        "run": request.required("run"),
+        "key": request.required("key"),
+        "step": int(step) if step.lstrip("-").isdigit() else None,
+        "validate": request.values.get("validate") == "true",
+    }
+
+
+def _filters(params: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return filters that only the rollouts of the group meet."""
+    named = {"group": row["group_id"], "sample_index": row["sample_index"],
+             "prompt_hash": row["prompt_hash"]}  # fmt: skip
+    name = next(name for name, value in named.items() if value is not None)
+    q = step_filters(params["run"], params["step"], params["validate"])
+    return with_terms(q, **{name: named[name]})
+
+
+def _summary(recorded: list[float], rollouts: int) -> dict[str, Any]:
+    rewards = [reward for reward in recorded if isfinite(reward)]
+    return {
+        "known": len(rewards),
+        "not_finite": len(recorded) - len(rewards),
+        "mean": mean(rewards),
+        "low": min(rewards, default=None),
+        "high": max(rewards, default=None),
+        "zero_variance": len(rewards) > 1 and min(rewards) == max(rewards),
+        "lacking": rollouts - len(recorded),
+    }
+
+
+def _groups_beside(request: PageRequest, params: dict[str, Any]) -> Facts:
+    """Return the groups before and after in the list that the address names."""
+    groups = groups_of(request) if request.q else []
+    here = (params["run"], params["step"], params["validate"], params["key"])
+    keys = [(row["run_id"], row["step"], row["validate"], row["group_key"]) for row in groups]
+    sort = request.values.get("sort")
+    return neighbours(
+        keys.index(here) if here in keys else None,
+        len(keys),
+        lambda at: group_url(groups[at], request.q, sort),
+    )
+
+
+def read_compared(request: PageRequest) -> Facts:
+    """Return the rollouts that the address names, compared with the first of them."""
+    names = [name.strip() for name in request.required("ids").split(",") if name.strip()]
+    if not 2 <= len(names) <= COMPARED_MAX:
+        raise QueryError(f"{len(names)} rollouts: choose two to {COMPARED_MAX} to compare")
+    whole = request.store.whole_ids(names)
+    ids = list(dict.fromkeys(whole.get(name, name) for name in names))
+    chosen, params = listed_ids(ids)
+    sql = f"select {COLUMNS} from all_trajectories where {chosen}"
+    rows = {row["trace_id"]: row for row in request.rows(sql, params)}
+    for trace_id in ids:
+        if trace_id not in rows:
+            raise NotFound(f"no trajectory has the id {trace_id}: choose them in the table")
+    return {
+        "title": f"{len(ids)} rollouts compared",
+        "runs": len({row["run_id"] for row in rows.values()}),
+        **side_by_side(request, [rows[trace_id] for trace_id in ids]),
+        "copies": copies(
+            request,
+            f"select * from all_trajectories where {chosen}",
+            params,
+            command=f"diff {' '.join(ids)}",
+            python=f"list(store.read({ids!r}))",
+        ),
+    }
+
+
+GROUPS = Page("/groups", "groups.html", read_groups)
+GROUP = Page("/group", "group.html", read_group)
+COMPARED = Page("/compare", "compare.html", read_compared)

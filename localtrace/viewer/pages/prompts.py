@@ -1,16 +1,28 @@
-"""The prompts of a run, by how much their reward changed from a step on: the worst first."""
+"""The prompts of a run, by how much their reward changed at a step, and one over steps and runs.
+
+One prompt's page shows its rewards, its lengths, and its answers before a step and from it on.
+"""
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
+from itertools import zip_longest
+from typing import Any
+
+from localtrace.errors import NotFound
+from localtrace.read.diff import align, words
+from localtrace.read.excerpts import cut, read_excerpts
 from localtrace.read.filters import Filters
-from localtrace.viewer.addresses import url
-from localtrace.viewer.excerpts import with_texts
-from localtrace.viewer.numbers import scale
+from localtrace.viewer.addresses import group_url, url
+from localtrace.viewer.charts import chart_of, line
+from localtrace.viewer.excerpts import ANSWER_MAX, PROMPT_MAX, with_texts
+from localtrace.viewer.numbers import is_not_finite, mean, scale
 from localtrace.viewer.page import Facts, Page, copies
 from localtrace.viewer.page_request import PageRequest
 
 _SHOWN = 40
-_SQL = """
+_PROMPTS_SQL = """
 select
     coalesce(prompt_hash, sample_index) as prompt_key, validate,
     any_value(sample_index) as sample_index, any_value(data_source) as data_source,
@@ -32,9 +44,24 @@ SORTS = {
     "after": "after asc nulls last",
     "before": "before asc nulls last",
 }
+_ROLLOUTS_MAX = 2_000
+_DISTINCT_MAX = 12
+_COMPARED_MAX = 100_000
+"""The characters of an answer that are compared."""
+_ALIKE_MAX = 600
+"""The characters of a stretch, the same in both answers, that the page holds."""
+_PROMPT_SQL = """
+select trace_id, run_id, step, sample_index, prompt_hash, validate, reward, output_tokens,
+    group_key
+from trajectories
+where (prompt_hash = $key or (prompt_hash is null and sample_index = $key))
+    and ($any or run_id = $run)
+order by step nulls last, start_ns
+limit $most
+"""
 
 
-def read(request: PageRequest) -> Facts:
+def read_prompts(request: PageRequest) -> Facts:
     """Return the prompts that have rewards before a step and from it on; the rest as a count."""
     run = request.required("run")
     every = Filters().relation(with_superseded=True)
@@ -47,10 +74,10 @@ def read(request: PageRequest) -> Facts:
     sort = request.one_of("sort", SORTS, "change")
     params = {"run": run, "at": at}
     (counts,) = request.rows(
-        f"select count(*) as prompts, count(change) as compared from ({_SQL})", params
+        f"select count(*) as prompts, count(change) as compared from ({_PROMPTS_SQL})", params
     )
     order = f"{SORTS[sort]}, prompt_key"
-    sql = f"{_SQL}\nhaving after is not null and before is not null\norder by {order}"
+    sql = f"{_PROMPTS_SQL}\nhaving after is not null and before is not null\norder by {order}"
     shown = request.number("shown", _SHOWN, 1_000)
     rows = with_texts(request, request.rows(f"{sql} limit {shown}", params))
     return {
@@ -61,19 +88,171 @@ def read(request: PageRequest) -> Facts:
         "prompts": [
             row | {"url": url("/prompt", run=run, key=row["prompt_key"], at=at)} for row in rows
         ],
-        **scale(one for row in rows for one in (row["before"], row["after"])),
+        **scale(row[side] for row in rows for side in ("before", "after")),
         "sort": sort,
         "prompts_total": counts["prompts"],
         "compared": counts["compared"],
         "more": url("/prompts", run=run, at=at, sort=sort, shown=10 * shown)
         if counts["compared"] > shown
         else None,
-        "copies": copies(
-            request,
-            sql,
-            params,
-        ),
+        "copies": copies(request, sql, params),
     }
 
 
-PAGE = Page("/prompts", "prompts.html", read)
+def read_prompt(request: PageRequest) -> Facts:
+    """Return the prompt, its curve, and its answers before a step and from it on."""
+    key, run = request.required("key"), request.required("run")
+    params = {"key": key, "run": run, "any": request.values.get("runs") == "all",
+              "most": _ROLLOUTS_MAX}  # fmt: skip
+    rows = request.rows(_PROMPT_SQL, params)
+    if not rows:
+        raise NotFound(f"no rollout has the prompt {key}: it may belong to another run or store")
+    known = sorted({row["step"] for row in rows if row["step"] is not None})
+    at = request.number("at", known[len(known) // 2] if known else 0)
+    at_steps = {row["trace_id"]: row["step"] for row in rows}
+    texts = read_excerpts(request.table, request.store.decode, at_steps)
+    rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
+    prompts = (text.prompt for text in texts.values() if text.prompt is not None)
+    steps = _steps(rows)
+    before = [row for row in rows if row["step"] is not None and row["step"] < at]
+    after = [row for row in rows if row["step"] is not None and row["step"] >= at]
+    sides = _answers(before), _answers(after)
+    name = "prompt_hash" if rows[0]["prompt_hash"] == key else "sample_index"
+    of_run = "" if params["any"] else f" run={shlex.quote(run)}"
+    return {
+        "title": f"Prompt of sample {rows[0]['sample_index']}" if rows[0]["sample_index"]
+        else "Prompt",
+        "key": key,
+        "run_id": run,
+        "is_every_run": params["any"],
+        "runs_url": url("/prompt", run=run, key=key, at=at, runs=None if params["any"] else "all"),
+        "prompt": cut(next(prompts, None), PROMPT_MAX),
+        "rollouts": len(rows),
+        "is_cut": len(rows) == _ROLLOUTS_MAX,
+        "at": at,
+        "known_steps": known,
+        "steps": steps,
+        **scale(row["mean_reward"] for row in steps),
+        "charts": _charts(rows, steps),
+        "pairs": pairs_of(*(side["answers"] for side in sides)),
+        "before": _shortened(sides[0]),
+        "after": _shortened(sides[1]),
+        "copies": copies(request, _PROMPT_SQL, params,
+                         f"query same_prompt {shlex.quote(f'{name}={key}')}{of_run}"),
+    }  # fmt: skip
+
+
+def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each step at which the prompt was asked."""
+    places = dict.fromkeys((row["run_id"], row["step"], row["validate"]) for row in rows)
+    made = []
+    for run, step, validate in places:
+        here = [
+            row
+            for row in rows
+            if (row["run_id"], row["step"], row["validate"]) == (run, step, validate)
+        ]
+        made.append(
+            {
+                "run_id": run, "step": step, "validate": validate, "rollouts": len(here),
+                "mean_reward": mean(row["reward"] for row in here),
+                "not_finite": _not_finite(here),
+                "mean_tokens": mean(row["output_tokens"] for row in here),
+                "url": group_url(here[0]) or f"/trajectory/{here[0]['trace_id']}",
+            }
+        )  # fmt: skip
+    return made
+
+
+def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    runs = list(dict.fromkeys(row["run_id"] for row in rows))
+    links = {str(row["step"]): row["url"] for row in steps if row["step"] is not None}
+
+    def chart(title: str, column: str) -> dict[str, Any]:
+        lines = [
+            line(
+                ("validation" if validate else "training") + ("" if len(runs) == 1 else f" {run}"),
+                [(row["step"], row[column]) for row in steps
+                 if (row["run_id"], row["validate"]) == (run, validate)],
+                at,
+                dashed=validate,
+            )
+            for at, run in enumerate(runs)
+            for validate in (False, True)
+        ]  # fmt: skip
+        odd = _not_finite(rows) if column == "mean_reward" else 0
+        return chart_of(title, lines, links, why="not recorded", not_finite=odd)
+
+    return [chart("Mean reward", "mean_reward"), chart("Generated tokens", "mean_tokens")]
+
+
+def _answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the distinct answers with their counts, the most frequent first."""
+    counts = Counter(row["answer"] for row in rows)
+    made = []
+    for answer, count in counts.most_common(_DISTINCT_MAX):
+        here = [row for row in rows if row["answer"] == answer]
+        made.append(
+            {
+                "answer": answer,
+                "count": count,
+                "share": count / len(rows),
+                "mean_reward": mean(row["reward"] for row in here),
+                "not_finite": _not_finite(here),
+                "url": f"/trajectory/{here[-1]['trace_id']}",
+            }
+        )
+    return {
+        "rollouts": len(rows),
+        "distinct": len(counts),
+        "mean_reward": mean(row["reward"] for row in rows),
+        "not_finite": _not_finite(rows),
+        "answers": made,
+    }
+
+
+def _not_finite(rows: list[dict[str, Any]]) -> int:
+    return sum(is_not_finite(row["reward"]) for row in rows)
+
+
+def _shortened(side: dict[str, Any]) -> dict[str, Any]:
+    answers = [row | {"answer": cut(row["answer"], ANSWER_MAX)} for row in side["answers"]]
+    return side | {"answers": answers}
+
+
+def pairs_of(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the answers of both sides next to each other, those that both gave first.
+
+    The others are paired by how frequent they are; each pair comes with its differences in words.
+    """
+    place = {row["answer"]: at for at, row in enumerate(after)}
+    both = [(at, place[row["answer"]]) for at, row in enumerate(before) if row["answer"] in place]
+    gone = [at for at in range(len(before)) if at not in {left for left, _ in both}]
+    new = [at for at in range(len(after)) if at not in {right for _, right in both}]
+    made = []
+    for left, right in [*both, *zip_longest(gone, new)]:
+        ours = None if left is None else before[left]["answer"]
+        theirs = None if right is None else after[right]["answer"]
+        is_same = None not in (left, right) and ours == theirs
+        stretches = None if ours is None or theirs is None else _stretches(ours, theirs)
+        made.append({"before": left, "after": right, "is_same": is_same, "stretches": stretches})
+    return made
+
+
+def _stretches(before: str, after: str) -> list[dict[str, Any]]:
+    """Return two answers as stretches of words that are the same or differ."""
+    compared = align(words(before[:_COMPARED_MAX]), words(after[:_COMPARED_MAX]))
+    made = [_stretch("".join(part.left), "".join(part.right), part.is_same, part.compared)
+            for part in compared]  # fmt: skip
+    rest = before[_COMPARED_MAX:], after[_COMPARED_MAX:]
+    return [*made, _stretch(*rest, is_same=False, compared=False)] if any(rest) else made
+
+
+def _stretch(before: str, after: str, is_same: bool, compared: bool) -> dict[str, Any]:
+    most = _ALIKE_MAX if is_same else ANSWER_MAX
+    return {"is_same": is_same, "compared": compared, "before": cut(before, most),
+            "after": cut(after, most)}  # fmt: skip
+
+
+PROMPTS = Page("/prompts", "prompts.html", read_prompts)
+PROMPT = Page("/prompt", "prompt.html", read_prompt)

@@ -9,7 +9,7 @@ from localtrace.viewer import hits
 from localtrace.viewer.addresses import part, url, with_terms, with_word
 from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.hits import KINDS, PARTS, Search
-from localtrace.viewer.page import Facts, Page, command_filters, copies, told
+from localtrace.viewer.page import Facts, Page, command_filters, copies
 from localtrace.viewer.page_request import PageRequest
 
 _SHOWN, _SHOWN_MAX = 40, 400
@@ -42,7 +42,7 @@ def read(request: PageRequest) -> Facts:
     try:
         return facts | _hits(request, search)
     except QueryError as error:
-        return facts | {"why": told(error)}
+        return facts | {"why": str(error)}
 
 
 def _hits(request: PageRequest, search: Search) -> Facts:

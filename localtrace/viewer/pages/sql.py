@@ -6,14 +6,14 @@ import io
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from localtrace.errors import NotFound, NothingRecorded, QueryError
+from localtrace.errors import NothingRecorded, QueryError
 from localtrace.read.filter_registry import FILTERS
-from localtrace.read.named_queries import NamedQuery, Plot, load_queries
+from localtrace.read.named_queries import NamedQuery, Plot, find_query, load_queries
 from localtrace.read.result import python_values, write_parquet
 from localtrace.read.view_columns import views
 from localtrace.viewer.addresses import part, url
 from localtrace.viewer.charts import chart_of, line
-from localtrace.viewer.page import Facts, Page, copies, told
+from localtrace.viewer.page import Facts, Page, copies
 from localtrace.viewer.page_request import PageRequest
 
 if TYPE_CHECKING:
@@ -35,61 +35,71 @@ order by step"""
 
 def read(request: PageRequest) -> Facts:
     """Return the editor's text, the views, the named queries, and the rows if something ran."""
-    queries = load_queries()
-    chosen = _chosen(request, queries)
-    text = chosen.sql if chosen else request.values.get("sql", "")
+    query = _query(request)
+    text = query.sql if query else request.values.get("sql", "")
     facts = {
-        "title": chosen.name if chosen else "SQL",
+        "title": query.name if query else "SQL",
         "sql": text or _EXAMPLE,
-        "query": None if chosen is None else _about(request, chosen),
-        "queries": {name: one.description for name, one in queries.items()},
+        "query": query and _about(request, query),
+        "queries": {name: known.description for name, known in load_queries().items()},
         "views": _views(request),
         "rows": None,
         "why": None,
         "lacks": [],
         "copies": {},
     }
-    if not chosen and not text:
+    if not text:
         return facts
-    if chosen:
-        given = _given(request, chosen)
-        lacks = [name for name, needed in chosen.parameters.items() if needed and name not in given]
+    if query:
+        values = _values(request, query)
+        lacks = [name for name, needed in query.parameters.items() if needed and name not in values]
         if lacks:
             return facts | {"lacks": lacks}
     try:
-        table = _run(request, chosen)
+        table = _run(request)
     except (NothingRecorded, QueryError) as error:
-        return facts | {"why": told(error)}
-    return facts | _found(request, chosen, table)
+        return facts | {"why": str(error)}
+    shown = table.slice(0, _SHOWN)
+    rows = zip(*map(_plain, shown.columns), strict=True)
+    rest = {name: value for name, value in request.values.items() if value}
+    return facts | {
+        "columns": [
+            {"name": field.name, "is_number": _is_number(field.type)} for field in table.schema
+        ],
+        "rows": [[_cell(value) for value in row] for row in rows],
+        "total": len(table),
+        "chart": _chart(request, query, table),
+        "csv_url": url("/sql/rows.csv", **rest),
+        "parquet_url": url("/sql/rows.parquet", **rest),
+        "copies": _copies(request, query),
+    }
 
 
-def _chosen(request: PageRequest, queries: dict[str, NamedQuery]) -> NamedQuery | None:
+def _query(request: PageRequest) -> NamedQuery | None:
     name = request.values.get("query")
-    if not name:
-        return None
-    if name not in queries:
-        raise NotFound(f"no query is called {name}: the page SQL lists them")
-    return queries[name]
+    return find_query(name) if name else None
 
 
-def _run(request: PageRequest, chosen: NamedQuery | None) -> pa.Table:
-    if chosen is None:
+def _run(request: PageRequest) -> pa.Table:
+    query = _query(request)
+    if query is None:
         return request.store.sql(request.required("sql")).to_arrow()
-    return request.store.query(chosen.name, **_given(request, chosen)).to_arrow()
+    return request.store.query(query.name, **_values(request, query)).to_arrow()
 
 
-def _given(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
-    return {name: request.values[f"p.{name}"] for name in query.parameters
-            if request.values.get(f"p.{name}")}  # fmt: skip
+def _values(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
+    """Return the values of a query's parameters that the address holds."""
+    values = {name: request.values.get(f"p.{name}") for name in query.parameters}
+    return {name: value for name, value in values.items() if value}
 
 
 def _about(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
-    given = _given(request, query)
+    values = _values(request, query)
     return {
         "name": query.name,
         "description": query.description,
         "parameters": [
-            {"name": name, "needed": needed, "value": given.get(name, ""),
+            {"name": name, "needed": needed, "value": values.get(name, ""),
              "is_range": name in FILTERS and FILTERS[name].is_number}
             for name, needed in query.parameters.items()
             if name in query.marks or FILTERS[name].in_forms
@@ -97,32 +107,15 @@ def _about(request: PageRequest, query: NamedQuery) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _found(request: PageRequest, chosen: NamedQuery | None, table: pa.Table) -> Facts:
-    shown = table.slice(0, _SHOWN)
-    rows = [list(row) for row in zip(*(_plain(one) for one in shown.columns), strict=True)]
-    rest = {name: value for name, value in request.values.items() if value}
-    return {
-        "columns": [
-            {"name": field.name, "is_number": _is_number(field.type)} for field in table.schema
-        ],
-        "rows": [[_cell(value) for value in row] for row in rows],
-        "total": len(table),
-        "chart": _chart(request, chosen, table),
-        "csv_url": url("/sql/rows.csv", **rest),
-        "parquet_url": url("/sql/rows.parquet", **rest),
-        "copies": _copies(request, chosen),
-    }
-
-
-def _copies(request: PageRequest, chosen: NamedQuery | None) -> Facts:
-    if chosen is None:
+def _copies(request: PageRequest, query: NamedQuery | None) -> Facts:
+    if query is None:
         return copies(request, request.required("sql"), {})
-    given = _given(request, chosen)
-    words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
-    named = "".join(f", {name}={value!r}" for name, value in given.items())
-    python = f'store.query("{chosen.name}"{named}).to_pandas()'
+    values = _values(request, query)
+    words = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in values.items())
+    keywords = "".join(f", {name}={value!r}" for name, value in values.items())
+    python = f'store.query("{query.name}"{keywords}).to_pandas()'
     return copies(
-        request, *chosen.select(*chosen.split(given)), f"query {chosen.name}{words}", python
+        request, *query.select(*query.split(values)), f"query {query.name}{words}", python
     )
 
 
@@ -149,11 +142,11 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _chart(request: PageRequest, chosen: NamedQuery | None, table: pa.Table) -> Facts | None:
+def _chart(request: PageRequest, query: NamedQuery | None, table: pa.Table) -> Facts | None:
     """Return the chart that the query names, or of the last number over `step`."""
     numbers = [field.name for field in table.schema if _is_number(field.type)]
-    plot = chosen.plot if chosen else None
-    if chosen is None and "step" in numbers and numbers[-1] != "step":
+    plot = query.plot if query else None
+    if query is None and "step" in numbers and numbers[-1] != "step":
         by = ("run_id",) if "run_id" in table.column_names else ()
         plot = Plot("step", (numbers[-1],), by)
     if plot is None or not 1 < len(table) <= _PLOTTED_MAX:
@@ -179,15 +172,14 @@ def _views(request: PageRequest) -> list[dict[str, Any]]:
             for name, about in views().items()
         ]  # fmt: skip
 
-    made: list[dict[str, Any]] = request.kept("views", make)
-    return made
+    return request.kept("views", make)
 
 
 def read_csv(request: PageRequest) -> Facts:
     """Return the rows as a CSV file."""
     import csv
 
-    table = _run(request, _chosen(request, load_queries()))
+    table = _run(request)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -197,7 +189,7 @@ def read_csv(request: PageRequest) -> Facts:
 
 def read_parquet(request: PageRequest) -> Facts:
     """Return the rows as a Parquet file."""
-    table = _run(request, _chosen(request, load_queries()))
+    table = _run(request)
     out = io.BytesIO()
     write_parquet(table, out)
     return _file("rows.parquet", "application/vnd.apache.parquet", out.getvalue())

@@ -45,28 +45,26 @@ def read_worst(request: PageRequest) -> Facts:
 
     Without an order in the address it is the first for which something was recorded.
     """
-    chosen = request.one_of("sort", {"": "", **SORTS}, "")
+
+    def worst(name: str) -> list[dict[str, Any]]:
+        return request.kept(
+            ("worst", request.q, name), lambda: request.rows(*_worst_sql(request, name))
+        )
+
     # A difference takes both log-probabilities, so the engine's are there where one is.
-    first = _worst(request, "difference")
-    sort = chosen or ("difference" if first or not _worst(request, "surprise") else "surprise")
-    rows = first if sort == "difference" else _worst(request, sort)
-    sql, params = _worst_sql(request, sort)
+    absent = [name for name in SORTS if not (worst("difference") or worst(name))]
+    default = "surprise" if absent == ["difference"] else "difference"
+    sort = request.one_of("sort", SORTS, default)
+    rows = worst(sort)
     return {
         "title": "Worst tokens",
         "run_names": request.several_runs,
         "sort": sort,
-        "absent": [name for name in SORTS if not (first or _worst(request, name))],
+        "absent": absent,
         "tokens": [row | {"url": _token_url(request, row)} for row in rows],
-        "why": None if rows else _why_none(request, sort),
-        "copies": copies(request, sql, params),
+        "why": None if rows else _why_none(request, absent),
+        "copies": copies(request, *_worst_sql(request, sort)),
     }
-
-
-def _worst(request: PageRequest, sort: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = request.kept(
-        ("worst", request.q, sort), lambda: request.rows(*_worst_sql(request, sort))
-    )
-    return rows
 
 
 def _worst_sql(request: PageRequest, sort: str) -> tuple[str, dict[str, Any]]:
@@ -82,13 +80,13 @@ def _token_url(request: PageRequest, row: dict[str, Any]) -> str:
                by="difference" if row["logprob_diff"] is not None else "logprob")  # fmt: skip
 
 
-def _why_none(request: PageRequest, sort: str) -> str:
+def _why_none(request: PageRequest, absent: list[str]) -> str:
     relation = request.filters.relation()
     if not request.rows(
         f"select 1 from {relation} where {request.condition} limit 1", request.params
     ):
         return "No rollout matches the filters." if request.q else "No rollout is recorded yet."
-    if sort == "surprise" or not _worst(request, "surprise"):
+    if "surprise" in absent:
         return "No log-probabilities were recorded: ask the engine for them."
     return (
         "No token has log-probabilities of both engine and trainer. The trainer's are the outcome "

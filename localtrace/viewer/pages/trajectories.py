@@ -78,8 +78,7 @@ def _linked(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, 
 
 def _scale(request: PageRequest) -> dict[str, Any]:
     # Of the whole store, so that a bar means the same under every filter.
-    made: dict[str, Any] = request.kept("scale", lambda: request.rows(_SCALE_SQL)[0])
-    return made
+    return request.kept("scale", lambda: request.rows(_SCALE_SQL)[0])
 
 
 PAGE = Page("/trajectories", "trajectories.html", read)

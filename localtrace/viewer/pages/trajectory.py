@@ -8,8 +8,9 @@ from typing import Any
 from localtrace.errors import NotFound
 from localtrace.field_names import LABEL_NAMES
 from localtrace.read.excerpts import reference_of
+from localtrace.read.turns import with_depth
 from localtrace.read.unseen import why_no_calls
-from localtrace.types import Outcome, Span, Trajectory
+from localtrace.types import Outcome, Trajectory
 from localtrace.viewer.addresses import group_url, part, prompt_url, step_filters, url
 from localtrace.viewer.conversation_parts import conversation_facts
 from localtrace.viewer.labelling import why_read_only
@@ -40,10 +41,7 @@ def trajectory_of(request: PageRequest) -> Trajectory:
         NotFound: there is none of this id.
     """
     trace_id = request.path_values["trace_id"]
-    found: Trajectory = request.kept(
-        ("trajectory", trace_id), lambda: request.store.trajectory(trace_id)
-    )
-    return found
+    return request.kept(("trajectory", trace_id), lambda: request.store.trajectory(trace_id))
 
 
 def read(request: PageRequest) -> Facts:
@@ -51,7 +49,7 @@ def read(request: PageRequest) -> Facts:
     trajectory = trajectory_of(request)
     trace_id = trajectory.trace_id
     (row,) = request.rows(_ROW_SQL, {"trace": trace_id})
-    calls = _calls(request, trajectory)
+    calls = _calls(trajectory)
     path = f"/trajectory/{part(trace_id)}"
     return {
         "title": f"Rollout {trace_id[:8]}",
@@ -60,7 +58,9 @@ def read(request: PageRequest) -> Facts:
         "row": row,
         "reference": reference_of(trajectory.attributes),
         "attributes": trajectory.attributes,
-        "outcomes": outcomes_of(o for o in trajectory.outcomes if o.name not in LABEL_NAMES),
+        "outcomes": outcomes_of(
+            outcome for outcome in trajectory.outcomes if outcome.name not in LABEL_NAMES
+        ),
         "labels": outcomes_of(trajectory.labels),
         "why_read_only": why_read_only(request.store),
         "uploads": request.rows(_UPLOADS_SQL, {"trace": trace_id}),
@@ -92,7 +92,7 @@ def read_calls(request: PageRequest) -> Facts:
     """Return some rows of the calls."""
     start = request.number("from", 0)
     end = min(request.number("to", start + _CALLS), start + _CALLS_MAX)
-    calls = _calls(request, trajectory_of(request))
+    calls = _calls(trajectory_of(request))
     return {"calls": calls[start:end], "start": start, "total": len(calls)}
 
 
@@ -100,7 +100,7 @@ def read_call(request: PageRequest) -> Facts:
     """Return one call whole: its arguments, its result, and its texts."""
     trajectory = trajectory_of(request)
     span_id = request.path_values["span_id"]
-    span = next((one for one in trajectory.every_span if one.span_id == span_id), None)
+    span = next((span for span in trajectory.every_span if span.span_id == span_id), None)
     if span is None:
         raise NotFound(f"the rollout has no call {span_id}: its page lists them")
     start = request.number("at", 0)
@@ -133,7 +133,7 @@ def read_call(request: PageRequest) -> Facts:
             {"trace": trajectory.trace_id, "span": span_id},
             f"show {trajectory.trace_id}",
             f"trajectory = store.trajectory({trajectory.trace_id!r})\n"
-            f"next(one for one in trajectory.every_span if one.span_id == {span_id!r})",
+            f"next(span for span in trajectory.every_span if span.span_id == {span_id!r})",
         ),
     }  # fmt: skip
 
@@ -152,20 +152,15 @@ def list_neighbours(request: PageRequest, trace_id: str, below: str = "") -> Fac
     kept = {"sort": request.values.get("sort") or "-step", "find": request.values.get("find")}
 
     def address(at: int) -> str:
-        (one,) = every.slice(at, at + 1)
-        return url(f"/trajectory/{part(one)}{below}", q=request.q, **kept)
+        (neighbour,) = every.slice(at, at + 1)
+        return url(f"/trajectory/{part(neighbour)}{below}", q=request.q, **kept)
 
     return neighbours(every.index(trace_id), len(every), address)
 
 
-def _calls(request: PageRequest, trajectory: Trajectory) -> list[dict[str, Any]]:
-    def make() -> list[dict[str, Any]]:
-        path = f"/trajectory/{part(trajectory.trace_id)}/call"
-        rows = call_rows(trajectory)
-        return [row | {"url": f"{path}/{part(row['span_id'])}"} for row in rows]
-
-    made: list[dict[str, Any]] = request.kept(("calls", trajectory.trace_id), make)
-    return made
+def _calls(trajectory: Trajectory) -> list[dict[str, Any]]:
+    path = f"/trajectory/{part(trajectory.trace_id)}/call"
+    return [row | {"url": f"{path}/{part(row['span_id'])}"} for row in call_rows(trajectory)]
 
 
 def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -173,29 +168,18 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     spans = trajectory.every_span
     begin = min((span.start_ns for span in spans), default=0)
     length = max((span.end_ns for span in spans), default=0) - begin or 1
-    depths: dict[str | None, int] = {None: 0}
-    rows = []
-    for span in spans:
-        depth = depths.get(span.parent_id, 0)
-        depths[span.span_id] = depth + 1
-        rows.append(_call_row(span, depth, begin, length))
-    return rows
-
-
-def _call_row(span: Span, depth: int, begin: int, length: int) -> dict[str, Any]:
-    return {
-        "span_id": span.span_id,
-        "op": span.op,
-        "kind": span.kind,
-        "kind_derived": span.kind_derived,
-        "status": span.status,
-        "depth": min(depth, 12),
-        "duration_ns": span.duration_ns,
-        "start_share": (span.start_ns - begin) / length,
-        "share": span.duration_ns / length,
-        "tokens": None if span.output_ids is None else len(span.output_ids),
-        "url": None,
-    }
+    names = ("span_id", "op", "kind", "kind_derived", "status", "duration_ns")
+    return [
+        {name: getattr(span, name) for name in names}
+        | {
+            "depth": min(depth, 12),
+            "start_share": (span.start_ns - begin) / length,
+            "share": span.duration_ns / length,
+            "tokens": None if span.output_ids is None else len(span.output_ids),
+            "url": None,
+        }
+        for depth, span in with_depth(spans)
+    ]
 
 
 def head_of(trajectory: Trajectory) -> dict[str, Any]:
@@ -209,9 +193,10 @@ def head_of(trajectory: Trajectory) -> dict[str, Any]:
 def outcomes_of(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """Return the facts of outcomes; of values per token their number."""
     return [
-        {"name": one.name, "number": one.number, "text": one.text, "source": one.source,
-         "time_ns": one.time_ns, "values": None if one.values is None else len(one.values)}
-        for one in outcomes
+        {"name": outcome.name, "number": outcome.number, "text": outcome.text,
+         "source": outcome.source, "time_ns": outcome.time_ns,
+         "values": None if outcome.values is None else len(outcome.values)}
+        for outcome in outcomes
     ]  # fmt: skip
 
 

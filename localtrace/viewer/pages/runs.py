@@ -1,4 +1,4 @@
-"""The page of a run: its curves, what became of its rollouts, and how complete its record is."""
+"""The runs of a store, and the page of one: curves, fates, and how complete its record is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,35 @@ from localtrace.errors import NotFound
 from localtrace.read.losses import add_up
 from localtrace.schema import TABLES
 from localtrace.viewer.addresses import part, step_filters, url, with_terms
+from localtrace.viewer.charts import chart_of, line
 from localtrace.viewer.page import Facts, Page, copies, literal
 from localtrace.viewer.page_request import PageRequest
 from localtrace.viewer.pages.chart import CHARTS
-from localtrace.viewer.steps import steps_of
 
+_RUNS_SQL = """
+select
+    r.run_id, max_by(r.project, r.attempt) as project,
+    max_by(r.experiment, r.attempt) as experiment,
+    max(r.attempt) + 1 as attempts, min(r.start_ns) as start_ns, max(t.last_ns) as last_ns,
+    max_by(r.end_ns, r.attempt) as end_ns, any_value(t.trajectories) as trajectories,
+    any_value(t.first_step) as first_step, any_value(t.last_step) as last_step,
+    any_value(t.curve) as curve, any_value(t.not_finite) as not_finite
+from runs as r
+left join (
+    select
+        run_id, sum(n)::bigint as trajectories, min(step) as first_step, max(step) as last_step,
+        max(last_ns) as last_ns, sum(not_finite)::bigint as not_finite,
+        list([step, mean_reward] order by step) filter (mean_reward is not null) as curve
+    from (
+        select run_id, step, count(*) as n, count(*) filter (not isfinite(reward)) as not_finite,
+            finite(avg(finite(reward)) filter (not validate)) as mean_reward,
+            max(coalesce(end_ns, start_ns)) as last_ns
+        from trajectories group by run_id, step
+    ) group by run_id
+) as t on t.run_id = r.run_id
+group by r.run_id
+order by start_ns desc
+"""
 _RUN_SQL = """
 select run_id, project, experiment, attempt, start_ns, end_ns, hosts, command, git_commit, versions,
     losses, processes, closed_processes
@@ -40,27 +64,69 @@ select name, count(*) as values from metrics where run_id = $run group by name o
 _NEWEST_SQL = """
 select max(coalesce(end_ns, start_ns)) as newest_ns from stored.trajectories where run_id = $run
 """
+_STEPS_SQL = """
+select
+    step,
+    count(*) filter (not validate) as rollouts,
+    count(*) filter (validate) as validation_rollouts,
+    finite(avg(finite(reward)) filter (not validate)) as mean_reward,
+    count(*) filter (status = 'dropped') as dropped,
+    count(*) filter (status = 'interrupted') as interrupted,
+    count(*) filter (status = 'running') as running,
+    count(reward) filter (not validate) as rewarded,
+    count(*) filter (not validate and not isfinite(reward)) as not_finite,
+    count(fate) filter (not validate) as fated
+from trajectories
+where run_id = $run
+group by step
+order by step
+"""
 
 
-def read(request: PageRequest) -> Facts:
+def read_runs(request: PageRequest) -> Facts:
+    """Return the runs, the newest first."""
+    runs = request.kept("runs", lambda: request.rows(_RUNS_SQL))
+    return {
+        "title": "Runs",
+        "runs": [
+            run | {"run_name": request.run_names.get(run["run_id"]), "chart": _chart(run)}
+            for run in runs
+        ],
+        "copies": copies(request, "select * from runs", {}, "runs", "store.runs().to_pandas()"),
+    }
+
+
+def _chart(run: dict[str, Any]) -> dict[str, Any]:
+    why = "no reward yet"
+    return chart_of(f"Reward of {run['run_id']}", [line("reward", run["curve"] or ())], why=why)
+
+
+def read_first(request: PageRequest) -> Facts:
+    """Return the runs, or where the only one is shown."""
+    facts = read_runs(request)
+    if len(facts["runs"]) == 1:
+        return {"go": f"/run/{part(facts['runs'][0]['run_id'])}"}
+    return facts
+
+
+def read_run(request: PageRequest) -> Facts:
     """Return the facts of a run."""
     run_id = request.run_id(request.path_values["run_id"])
     params = {"run": run_id}
     attempts = request.rows(_RUN_SQL, params)
     if not attempts:
         raise NotFound(f"no run is called {run_id}: the page Runs lists them")
-    steps = steps_of(request, run_id)
-    also = [one for one in request.values.get("also", "").split(",") if one]
+    steps = _steps(request, run_id)
+    also = list(filter(None, request.values.get("also", "").split(",")))
     return {
         "title": attempts[0]["experiment"],
         "run": attempts[0] | {"run_name": request.run_names.get(run_id)},
         "attempts": len(attempts),
-        "steps": [row | {"url": url("/groups", q=step_filters(run_id, row["step"]))}
-                  for row in steps],
+        "steps": steps,
         "rewarded_steps": len(_rewarded(steps)),
         "fates": [_fate(run_id, row) for row in request.rows(_FATES_SQL, params)],
-        "others": [one | {"run_name": request.run_names.get(one["run_id"])}
-                   for one in request.rows(_OTHERS_SQL, params)],
+        "others": [other | {"run_name": request.run_names.get(other["run_id"])}
+                   for other in request.rows(_OTHERS_SQL, params)],
         "also": also,
         "metrics": request.rows(_METRICS_SQL, params),
         "charts": [
@@ -82,6 +148,29 @@ def read(request: PageRequest) -> Facts:
     }  # fmt: skip
 
 
+def _steps(request: PageRequest, run_id: str) -> list[dict[str, Any]]:
+    """Return a row for each step of a run, with a badge that says how complete it is."""
+    rows = request.kept(("steps", run_id), lambda: request.rows(_STEPS_SQL, {"run": run_id}))
+    return [
+        row | {"badge": badge(row), "url": url("/groups", q=step_filters(run_id, row["step"]))}
+        for row in rows
+    ]
+
+
+def badge(row: dict[str, Any]) -> dict[str, str]:
+    """Return how complete a step's record is: a word, and what is missing."""
+    lost = [f"{row[name]} {name}" for name in ("dropped", "interrupted") if row[name]]
+    open_ = [f"{row['running']} running"] if row["running"] else []
+    without_reward = row["rollouts"] - row["rewarded"]
+    open_ += [f"{without_reward} without a reward"] if without_reward else []
+    without_fate = row["rollouts"] - row["fated"]
+    unknown = [f"{without_fate} without a known fate"] if without_fate else []
+    word = "gaps" if lost else "open" if open_ else "complete"
+    odd = [f"{row['not_finite']} rewards not finite"] if row["not_finite"] else []
+    why = ", ".join(lost + open_ + unknown + odd) or "every rollout is recorded"
+    return {"word": word, "why": why}
+
+
 def _recording(request: PageRequest, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how the recording does: what is newest, open, waiting, lost and unreadable."""
     (row,) = request.rows(_NEWEST_SQL, {"run": attempts[0]["run_id"]})
@@ -90,11 +179,11 @@ def _recording(request: PageRequest, attempts: list[dict[str, Any]]) -> dict[str
         damage.update(asdict(snapshot.damage))
     return {
         "newest_ns": row["newest_ns"],
-        "processes": sum(one["processes"] for one in attempts),
-        "closed_processes": sum(one["closed_processes"] for one in attempts),
+        "processes": sum(attempt["processes"] for attempt in attempts),
+        "closed_processes": sum(attempt["closed_processes"] for attempt in attempts),
         "unsealed_rows": {name: count for name in TABLES
                           if (count := request.store.unsealed_rows(name))},
-        "lost": add_up(text for one in attempts for text in one["losses"] or ()),
+        "lost": add_up(text for attempt in attempts for text in attempt["losses"] or ()),
         "unreadable": {name.replace("_", " "): count for name, count in damage.items() if count},
     }  # fmt: skip
 
@@ -126,7 +215,9 @@ def _worst(run_id: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for before, after in pairwise(_rewarded(steps))
         if after["mean_reward"] < before["mean_reward"]
     ]
-    return sorted(falls, key=lambda one: one["change"])[:5]
+    return sorted(falls, key=lambda fall: float(fall["change"]))[:5]
 
 
-PAGE = Page("/run/{run_id}", "run.html", read)
+FIRST = Page("/", "runs.html", read_first)
+RUNS = Page("/runs", "runs.html", read_runs)
+RUN = Page("/run/{run_id}", "run.html", read_run)
