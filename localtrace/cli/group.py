@@ -25,8 +25,8 @@ select
     any_value(sample_index) as sample_index, any_value(prompt_hash) as prompt_hash, count(*) as n,
     list(trace_id) as trace_ids,
     count(finite(reward)) as rewards, count(*) filter (not isfinite(reward)) as not_finite,
-    finite(avg(finite(reward))) as mean, finite(stddev_samp(finite(reward))) as deviation,
-    min(finite(reward)) as low, max(finite(reward)) as high
+    finite(avg(finite(reward))) as mean, min(finite(reward)) as lowest,
+    max(finite(reward)) as highest, finite(stddev_samp(finite(reward))) as "standard deviation"
 from {{relation}}
 where group_key is not null and {{condition}}
 group by project, experiment, run_id, step, validate, group_key
@@ -136,12 +136,10 @@ def _print_head(group: dict[str, Any], rollouts: pa.Table, prompts: list[str]) -
     if not group["rewards"]:
         say(f"no finite reward{odd}" if odd else "no rewards yet")
         return
-    mean = "" if group["mean"] is None else f"mean {group['mean']:.4g}, "
-    spread = group["deviation"]
-    deviation = "" if spread is None else f", standard deviation {spread:.4g}"
-    ends = f"{group['low']:.4g} to {group['high']:.4g}"
-    say(f"{group['rewards']} rewards: {mean}{ends}{deviation}{odd}")
-    if group["rewards"] > 1 and group["low"] == group["high"]:
+    named = {name: group[name] for name in ("mean", "lowest", "highest", "standard deviation")}
+    facts = [f"{name} {value:.4g}" for name, value in named.items() if value is not None]
+    say(f"{group['rewards']} rewards: {', '.join(facts)}{odd}")
+    if group["rewards"] > 1 and group["lowest"] == group["highest"]:
         say("zero variance: all rewards are the same, so the group teaches nothing in GRPO")
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from localtrace.read.filters import key_of
 from localtrace.read.turns import question
-from localtrace.values.plain_json import plain_json
+from localtrace.values.plain_json import json_number
 from localtrace.version import __version__
 from localtrace.viewer import addresses, charts, numbers, safe_text
 
@@ -67,8 +67,7 @@ def render(template: str, **values: Any) -> str:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Return any value as JSON; what JSON has no word for becomes text."""
-    plain = plain_json(value)
-    return json.dumps(plain, indent=indent, ensure_ascii=indent is None, default=str)
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=indent is None)
 
 
 def short(text: str, most: int = 120) -> str:
@@ -83,3 +82,15 @@ def _shown(value: Any) -> Any:
         return numbers.NOTHING
     # Markup comes from this package's own functions, which did it already.
     return safe_text.plain(value) if type(value) is str and not isinstance(value, Markup) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return json_number(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    return str(value)

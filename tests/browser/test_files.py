@@ -90,7 +90,7 @@ def test_a_notebook_keeps_its_own_looks(browser: Browser, viewer: Viewer) -> Non
     before = page.evaluate(look)
     page.evaluate("html => { document.getElementById('out').innerHTML = html; }", part)
     frame = page.frame_locator("iframe")
-    frame.get_by_text("rollouts compared").wait_for()
+    frame.locator("table.aligned").wait_for()
     assert page.evaluate(look) == before
     (inside,) = page.frames[1:]
     ground = "getComputedStyle(document.documentElement).backgroundColor"

@@ -70,7 +70,7 @@ def test_the_mean_reward_of_groups_is_that_of_their_rollouts(odd: Pages) -> None
 
 def test_groups_of_a_filter_say_that_they_are_whole(odd: Pages) -> None:
     html = odd.html(f"/groups?{urlencode({'q': 'run=one reward=50'})}")
-    assert "1 group with a rollout that matches; all of their rollouts: 2" in html
+    assert "1 group with a matching rollout, 2 rollouts in all" in html
 
 
 def test_groups_without_variance_are_a_click_away(odd: Pages) -> None:

@@ -90,7 +90,7 @@ def test_a_form_labels_a_rollout_and_leads_back_to_its_page(viewed: Labelling) -
     assert (
         'value="4" data-key="4" data-help="Rate it 4" aria-label="Rate it 4" aria-pressed' in shown
     )
-    assert 'aria-label="Take the tag odd away"' in shown
+    assert 'aria-label="Remove the tag odd"' in shown
     viewed.say(id=one, who="anna", back=page, untag="odd")
     viewed.say(id=one, who="anna", back=page, rating="")
     assert {(tag, rating) for _, _, tag, rating, _ in viewed.labels()} == {

@@ -185,7 +185,9 @@ def test_steps_without_time_are_named_and_can_be_searched(
     facts = searched(pages, "answer")
     assert {row["step"] for row in facts["steps"]} == {2}
     assert facts["rest"] == "step<2"
-    assert "no time" in pages.html(f"/search?{urlencode({'find': 'answer', 'q': 'run=golden'})}")
+    assert "Time ran out" in pages.html(
+        f"/search?{urlencode({'find': 'answer', 'q': 'run=golden'})}"
+    )
     rest = pages.facts(facts["rest_url"])
     assert {row["step"] for row in rest["steps"]} == {1}
     assert rest["rest"] is None

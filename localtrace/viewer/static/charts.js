@@ -10,7 +10,7 @@ export function startCharts(root) {
       load(entry.target, entry.target.dataset.src);
     }
   }, { rootMargin: "200px" });
-  root.querySelectorAll(".lazy[data-src]").forEach((one) => seen.observe(one));
+  root.querySelectorAll(".lazy[data-src]").forEach((chart) => seen.observe(chart));
   for (const button of root.querySelectorAll("[data-metric]")) {
     button.addEventListener("click", () => {
       const place = document.createElement("div");

@@ -12,8 +12,8 @@ function search(text) {
   hits = [];
   current = -1;
   CSS.highlights?.delete("found");
-  const said = document.getElementById("found");
-  said.textContent = "";
+  const status = document.getElementById("found");
+  status.textContent = "";
   if (text.length < 2) return;
   const wanted = text.toLowerCase();
   for (const box of document.querySelectorAll(".block .said:not([hidden])")) {
@@ -31,7 +31,7 @@ function search(text) {
     }
   }
   if (hits.length && CSS.highlights) CSS.highlights.set("found", new Highlight(...hits));
-  said.textContent = `${hits.length} found`;
+  status.textContent = `${hits.length} found`;
   next(1);
 }
 

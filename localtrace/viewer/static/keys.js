@@ -4,10 +4,10 @@ let before = "";
 let beforeTime = 0;
 
 export function say(text, shown_ms = 2000) {
-  const said = document.getElementById("said");
-  said.textContent = text;
-  said.classList.add("on");
-  setTimeout(() => said.classList.remove("on"), shown_ms);
+  const status = document.getElementById("said");
+  status.textContent = text;
+  status.classList.add("on");
+  setTimeout(() => status.classList.remove("on"), shown_ms);
 }
 
 export function startKeys() {
@@ -23,17 +23,17 @@ export function startKeys() {
     const after = Date.now() - beforeTime < 900 ? `${before} ${event.key}` : event.key;
     before = event.key;
     beforeTime = Date.now();
-    const found = known(after) ?? known(event.key);
-    if (found) {
+    const element = known(after) ?? known(event.key);
+    if (element) {
       event.preventDefault();
       before = "";
-      press(found);
+      press(element);
     } else if (walk(event)) event.preventDefault();
   });
 }
 
 function known(key) {
-  return [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key);
+  return [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key);
 }
 
 function press(element) {
@@ -60,10 +60,10 @@ function show() {
   const list = table.querySelector("dl");
   list.replaceChildren();
   const seen = new Set();
-  for (const one of document.querySelectorAll("[data-key]")) {
-    if (seen.has(one.dataset.key)) continue;
-    seen.add(one.dataset.key);
-    add(list, one.dataset.key, one.dataset.help);
+  for (const element of document.querySelectorAll("[data-key]")) {
+    if (seen.has(element.dataset.key)) continue;
+    seen.add(element.dataset.key);
+    add(list, element.dataset.key, element.dataset.help);
   }
   if (document.querySelector("table[data-walk]")) add(list, seen.has("j") ? "↑ ↓" : "j k ↑ ↓", "Move along the rows; Enter opens one");
   if (document.getElementById("picked")) add(list, "x", "Select the row");
@@ -74,11 +74,11 @@ function show() {
 function add(list, keys, help) {
   const term = document.createElement("dt");
   for (const key of keys.split(" ")) {
-    const one = document.createElement("kbd");
-    one.textContent = key;
-    term.append(one, " ");
+    const kbd = document.createElement("kbd");
+    kbd.textContent = key;
+    term.append(kbd, " ");
   }
-  const said = document.createElement("dd");
-  said.textContent = help;
-  list.append(term, said);
+  const text = document.createElement("dd");
+  text.textContent = help;
+  list.append(term, text);
 }

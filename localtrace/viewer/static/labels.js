@@ -17,6 +17,6 @@ export default function startLabels() {
     const next = page.querySelector("[data-labels]");
     if (next) document.querySelector("[data-labels]").replaceWith(next);
     else document.getElementById("window")?.dispatchEvent(new Event("grown"));
-    form.querySelectorAll("input[name=tag]").forEach((one) => { one.value = ""; });
+    form.querySelectorAll("input[name=tag]").forEach((input) => { input.value = ""; });
   });
 }

@@ -7,7 +7,7 @@ const picked = new Set();
 export default function startPicks() {
   const box = document.getElementById("window"), bar = document.getElementById("picked");
   const show = () => {
-    for (const one of box.querySelectorAll(".w-pick input")) one.checked = picked.has(one.value);
+    for (const input of box.querySelectorAll(".w-pick input")) input.checked = picked.has(input.value);
     bar.hidden = !picked.size;
     const fits = picked.size >= 2 && picked.size <= MOST;
     bar.querySelector("span").textContent = `${picked.size} selected${picked.size > MOST ? `, up to ${MOST} can be compared` : ""}`;
@@ -15,7 +15,7 @@ export default function startPicks() {
     const list = new URLSearchParams([...new URLSearchParams(location.search)].filter(([name]) => ["q", "sort"].includes(name)));
     if (fits) link.href = `/compare?ids=${[...picked].join(",")}&${list}`;
     else link.removeAttribute("href");
-    for (const one of bar.querySelectorAll("input[name=id]")) one.value = [...picked].join(",");
+    for (const input of bar.querySelectorAll("input[name=id]")) input.value = [...picked].join(",");
   };
   box.addEventListener("change", (event) => {
     if (!event.target.matches(".w-pick input")) return;
@@ -31,7 +31,7 @@ export default function startPicks() {
     const command = event.target.dataset.command;
     if (!command) return;
     try {
-      const ids = [...picked].map((one) => `'${one}'`).join(", ");
+      const ids = [...picked].map((id) => `'${id}'`).join(", ");
       await navigator.clipboard.writeText(command.replace("IDS", ids));
       say("Copied");
     } catch {

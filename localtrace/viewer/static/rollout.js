@@ -9,8 +9,8 @@ export default function startRollout() {
   document.getElementById("here")?.scrollIntoView({ block: "center" });
   watch();
   toggle("exact", (on) => {
-    for (const one of document.querySelectorAll(".foldable")) {
-      const [shown, asItIs] = one.children;
+    for (const block of document.querySelectorAll(".foldable")) {
+      const [shown, asItIs] = block.children;
       if (!asItIs) continue; // with hits, it is always as it was recorded
       shown.hidden = on;
       asItIs.hidden = !on;
@@ -18,8 +18,8 @@ export default function startRollout() {
   });
   toggle("fold", (on) => {
     unfoldsAll = on;
-    document.querySelectorAll(".foldable").forEach((one) => one.classList.remove("folded"));
-    document.querySelectorAll(".unfold").forEach((one) => one.remove());
+    document.querySelectorAll(".foldable").forEach((block) => block.classList.remove("folded"));
+    document.querySelectorAll(".unfold").forEach((button) => button.remove());
     if (!on) fold(document);
   });
   const find = document.getElementById("find");
@@ -48,15 +48,15 @@ function mayBeTall(text) {
 function fold(root) {
   if (unfoldsAll) return;
   // All are measured before any is changed, or each change would lay the page out anew.
-  const tall = [...root.querySelectorAll(".foldable:not(.folded)")].filter((one) => mayBeTall(one.firstElementChild.textContent)
-    && one.scrollHeight > FOLDED_PX && !one.querySelector("#here") && !one.nextElementSibling?.classList.contains("unfold"));
-  for (const one of tall) {
-    one.classList.add("folded");
+  const tall = [...root.querySelectorAll(".foldable:not(.folded)")].filter((block) => mayBeTall(block.firstElementChild.textContent)
+    && block.scrollHeight > FOLDED_PX && !block.querySelector("#here") && !block.nextElementSibling?.classList.contains("unfold"));
+  for (const block of tall) {
+    block.classList.add("folded");
     const button = document.createElement("button");
     button.className = "unfold";
     button.textContent = "Show all of it";
-    button.addEventListener("click", () => { one.classList.remove("folded"); button.remove(); });
-    one.after(button);
+    button.addEventListener("click", () => { block.classList.remove("folded"); button.remove(); });
+    block.after(button);
   }
 }
 
@@ -64,7 +64,7 @@ function fold(root) {
 function watch() {
   const further = document.getElementById("further"), earlier = document.getElementById("earlier");
   const seen = new IntersectionObserver((entries) => {
-    if (!entries.some((one) => one.isIntersecting)) return;
+    if (!entries.some((entry) => entry.isIntersecting)) return;
     seen.disconnect();
     load(further);
   }, { rootMargin: "600px" });
@@ -84,8 +84,8 @@ async function load(more) {
   const blocks = document.getElementById("blocks"), below = blocks.getBoundingClientRect().bottom;
   try {
     const page = await fragment(more.querySelector("a").href);
-    const got = [...page.querySelector("#blocks").children].filter((one) => !document.getElementById(one.id));
-    for (const one of got) one.querySelector("#here")?.removeAttribute("id");
+    const got = [...page.querySelector("#blocks").children].filter((part) => !document.getElementById(part.id));
+    for (const part of got) part.querySelector("#here")?.removeAttribute("id");
     if (more.id === "further") blocks.append(...got);
     else blocks.prepend(...got);
     fold(blocks);

@@ -96,7 +96,7 @@ let high = 0, kinds = [], notFinite = [], isScaled = false;
 
 function rank() {
   const values = data[COLUMN_OF[by]] ?? [];
-  kinds = [...new Set(values.filter((one) => one !== null && one !== "same").map(String))];
+  kinds = [...new Set(values.filter((value) => value !== null && value !== "same").map(String))];
   notFinite = [...values.keys()].filter((i) => NOT_FINITE.has(values[i]));
   if (by === "encoding") {
     worst = [...values.keys()].filter((i) => values[i] === "other");
@@ -125,7 +125,7 @@ function mode() {
 }
 
 function mix(a, b, share) {
-  return `rgb(${a.map((one, i) => Math.round(one + (b[i] - one) * share)).join(" ")})`;
+  return `rgb(${a.map((start, i) => Math.round(start + (b[i] - start) * share)).join(" ")})`;
 }
 
 function colour(i) {
@@ -232,12 +232,12 @@ function choose(i, scrolls, extends_) {
     if (value !== null) facts.push([name, typeof value === "number" ? value.toPrecision(4) : String(value)]);
   }
   at("token").replaceChildren(...facts.map(([name, value]) => {
-    const one = document.createElement("div"), term = document.createElement("dt"), said = document.createElement("dd");
+    const row = document.createElement("div"), term = document.createElement("dt"), text = document.createElement("dd");
     term.textContent = name;
-    said.textContent = value;
-    said.className = "mono";
-    one.append(term, said);
-    return one;
+    text.textContent = value;
+    text.className = "mono";
+    row.append(term, text);
+    return row;
   }));
 }
 

@@ -7,7 +7,7 @@ const CHUNK = 60;
 const CHUNKS_KEPT = 20;
 
 export default function startWindows() {
-  document.querySelectorAll(".window[data-rows]").forEach((one) => new Windowed(one));
+  document.querySelectorAll(".window[data-rows]").forEach((list) => new Windowed(list));
 }
 
 class Windowed {
