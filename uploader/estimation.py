@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from localtrace.types import Run
 from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.plan import Batch, Limits, Plan, Progress, Tally, receipt_of
-from localtrace.uploader.receipts import Delivery, Receipt, list_uploads, receipts_folder
+from localtrace.uploader.receipts import Delivery, Receipt, Summary, list_uploads, receipts_folder
 from localtrace.uploader.records import Records
 from localtrace.uploader.selection import Choice
+from localtrace.uploader.targets import Place
 
 USUAL_TRAJECTORIES_PER_S = 50.0
 """Speed of an upload, for estimates before the first one."""
@@ -34,11 +36,11 @@ def measure(
     container: str | None,
     on_progress: Callable[[Progress], None],
 ) -> Estimate:
-    """Count the plan of a choice, for the places that the ledger knows."""
+    """Count the plan of a choice, for the places of earlier uploads."""
     target, tally = records.target, Tally(choice, on_progress)
+    uploads = [u for u in list_uploads(receipts_folder())[0] if u.target == target.uri]
     for part in choice.runs:
-        place = ledger.place(target.uri, container, part.run)
-        place = place or target.expected(part.run, container)
+        place = _place(uploads, target.expected(part.run, container), part.run)
         tally.begin(part, place)
         plan = Plan(records, ledger, limits, part, place, planned_bytes=tally.sent_bytes)
         for step in plan.steps():
@@ -48,14 +50,19 @@ def measure(
             else:
                 tally.add(step.receipt)
     receipt = tally.receipt(records)
-    speed = _last_speed(target.uri)
+    speed = next((upload.speed for upload in uploads if upload.counts.get("sent")), None)
     duration_s = receipt.counts["sent"] / (speed or USUAL_TRAJECTORIES_PER_S)
     if limits.rate_bytes_per_s:
         duration_s = max(duration_s, tally.sent_bytes / limits.rate_bytes_per_s)
     return Estimate(receipt, duration_s, speed is not None)
 
 
-def _last_speed(target: str) -> float | None:
-    """Return the trajectories per second of the last upload to a target that sent any."""
-    uploads, _ = list_uploads(receipts_folder())
-    return next((u.speed for u in uploads if u.target == target and u.counts.get("sent")), None)
+def _place(uploads: Sequence[Summary], expected: Place, run: Run) -> Place:
+    """Return the place where a run's trajectories went before, otherwise the expected one.
+
+    Only the target knows it in full, and a dry run does not ask.
+    """
+    key = (run.run_id, run.attempt, expected.container or expected.experiment)
+    runs = (receipt for upload in uploads for receipt in upload.runs)
+    before = (r.place for r in runs if (r.run_id, r.attempt, r.container) == key)
+    return next(before, expected)

@@ -7,22 +7,19 @@ record was never sent. It is one SQLite file in the uploader's own folder, never
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from localtrace.errors import ConfigError, UploadError
 from localtrace.record.config import read_environment
 from localtrace.record.settings import UploaderSettings
 from localtrace.store.files import exclusive
-from localtrace.types import Run
-from localtrace.uploader.targets import Entry, Place
+from localtrace.uploader.targets import Entry
 
 LEDGER_VERSION = 5
 BUSY_TIMEOUT_S = 30.0
@@ -37,14 +34,6 @@ _TABLES = f"""
         accepted    integer not null,
         digest      text not null,
         primary key (destination, trace_id)
-    ) strict, without rowid;
-    create table if not exists places (
-        uri       text not null,
-        container text not null,
-        run_id    text not null,
-        attempt   integer not null,
-        place     text not null,
-        primary key (uri, container, run_id, attempt)
     ) strict, without rowid;
     pragma user_version = {LEDGER_VERSION};
 """
@@ -99,31 +88,18 @@ class Ledger:
 
         None where the fate of a record that was sent is unknown.
         """
-        return dict(
-            self._rows(
-                "select trace_id, iif(accepted, digest, null) from entries where destination = ? "
-                "and trace_id in (select value from json_each(?))",
-                (destination, msgspec.json.encode(trace_ids).decode()),
-            )
+        sql = (
+            "select trace_id, iif(accepted, digest, null) from entries where destination = ? "
+            "and trace_id in (select value from json_each(?))"
         )
+        with self._explained():
+            return dict(self._db.execute(sql, (destination, json.dumps(trace_ids))))
 
     def mark(self, entries: Iterable[Entry], *, accepted: bool) -> None:
         """Note in one durable transaction whether the target has accepted all entries."""
         rows = [(e.place.destination, e.trace_id, accepted, e.digest) for e in entries]
-        self._write("entries", rows)
-
-    def remember_place(self, uri: str, container: str | None, run: Run, place: Place) -> None:
-        """Remember a run's place, so that a dry run need not ask the target."""
-        text = msgspec.json.encode(place).decode()
-        self._write("places", [(uri, container or "", run.run_id, run.attempt, text)])
-
-    def place(self, uri: str, container: str | None, run: Run) -> Place | None:
-        """Return the place where a run's trajectories went before, if they did."""
-        rows = self._rows(
-            "select place from places where (uri, container, run_id, attempt) = (?,?,?,?)",
-            (uri, container or "", run.run_id, run.attempt),
-        )
-        return msgspec.json.decode(rows[0][0], type=Place) if rows else None
+        with self._explained(), self._db:
+            self._db.executemany("insert or replace into entries values (?, ?, ?, ?)", rows)
 
     def claim(self, uri: str) -> AbstractContextManager[None]:
         """Refuse other uploads to the same target while this one runs.
@@ -138,16 +114,6 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._explained():
-            return self._db.execute(sql, values).fetchall()
-
-    def _write(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
-        if rows:
-            places = ",".join("?" * len(rows[0]))
-            with self._explained(), self._db:
-                self._db.executemany(f"insert or replace into {table} values ({places})", rows)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

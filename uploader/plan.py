@@ -174,7 +174,6 @@ class Plan:
         target = self.records.target
         # A low rate also means small batches, so that every second keeps to it.
         max_bytes = min(target.batch_max_bytes, self.limits.rate_bytes_per_s or math.inf)
-        first_alone = self.is_empty and target.starts_slowly
         batch: list[Record] = []
         size_bytes = parts = 0
         ask = False
@@ -186,9 +185,9 @@ class Plan:
             size_bytes += record.size_bytes
             parts += len(record.parts)
             is_full = size_bytes > max_bytes or parts > target.batch_max_parts
-            if batch and (is_full or first_alone):
+            if batch and is_full:
                 yield Batch(batch, ask)
-                first_alone = ask = False
+                ask = False
                 batch, size_bytes, parts = [], record.size_bytes, len(record.parts)
             batch.append(record)
             ask = ask or doubt

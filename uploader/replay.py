@@ -101,7 +101,6 @@ class Replay:
     def _run(self, part: ChosenRun, container: str | None, metrics: bool) -> None:
         run, target = part.run, self._target
         place = self._patiently(target.place, run, container)
-        self._ledger.remember_place(target.uri, container, run, place)
         self._tally.begin(part, place)
         there = self._send(part, place)
         if there and target.reads_back:
@@ -128,7 +127,6 @@ class Replay:
         )
         there: list[Entry] = []
         waiting: deque[Future[list[Answer]]] = deque()
-        must_wait = is_empty and target.starts_slowly
         with ThreadPoolExecutor(target.connections, "localtrace-upload") as pool:
             try:
                 for step in plan.steps():
@@ -140,19 +138,15 @@ class Replay:
                     self._pace.wait(step.size_bytes, self._ended)
                     self._ledger.mark([record.entry for record in step.records], accepted=False)
                     waiting.append(pool.submit(self._sender.deliver, step))
-                    # Usually the next batch is built while all senders are busy. With a slow start,
-                    # the first batch must be answered before anything else is sent.
-                    while len(waiting) > (0 if must_wait else target.connections):
+                    # The next batch is built while all senders are busy.
+                    while len(waiting) > target.connections:
                         self._note(waiting.popleft().result(), there)
-                    must_wait = False
                 while waiting:
                     self._note(waiting.popleft().result(), there)
             except BaseException:
                 self._ended.set()
                 target.close()  # so that Ctrl-C does not wait for a server that hangs
-                for future in waiting:
-                    if not future.cancel() and future.exception() is None:
-                        self._note(future.result(), there)
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return there
 

@@ -179,7 +179,7 @@ def _named(store: Store, selection: Selection) -> list[str] | None:
     lists = []
     if selection.trace_ids is not None:
         whole = store.whole_ids(selection.trace_ids)
-        lists.append([whole.get(given, given) for given in selection.trace_ids])
+        lists.append([whole.get(prefix, prefix) for prefix in selection.trace_ids])
     if selection.sql is not None:
         lists.append(_trace_ids(store.sql(selection.sql, selection.params or None)))
     if not lists:

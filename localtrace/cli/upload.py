@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from localtrace.cli.options import store_option
 from localtrace.cli.selection import REDACT_HELP, SELECTION_HELP, selection_options
 from localtrace.cli.sizes import show_duration, show_size, size
 from localtrace.cli.uploads import describe, print_losses
-from localtrace.errors import NothingChosen, QueryError, UploadError
+from localtrace.errors import NothingChosen, QueryError
 from localtrace.printing import bar, say
 from localtrace.terminal import escape_line
 
@@ -74,11 +73,6 @@ _BAR = (
 @click.option("--max-bytes", type=size, help="Send at most this much, such as 1GB.")
 @click.option("--rate", type=size, help="Send at most this much per second, such as 2MB.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent and skipped.")
-@click.option(
-    "--receipt",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a copy of the receipt to this file.",
-)
 @click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @store_option
 def command(
@@ -94,7 +88,6 @@ def command(
     max_bytes: int | None,
     rate: int | None,
     dry_run: bool,
-    receipt: Path | None,
     quiet: bool,
     store_paths: tuple[Path, ...],
 ) -> None:
@@ -127,8 +120,6 @@ def command(
             why = why_nothing(store, filters) if filters.terms else str(error)
             raise QueryError(f"nothing to upload: {why}") from error
     _print_receipt(done, quiet)
-    if receipt is not None:
-        _copy(done, receipt)
     if done.failures or done.problems:
         sys.exit(1)
 
@@ -194,19 +185,6 @@ def _print_receipt(done: Receipt, quiet: bool) -> None:
         say(problem, err=True)
     if done.failures or done.problems:
         say("not everything was uploaded: repeat the command to try again", err=True)
-
-
-def _copy(done: Receipt, path: Path) -> None:
-    from localtrace.uploader.receipts import receipts_folder
-
-    kept = receipts_folder() / f"{done.upload_id}.json"
-    try:
-        shutil.copyfile(kept, path)
-    except OSError as error:
-        raise UploadError(
-            f"cannot write the copy of the receipt to {path} ({error.strerror or error}): the "
-            f"upload is done, copy {kept}"
-        ) from error
 
 
 def _print_failures(reasons: Mapping[str, str]) -> None:

@@ -99,12 +99,12 @@ class Redaction:
     def _edited(self, content: Content, text_of: TextOf) -> Content | None:
         """Return a redacted copy; None where nothing has to be redacted."""
         before = self.counts.total()
-        found = spelled(self._rules, content.id_lists(), text_of)
-        if found.is_unread:
+        in_ids = spelled(self._rules, content.id_lists(), text_of)
+        if in_ids.is_unread:
             self.unsearched[UNREAD_IDS] += 1
-        redactor = Redactor(self._rules.plus(found.pieces), self._report)
+        redactor = Redactor(self._rules.plus(in_ids.pieces), self._report)
         edited = content.copy()
         edited.edit(redactor)
-        if (found.is_found or redactor.matched) and edited.leave_out_ids():
+        if (in_ids.is_found or redactor.matched) and edited.leave_out_ids():
             self.counts[IDS_COUNT] += 1
         return edited if self.counts.total() > before else None

@@ -99,10 +99,10 @@ class Redactor:
     def _search(self, text: str) -> list[Match]:
         matches = self._rules.search(text, is_strict=self._is_strict)
         for match in matches:
-            self._found(match.name)
+            self._note(match.name)
         return matches
 
-    def _found(self, name: str) -> None:
+    def _note(self, name: str) -> None:
         self.matched = True
         self._report.counts[name] += 1
 
@@ -113,7 +113,7 @@ class Redactor:
             text = value if kind is str else value.decode("latin-1")
             if not is_secret(name, text, is_strict=self._is_strict):
                 return self.value(value)
-            self._found(NAME)
+            self._note(NAME)
             return mark(NAME) if kind is str else Placeholder(REASON, "bytes", len(value))
         if kind not in (list, tuple, dict) or (kind is dict and value.keys() & _SCHEMA_FIELDS):
             return self.value(value)
@@ -166,7 +166,7 @@ class Redactor:
                 continue
             for match in self._rules.search("".join(texts), has_names=False):
                 if any(match.start < end < match.end for end in ends):
-                    self._found(match.name)
+                    self._note(match.name)
                     return True
         return False
 

@@ -161,7 +161,7 @@ def _find(
         before, after = text.rfind("\n", 0, start) + 1, text.find("\n", end)
         line = text[before : None if after < 0 else after]
         targets = {"secret": text[start:end], "match": match[0], "line": line}
-        if not any(_allows(one, regexes, targets) for one, regexes in allowed):
+        if not any(_allows(rules, regexes, targets) for rules, regexes in allowed):
             yield Match(start, end, rule.id)
 
 

@@ -28,15 +28,15 @@ def experiment(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_run_is_uploaded_and_the_receipt_is_written(
-    run, store, mlflow_url, experiment, tmp_path
+    run, store, mlflow_url, experiment, state_folder
 ) -> None:
     run_id = store.runs().to_dicts()[0]["run_id"]
-    receipt = tmp_path / "receipt.json"
     to = ("--to", "mlflow", "--uri", mlflow_url, "--experiment", experiment)
-    done = run("--run", run_id, *to, "--receipt", str(receipt))
+    done = run("--run", run_id, *to)
     assert done.exit_code == 0, done.output
     assert "6 trajectories: 6 sent" in done.stdout
     assert "6 read back" in done.stdout
+    (receipt,) = state_folder.glob("receipts/*.json")
     assert json.loads(receipt.read_text())["selection"] == f"run={run_id}"
     again = run("--run", run_id, *to)
     assert "0 sent (0.0 kB), 6 already there" in again.stdout
@@ -96,11 +96,11 @@ def test_a_file_in_this_folder_is_the_default(run, tmp_path: Path, monkeypatch) 
 
 
 def test_a_receipt_that_is_brought_back_is_a_claim_until_the_tracker_is_asked(
-    run, store, mlflow_url, experiment, tmp_path
+    run, store, mlflow_url, experiment, state_folder
 ) -> None:
-    receipt = tmp_path / "receipt.json"
     to = ("--to", "mlflow", "--uri", mlflow_url, "--experiment", experiment)
-    assert run("--all", *to, "--receipt", str(receipt)).exit_code == 0
+    assert run("--all", *to).exit_code == 0
+    (receipt,) = state_folder.glob("receipts/*.json")
 
     def bring(*arguments: str) -> tuple[Result, list[tuple[bool, bool, str | None]]]:
         command = ["uploads", "--bring", str(receipt), "-s", str(store.path), *arguments]

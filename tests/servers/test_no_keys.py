@@ -39,11 +39,9 @@ def test_no_key_is_seen_anywhere_at_weave(
     key = KEY if right else KEY[::-1]
     environment = {**failing_weave.environment, "WANDB_API_KEY": key}
     to = ["--to", "weave", "--project", f"team/keys-{right}"]
-    uploading = start(store.path, environment, *to, "--receipt", str(tmp_path / "receipt.json"))
+    uploading = start(store.path, environment, *to)
     assert key.encode() not in everything_seen(uploading, state_folder)
     assert uploading.returncode == (0 if right else 1)
-    if right:
-        assert key not in (tmp_path / "receipt.json").read_text()
 
 
 def test_no_token_is_seen_anywhere_at_mlflow(store, mlflow_url, state_folder) -> None:

@@ -130,17 +130,6 @@ def test_of_a_changed_trajectory_only_what_changed_is_sent(
     assert sorted(call["attributes"].get("reward", 0) for call in shown) == [0, 9, 9, 9]
 
 
-def test_the_first_trajectory_of_an_empty_project_goes_alone(
-    failing_weave: WeaveServer, send: Callable[..., Receipt], project: str
-) -> None:
-    before = len(failing_weave.log())
-    first = next(iter(send().traces))
-    sizes = [request["size_bytes"] for request in failing_weave.log()[before:]]
-    assert len(sizes) == 2
-    sent = list(failing_weave.started_at_values(project))
-    assert sent[first.span_count - 1] == first.remote_id
-
-
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Store]:
     """Four trajectories, each with three calls of 10 KB."""

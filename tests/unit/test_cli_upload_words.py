@@ -132,21 +132,6 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(store: Path) -> None:
     assert "repeat the command" in said
 
 
-def test_a_copy_of_the_receipt_that_cannot_be_written_loses_no_receipt(
-    upload: Callable[..., Result], tmp_path: Path
-) -> None:
-    with endpoint() as target:
-        assert upload("--all", *target, "--receipt", str(tmp_path)).exit_code == 2
-        (tmp_path / "file").touch()
-        copy = tmp_path / "file" / "receipt.json"
-        done = upload("--all", *target, "--receipt", str(copy))
-    assert done.exit_code == 1
-    assert "2 sent" in done.stdout
-    (kept,) = (tmp_path / "state" / "receipts").glob("*.json")
-    assert str(copy) in done.stderr
-    assert str(kept) in done.stderr
-
-
 ALONE = """
 import sys
 for name in {blocked}:

@@ -15,8 +15,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.uploader.targets import Place, Record
-from localtrace.uploader.targets.mlflow_spans import TAG_MAX_CHARS
 from localtrace.uploader.targets.mlflow_spans import encode as encode_record
+from localtrace.uploader.targets.otlp_values import TEXT_MAX_CHARS
 from localtrace.uploader.transcripts import transcript_of
 
 PLACE = Place("mlflow:1:1700000000000", "1", "run")
@@ -171,7 +171,7 @@ def test_tokens_are_not_counted_where_the_prompt_is_not_known() -> None:
 def test_a_tag_above_the_limit_is_cut_where_it_can_be_seen() -> None:
     (root,) = spans(trajectory(spans=[], data_source="x" * 5000))
     shown = attributes(root)
-    assert len(shown["mlflow.traceTag.data_source"]) == TAG_MAX_CHARS
+    assert len(shown["mlflow.traceTag.data_source"]) == TEXT_MAX_CHARS
     assert shown["mlflow.traceTag.data_source"].endswith("…")
     assert shown["data_source"] == "x" * 5000
 

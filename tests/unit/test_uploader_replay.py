@@ -461,24 +461,6 @@ def test_a_target_that_cannot_be_asked_is_not_read_back(upload, target) -> None:
     assert not any(trace.verified for trace in receipt.traces)
 
 
-def test_the_first_record_of_an_empty_place_is_there_before_another_leaves(upload, target) -> None:
-    target.starts_slowly = True
-    target.connections = 4
-    held_before = []
-
-    def look(ids: list[str]) -> None:
-        held_before.append(len(target.held))
-        time.sleep(0.2 if ids == IDS[:1] else 0)
-
-    target.before = look
-    assert upload().complete
-    assert [len(batch) for batch in target.batches] == [1, *[10] * 9, 9]
-    assert held_before[0] == 0
-    assert min(held_before[1:]) >= 1
-    target.batches.clear()
-    assert upload().counts["already there"] == 100
-
-
 def test_a_ledger_is_not_believed_of_an_empty_place(upload, target) -> None:
     upload()
     target.held.clear()  # another server, with a container of the same name

@@ -122,8 +122,6 @@ class Target(ABC):
     """Number of requests that it handles at a time without slowing down."""
     reads_back: bool = True
     """True if it can be asked what it holds. Otherwise a receipt says accepted, not verified."""
-    starts_slowly: bool = False
-    """True if the first trajectory of an empty place must be stored before others are sent."""
 
     @abstractmethod
     def check(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -66,10 +66,10 @@ class Refused(TargetRejected):
     status: int = 0
 
 
-class Page(Protocol):
+class Page(msgspec.Struct):
     """One page of a long answer."""
 
-    next_page_token: str
+    next_page_token: str = ""
     """Token of the next page; empty on the last one."""
 
 
@@ -82,7 +82,7 @@ class HttpSession:
     def __init__(
         self,
         base_url: str,
-        explain: Callable[[Refused], UploadError | None],
+        remedy: Callable[[Refused], str | None] = lambda refused: None,
         *,
         headers: Mapping[str, str] | None = None,
         login: tuple[str, str] | None = None,
@@ -93,7 +93,7 @@ class HttpSession:
 
         Args:
             base_url: address of the server; a user and password in it are the login.
-            explain: returns the error to raise for a refusal that concerns all requests.
+            remedy: says what to do about a refusal that concerns all requests.
             headers: sent with every request; their values are secret.
             login: user and password.
             secrets: further secrets in the requests.
@@ -115,7 +115,8 @@ class HttpSession:
                     "and characters outside ASCII out of the key"
                 )
         self._host = url.host
-        self._explain = explain
+        self._url = without_login(url)  # the login would be in the log of httpx
+        self._remedy = remedy
         self._secrets = _repeated_forms(
             [
                 *(value for name, value in headers.items() if not name.startswith("content-")),
@@ -128,8 +129,7 @@ class HttpSession:
         self._lock = Lock()
         try:
             self._client = httpx.Client(
-                # Without the login, which httpx would write into its log.
-                base_url=without_login(url),
+                base_url=self._url,
                 timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
                 # Few compressed bytes can become very many.
                 headers={**headers, "accept-encoding": "identity"},
@@ -189,7 +189,9 @@ class HttpSession:
             return later
         refused = Refused(message)
         refused.status = status
-        return self._explain(refused) or refused
+        if remedy := self._remedy(refused):
+            return UploadError(f"{self._url} refused: {refused}; {remedy}")
+        return refused
 
     def ask(self, answer: type[T], method: str, path: str, **request: Any) -> T:
         """Make one request, and decode its JSON answer as this type."""

@@ -30,6 +30,7 @@ from localtrace.uploader.targets import (
 from localtrace.uploader.targets.http import (
     Doubtful,
     HttpSession,
+    Page,
     Refused,
     TryAgain,
     http_url,
@@ -64,11 +65,10 @@ class _InfosAnswer(msgspec.Struct):
     trace_infos: list[Trace] = []
 
 
-class SearchAnswer(msgspec.Struct):
+class SearchAnswer(Page):
     """One page of a search."""
 
-    traces: list[Trace] = []
-    next_page_token: str = ""
+    traces: list[Trace] = msgspec.field(default_factory=list)
 
 
 _ID = re.compile(r"[!-~]{1,250}")
@@ -106,10 +106,10 @@ class MlflowTarget(MetricsTarget):
         """Start the embedded server for an SQLite file; check the server's version."""
         if self.uri.startswith(SQLITE):
             server = self._opened.enter_context(closing(EmbeddedServer(database_path(self.uri))))
-            http = HttpSession(server.url, self._explain, trust_env=False)
+            http = HttpSession(server.url, self._remedy, trust_env=False)
         else:
             login, headers = _credentials()
-            http = HttpSession(self._base_url, self._explain, headers=headers, login=login)
+            http = HttpSession(self._base_url, self._remedy, headers=headers, login=login)
         self._http = self._opened.enter_context(closing(http))
         try:
             answer = self._http.call("GET", "/version")
@@ -259,18 +259,16 @@ class MlflowTarget(MetricsTarget):
         """Close connections and end the embedded server."""
         self._opened.close()
 
-    def _explain(self, refused: Refused) -> UploadError | None:
-        """Return the error for a refusal that would meet every other request too, or None."""
+    def _remedy(self, refused: Refused) -> str | None:
+        """Say what to do about a refusal that would meet every other request too."""
         if refused.status == 403 and "Invalid Host header" in str(refused):
             host = httpx.URL(self.uri).netloc.decode()
-            remedy = f"start the MLflow server with  --allowed-hosts {host}"
-        elif refused.status in (401, 403):
-            remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or _TOKEN"
-        elif refused.status == 501:
-            remedy = "give the MLflow server an SQL database: --backend-store-uri sqlite:///…"
-        else:
-            return None
-        return UploadError(f"{self.uri} refused: {refused}; {remedy}")
+            return f"start the MLflow server with  --allowed-hosts {host}"
+        if refused.status in (401, 403):
+            return "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or _TOKEN"
+        if refused.status == 501:
+            return "give the MLflow server an SQL database: --backend-store-uri sqlite:///…"
+        return None
 
 
 def _credentials() -> tuple[tuple[str, str] | None, dict[str, str]]:

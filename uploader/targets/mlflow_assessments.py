@@ -18,47 +18,42 @@ from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Place, iso, otlp_values
 
 SOURCE_MAX_CHARS = 250
-VALUE_MAX_CHARS = 4096
 _EXPECTED = "ground_truth"
 """Attribute of a trajectory that holds the right answer."""
 
 
-def of_reward(trajectory: Trajectory, place: Place, end_ns: int) -> list[Any]:
-    """Return a finite reward as feedback."""
-    reward = trajectory.reward
-    if reward is None or not math.isfinite(reward):
-        return []
-    reward_id = _id("reward", place, trajectory)
-    found = _assessment(reward_id, "reward", "CODE", "localtrace", end_ns)
-    return [found | {"feedback": {"value": reward}, "valid": True}]
+def judgements(
+    trajectory: Trajectory, place: Place, end_ns: int, *, assessments: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the labels of a trajectory as feedback.
 
-
-def of_labels(trajectory: Trajectory, place: Place) -> Iterator[dict[str, Any]]:
-    """Yield the labels of a trajectory as feedback."""
+    With `assessments`, also a finite reward, and the right answer if it is a short value.
+    """
+    by_code = ("CODE", "localtrace", end_ns)
+    reward, answer = trajectory.reward, trajectory.attributes.get(_EXPECTED)
+    if assessments and reward is not None and math.isfinite(reward):
+        reward_id = _id("reward", place, trajectory)
+        yield _assessment(reward_id, "reward", *by_code) | _feedback(reward)
     for label in trajectory.labels:
         value = _value(label)
         if value is None:
             continue
         # Several people may give the same tag, and one person several tags.
         told_apart = (label.source or "", str(value) if label.name == "tag" else "")
-        source = _short(label.source or "localtrace")[:SOURCE_MAX_CHARS]
-        yield _assessment(
-            _id("label", place, trajectory, label.name, *told_apart),
-            label.name, "HUMAN", source, label.time_ns,
-        ) | {"feedback": {"value": value}, "valid": True}  # fmt: skip
+        label_id = _id("label", place, trajectory, label.name, *told_apart)
+        source = otlp_values.short(label.source or "localtrace", SOURCE_MAX_CHARS)
+        by_person = ("HUMAN", source, label.time_ns)
+        yield _assessment(label_id, label.name, *by_person) | _feedback(value)
+    if isinstance(answer, str):
+        answer = otlp_values.short(answer)
+    is_number = type(answer) in (int, bool) or (type(answer) is float and math.isfinite(answer))
+    if assessments and (is_number or isinstance(answer, str)):
+        answer_id = _id("expectation", place, trajectory)
+        yield _assessment(answer_id, _EXPECTED, *by_code) | {"expectation": {"value": answer}}
 
 
-def expectations(trajectory: Trajectory, place: Place, end_ns: int) -> list[Any]:
-    """Return the right answer, if one was recorded as a short value."""
-    value = trajectory.attributes.get(_EXPECTED)
-    if isinstance(value, str):
-        value = _short(value)
-    elif type(value) not in (int, bool) and not (type(value) is float and math.isfinite(value)):
-        return []
-    expected = _assessment(
-        _id("expectation", place, trajectory), _EXPECTED, "CODE", "localtrace", end_ns
-    )
-    return [expected | {"expectation": {"value": value}}]
+def _feedback(value: float | str) -> dict[str, Any]:
+    return {"feedback": {"value": value}, "valid": True}
 
 
 def body(
@@ -66,7 +61,7 @@ def body(
     place: Place,
     remote_id: str,
     spans: Sequence[OtlpSpan],
-    found: list[Any],
+    assessments: list[Any],
 ) -> bytes:
     """Return the body of the request that attaches assessments.
 
@@ -84,7 +79,7 @@ def body(
         "request_time": iso(start_ns, 3),
         "execution_duration": f"{(end_ns // 10**6 - start_ns // 10**6) / 1000:.3f}s",
         "state": "ERROR" if trajectory.status in FAILED_STATUSES else "OK",
-        "assessments": [{**assessment, "trace_id": remote_id} for assessment in found],
+        "assessments": [{**assessment, "trace_id": remote_id} for assessment in assessments],
     }
     return json.dumps({"trace": {"trace_info": info}}).encode()
 
@@ -92,12 +87,7 @@ def body(
 def _value(label: Outcome) -> float | str | None:
     if label.number is not None and math.isfinite(label.number):
         return label.number
-    return None if label.text is None else _short(label.text)
-
-
-def _short(text: str) -> str:
-    shown = otlp_values.utf8(text)
-    return shown if len(shown) <= VALUE_MAX_CHARS else shown[: VALUE_MAX_CHARS - 1] + "…"
+    return None if label.text is None else otlp_values.short(label.text)
 
 
 def _assessment(

@@ -20,7 +20,7 @@ import msgspec
 from localtrace.types import Run
 from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Metric, in_batches, otlp_values
-from localtrace.uploader.targets.http import HttpSession, Refused
+from localtrace.uploader.targets.http import HttpSession, Page, Refused
 
 RUN_KEY_TAG = "localtrace.run_key"
 """Tag that identifies an MLflow run. It is a hash, so filters need not quote it."""
@@ -79,9 +79,8 @@ class _RunsAnswer(msgspec.Struct):
     runs: list[_Run] = []
 
 
-class _History(msgspec.Struct):
-    metrics: list[msgspec.Raw] = []
-    next_page_token: str = ""
+class _History(Page):
+    metrics: list[msgspec.Raw] = msgspec.field(default_factory=list)
 
 
 def find_experiment(http: HttpSession, name: str) -> Experiment:
@@ -224,10 +223,7 @@ def send_parameters(
     for recorded, value in parameters[:PARAMETERS_MAX]:
         # Two may have one name, as in {"a.b": 1, "a": {"b": 2}}: the first stays.
         whole.setdefault(names.shown(recorded), otlp_values.utf8(value))
-    shown = {
-        name: value if len(value) <= PARAMETER_MAX_CHARS else f"{value[: PARAMETER_MAX_CHARS - 1]}…"
-        for name, value in whole.items()
-    }
+    shown = {name: otlp_values.short(value, PARAMETER_MAX_CHARS) for name, value in whole.items()}
     held = _held(http, run_id)
     new = [{"key": name, "value": shown[name]} for name in shown if name not in held]
     if new:

@@ -95,7 +95,7 @@ class EmbeddedServer:
 
     def _wait_until_healthy(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S
-        with closing(HttpSession(self.url, lambda refused: None, trust_env=False)) as http:
+        with closing(HttpSession(self.url, trust_env=False)) as http:
             while time.monotonic() < give_up:
                 if self._keeper.poll() is not None:
                     raise TargetUnavailable(

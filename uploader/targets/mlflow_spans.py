@@ -27,8 +27,6 @@ from localtrace.values.codec import to_json
 DIGEST_TAG = "localtrace.digest"
 """Trace tag with the digest of the record, which is read back."""
 ROOT_NAME = "agent_loop"
-TAG_MAX_CHARS = 4096
-"""Longest tag value. MLflow cuts longer ones silently; this module cuts them with a mark."""
 SESSION_MAX_CHARS = 250
 """Longest session: MLflow refuses a trace with a longer one."""
 _DIGEST_CHARS = 16
@@ -71,9 +69,7 @@ def encode(
         span.trace_id = trace_id
     remote_id = f"tr-{trace_id.hex()}"
     end_ns = max(span.end_time_unix_nano for span in spans)
-    judged = feedback.of_reward(trajectory, place, end_ns) if assessments else []
-    judged += feedback.of_labels(trajectory, place)
-    judged += feedback.expectations(trajectory, place, end_ns) if assessments else []
+    judged = [*feedback.judgements(trajectory, place, end_ns, assessments=assessments)]
     first_id = judged[0]["assessment_id"] if judged else None
     entry = Entry(place, trajectory.trace_id, remote_id, digest, len(spans), first_id)
     body = feedback.body(trajectory, place, remote_id, spans, judged) if judged else None
@@ -89,7 +85,7 @@ def _root(
     values = _unspecified(trajectory.status, "AGENT")
     if lone is not None:
         values = _call(lone, transcript.chats.get(lone.span_id), "AGENT")
-    values |= {f"mlflow.traceTag.{key}": _tag(value) for key, value in tags.items()}
+    values |= {f"mlflow.traceTag.{key}": otlp_values.short(value) for key, value in tags.items()}
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
     values["localtrace.project"] = trajectory.project
@@ -219,8 +215,3 @@ def _session(group_id: str) -> str:
         return text
     digest = hashlib.sha256(group_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
     return f"{text[: SESSION_MAX_CHARS - 1 - _DIGEST_CHARS]}-{digest}"
-
-
-def _tag(value: str) -> str:
-    text = otlp_values.utf8(value)
-    return text if len(text) <= TAG_MAX_CHARS else text[: TAG_MAX_CHARS - 1] + "…"

@@ -69,7 +69,7 @@ class OtlpTarget(Target):
         if _compresses():
             self._headers["content-encoding"] = "gzip"
         server = self._url.copy_with(path="/", query=None, fragment=None)
-        self._http = HttpSession(str(server), self._explain, headers=self._headers, secrets=secrets)
+        self._http = HttpSession(str(server), self._remedy, headers=self._headers, secrets=secrets)
 
     def check(self) -> None:
         """Send a request without spans, to see that the endpoint is there and accepts our key."""
@@ -148,20 +148,18 @@ class OtlpTarget(Target):
             )
         return answer
 
-    def _explain(self, refused: Refused) -> UploadError | None:
-        """Return the error for a refusal that would meet every other request too, or None."""
+    def _remedy(self, refused: Refused) -> str | None:
+        """Say what to do about a refusal that would meet every other request too."""
         headers = "OTEL_EXPORTER_OTLP_HEADERS"
         if refused.status == 403 and "Invalid Host header" in str(refused):
-            remedy = f"start the server with  --allowed-hosts {self._url.netloc.decode()}"
-        elif refused.status in (401, 403):
-            remedy = f"set its key, as in {headers}=authorization=Bearer%20KEY"
-        elif refused.status == 422 and "x-mlflow-experiment-id" in str(refused):
-            remedy = f"set {headers}=x-mlflow-experiment-id=ID"
-        elif refused.status in (404, 405):
-            remedy = f"correct the uri (most servers take traces at {ROUTE}), or {headers}"
-        else:
-            return None
-        return UploadError(f"{self.uri} refused: {refused}; {remedy}")
+            return f"start the server with  --allowed-hosts {self._url.netloc.decode()}"
+        if refused.status in (401, 403):
+            return f"set its key, as in {headers}=authorization=Bearer%20KEY"
+        if refused.status == 422 and "x-mlflow-experiment-id" in str(refused):
+            return f"set {headers}=x-mlflow-experiment-id=ID"
+        if refused.status in (404, 405):
+            return f"correct the uri (most servers take traces at {ROUTE}), or {headers}"
+        return None
 
 
 def _variable(name: str) -> str:

@@ -27,12 +27,20 @@ OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATU
 RAISED = frozenset({"error", "cancelled"})
 """Statuses of what ended by an exception."""
 _INT64 = range(-(2**63), 2**63)
+TEXT_MAX_CHARS = 4096
+"""Longest tag and longest text of an assessment at MLflow, which cuts longer ones silently."""
 _PLAIN = {int, float, str, bool, type(None)}
 
 
 def utf8(text: str) -> str:
     """Return text with lone surrogates as visible escapes, so that it can be sent."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def short(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
+    """Return text that can be sent, cut with a mark where it is longer."""
+    shown = utf8(text)
+    return shown if len(shown) <= max_chars else shown[: max_chars - 1] + "…"
 
 
 def attributes(values: Mapping[str, Any]) -> list[KeyValue]:

@@ -86,8 +86,6 @@ class WeaveTarget(Target):
     batch_max_bytes = REQUEST_MAX_BYTES
     record_max_bytes = 256 * 2**20
     shortens_calls = True
-    starts_slowly = True
-    """While a project is empty, the service looks up for every single call where it belongs."""
 
     def __init__(
         self, uri: str | None, *, wandb_run: str | None, assessments: bool = False
@@ -132,7 +130,7 @@ class WeaveTarget(Target):
             ) from error
 
     def _session(self, url: str, login: tuple[str, str]) -> HttpSession:
-        session = HttpSession(url, self._explain, login=login)
+        session = HttpSession(url, self._remedy, login=login)
         return self._opened.enter_context(closing(session))
 
     def place(self, run: Run, container: str | None) -> Place:
@@ -193,7 +191,7 @@ class WeaveTarget(Target):
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Ask for the trajectories' calls by id, and compare the digests on their roots."""
-        found: dict[str, bool] = {}
+        there: dict[str, bool] = {}
         for part in in_batches(entries, lambda entry: entry.span_count, IDS_MAX, ANSWER_MAX_CALLS):
             calls = self._ids(part)
             roots = self._roots([e for e in part if e.remote_id in calls[e.remote_id]])
@@ -203,13 +201,13 @@ class WeaveTarget(Target):
                 is_same = facts is not None and facts.digest == digest_of_calls(entry)
                 earlier = None
                 if is_same and len(ids) >= entry.span_count and is_whole(entry, feedback):
-                    found[entry.trace_id] = True
+                    there[entry.trace_id] = True
                     continue
                 if facts is not None and not is_same:
-                    found[entry.trace_id] = False
+                    there[entry.trace_id] = False
                     earlier = set(split_digests(facts.call_digests))
                 self._held[entry.remote_id] = ids, earlier
-        return found
+        return there
 
     def _ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
         """Return the ids of the calls that are there, by the trajectory's id at Weave."""
@@ -274,19 +272,11 @@ class WeaveTarget(Target):
         """Close connections."""
         self._opened.close()
 
-    def _explain(self, refused: Refused) -> UploadError | None:
-        """Return the error for a refusal that would meet every other request too, or None."""
-        if refused.status == 401:
-            remedy = (
-                "set WANDB_API_KEY to a key of this server, for W&B's own from wandb.ai/authorize"
-            )
-        elif refused.status == 402:
-            remedy = "the plan's quota is used up: raise it, or choose less with --max-bytes"
-        elif refused.status == 403:
-            remedy = (
-                "use a key that may write to this project, name another with --project, "
-                "or look whether the plan's quota is used up"
-            )
-        else:
-            return None
-        return UploadError(f"{self.uri} refused: {refused}; {remedy}")
+    def _remedy(self, refused: Refused) -> str | None:
+        """Say what to do about a refusal that would meet every other request too."""
+        return {
+            401: "set WANDB_API_KEY to a key of this server, for W&B's own from wandb.ai/authorize",
+            402: "the plan's quota is used up: raise it, or choose less with --max-bytes",
+            403: "use a key that may write to this project, name another with --project, or look "
+            "whether the plan's quota is used up",
+        }.get(refused.status)

@@ -17,7 +17,7 @@ import msgspec
 
 from localtrace.types import Outcome, Trajectory
 from localtrace.uploader.identity import derive_id
-from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, iso
+from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, in_batches, iso
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.weave_values import text
 
@@ -68,29 +68,29 @@ def of_labels(trajectory: Trajectory, place: Place, call_id: str) -> Iterator[di
         who = text(label.source or "somebody")
         told_apart = (label.name, who, str(value), str(label.time_ns))
         is_note = label.name == "comment"
-        given = {"note": str(value)} if is_note else {"value": value}
+        rating = {"value": value, "labelled_at": iso(label.time_ns, 6)}
         yield {
             **_addressed(trajectory, place, call_id, told_apart),
             "creator": who,
             "feedback_type": _NOTE if is_note else label.name,
-            "payload": given if is_note else {**given, "labelled_at": iso(label.time_ns, 6)},
+            "payload": {"note": str(value)} if is_note else rating,
         }
 
 
-def with_feedback(record: Record, found: Sequence[dict[str, Any]]) -> Record:
+def with_feedback(record: Record, feedback: Sequence[dict[str, Any]]) -> Record:
     """Return a record with feedback, if there is any.
 
     A reward only marks the digest: calls that are there without it are not sent again.
     """
-    if not found:
+    if not feedback:
         return record
-    ids = ",".join(one["id"] for one in found)
-    has_reward = any(one["feedback_type"] == _REWARD for one in found)
+    ids = ",".join(item["id"] for item in feedback)
+    has_reward = any(item["feedback_type"] == _REWARD for item in feedback)
     digest = record.entry.digest + (AND_REWARD if has_reward else "")
     return replace(
         record,
         entry=replace(record.entry, digest=digest, assessment_id=ids),
-        assessment=msgspec.json.encode(found),
+        assessment=msgspec.json.encode(feedback),
     )
 
 
@@ -103,24 +103,23 @@ def send_missing(http: HttpSession, records: Sequence[Record]) -> None:
     """Send the feedback of these records that is not there."""
     judged = [record for record in records if record.assessment is not None]
     held = feedback_there(http, [record.entry for record in judged])
-    earlier = {one.weave_ref: one.id for one in held.values() if one.is_reward}
+    earlier = {feedback.weave_ref: feedback.id for feedback in held.values() if feedback.is_reward}
     for record in judged:
-        for one in msgspec.json.decode(record.assessment or b"[]"):
-            if one["id"] in held:
+        for item in msgspec.json.decode(record.assessment or b"[]"):
+            if item["id"] in held:
                 continue
-            if one["feedback_type"] == _REWARD and one["weave_ref"] in earlier:
-                one["feedback_id"] = earlier[one["weave_ref"]]
-                http.call("POST", "/feedback/replace", json=one)
+            if item["feedback_type"] == _REWARD and item["weave_ref"] in earlier:
+                item["feedback_id"] = earlier[item["weave_ref"]]
+                http.call("POST", "/feedback/replace", json=item)
             else:
-                http.call("POST", "/feedback/create", json=one)
+                http.call("POST", "/feedback/create", json=item)
 
 
 def feedback_there(http: HttpSession, entries: Sequence[Entry]) -> dict[str, Feedback]:
     """Return the feedback that is there on these trajectories, by id."""
-    asked = [entry for entry in entries if entry.assessment_id is not None]
-    found: dict[str, Feedback] = {}
-    for start in range(0, len(asked), _ASKED_MAX):
-        part = asked[start : start + _ASKED_MAX]
+    judged = [entry for entry in entries if entry.assessment_id is not None]
+    there: dict[str, Feedback] = {}
+    for part in in_batches(judged, lambda entry: 1, _ASKED_MAX, _ASKED_MAX):
         refs = [{"$literal": _ref(entry.place, entry.remote_id)} for entry in part]
         query = {
             "project_id": part[0].place.experiment,
@@ -128,8 +127,8 @@ def feedback_there(http: HttpSession, entries: Sequence[Entry]) -> dict[str, Fee
             "query": {"$expr": {"$in": [{"$getField": "weave_ref"}, refs]}},
         }
         answer = http.ask(FeedbackAnswer, "POST", "/feedback/query", json=query)
-        found |= {one.id: one for one in answer.result}
-    return found
+        there |= {feedback.id: feedback for feedback in answer.result}
+    return there
 
 
 def is_whole(entry: Entry, held: Mapping[str, Feedback]) -> bool:
