@@ -120,6 +120,6 @@ def _prepared(
 
     choice = choose(store, chosen)
     if not (choice.trace_ids or choice.unknown):
-        raise NothingChosen(f"no trajectory is chosen by {choice.text}")
+        raise NothingChosen(f"no trajectory matches {choice.text}")
     target = open_target(kind, uri, options)
     return choice, Records(store, target, Redaction.load(redact)), limits or Limits()

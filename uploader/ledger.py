@@ -78,7 +78,7 @@ class Ledger:
             elif version != LEDGER_VERSION:
                 self._db.close()
                 raise UploadError(
-                    f"{self.path} is of version {version}, this localtrace writes version "
+                    f"{self.path} has version {version}, and this localtrace writes version "
                     f"{LEDGER_VERSION}: use the localtrace that wrote it, or name another folder "
                     "in LOCALTRACE_STATE_DIR"
                 )

@@ -386,14 +386,14 @@ def bring(receipt: Receipt, path: Path, held: Mapping[str, bool] | None = None) 
     layout.refuse_bundle()
     if read_meta(layout).store_id not in receipt.store_ids:
         raise StoreError(
-            f"upload {receipt.upload_id} was made from another store than {layout.root}: from one "
-            f"that was at {receipt.store}; name that with --store"
+            f"upload {receipt.upload_id} was not made from {layout.root}, but from the store that "
+            f"was at {receipt.store}: name that with --store"
         )
     kept = layout.receipts / f"{receipt.upload_id}.json"
     if kept.exists() and read_receipt(kept) != receipt:
         raise StoreError(
-            f"{kept} says something else of the same upload: find out which of the two is right, "
-            "and remove that file if it is the new one"
+            f"{kept} differs, for the same upload: find out which of the two is right, and "
+            "remove that file if it is the new one"
         )
     if held is None and kept.exists() and kept.with_suffix(".parquet").exists():
         return

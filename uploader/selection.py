@@ -213,7 +213,7 @@ def _by_run(store: Store, table: pa.Table) -> list[ChosenRun]:
         if row["spans_pruned"] is not None:
             parts[key].pruned[row["trace_id"]] = (
                 f"{PRUNED} ({row['spans_pruned']}), so nothing is sent, and the target keeps what "
-                "it has: leave such ones out with 'where=spans_pruned is null'"
+                "it has: exclude such trajectories with 'where=spans_pruned is null'"
             )
     return list(parts.values())
 

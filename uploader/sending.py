@@ -100,10 +100,10 @@ class Sender:
         if self._taken is not None and self._takes_again(self._taken):
             self._failed_alone = 0
             return
-        state = "stores nothing any more" if self._taken else "took no record"
+        state = "no longer stores anything" if self._taken else "accepted no record"
         raise TargetUnavailable(
-            f"{self._target.uri} {state}, and failed on {self._failed_alone} that were sent alone "
-            f"({error}): look into the server's log, then repeat the same upload"
+            f"{self._target.uri} {state}, and failed on {self._failed_alone} records sent alone "
+            f"({error}): check the server's log, then repeat the same upload"
         ) from error
 
     def _takes_again(self, record: Record) -> bool:

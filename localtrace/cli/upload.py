@@ -45,8 +45,8 @@ _BAR = (
 @click.option(
     "--uri",
     help="Address of the tracker: http://HOST:PORT. For mlflow also sqlite:///FILE.db; a server "
-    "then runs during the upload.  [default: for mlflow MLFLOW_TRACKING_URI, else mlflow.db in "
-    "this folder; for weave WF_TRACE_SERVER_URL or WANDB_BASE_URL, else W&B; for otlp "
+    "then runs during the upload.  [default: for mlflow MLFLOW_TRACKING_URI, otherwise mlflow.db "
+    "in this folder; for weave WF_TRACE_SERVER_URL or WANDB_BASE_URL, otherwise W&B; for otlp "
     "OTEL_EXPORTER_OTLP_ENDPOINT]",
 )
 @click.option("--experiment", help="mlflow: name of the experiment.  [default: the run's project]")

@@ -53,10 +53,10 @@ def command(
 def _verify_bundles(paths: Sequence[Path], signers: Path | None) -> list[str]:
     """Print what bundles hold, and return what is wrong with them."""
     from localtrace.cli.progress import progress_bar
-    from localtrace.uploader.bundles.check import check_bundles
+    from localtrace.uploader.bundles.check import check_bundle
 
     with progress_bar("verifying", " files") as progress:
-        report = check_bundles(paths, progress, signers)
+        report = check_bundle(*paths, progress=progress, signers=signers)
     say(
         f"read {report.files} files, {show_size(report.size_bytes)}: "
         f"{report.trajectories} trajectories"

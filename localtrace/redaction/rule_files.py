@@ -104,8 +104,8 @@ def load_rules(path: Path | None) -> Rules:
     except (ValueError, msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise ConfigError(
             f"the rules {path} are wrong: {error}. Write [[pattern]] tables with name = '…' and "
-            "regex = '…' (replace = '…' if you like), [[field]] tables with name = '…', or name a "
-            "gitleaks.toml that works"
+            "regex = '…' (and optionally replace = '…'), [[field]] tables with name = '…', or name "
+            "a gitleaks.toml that works"
         ) from error
 
 

@@ -36,7 +36,7 @@ from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.parquet_files import parquet_writer
 from localtrace.testing import recording
-from localtrace.uploader.bundles.check import check_bundle, check_bundles
+from localtrace.uploader.bundles.check import check_bundle
 from tests.bundled import (
     KEY,
     allow,
@@ -352,21 +352,21 @@ def test_a_bundle_continues_an_earlier_one_and_gaps_are_seen(
         after = None if before is None else tmp_path / before
         bundle(recorded, tmp_path / name, Filters(step=0), after=after)
     a, b, c, d = (tmp_path / name for name in names)
-    assert check_bundles([c, a, d, b]).problems == []
-    assert check_bundles([b, c]).problems == []
-    assert re.match(rf"{c}: .* 3\b.* 2 .*missing", check_bundles([a, c]).problems[0])
-    assert re.match(rf"{d}: .* 4\b.* 2 to 3 .*missing", check_bundles([a, d]).problems[0])
+    assert check_bundle(c, a, d, b).problems == []
+    assert check_bundle(b, c).problems == []
+    assert re.match(rf"{c}: .* 3\b.* 2 .*missing", check_bundle(a, c).problems[0])
+    assert re.match(rf"{d}: .* 4\b.* 2 to 3 .*missing", check_bundle(a, d).problems[0])
     other = tmp_path / "other"
     bundle(recorded, other, Filters(step=1), after=a)
-    (problem,) = check_bundles([a, other, c]).problems
+    (problem,) = check_bundle(a, other, c).problems
     assert re.match(rf"{c}: .* 3 .* {other}\b.* sequence", problem)
-    assert re.match(rf"{other}: .* 2 .* {b}\b.* sequence", check_bundles([b, other]).problems[0])
+    assert re.match(rf"{other}: .* 2 .* {b}\b.* sequence", check_bundle(b, other).problems[0])
 
 
 def test_a_series_continues_a_series(parts: Path, tmp_path: Path) -> None:
     built = bundle(parts, tmp_path / "next", after=parts, split_bytes=MIB)
     assert [bag.info.sequence for bag in built.bags] == [4, 5, 6]
-    assert check_bundles([built.path, parts]).problems == []
+    assert check_bundle(built.path, parts).problems == []
 
 
 def test_after_something_else_than_a_bundle_is_an_error(recorded: Path, tmp_path: Path) -> None:

@@ -209,4 +209,4 @@ def test_an_upload_says_what_to_do_about_pruned_ones(
     target = ("--to", "otlp", "--uri", endpoint, "-s", store)
     done = run("upload", "step=3", *target)
     assert done.exit_code == 1
-    assert done.stderr.count("leave such ones out with 'where=spans_pruned is null'") == 2
+    assert done.stderr.count("exclude such trajectories with 'where=spans_pruned is null'") == 2

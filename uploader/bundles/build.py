@@ -97,7 +97,7 @@ def build_bundle(
         StoreError: the bundle cannot be written, or another one is in its place.
     """
     if split_bytes is not None and split_bytes < SPLIT_MIN_BYTES:
-        raise ConfigError(f"parts of {split_bytes} bytes are too small: say 1MiB or more")
+        raise ConfigError(f"parts of {split_bytes} bytes are too small: choose 1MiB or more")
     if len(store.paths) > 1:
         raise ConfigError("a bundle is made of one store, whose id it carries: name only that one")
     if key is not None:
@@ -108,7 +108,7 @@ def build_bundle(
     is_fine = split_bytes is not None and split_bytes < _BATCHES_SPLIT_BYTES
     rows = SelectedRows(store, redaction, choice.trace_ids, 1 if is_fine else BATCH_WEIGHT)
     if not rows.trace_ids:
-        raise QueryError(f"nothing to bundle: no trajectory is chosen by {choice.text}")
+        raise QueryError(f"nothing to bundle: no trajectory matches {choice.text}")
     sequence, previous = _continued(after)
     out = out.absolute()
     try:
@@ -156,7 +156,7 @@ def _continued(after: Path | None) -> tuple[int, str | None]:
         return 1, None
     bags = open_bundle(after.absolute())
     if not bags:
-        raise BundleError(f"{after}: is not a bundle: name the one that this one continues")
+        raise BundleError(f"{after}: is not a bundle: name the bundle that this one continues")
     return bags[-1].info.sequence + 1, sha256_of(bags[-1].root / TAG_MANIFEST_FILE)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -61,16 +61,7 @@ class BundleReport:
 
 
 def check_bundle(
-    path: Path, progress: Progress = lambda done, total: None, signers: Path | None = None
-) -> BundleReport:
-    """Check one bundle: a bag, or the folder of all its parts."""
-    return check_bundles([path], progress, signers)
-
-
-def check_bundles(
-    paths: Iterable[Path],
-    progress: Progress = lambda done, total: None,
-    signers: Path | None = None,
+    *paths: Path, progress: Progress = lambda done, total: None, signers: Path | None = None
 ) -> BundleReport:
     """Check bundles one by one, and that their sequence has no gap.
 
@@ -152,7 +143,7 @@ def _content_problems(bag: Bag) -> Iterator[str]:
             return
         counts[files[path]] += result
     if counts != bag.info.counts:
-        yield f"{bag.root / INFO_FILE}: counts other rows than the tables hold"
+        yield f"{bag.root / INFO_FILE}: its numbers of rows are not those of the tables"
 
 
 def _gaps(bags: Sequence[Bag]) -> Iterator[str]:
@@ -161,9 +152,9 @@ def _gaps(bags: Sequence[Bag]) -> Iterator[str]:
         number, expected = bag.info.sequence, before.info.sequence + 1
         if number > expected:
             missing = f"{expected}" if number == expected + 1 else f"{expected} to {number - 1}"
-            yield f"{bag.root}: has number {number}, and {missing} is missing: bring it"
+            yield f"{bag.root}: has number {number}, but {missing} is missing: bring it too"
         elif number < expected or bag.info.previous != sha256_of(before.root / TAG_MANIFEST_FILE):
             yield (
-                f"{bag.root}: number {number} does not continue {before.root}: one of them is of "
-                "another sequence"
+                f"{bag.root}: number {number} does not continue {before.root}: one of them belongs "
+                "to another sequence"
             )

@@ -160,7 +160,7 @@ class HttpSession:
         except (httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError):
             # Paths and headers contain ids that the server chose.
             raise UploadError(
-                f"a request cannot be made of what {self._host} answered before: look into the "
+                f"a request cannot be made of what {self._host} answered before: check the "
                 "server's log"
             ) from None
         except httpx.RequestError as error:
@@ -234,7 +234,7 @@ class HttpSession:
                 return
             more = {"page_token": page.next_page_token}
         raise UploadError(
-            f"{path} answers with pages that do not end: look into the server's log, or upgrade it"
+            f"{path} answers with pages that do not end: check the server's log, or upgrade it"
         )
 
     def close(self) -> None:

@@ -235,7 +235,7 @@ def send_parameters(
     notes = {
         f"MLflow holds other values and never changes them: {_listed(others)}": others,
         f"cut at {PARAMETER_MAX_CHARS:,} characters: {_listed(cut)}": cut,
-        f"{left_out} left out, of names that others have or beyond {PARAMETERS_MAX:,} in all": (
+        f"{left_out} left out: of names that are taken, or beyond the first {PARAMETERS_MAX:,}": (
             left_out
         ),
     }

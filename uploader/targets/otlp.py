@@ -62,7 +62,7 @@ class OtlpTarget(Target):
         self._url = _endpoint(uri)
         self.uri = str(without_login(self._url))
         self._is_langfuse = _LANGFUSE in self._url.path
-        headers = _headers()
+        headers = dict(_headers())
         secrets = (self._url.username, self._url.password, *self._url.params.values())
         self._door = derive_id(3, *chain.from_iterable(sorted(headers.items())), *secrets).hex()
         self._headers = headers | {"content-type": "application/x-protobuf"}
@@ -189,13 +189,10 @@ def _parsed(uri: str) -> httpx.URL:
     return http_url(uri, f"{named}: give http://HOST:PORT/v1/traces")
 
 
-def _headers() -> dict[str, str]:
-    """Return the headers from OpenTelemetry's variables (`key=value,key=value`, URL-encoded)."""
-    return dict(_named_headers(_variable("HEADERS")))
-
-
-def _named_headers(text: str) -> Iterator[tuple[str, str]]:
-    for number, pair in enumerate(filter(None, map(str.strip, text.split(","))), 1):
+def _headers() -> Iterator[tuple[str, str]]:
+    """Yield the headers from OpenTelemetry's variables (`key=value,key=value`, URL-encoded)."""
+    pairs = filter(None, map(str.strip, _variable("HEADERS").split(",")))
+    for number, pair in enumerate(pairs, 1):
         name, _, value = pair.partition("=")
         decoded = f"{unquote(name).strip().lower()}={unquote(value).strip()}"
         if "=" not in pair or not _HEADER.fullmatch(decoded):

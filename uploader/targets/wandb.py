@@ -83,7 +83,7 @@ def api_key(host: str) -> str:
         raise UploadError(f"{path} cannot be read: correct it, or set WANDB_API_KEY") from None
     if not key:
         raise UploadError(
-            f"there is no W&B key: set WANDB_API_KEY, or write one for {host} into {path}"
+            f"no W&B key was found: set WANDB_API_KEY, or write one for {host} into {path}"
         )
     return key
 
@@ -113,7 +113,7 @@ def existing_project(api: HttpSession, entity: str, name: str) -> str:
             "there, or name another with --project"
         )
     if names(project.name) != [project.name]:
-        raise UploadError(f"W&B calls {entity}/{name} by an odd name: check WANDB_BASE_URL")
+        raise UploadError(f"W&B calls {entity}/{name} by an unexpected name: check WANDB_BASE_URL")
     return project.name
 
 

@@ -104,7 +104,7 @@ class WeaveTarget(Target):
         self.uri = str(self._url)
         self._api_url = api_url()
         if wandb_run is not None and len(names(wandb_run)) != 3:
-            raise ConfigError("this is no W&B run: give ENTITY/PROJECT/RUN")
+            raise ConfigError("not a W&B run: give ENTITY/PROJECT/RUN")
         self._run = wandb_run or ""
         self._assessments = assessments
         self._held: dict[str, tuple[set[str], set[str] | None]] = {}
@@ -163,7 +163,7 @@ class WeaveTarget(Target):
         parts = names(project if "/" in project else f"{entity}/{project}")
         if len(parts) != 2:
             raise ConfigError(
-                f"no Weave project is called {printable(project)!r}: give --project ENTITY/NAME, "
+                f"{printable(project)!r} cannot name a Weave project: give --project ENTITY/NAME, "
                 "or set WANDB_ENTITY and give a name without any of  / \\ # ? % :"
             )
         if self._run and names(self._run)[:2] != parts:
@@ -277,6 +277,6 @@ class WeaveTarget(Target):
         return {
             401: "set WANDB_API_KEY to a key of this server, for W&B's own from wandb.ai/authorize",
             402: "the plan's quota is used up: raise it, or choose less with --max-bytes",
-            403: "use a key that may write to this project, name another with --project, or look "
+            403: "use a key that may write to this project, name another with --project, or check "
             "whether the plan's quota is used up",
         }.get(refused.status)
