@@ -300,7 +300,7 @@ def test_a_server_that_stores_nothing_any_more_ends_the_upload_soon(
             raise Doubtful("HTTP 500: the disk is full")
 
     target.before = fail
-    with pytest.raises(TargetUnavailable, match=r"any more.*disk is full.*\blog\b.*\brepeat\b"):
+    with pytest.raises(TargetUnavailable, match=r"no longer.*disk is full.*\blog\b.*\brepeat\b"):
         upload()
     assert len(target.batches) <= 3 + 10
     target.before = lambda ids: None
