@@ -18,7 +18,7 @@ def command(table: str, store_paths: tuple[Path, ...]) -> None:
 
     TABLE is runs, trajectories, spans, outcomes or metrics (default: spans). Read the files with
     hive partitioning, in DuckDB as read_parquet([…], hive_partitioning = true). Copies of one store
-    that were sealed separately hold some rows twice; localtrace's own views leave out the doubles.
+    hold the same rows; localtrace's own views leave out the doubles.
     """
     from localtrace.read.store import open_store
 

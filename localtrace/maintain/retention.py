@@ -16,7 +16,7 @@ from localtrace.store.journal.folders import journal_folders
 from localtrace.store.journal.journal_files import list_journals
 from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.retention_rules import Retention, parse_quota, rules_of_runs
-from localtrace.store.tables.snapshot import take_snapshots
+from localtrace.store.tables.snapshot import take_snapshot
 
 GRACE_HOURS = 1
 """Time for which replaced files stay, for readers of an earlier state: they take space."""
@@ -72,6 +72,6 @@ def _prune(
     layout: StoreLayout, retention: Retention, filters: Filters | None = None
 ) -> tuple[PruneReport, int]:
     """Prune, and return the end of the newest trajectory that was considered."""
-    with Store([layout], lambda: [take_snapshots([layout])], CHOOSING_LIMITS) as store:
+    with Store([layout], lambda: [[take_snapshot(layout)]], CHOOSING_LIMITS) as store:
         choice = choose(store, layout, retention, filters)
     return prune(layout, choice), choice.newest_ns

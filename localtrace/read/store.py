@@ -27,7 +27,7 @@ from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
 from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.sources import find_stores, of_each_store
-from localtrace.store.tables.snapshot import Copies, take_snapshots
+from localtrace.store.tables.snapshot import Copies, take_snapshot
 from localtrace.store.tokenizers import RunTokenizers
 from localtrace.types import Trajectory
 
@@ -313,4 +313,4 @@ def open_store(
     layouts = find_stores([path, *more_paths])
     stores = of_each_store(layouts)
     limits = Limits() if timeout_s is None else Limits(timeout_s)
-    return Store(layouts, lambda: [take_snapshots(copies) for copies in stores], limits)
+    return Store(layouts, lambda: [list(map(take_snapshot, copies)) for copies in stores], limits)

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from localtrace.errors import BundleError, StoreFormatError
+from localtrace.errors import BundleError
 from localtrace.schema import TABLES
 from localtrace.store.files import read_file
 
@@ -124,20 +124,18 @@ def _looks_like_bag(root: Path) -> bool:
 def _series(root: Path, bags: list[Bag]) -> tuple[Bag, ...]:
     first = bags[0].info
     for bag in bags:
-        info = bag.info
-        if (info.series_id, info.parts) != (first.series_id, first.parts):
+        if (bag.info.series_id, bag.info.parts) != (first.series_id, first.parts):
             raise BundleError(f"{bag.root}: is a part of another bundle: move it elsewhere")
-        if bag.root.name != part_name(info.part):
+        if bag.root.name != part_name(bag.info.part):
             raise BundleError(
-                f"{bag.root}: holds part {info.part}, so the parts are in the wrong order: "
-                f"rename it {part_name(info.part)}"
+                f"{bag.root}: holds part {bag.info.part}, so the parts are in the wrong order: "
+                f"rename it {part_name(bag.info.part)}"
             )
-    there = {bag.info.part for bag in bags}
-    if len(there) < first.parts:
-        missing = next(part for part in range(1, first.parts + 1) if part not in there)
+    present = {bag.info.part for bag in bags}
+    if missing := sorted(set(range(1, first.parts + 1)) - present):
         raise BundleError(
-            f"{root}: part {missing} of {first.parts} is missing: bring it, or name a single part "
-            "to read it alone"
+            f"{root}: part {missing[0]} of {first.parts} is missing: bring it, or name a single "
+            "part to read it alone"
         )
     return tuple(bags)
 
@@ -225,7 +223,5 @@ def read_limited(path: Path, max_bytes: int = _SMALL_MAX_BYTES) -> bytes:
         return read_file(path, max_bytes)
     except FileNotFoundError:
         raise BundleError(f"{path}: is missing; copy the bundle again") from None
-    except StoreFormatError as error:
-        raise BundleError(str(error)) from error
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
+        raise BundleError(f"{path}: cannot be read ({error}): copy the bundle again") from error

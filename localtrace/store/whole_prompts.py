@@ -16,7 +16,6 @@ from localtrace.store.journal.deltas import Chains
 from localtrace.values.codec import encode, from_json
 from localtrace.values.encoded import list_elements
 
-_STEP_FIRST = 16
 _IDS_DECODER = msgspec.msgpack.Decoder(list[int])
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 Row = Mapping[str, Any]
@@ -53,7 +52,9 @@ def whole_messages(rows: Iterable[Row]) -> dict[str, list[Any] | None]:
             row["messages_ids"] = [msgspec.Raw(encode(message)) for message in messages]
             known |= zip(map(bytes, row["messages_ids"]), messages, strict=True)
     return {
-        span_id: None if data is None else [known[bytes(one)] for one in _LIST_DECODER.decode(data)]
+        span_id: None
+        if data is None
+        else [known[bytes(message)] for message in _LIST_DECODER.decode(data)]
         for span_id, data in _rebuilt(turns, "messages").items()
     }
 
@@ -90,19 +91,14 @@ def _elements(items: list[Any] | None) -> tuple[int, bytes] | None:
 
 
 def shared_prefix(left: list[Any], right: list[Any]) -> int:
-    """Return how many leading elements two lists have in common, in time that grows with them."""
-    low, high, size = 0, 0, min(len(left), len(right))
-    step = _STEP_FIRST
-    while low == high < size:
-        high = min(low + step, size)
-        if left[low:high] == right[low:high]:
-            low, step = high, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
+    """Return how many leading elements two lists have in common."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:
             low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
 
 

@@ -27,7 +27,7 @@ from localtrace.store.compacting.compact import compact, is_due
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.tables.delta import open_table, table_files
 from localtrace.store.tables.drafts import commit_rows
-from localtrace.store.tables.log import heal_log, log_names, trim_log
+from localtrace.store.tables.log import heal_log, log_names
 from tests.benchmarks.figures import Figure, Promise, Table
 
 SEALS = 300
@@ -92,8 +92,6 @@ def _seal(layout: StoreLayout, rows: Rows, writer: str, number: int) -> None:
         table = pa.Table.from_pylist(filled, columns)
         table = table.sort_by([(key, "ascending") for key in schema.sort_by])
         commit_rows(layout, schema, table, {writer: number}, tables[name])
-    for schema in TABLES.values():
-        trim_log(layout, schema)
 
 
 def grow(folder: Path, seals: int, writers: int, compacts: bool) -> Grown:

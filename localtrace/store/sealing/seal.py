@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localtrace.errors import StoreError
 from localtrace.schema import TABLES
 from localtrace.store.files import exclusive, explained, passed_over
 from localtrace.store.journal.folders import find_journal_folders
@@ -35,7 +34,7 @@ from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.drafts import commit_rows
-from localtrace.store.tables.log import heal_log, trim_log
+from localtrace.store.tables.log import heal_log
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
 from localtrace.store.tokenizers import RunTokenizers
 
@@ -87,9 +86,9 @@ def seal(
             for schema in TABLES.values():
                 report.problems += heal_log(layout, schema)
             report.problems += [passed_over(path) for path in strangers(folder)]
-            found = list_journals([folder])
-            ready = [journal for journal in found if journal[1].is_ready]
-            report.waiting += len(found) - len(ready)
+            journals = list_journals([folder])
+            ready = [(file, status) for file, status in journals if status.is_ready]
+            report.waiting += len(journals) - len(ready)
             for batch in _batches(ready):
                 with explained(*refused):
                     _seal_batch(layout, batch, report)
@@ -97,17 +96,7 @@ def seal(
                     progress(report.journals, len(ready))
             for path in list(leftovers(folder)):
                 path.unlink(missing_ok=True)
-            if ready:
-                _keep_logs_short(layout, report)
     return report
-
-
-def _keep_logs_short(layout: StoreLayout, report: SealReport) -> None:
-    for schema in TABLES.values():
-        try:
-            trim_log(layout, schema)
-        except (StoreError, OSError) as error:  # all is sealed, and a log is as good without
-            report.problems.append(f"the log of table {schema.name} stays long: {error}")
 
 
 def ready_journals(folder: Path) -> tuple[int, bool]:

@@ -4,17 +4,14 @@ The order matters beside a running sealer: (1) open every journal and fix its le
 table's newest state, outcomes first, (3) per table leave out the journals that this state already
 covers. Nothing here writes.
 
-A store may be read in several copies and bundles at once. Sealed files have unique names and
-journals only grow, so what the copies share is recognised by name and read once. A row that was
-sealed apart, or bundled, still comes several times; the SQL views leave out the doubles.
+Where a store is read in several copies and bundles at once, the SQL views leave out the doubles.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -91,14 +88,6 @@ class OpenJournal:
         """Split the bytes into frames."""
         return read_frames(self.data, self.file.name.marker)
 
-    def knowledge(self) -> tuple[bool, int]:
-        """Return a sort key: of two copies, the one with the larger key knows more.
-
-        In a copied store the last journal of a writer ends for good, and trajectories open in it
-        count as interrupted. In the original the writer may have gone on.
-        """
-        return self.status is not JournalStatus.LAST, len(self.data)
-
 
 def take_snapshot(layout: StoreLayout) -> Snapshot:
     """Look at a store once.
@@ -106,24 +95,9 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     Raises:
         StoreError: a journal folder or a table cannot be read.
     """
-    return take_snapshots([layout])[0]
-
-
-def take_snapshots(layouts: Sequence[StoreLayout]) -> Copies:
-    """Look once at copies and bundles of one store, and list each file in one of them only.
-
-    Raises:
-        StoreError: a journal folder or a table cannot be read.
-    """
-    journals = _each_once([[] if layout.bags else open_journals(layout) for layout in layouts])
-    snapshots = map(_snapshot, layouts, journals)
-    known: set[tuple[bool, str]] = set()
-    return [_without_known_files(snapshot, known) for snapshot in snapshots]
-
-
-def _snapshot(layout: StoreLayout, journals: Sequence[OpenJournal]) -> Snapshot:
     if layout.bags:
         return _bundled(layout.bags)
+    journals = open_journals(layout)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
     left = uncommitted_rows(journals, tables, RunTokenizers(layout).decode)
@@ -142,35 +116,6 @@ def _open_tables(layout: StoreLayout) -> dict[str, DeltaTable | None]:
         opened = pool.map(partial(open_table, layout), others)
         names = [table.name for table in others]
         return {OUTCOMES.name: outcomes, **dict(zip(names, opened, strict=True))}
-
-
-def _each_once(opened: list[list[OpenJournal]]) -> list[list[OpenJournal]]:
-    """Keep the copy of each journal that knows most, and others only where they differ from it."""
-    best: dict[JournalName, OpenJournal] = {}
-    for journal in chain.from_iterable(opened):
-        best[journal.file.name] = max(
-            best.get(journal.file.name, journal), journal, key=OpenJournal.knowledge
-        )
-
-    def is_told(journal: OpenJournal) -> bool:
-        chosen = best[journal.file.name]
-        return journal is not chosen and chosen.data.startswith(journal.data)
-
-    return [[journal for journal in copy if not is_told(journal)] for copy in opened]
-
-
-def _without_known_files(snapshot: Snapshot, known: set[tuple[bool, str]]) -> Snapshot:
-    """Leave out files with known names, and add the names of the others to `known`."""
-
-    def new(paths: Sequence[str]) -> list[str]:
-        # A bundle's names tell the content and a store's are random; one must not pass as another.
-        names = [(snapshot.partitioned, os.path.basename(path)) for path in paths]
-        unknown = [path for path, name in zip(paths, names, strict=True) if name not in known]
-        known.update(names)
-        return unknown
-
-    files = {table: new(paths) for table, paths in snapshot.files.items()}
-    return replace(snapshot, files=files)
 
 
 def _bundled(bags: Sequence[Bag]) -> Snapshot:
