@@ -41,7 +41,7 @@ def command(
     if not folders and ray_path is None:
         raise click.UsageError("name the stores to gather from: their folders, or --ray PATH")
     layout = create_layout(into)
-    with progress_bar("gathering", "B") as progress:
+    with progress_bar("gathering", " stores") as progress:
         report = gather(folders, layout, progress)
     if ray_path is not None:
         gather_nodes(ray_path, layout, report)

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.errors import StoreError, StoreNotFound
-from localtrace.schema import TABLES, UPLOADS, TableSchema, refuse_other_version
+from localtrace.schema import TABLES, TableSchema, refuse_other_version
 from localtrace.store.files import (
     exclusive,
     is_file,
@@ -40,7 +40,6 @@ from localtrace.store.gathered import Gathered, note_gathered
 from localtrace.store.journal.folders import journal_folders
 from localtrace.store.journal.journal_files import list_journals
 from localtrace.store.layout import META_NAME, StoreLayout, open_layout, read_meta
-from localtrace.store.receipts import UPLOAD_ID, receipt_files
 from localtrace.store.tables.delta import (
     CommittedFile,
     committed_files,
@@ -76,9 +75,6 @@ _BATCH_ROWS = 1024
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _TOKENIZER = re.compile(r"tokenizers/([0-9a-f]{64})/tokenizer\.json")
 _TOKENIZER_OF_RUN = re.compile(r"tokenizers/runs/[\w.~=-]{1,255}", re.ASCII)
-_RECEIPT = re.compile(rf"receipts/{UPLOAD_ID.pattern}\.(json|parquet)")
-OnProgress = Callable[[int, int], None]
-"""Called with the bytes that have come and the bytes that are known to be new."""
 
 
 @dataclass(slots=True)
@@ -95,8 +91,6 @@ class GatherReport:
     """Stores that were not gathered, or not wholly, each with the reason."""
     notes: list[str] = field(default_factory=list)
     """Remarks about stores that were gathered."""
-    wanted_bytes: int = 0
-    """Bytes of files with new rows, as far as they are known."""
 
     def add(self, part: GatherReport, place: str) -> None:
         """Add what another process gathered, from somewhere that its texts do not name."""
@@ -110,7 +104,9 @@ class GatherReport:
 
 
 def gather(
-    paths: Iterable[str | Path], into: StoreLayout, on_progress: OnProgress | None = None
+    paths: Sequence[str | Path],
+    into: StoreLayout,
+    progress: Callable[[int, int], None] | None = None,
 ) -> GatherReport:
     """Bring what is new in the stores of these folders into another one.
 
@@ -120,14 +116,14 @@ def gather(
     Args:
         paths: the folders.
         into: the store that gets the rows.
-        on_progress: called with bytes that have come and bytes known to be new.
+        progress: called with stores done and stores in all.
 
     Raises:
         StoreError: the other store cannot be written.
     """
     into.refuse_bundle()
     report = GatherReport()
-    for path in paths:
+    for number, path in enumerate(paths, start=1):
         with reported(report, path):
             try:
                 source = open_layout(path)
@@ -138,7 +134,9 @@ def gather(
                 raise StoreError("this is a bundle: read it as a store of its own, with --store")
             if os.path.samefile(source.root, into.root):
                 raise StoreError("this is the store to gather into")
-            _Gathering(source, into, report, on_progress).bring_all()
+            _Gathering(source, into, report).bring_all()
+        if progress is not None:
+            progress(number, len(paths))
     return report
 
 
@@ -168,11 +166,10 @@ class _Gathering:
         source: StoreLayout,
         into: StoreLayout,
         report: GatherReport,
-        on_progress: OnProgress | None,
     ) -> None:
         self._source, self._into = source, into
         self._store_id = read_meta(source).store_id
-        self._report, self._on_progress = report, on_progress
+        self._report = report
         digest = hashlib.sha256(self._store_id.encode("utf-8", "surrogatepass")).hexdigest()
         self._folder = into.gathering / digest[:32]
 
@@ -188,7 +185,7 @@ class _Gathering:
         )
         make_folder(self._into.root, self._folder)
         with exclusive(self._folder / ".lock", _LOCK_WAIT_S, busy):
-            self._bring_others()
+            self._bring_tokenizers()
             for schema in TABLES.values():
                 self._report.notes += heal_log(self._into, schema)
                 self._bring(schema)
@@ -302,14 +299,11 @@ class _Gathering:
         Raises:
             Overtaken: other rows of these writers came meanwhile; nothing was changed.
         """
-        self._report.wanted_bytes += sum(file.size_bytes for file in files)
         with drafting(self._into, schema) as drafts:
             for file, ranges in files.items():
                 draft = drafts.add(self._partition(schema, file))
                 self._fill(draft, schema, file, ranges, here)
                 self._report.size_bytes += file.size_bytes
-                if self._on_progress is not None:
-                    self._on_progress(self._report.size_bytes, self._report.wanted_bytes)
             placed = drafts.publish()
             commit_gathered(self._into, schema, placed, before, after)
         self._report.rows[schema.name] += sum(file.rows for file in placed)
@@ -356,9 +350,9 @@ class _Gathering:
         with contextlib.suppress(OSError):  # a store that is only read cannot be pruned either
             note_gathered(self._source, store_id, note)
 
-    def _bring_others(self) -> None:
-        """Bring the tokenizers and receipts that are not here."""
-        for path in sorted((*tokenizer_files(self._source), *receipt_files(self._source))):
+    def _bring_tokenizers(self) -> None:
+        """Bring the tokenizers that are not here, and the files by which runs name theirs."""
+        for path in sorted(tokenizer_files(self._source)):
             name = str(path.relative_to(self._source.root))
             if is_file(path) and not is_file(self._into.root / name):
                 try:
@@ -374,10 +368,8 @@ class _Gathering:
             tokenizer = f"tokenizers/{data.decode('ascii', 'replace')}/tokenizer.json"
             if not _TOKENIZER.fullmatch(tokenizer) or not is_file(self._into.root / tokenizer):
                 raise StoreError("it names no tokenizer that is here")
-        elif not _RECEIPT.fullmatch(name):
+        else:
             raise StoreError("no store has a file of this name")
-        elif name.endswith(".parquet"):
-            _refuse_other_than_receipt(data)
         path = self._into.root / name
         make_folder(self._into.root, path.parent)
         put_file(path, data)
@@ -390,15 +382,3 @@ def _parts(path: Path, place: Path, schema: TableSchema) -> Iterator[pa.Table]:
             raise pa.ArrowInvalid("it has other columns than its table")
         for batch in opened.iter_batches(_BATCH_ROWS):
             yield pa.Table.from_batches([batch])
-
-
-def _refuse_other_than_receipt(data: bytes) -> None:
-    import pyarrow.parquet as pq
-
-    known = {column.name: column.type for column in UPLOADS.arrow()}
-    try:
-        columns = {column.name: column.type for column in pq.read_schema(pa.BufferReader(data))}
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"it is no table of a receipt ({str(error).splitlines()[0]})") from error
-    if not columns or not columns.items() <= known.items():
-        raise StoreError("it is no table of a receipt (it has other columns)")

@@ -17,11 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from localtrace.errors import StoreError
-from localtrace.schema import ROW_IDENTITIES, TABLES, TableSchema
+from localtrace.schema import TABLES, TableSchema
 from localtrace.store.files import passed_over
 from localtrace.store.journal.folders import find_journal_folders
 from localtrace.store.journal.frames import read_frames
@@ -70,19 +67,14 @@ def verify(layout: StoreLayout, progress: OnProgress | None = None) -> VerifyRep
             report.rows[name] += rows.num_rows
     total = sum(map(len, states.values()))
     for name, files in states.items():
-        identities: list[pa.Table] = []
         for file in files:
-            if problem := _problem_of(layout, TABLES[name], file, identities):
+            if problem := _problem_of(layout, TABLES[name], file):
                 report.problems.append(problem)
             else:
                 report.rows[name] += file.rows or 0
             report.files += 1
             if progress is not None:
                 progress(report.files, total)
-        if name in ("spans", "trajectories") and (count := _doubled(identities)):
-            report.problems.append(
-                f"table {name}: {count} records are there twice; please report this"
-            )
     _verify_journals(layout, report)
     for receipt in receipt_tables(layout):
         try:
@@ -106,17 +98,13 @@ def _state(layout: StoreLayout, schema: TableSchema, report: VerifyReport) -> li
         return []
 
 
-def _problem_of(
-    layout: StoreLayout, schema: TableSchema, file: CommittedFile, identities: list[pa.Table]
-) -> str | None:
-    """Read a file, and add the identities of its rows to a list; return what is wrong with it."""
+def _problem_of(layout: StoreLayout, schema: TableSchema, file: CommittedFile) -> str | None:
+    """Read a file, and return what is wrong with it."""
     place, rows = file.place(layout, schema), 0
     try:
         with reading(place), open_parquet(place) as opened:
             for number in range(opened.num_row_groups):
-                group = opened.read_row_group(number)
-                rows += len(group)
-                identities.append(group.select(ROW_IDENTITIES[schema.name]))
+                rows += len(opened.read_row_group(number))
     except MissingFile as error:
         state = {known.path for known in committed_files(open_table(layout, schema))}
         return str(error) if file.path in state else None  # else replaced meanwhile
@@ -125,14 +113,6 @@ def _problem_of(
     if file.rows in (None, rows):
         return None
     return f"{place}: it has {rows} rows instead of {file.rows}; restore it from a copy"
-
-
-def _doubled(identities: list[pa.Table]) -> int:
-    if not identities:
-        return 0
-    rows = pa.concat_tables(identities)
-    counts = rows.group_by(rows.column_names).aggregate([([], "count_all")])
-    return int(pc.sum(pc.greater(counts["count_all"], 1)).as_py() or 0)
 
 
 def _verify_journals(layout: StoreLayout, report: VerifyReport) -> None:

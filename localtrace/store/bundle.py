@@ -132,10 +132,11 @@ def _series(root: Path, bags: list[Bag]) -> tuple[Bag, ...]:
                 f"rename it {part_name(bag.info.part)}"
             )
     present = {bag.info.part for bag in bags}
-    if missing := sorted(set(range(1, first.parts + 1)) - present):
+    if len(present) < first.parts:
+        missing = next(part for part in range(1, first.parts + 1) if part not in present)
         raise BundleError(
-            f"{root}: part {missing[0]} of {first.parts} is missing: bring it, or name a single "
-            "part to read it alone"
+            f"{root}: part {missing} of {first.parts} is missing: bring it, or name a single part "
+            "to read it alone"
         )
     return tuple(bags)
 

@@ -7,7 +7,6 @@ it holds its trajectories as rows of `schema.UPLOADS`, so that opening a store r
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -44,9 +43,3 @@ def receipt_tables(layout: StoreLayout) -> tuple[str, ...]:
     """Return the absolute paths of the Parquet files of all receipts, sorted."""
     found = sorted(layout.receipts.glob("*.parquet"))
     return tuple(str(path) for path in found if UPLOAD_ID.fullmatch(path.stem) and is_file(path))
-
-
-def receipt_files(layout: StoreLayout) -> list[Path]:
-    """Return the files of all receipts: the JSON texts, and the tables beside them."""
-    texts = [path for path in layout.receipts.glob("*.json") if UPLOAD_ID.fullmatch(path.stem)]
-    return [*sorted(texts), *map(Path, receipt_tables(layout))]

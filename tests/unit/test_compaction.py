@@ -185,22 +185,6 @@ def test_a_reader_that_meets_a_trimmed_log_opens_the_table_again(
     assert len(opened) > 1
 
 
-def test_numbers_of_journals_are_refused_where_the_log_was_trimmed_meanwhile(
-    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(5):
-        add(layout, number)
-    table = open_table(layout, SPANS)
-    for number in range(5, 8):
-        add(layout, number)
-    monkeypatch.setattr(log, "ENTRIES_KEPT", 1)
-    monkeypatch.setattr(log, "ENTRIES_MAX", 1)
-    assert trim_log(layout, SPANS)
-    with pytest.raises(StoreError, match="run the command again"):
-        delta.committed_number(table, "0" * 16)
-    assert delta.committed_number(open_table(layout, SPANS), "0" * 16) == 7
-
-
 def test_an_open_store_goes_on_when_its_files_are_deleted(layout: StoreLayout) -> None:
     for number in range(3):
         add(layout, number)

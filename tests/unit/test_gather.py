@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake.exceptions import DeltaError
@@ -21,10 +20,9 @@ import localtrace
 from localtrace.cli import main
 from localtrace.cluster.gather import GatherReport, gather
 from localtrace.read.store import open_store
-from localtrace.schema import TABLES, UPLOADS
+from localtrace.schema import TABLES
 from localtrace.store.gathered import gathered_rows
 from localtrace.store.layout import create_layout, open_layout, read_meta
-from localtrace.store.receipts import put_receipt
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents
@@ -291,19 +289,6 @@ def test_tokenizers_come_along(nodes: list[Path], tmp_path: Path) -> None:
     gathered(into, store)
     with open_store(into) as opened:
         assert opened.decode("with text", [1]) == "hello"
-
-
-def test_receipts_come_along(nodes: list[Path], tmp_path: Path) -> None:
-    store, into = Path(shutil.copytree(nodes[0], tmp_path / "node")), tmp_path / "all"
-    row = {"upload_id": "20260101T000000Z-1", "trace_id": "0" * 32, "kind": "mlflow"}
-    rows = pa.Table.from_pylist([row], schema=UPLOADS.arrow())
-    put_receipt(open_layout(store), row["upload_id"], b"{}", rows)
-    gathered(into, store)
-    with open_store(into) as opened:
-        assert opened.sql("select upload_id from uploads").to_dicts() == [
-            {"upload_id": row["upload_id"]}
-        ]
-    assert contents(into)["spans"] == contents(store)["spans"]
 
 
 def test_the_command_tells_what_came_and_which_stores_did_not_answer(

@@ -63,20 +63,8 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
 
 
 def committed_number(table: DeltaTable | None, writer_id: str) -> int:
-    """Return the number of the last journal of a writer that the table holds; -1 for none.
-
-    Raises:
-        StoreError: the log was trimmed since the table was opened. delta-rs reads it only now.
-    """
-    if table is None:
-        return -1
-    try:
-        number = table.transaction_version(writer_id)
-    except DeltaError as error:
-        raise StoreError(
-            f"a table's log changed while it was read ({str(error).splitlines()[0]}): run the "
-            "command again"
-        ) from error
+    """Return the number of the last journal of a writer that the table holds; -1 for none."""
+    number = None if table is None else table.transaction_version(writer_id)
     return -1 if number is None else number
 
 
