@@ -42,6 +42,7 @@ from localtrace.store.journal.journal_files import list_journals
 from localtrace.store.layout import META_NAME, StoreLayout, open_layout, read_meta
 from localtrace.store.tables.delta import (
     CommittedFile,
+    Overtaken,
     committed_files,
     committed_number,
     open_table,
@@ -49,7 +50,6 @@ from localtrace.store.tables.delta import (
 from localtrace.store.tables.drafts import Draft, drafting
 from localtrace.store.tables.gathered_rows import (
     Held,
-    Overtaken,
     RowRanges,
     commit_gathered,
     held_rows,
@@ -217,9 +217,9 @@ class _Gathering:
         if torn := torn_log_entry(self._source, schema):
             raise StoreError(f"{torn} is torn: run localtrace recover there, or copy it again")
         theirs, ours = open_table(self._source, schema), open_table(self._into, schema)
-        known = _Known()
+        known_file, known = self._folder / f"{schema.name}.json", _Known()
         with contextlib.suppress(OSError):
-            known = read_json(self._known_file(schema), _Known, _KNOWN_MAX_BYTES)
+            known = read_json(known_file, _Known, _KNOWN_MAX_BYTES)
         if ours is None or known.version > ours.version():
             known = _Known()
         files, passed_over = committed_files(theirs), set(known.paths)
@@ -249,10 +249,7 @@ class _Gathering:
         self._note(schema, {writer: after.get(writer, held).row for writer, held in before.items()})
         version = -1 if (now := open_table(self._into, schema)) is None else now.version()
         known = _Known(version, [file.path for file in files])
-        put_file(self._known_file(schema), msgspec.json.encode(known))
-
-    def _known_file(self, schema: TableSchema) -> Path:
-        return self._folder / f"{schema.name}.json"
+        put_file(known_file, msgspec.json.encode(known))
 
     def _place(self, schema: TableSchema, file: CommittedFile) -> Path:
         """Return where a file is; a folder that is a link could lead out of the store."""
@@ -377,8 +374,6 @@ class _Gathering:
 
 def _parts(path: Path, place: Path, schema: TableSchema) -> Iterator[pa.Table]:
     """Yield the rows of a table file, which errors name by its place in the other store."""
-    with reading(place), open_parquet(path) as opened:
-        if not opened.schema_arrow.equals(schema.file_arrow()):
-            raise pa.ArrowInvalid("it has other columns than its table")
+    with reading(place), open_parquet(path, schema) as opened:
         for batch in opened.iter_batches(_BATCH_ROWS):
             yield pa.Table.from_batches([batch])

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
@@ -39,7 +39,7 @@ from localtrace.store.files import exclusive, explained, put_file, read_json
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.delta import CommittedFile, committed_files, open_table
 from localtrace.store.tables.log import heal_log
-from localtrace.store.tables.parquet_files import WrittenFile, read_parquet
+from localtrace.store.tables.parquet_files import read_parquet
 from localtrace.store.tables.replacing import replace_files, vacuum
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -183,7 +183,10 @@ class _Work:
                 return
             known = self.done + len(emptied) + sum(map(len, folders.values()))
             for files in filter(None, (emptied, *folders.values())):
-                new = self._replace(schema, files, None if files is emptied else change)
+                if files is not emptied:
+                    new = rewrite(self.layout, schema, pack(files), change)
+                else:
+                    new = [] if replace_files(self.layout, schema, files, []) else None
                 if new is None:
                     continue  # another process replaced one of them: look again
                 self.report.freed_bytes += sum(file.size_bytes for file in files)
@@ -194,15 +197,6 @@ class _Work:
                 if self.progress is not None:
                     self.progress(self.done, known)
         raise StoreError(f"the files of table {schema.name} change all the time: {_GO_ON}")
-
-    def _replace(
-        self, schema: TableSchema, files: Sequence[CommittedFile], change: Change | None
-    ) -> Sequence[WrittenFile] | None:
-        """Replace files by what they become, if anything; None where one was replaced meanwhile."""
-        if change is None:
-            return [] if replace_files(self.layout, schema, files, []) else None
-        made = rewrite(self.layout, schema, pack(files), change)
-        return None if made is None else made.new
 
 
 def give_back(layout: StoreLayout, grace_hours: int) -> tuple[int, int]:

@@ -83,13 +83,10 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         if not isinstance(error, FileExistsError):
             refuse_other_than_file(path)
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            refuse_other_than_file(path)
-            raise StoreFormatError(f"{path} was replaced while it was opened: try again")
-    except BaseException:
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
         os.close(descriptor)
-        raise
+        raise NotAFile(_misplaced(path, kind, "a file"))
     return descriptor
 
 
@@ -101,10 +98,14 @@ def refuse_other_than_file(path: Path | str) -> None:
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFREG):
+<<<<<<< HEAD
         raise StoreFormatError(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a file: move it away, or put the "
             "file itself in its place"
         )
+=======
+        raise NotAFile(_misplaced(path, kind, "a file"))
+>>>>>>> 76ce0b4 (One commit for sealed and gathered rows; journals elsewhere belong to the store at their root; rewriting returns its new files)
 
 
 def refuse_other_than_folder(path: Path) -> None:
@@ -115,10 +116,21 @@ def refuse_other_than_folder(path: Path) -> None:
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFDIR):
+<<<<<<< HEAD
         raise StoreFormatError(
             f"{path} is {_KINDS.get(kind, 'something else')}, not a folder, and might lead into "
             "another store: put the folder itself in its place"
         )
+=======
+        raise NotAFolder(_misplaced(path, kind, "a folder"))
+
+
+def _misplaced(path: Path | str, kind: int | None, wanted: str) -> str:
+    return (
+        f"{path} is {_KINDS.get(kind or 0, 'something else')}, not {wanted}: move it away, or put "
+        "the original itself in its place"
+    )
+>>>>>>> 76ce0b4 (One commit for sealed and gathered rows; journals elsewhere belong to the store at their root; rewriting returns its new files)
 
 
 def make_folder(root: Path, folder: Path) -> None:
@@ -174,16 +186,6 @@ def read_file(path: Path, max_bytes: int | None = None) -> bytes:
     if max_bytes is not None and len(data) > max_bytes:
         raise StoreFormatError(f"{path} has more than {max_bytes} bytes: move it away")
     return data
-
-
-def read_small(path: Path) -> bytes:
-    """Read a file of a store that is never large.
-
-    Raises:
-        StoreFormatError: something else than a file is there, or it is large.
-        OSError: it cannot be opened or read.
-    """
-    return read_file(path, SMALL_MAX_BYTES)
 
 
 def read_json(path: Path, kind: type[T], max_bytes: int = SMALL_MAX_BYTES) -> T:

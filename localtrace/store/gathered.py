@@ -36,20 +36,13 @@ def note_gathered(layout: StoreLayout, store_id: str, note: Gathered) -> None:
     """
     path = layout.gathered / f"{store_id}.json"
     with contextlib.suppress(FileNotFoundError, StoreFormatError):
-        note = _together(read_json(path, Gathered), note)
+        for table, rows in read_json(path, Gathered).rows.items():
+            note.rows[table] = _highest(rows, note.rows.get(table, {}))
     put_file(path, msgspec.json.encode(note))
 
 
-def _together(old: Gathered, new: Gathered) -> Gathered:
-    rows = {
-        table: _highest(old.rows.get(table, {}), new.rows.get(table, {}))
-        for table in old.rows | new.rows
-    }
-    return msgspec.structs.replace(new, rows=rows)
-
-
 def _highest(old: dict[str, int], new: dict[str, int]) -> dict[str, int]:
-    return {one: max(old.get(one, -1), new.get(one, -1)) for one in old | new}
+    return {writer: max(old.get(writer, -1), new.get(writer, -1)) for writer in old | new}
 
 
 def gathered_rows(layout: StoreLayout, table: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from localtrace.errors import StoreFormatError
 from localtrace.quantities import parse_age, parse_size
-from localtrace.store.files import explained, put_file, read_small
+from localtrace.store.files import SMALL_MAX_BYTES, explained, put_file, read_file
 from localtrace.store.layout import StoreLayout
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def rules_of_runs(layout: StoreLayout) -> Iterator[tuple[Path, str, int, Retenti
     for path in sorted(layout.sampling.glob("*")):
         run_id, _, attempt = path.name.rpartition(".")
         try:
-            rules = parse_retention(f"keep={read_small(path).decode()}")
+            rules = parse_retention(f"keep={read_file(path, SMALL_MAX_BYTES).decode()}")
             yield path, unquote(run_id), int(attempt), rules
         except (StoreFormatError, ValueError):
             continue

@@ -14,7 +14,15 @@ from urllib.parse import quote
 import msgspec
 
 from localtrace.errors import ConfigError
-from localtrace.store.files import explained, is_file, make_folder, open_given, put_file, read_small
+from localtrace.store.files import (
+    SMALL_MAX_BYTES,
+    explained,
+    is_file,
+    make_folder,
+    open_given,
+    put_file,
+    read_file,
+)
 from localtrace.store.layout import StoreLayout
 
 FILE_NAME = "tokenizer.json"
@@ -91,7 +99,7 @@ def tokenizer_files(layout: StoreLayout) -> list[Path]:
 def tokenizer_file(layout: StoreLayout, run_id: str) -> Path | None:
     """Return the file of the run's tokenizer; None where the run kept none."""
     try:
-        digest = read_small(_pointer(layout, run_id)).decode("ascii")
+        digest = read_file(_pointer(layout, run_id), SMALL_MAX_BYTES).decode("ascii")
     except (OSError, UnicodeDecodeError):
         return None
     # In a hostile bundle the pointer could name any folder.

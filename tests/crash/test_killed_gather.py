@@ -24,7 +24,7 @@ STEPS = (
     "localtrace.store.tables.drafts.sync",
     "localtrace.cluster.gather.commit_gathered",
     "localtrace.cluster.gather.write_rows",
-    "localtrace.store.tables.gathered_rows.sync_log",
+    "localtrace.store.tables.delta.sync_log",
     "localtrace.store.gathered.put_file",
     "deltalake.DeltaTable.create_write_transaction",
     "os.replace",

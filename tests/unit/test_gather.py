@@ -243,7 +243,7 @@ def test_a_refused_commit_leaves_nothing_in_the_table_and_is_repeated(
 
     into = create_layout(tmp_path / "all")
     with monkeypatch.context() as patched:
-        patched.setattr("localtrace.store.tables.gathered_rows.write", refuse)
+        patched.setattr("localtrace.store.tables.delta.write", refuse)
         (problem,) = gather(nodes[:1], into).problems
     assert "No space left" in problem
     assert not list(into.tables.rglob("v*.parquet"))

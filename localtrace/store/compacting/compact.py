@@ -119,9 +119,9 @@ def _merge(
         for start in range(0, len(groups), _GROUPS_MAX):
             batch = groups[start : start + _GROUPS_MAX]
             with _noted(report):
-                if made := rewrite(layout, schema, batch):
-                    report.merged[schema.name] += len(made.old)
-                    report.made[schema.name] += len(made.new)
+                if (made := rewrite(layout, schema, batch)) is not None:
+                    report.merged[schema.name] += sum(map(len, batch))
+                    report.made[schema.name] += len(made)
             trim_log(layout, schema)
             left -= sum(map(len, batch))
             if progress is not None:

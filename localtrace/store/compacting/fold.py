@@ -194,6 +194,6 @@ def _move(layout: StoreLayout, files: Sequence[CommittedFile], ids: pa.Array) ->
             f"{above}/folded=true": lambda rows: rows.filter(done(rows)),
             f"{above}/folded={NULL_PARTITION}": lambda rows: rows.filter(pc.invert(done(rows))),
         }
-        made = rewrite(layout, OUTCOMES, pack(members), into=into)
-        moved += 0 if made is None else sum(file.rows or 0 for file in made.old)
+        if rewrite(layout, OUTCOMES, pack(members), into=into) is not None:
+            moved += sum(file.rows or 0 for file in members)
     return moved

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +21,6 @@ from localtrace.store.tables.parquet_files import (
     COLD_LEVEL,
     DamagedFile,
     WrittenFile,
-    conformed,
     open_parquet,
     reading,
     write_rows,
@@ -33,23 +31,13 @@ Change: TypeAlias = Callable[[pa.Table], pa.Table]
 _Key: TypeAlias = tuple[tuple[bool, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """Rewritings of one commit."""
-
-    old: Sequence[CommittedFile]
-    """Files that left the table's state; they stay on the disk until `vacuum` deletes them."""
-    new: Sequence[WrittenFile]
-    """Files that took their place; none for a group of which no row is left."""
-
-
 def rewrite(
     layout: StoreLayout,
     schema: TableSchema,
     groups: Iterable[Sequence[CommittedFile]],
     change: Change | None = None,
     into: Mapping[str, Change] | None = None,
-) -> Rewrite | None:
+) -> list[WrittenFile] | None:
     """Write the rows of each group of files as one sorted file, and replace all by one commit.
 
     Other processes may commit, rewrite and read the table meanwhile. A process that is killed has
@@ -64,8 +52,8 @@ def rewrite(
             they leave their partition.
 
     Returns:
-        What was committed; None if another process rewrote one of the files meanwhile, and nothing
-        was changed.
+        The new files, none where no row is left; None if another process rewrote one of the old
+        ones meanwhile, and nothing was changed. The old ones stay on the disk until `vacuum`.
 
     Raises:
         DamagedFile: a file cannot be read, or does not hold the rows that the log tells.
@@ -80,7 +68,7 @@ def rewrite(
                 _write(drafts.add(folder), layout, schema, group, part)
         new = drafts.publish()
         if replace_files(layout, schema, old, new):
-            return Rewrite(old, new)
+            return new
         drafts.withdraw()
         return None
 
@@ -122,9 +110,8 @@ class _SortedFile:
     """A table file, read one row group at a time."""
 
     def __init__(self, path: Path, schema: TableSchema) -> None:
-        self._path, self._file = path, open_parquet(path)
+        self._path, self._file = path, open_parquet(path, schema)
         self.close = self._file.close
-        self._schema = schema
         # Partition columns are the same in all rows, and not in the file.
         self._keys = [name for name in schema.sort_by if name not in schema.partitions]
         self._groups: int = self._file.num_row_groups
@@ -140,7 +127,7 @@ class _SortedFile:
         """Read the next row group if no row is left of the last; return whether there are rows."""
         while not len(self.rows) and not self.is_at_end:
             with reading(self._path):
-                self.rows = conformed(self._file.read_row_group(self._next), self._schema)
+                self.rows = self._file.read_row_group(self._next)
             self._next += 1
         return len(self.rows) > 0
 

@@ -1,8 +1,7 @@
 """The folders of a store's journals: its own, and folders on the local disks of nodes.
 
 A folder elsewhere names its store in `store.json`. A copy of a store has pointers to the same
-folders, but the journals belong to the original, and only the original seals them. A store that
-was moved within its file system keeps its journals: it is recognised by its folder's inode.
+folders, but the journals belong to the original, and only the original seals them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tempfile import NamedTemporaryFile
 import msgspec
 
 from localtrace.errors import StoreFormatError, StoreUnwritable
-from localtrace.store.files import explained, put_file, read_json, read_small
+from localtrace.store.files import SMALL_MAX_BYTES, explained, put_file, read_file, read_json
 from localtrace.store.layout import StoreLayout, network_of, read_meta
 
 OWNER_NAME = "store.json"
@@ -31,8 +30,6 @@ class Owner(msgspec.Struct, frozen=True):
     store_id: str
     root: str
     """Folder of the store, with links resolved, as the recording process saw it."""
-    inode: int
-    """Inode of that folder, which a move within the file system does not change."""
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ def find_journal_folders(layout: StoreLayout) -> JournalFolders:
     for pointer in sorted(layout.journals.glob("*.path")):
         # It may be no pointer, a pointer to a folder of another host, or another user's.
         with contextlib.suppress(OSError, ValueError):
-            folder = Path(os.fsdecode(read_small(pointer)).strip())
+            folder = Path(os.fsdecode(read_file(pointer, SMALL_MAX_BYTES)).strip())
             if folder.is_absolute() and folder not in folders.own and folder.is_dir():
                 problem = _why_foreign(layout, folder)
                 if problem is None:
@@ -71,26 +68,17 @@ def _why_foreign(layout: StoreLayout, folder: Path) -> str | None:
     reason = "does not say whose journals it holds"
     with contextlib.suppress(FileNotFoundError, StoreFormatError):
         owner = read_json(folder / OWNER_NAME, Owner)
-        if owner.store_id == read_meta(layout).store_id and _is_at(layout, owner):
+        if owner == _owner(layout):
             return None
         reason = f"holds journals of the store at {owner.root}"
     return (
         f"{folder} {reason}, so they are neither read nor sealed here: seal that store; if it was "
-        f"moved here from another disk, move its journals too: mv {folder}/*.journal* "
-        f"{layout.journals}"
+        f"moved here, move its journals too: mv {folder}/*.journal* {layout.journals}"
     )
 
 
-def _is_at(layout: StoreLayout, owner: Owner) -> bool:
-    """Tell whether a store is the owner itself, not a copy of it."""
-    there = StoreLayout(Path(owner.root))
-    try:
-        if os.path.samefile(there.root, layout.root):
-            return True
-        original_stays = read_meta(there).store_id == owner.store_id
-    except OSError:
-        original_stays = False
-    return not original_stays and os.stat(layout.root).st_ino == owner.inode
+def _owner(layout: StoreLayout) -> Owner:
+    return Owner(read_meta(layout).store_id, os.path.realpath(layout.root))
 
 
 def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path:
@@ -102,10 +90,9 @@ def choose_journal_folder(layout: StoreLayout, journal_dir: Path | None) -> Path
         StoreUnwritable: the folder is on a network file system, cannot be written, or may be
             another user's trap.
     """
-    folder, root = layout.journals, os.path.realpath(layout.root)
-    owner = Owner(read_meta(layout).store_id, root, os.stat(layout.root).st_ino)
+    folder, owner = layout.journals, _owner(layout)
     if journal_dir is not None:
-        digest = _digest(f"{owner.store_id} {os.geteuid()} {root}")
+        digest = _digest(f"{owner.store_id} {os.geteuid()} {owner.root}")
         folder = journal_dir / f"{layout.root.name}-{digest}"
     if kind := network_of(folder):
         raise StoreUnwritable(
@@ -153,6 +140,6 @@ def _make_own(folder: Path) -> None:
 
 def _put_new(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
-        if read_small(path) == data:
+        if read_file(path, SMALL_MAX_BYTES) == data:
             return
     put_file(path, data)

@@ -61,11 +61,6 @@ class JournalFile:
         """Its path once its writer has closed it, which may happen at any time."""
         return self.path if self.done else self.path.with_name(f"{self.path.name}.done")
 
-    @property
-    def lock_path(self) -> Path:
-        """The lock file of its writer."""
-        return lock_path(self.path.parent, self.name.writer_id)
-
 
 def lock_path(folder: Path, writer_id: str) -> Path:
     """Return the lock file of a writer."""
@@ -111,7 +106,7 @@ def list_journals(folders: Sequence[Path]) -> list[tuple[JournalFile, JournalSta
             # A lock that appeared after the first look belongs to a writer that has just begun.
             is_alive = lives.get(name.writer_id)
             if is_alive is None:
-                is_alive = is_locked(files[name].lock_path)
+                is_alive = is_locked(lock_path(files[name].path.parent, name.writer_id))
             status = JournalStatus.LIVE if is_alive else JournalStatus.LAST
         journals.append((files[name], status))
     return journals

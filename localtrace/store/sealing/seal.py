@@ -139,9 +139,7 @@ def _seal_batch(
     for name, uncommitted in rows.items():
         if len(uncommitted.tables[name]) == 0:
             continue
-        numbers: dict[str, int] = {}
-        for covered in sorted(uncommitted.journals):
-            numbers[covered.writer_id] = covered.number
+        numbers = {covered.writer_id: covered.number for covered in sorted(uncommitted.journals)}
         commit_rows(layout, TABLES[name], uncommitted.tables[name], numbers, states[name])
         report.rows[name] += len(uncommitted.tables[name])
     for journal in batch:

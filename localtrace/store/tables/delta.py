@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import deltalake
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from localtrace.errors import StoreError
@@ -40,6 +40,10 @@ REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
+
+
+class Overtaken(StoreError):
+    """Another process committed rows of the same writers first."""
 
 
 def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
@@ -147,17 +151,23 @@ def commit(
         layout: the store.
         schema: the table.
         files: already in their place and on the disk.
-        numbers: by writer, the number of the last journal that the files cover.
-        table: the table's newest state; it is read where none is given.
+        numbers: versions of application transactions: by writer, the number of the last journal
+            that the files cover.
+        table: the state for which these were chosen; the newest one where none is given.
+
+    Raises:
+        Overtaken: another commit since that state had one of these transactions.
+        StoreError: the table cannot be written.
     """
     table = made_table(layout, schema, table)
     transactions = [Transaction(writer_id, number) for writer_id, number in numbers.items()]
     try:
         write(table, schema, [adding(file, is_new=True) for file in files], transactions)
     except DeltaError as error:
-        raise StoreError(
-            f"cannot commit to table {schema.name} ({error}): journals stay and nothing is lost; "
-            "run localtrace seal again"
+        kind = Overtaken if isinstance(error, CommitFailedError) else StoreError
+        raise kind(
+            f"cannot commit to table {schema.name} ({error}): nothing is lost; run the command "
+            "again"
         ) from error
     sync_log(layout, schema)
 
@@ -228,8 +238,7 @@ def made_table(
     table = open_table(layout, schema)
     if table is None:
         raise StoreError(
-            f"cannot make table {schema.name} ({problem}): journals stay and nothing is lost; run "
-            "localtrace seal again"
+            f"cannot make table {schema.name} ({problem}): nothing is lost; run the command again"
         )
     return table
 

@@ -18,31 +18,17 @@ from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import DeltaTable
 
-from localtrace.errors import StoreError
 from localtrace.schema import TableSchema
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.delta import (
-    adding,
-    committed_files,
-    committed_number,
-    made_table,
-    open_table,
-    write,
-)
-from localtrace.store.tables.log import sync_log
+from localtrace.store.tables.delta import Overtaken, commit, committed_number, made_table
 from localtrace.store.tables.parquet_files import WrittenFile, open_parquet, reading
 
 _WRITER_COLUMNS = ["writer_id", "writer_seq"]
 _WRITER_ID = re.compile("[0-9a-f]{16}")
 RowRanges: TypeAlias = dict[str, tuple[int, int]]
 """The lowest and the highest `writer_seq` of each writer's rows, by writer id."""
-
-
-class Overtaken(StoreError):
-    """Another process committed rows of the same writers first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +97,19 @@ def commit_gathered(
         after: how far it holds those of which there are new ones, with the files.
 
     Raises:
-        Overtaken: it holds other rows of these writers meanwhile; then nothing was changed.
+        Overtaken: it holds other rows of these writers meanwhile.
         StoreError: the table cannot be written.
     """
     table = made_table(layout, schema)
     if held_rows(table, after) != {writer_id: before[writer_id] for writer_id in after}:
         raise Overtaken("other rows of the same processes came meanwhile")
-    transactions = [
-        Transaction(application, number)
+    numbers = {
+        application: number
         for writer_id, held in after.items()
         for application, number in (
             (writer_id, held.journal),
             (f"{writer_id}.rows", held.row),
             (f"{writer_id}.gathered", held.journal),
         )
-    ]
-    try:
-        write(table, schema, [adding(file, is_new=True) for file in files], transactions)
-    except DeltaError as error:
-        there = {file.path for file in committed_files(open_table(layout, schema))}
-        if {file.path for file in files}.isdisjoint(there):
-            if isinstance(error, CommitFailedError):
-                raise Overtaken(str(error)) from error
-            raise StoreError(
-                f"cannot commit to table {schema.name} ({error}): nothing is lost; gather again"
-            ) from error
-    sync_log(layout, schema)
+    }
+    commit(layout, schema, files, numbers, table)

@@ -99,8 +99,8 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a table file; read it within `reading`.
+def open_parquet(path: Path, schema: TableSchema | None = None) -> pq.ParquetFile:
+    """Open a table file, whose columns must be those of a schema; read it within `reading`.
 
     Raises:
         DamagedFile: it cannot be read.
@@ -109,7 +109,10 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
     with reading(path):
         os.close(open_file(path))  # raises for a pipe, for which opening would wait
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
+        if schema is not None and not file.schema_arrow.equals(schema.file_arrow()):
+            raise pa.ArrowInvalid("it has other columns than its table")
+        return file
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -120,18 +123,6 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """
     with reading(path), open_parquet(path) as file:
         return file.read(columns)
-
-
-def conformed(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Give rows that were read from a file the types of its table.
-
-    Raises:
-        ArrowInvalid: the file has other columns.
-    """
-    names = schema.file_arrow().names
-    if rows.column_names != names:
-        raise pa.ArrowInvalid("it has other columns than its table")
-    return rows.cast(schema.file_arrow())
 
 
 def write_rows(
