@@ -86,7 +86,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
-        raise NotAFile(_misplaced(path, kind, "a file"))
+        raise StoreFormatError(_misplaced(path, kind, "a file"))
     return descriptor
 
 
@@ -98,14 +98,7 @@ def refuse_other_than_file(path: Path | str) -> None:
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFREG):
-<<<<<<< HEAD
-        raise StoreFormatError(
-            f"{path} is {_KINDS.get(kind, 'something else')}, not a file: move it away, or put the "
-            "file itself in its place"
-        )
-=======
-        raise NotAFile(_misplaced(path, kind, "a file"))
->>>>>>> 76ce0b4 (One commit for sealed and gathered rows; journals elsewhere belong to the store at their root; rewriting returns its new files)
+        raise StoreFormatError(_misplaced(path, kind, "a file"))
 
 
 def refuse_other_than_folder(path: Path) -> None:
@@ -116,13 +109,7 @@ def refuse_other_than_folder(path: Path) -> None:
     """
     kind = _kind_of(path)
     if kind not in (None, stat.S_IFDIR):
-<<<<<<< HEAD
-        raise StoreFormatError(
-            f"{path} is {_KINDS.get(kind, 'something else')}, not a folder, and might lead into "
-            "another store: put the folder itself in its place"
-        )
-=======
-        raise NotAFolder(_misplaced(path, kind, "a folder"))
+        raise StoreFormatError(_misplaced(path, kind, "a folder"))
 
 
 def _misplaced(path: Path | str, kind: int | None, wanted: str) -> str:
@@ -130,7 +117,6 @@ def _misplaced(path: Path | str, kind: int | None, wanted: str) -> str:
         f"{path} is {_KINDS.get(kind or 0, 'something else')}, not {wanted}: move it away, or put "
         "the original itself in its place"
     )
->>>>>>> 76ce0b4 (One commit for sealed and gathered rows; journals elsewhere belong to the store at their root; rewriting returns its new files)
 
 
 def make_folder(root: Path, folder: Path) -> None:

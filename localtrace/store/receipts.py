@@ -41,5 +41,5 @@ def put_receipt(layout: StoreLayout, upload_id: str, receipt: bytes, rows: pa.Ta
 
 def receipt_tables(layout: StoreLayout) -> tuple[str, ...]:
     """Return the absolute paths of the Parquet files of all receipts, sorted."""
-    found = sorted(layout.receipts.glob("*.parquet"))
-    return tuple(str(path) for path in found if UPLOAD_ID.fullmatch(path.stem) and is_file(path))
+    paths = sorted(layout.receipts.glob("*.parquet"))
+    return tuple(str(path) for path in paths if UPLOAD_ID.fullmatch(path.stem) and is_file(path))

@@ -9,7 +9,7 @@ so long lists are not decoded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -239,7 +239,8 @@ def of_value(outputs: msgspec.Raw) -> list[Fields]:
     if not items or len(items) > GENERATIONS_MAX:
         return []
     maps = map(raw_map, items)
-    return [one for fields in maps for one in ([{}] if fields is None else of_map(fields))]
+    listed: list[list[Fields]] = [[{}] if fields is None else of_map(fields) for fields in maps]
+    return list(chain.from_iterable(listed))
 
 
 def of_map(fields: Fields) -> list[Fields]:

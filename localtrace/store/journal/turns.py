@@ -96,13 +96,13 @@ def generations(call: Call, inputs: Fields, fields: Fields | None) -> list[Gener
         results = joined(call.outputs) if is_prompted else []
         is_alone = prompts is None and len(results) == 1
     else:
-        found = of_value(yielded(call.outputs)) if fields is None else of_map(fields)
+        maps = of_value(yielded(call.outputs)) if fields is None else of_map(fields)
         if fields is None and (is_said or (call.is_stream and prompts is not None)):
-            found = of_bare(yielded(call.outputs)) or found
-        is_alone = prompts is None and len(found) == 1 and (fields is not None or is_said)
-        if fields is None and prompts is None and not (is_alone or all(map(finish_reason, found))):
+            maps = of_bare(yielded(call.outputs)) or maps
+        is_alone = prompts is None and len(maps) == 1 and (fields is not None or is_said)
+        if fields is None and prompts is None and not (is_alone or all(map(finish_reason, maps))):
             return []  # they may be the pieces of a stream
-        results = [Joined(one) for one in found]
+        results = list(map(Joined, maps))
     per_prompt, rest = divmod(len(results), len(prompts)) if prompts else (1, 0)
     text_counts = is_said or call.is_stream or (is_prompted and not rest)
     made = [
@@ -169,11 +169,15 @@ def _without_prompts(
     value = call.outputs if fields is None else fields[name] if name else None
     if not made or value is None or read_array(value) is None or not is_list_of_lists(value):
         return made
-    if not all(_begins_with_prompt(one, inputs) for one in made):
+    if not all(_begins_with_prompt(generation, inputs) for generation in made):
         return made
     return [
-        replace(one, outputs={k: v for k, v in one.outputs.items() if k not in _LISTS}, unusable=1)
-        for one in made
+        replace(
+            generation,
+            outputs={k: v for k, v in generation.outputs.items() if k not in _LISTS},
+            unusable=1,
+        )
+        for generation in made
     ]
 
 
@@ -289,7 +293,7 @@ class TurnTotals:
         made = []
         if isinstance(call, TurnCall):
             made = generations(call, call.inputs, outputs)
-            if call.has_turns and not any(has_ids(one.outputs) for one in made):
+            if call.has_turns and not any(has_ids(generation.outputs) for generation in made):
                 call.detail, made = True, []
         call.turns = len(made)
         if again:
@@ -305,9 +309,10 @@ class TurnTotals:
             beside = {name: call.inputs[name] for name in DROPPED_NAMES.intersection(call.inputs)}
             self.prompt_hash = prompt_hash(call.inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
-        lists = [token_lists(one.outputs) for one in made]
-        self.unusable += sum(one.unusable for one in lists) + sum(one.unusable for one in made)
-        known = [one.generated for one in lists if one.generated is not None]
+        lists = [token_lists(generation.outputs) for generation in made]
+        self.unusable += sum(tokens.unusable for tokens in lists)
+        self.unusable += sum(generation.unusable for generation in made)
+        known = [tokens.generated for tokens in lists if tokens.generated is not None]
         if known:
             self.output_tokens = (self.output_tokens or 0) + sum(known)
         elif self.turns == 0:

@@ -304,12 +304,14 @@ class Columns:
 
     def _table(self, columns: dict[str, list[Any]]) -> pa.Table:
         schema = self._schema.arrow()
-        return pa.table([_array(columns[one.name], one.type) for one in schema], schema=schema)
+        return pa.table(
+            [_array(columns[column.name], column.type) for column in schema], schema=schema
+        )
 
     def _misfits(self) -> list[int]:
         fields = self._schema.arrow()
-        found = (_misfits(self._columns[one.name], one.type, 0) for one in fields)
-        return sorted(set().union(*found))
+        places = (_misfits(self._columns[column.name], column.type, 0) for column in fields)
+        return sorted(set().union(*places))
 
     def _without(self, left_out: set[int]) -> dict[str, list[Any]]:
         return {

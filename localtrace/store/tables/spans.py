@@ -113,7 +113,10 @@ class SpanReader:
         lengths = self._add_arguments(call, outputs, row)
         rows = [row]
         if is_batch:
-            rows += [_row_of(one, row, call.inputs, lengths, one is made[0]) for one in made]
+            rows += [
+                _row_of(generation, row, call.inputs, lengths, generation is made[0])
+                for generation in made
+            ]
         elif made:
             _add_generated(made[0].outputs, row)
         for row in rows:
