@@ -31,9 +31,10 @@ from localtrace.record.capture import (
 from localtrace.record.propagation import RemoteScope, find_parent, is_generation, trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, current
-from localtrace.record.signature import Signature, generation_called, tool_called
+from localtrace.record.signature import generation_called, tool_called
 from localtrace.trainer_hooks.environment import hook_settings
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.values.fields import known
 
 _LONE_REMEMBERED = 65_536
 
@@ -52,6 +53,7 @@ class FinishedCall(NamedTuple):
     inputs: dict[str, Any]
     outputs: Any
     is_tool: bool = False
+    error: BaseException | None = None
 
 
 @harmless
@@ -89,8 +91,8 @@ def record_generation(
         scope = _stand_alone(recorder, op, rid, duration_ns)
     if scope.trajectory.dropped is not None:
         return
-    call = FinishedCall(op, start_ns, duration_ns, inputs, outputs)
-    put_call(recorder, generation_called(op), scope, call, error)
+    call = FinishedCall(op, start_ns, duration_ns, inputs, outputs, error=error)
+    put_call(recorder, scope, call)
     if lone and not scope.trajectory.ended:
         end_trajectory(recorder, scope.trajectory, error)
 
@@ -119,10 +121,9 @@ def record_rollout(
     state = begin_trajectory(recorder, key, beginning, time.time_ns() - times_ns[0])
     scope = Scope(state, None)
     for call in calls:
-        signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
-        put_call(recorder, signature, scope, call)
-    known = {name: value for name, value in values.items() if value is not None}
-    state.values |= {n: msgspec.Raw(recorder.values.encode(one)) for n, one in known.items()}
+        put_call(recorder, scope, call)
+    for name, value in known(values).items():
+        state.values[name] = msgspec.Raw(recorder.values.encode(value))
     state.ended = True
     if state.dropped is None:
         end_trajectory(recorder, state, error, time.time_ns() - times_ns[1])
@@ -130,31 +131,27 @@ def record_rollout(
 
 
 def put_call(
-    recorder: Recorder,
-    signature: Signature,
-    scope: Scope,
-    call: FinishedCall,
-    error: BaseException | None = None,
-    span_id: int | None = None,
+    recorder: Recorder, scope: Scope, call: FinishedCall, span_id: int | None = None
 ) -> None:
     """Record a finished call below a scope."""
     if scope.trajectory.dropped is None:
+        signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
         span = OpenCall(recorder, signature, scope.trajectory, scope)
         span.span_id = span.span_id if span_id is None else span_id
         span.inputs = encode_inputs(recorder, call.inputs, signature)
         span.start_ns = call.start_ns
-        status, text = verdict(error)
+        status, text = verdict(call.error)
         span.put(recorder, call.duration_ns, status, text, call.outputs, is_generation(scope))
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:
     key = bytes.fromhex(trace_id_of(rid)) if rid else os.urandom(16)
-    known = recorder.identity, key
-    if known in _lone or not hook_settings().lone_generations:
+    place = recorder.identity, key
+    if place in _lone or not hook_settings().lone_generations:
         # A span of a trajectory that has no row, or that the first use of this id has recorded.
         lone = RemoteScope(key, 0, None, False)
         return Scope(lone.trajectory, None)
-    _lone[known] = None
+    _lone[place] = None
     while len(_lone) > _LONE_REMEMBERED:
         _lone.popitem(last=False)
     return Scope(begin_trajectory(recorder, key, Beginning(name=op), duration_ns), None)

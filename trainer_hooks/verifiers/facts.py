@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from localtrace.record.capture import Beginning
-from localtrace.trainer_hooks.verifiers.graph import Failure, Fields, Graph, Node, nanoseconds
+from localtrace.trainer_hooks.verifiers.graph import Failure, Graph, Node, nanoseconds
+from localtrace.values.fields import Fields, known
 
 _LIMITS = frozenset(
     {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
@@ -66,15 +68,15 @@ def values_of(trace: Mapping[str, Any], episode: Mapping[str, Any], graph: Graph
     agent = _part(trace, "agent")
     config, policy = _part(agent, "config"), _part(_part(_part(episode, "run"), "work"), "policy")
     rewards = rewards_of(trace)
-    weights = {name: one.weight for name, one in rewards.items()}
+    weights = {name: reward.weight for name, reward in rewards.items()}
+    total = sum(reward.score * reward.weight for reward in rewards.values())
     errors = _errors(trace)
-    found = {name: trace.get(name) for name in _KEPT} | {
-        "reward": sum(one.score * one.weight for one in rewards.values()) if rewards else None,
-        "reward_extra_info": {name: one.score for name, one in rewards.items()},
+    version = _part(trace, "verifiers").get("version")
+    values = {name: trace.get(name) for name in _KEPT} | {
+        "reward": total if rewards else None,
+        "reward_extra_info": {name: reward.score for name, reward in rewards.items()},
         "reward_weights": weights if set(weights.values()) - {1.0} else None,
-        "metrics": {
-            name: value for name, value in _part(trace, "metrics").items() if value is not None
-        },
+        "metrics": known(dict(_part(trace, "metrics"))),
         "ground_truth": data.get("answer"),
         "num_turns": sum(node.sampled for node in graph.nodes),
         "truncated": _is_truncated(trace),
@@ -86,27 +88,25 @@ def values_of(trace: Mapping[str, Any], episode: Mapping[str, Any], graph: Graph
         "model": config.get("model"),
         "trainable": False if agent.get("trainable") is False else None,
         "weight_versions": [policy.get("start"), policy.get("end")] if policy else None,
-        "errors": [one.text for one in errors] if len(errors) > 1 else None,
+        "errors": [f"{error.type}: {error.message}" for error in errors] if errors[1:] else None,
         "episode_id": episode.get("id"),
         "episode_errors": episode.get("errors"),
-        "verifiers_version": _part(trace, "verifiers").get("version"),
+        "verifiers_version": None if version == UNKNOWN else version,
     }
-    if found["verifiers_version"] == UNKNOWN:
-        del found["verifiers_version"]
-    return {name: value for name, value in found.items() if value not in (None, [], {})}
+    return {name: value for name, value in values.items() if value not in (None, [], {})}
 
 
-def end_of(trace: Mapping[str, Any]) -> Failure | None:
+def end_of(trace: Mapping[str, Any]) -> BaseException | None:
     """Return what a finished trace failed with; None: it succeeded."""
     if trace.get("ok"):
         return None
     errors = _errors(trace)
     if errors:
-        return errors[-1]
+        return errors[-1].exception
     condition = trace.get("stop_condition")
     if trace.get("is_completed"):
-        return Failure("Failed", str(condition or "verifiers does not say why"))
-    return Failure("CancelledError", "the rollout did not complete")
+        return Failure("Failed", str(condition or "verifiers does not say why")).exception
+    return CancelledError("the rollout did not complete")
 
 
 def interval_of(trace: Mapping[str, Any]) -> tuple[int, int]:
@@ -123,42 +123,42 @@ def outcomes_of(graph: Graph) -> Fields:
     The tokens are those after the first prompt. The last branch has the plain names, and those of
     others end with `/branch_N`.
     """
-    found: Fields = {}
+    values: Fields = {}
     branches = [path for path in graph.branches() if any(True in node.mask for node in path)]
     for number, path in enumerate(branches):
         suffix = "" if number == len(branches) - 1 else f"/branch_{number}"
-        found |= {f"{name}{suffix}": value for name, value in _per_token(path).items()}
-    advantages = [one for node in graph.nodes for one in node.advantages or ()]
+        values |= {f"{name}{suffix}": numbers for name, numbers in _per_token(path).items()}
+    advantages = [advantage for node in graph.nodes for advantage in node.advantages or ()]
     if advantages:
-        found["advantage"] = sum(advantages) / len(advantages)
+        values["advantage"] = sum(advantages) / len(advantages)
     apart = [
         abs(trainer - engine)
         for node in graph.nodes
         for trainer, engine in zip(node.trainer_logprobs or (), node.logprobs, strict=False)
     ]
     if apart:
-        found["logprob_diff_mean"] = sum(apart) / len(apart)
-        found["logprob_diff_max"] = max(apart)
-    return found
+        values["logprob_diff_mean"] = sum(apart) / len(apart)
+        values["logprob_diff_max"] = max(apart)
+    return values
 
 
 def _per_token(path: list[Node]) -> Fields:
     mask = [own for node in path for own in node.mask]
     first = mask.index(True)
-    found: Fields = {}
+    lists: Fields = {}
     for name, values in _PER_TOKEN.items():
         if any(values(node) is not None for node in path):
-            found[name] = _spread(path, values)[first:]
-    if found:
+            lists[name] = _spread(path, values)[first:]
+    if lists:
         if any(node.logprobs for node in path):
-            found["rollout_log_probs"] = _spread(path, lambda node: node.logprobs)[first:]
+            lists["rollout_log_probs"] = _spread(path, lambda node: node.logprobs)[first:]
         if not all(mask[first:]):
-            found["response_mask"] = [int(own) for own in mask[first:]]
-    return found
+            lists["response_mask"] = [int(own) for own in mask[first:]]
+    return lists
 
 
 def _spread(path: Iterable[Node], values: Callable[[Node], list[float] | None]) -> list[float]:
-    return [one for node in path for one in node.spread(values(node))]
+    return [number for node in path for number in node.spread(values(node))]
 
 
 def rewards_of(trace: Mapping[str, Any]) -> dict[str, Reward]:
@@ -167,8 +167,7 @@ def rewards_of(trace: Mapping[str, Any]) -> dict[str, Reward]:
     Raises:
         msgspec.ValidationError: they are not rewards of verifiers.
     """
-    given = msgspec.convert(trace.get("rewards") or {}, dict[str, Reward | None])
-    return {name: one for name, one in given.items() if one is not None}
+    return known(msgspec.convert(trace.get("rewards") or {}, dict[str, Reward | None]))
 
 
 def _errors(trace: Mapping[str, Any]) -> list[Failure]:
@@ -178,7 +177,7 @@ def _errors(trace: Mapping[str, Any]) -> list[Failure]:
 def _is_truncated(trace: Mapping[str, Any]) -> bool:
     if trace.get("stop_condition") in _LIMITS:
         return True
-    answered = [one for one in trace.get("calls") or () if not one.get("error")]
+    answered = [call for call in trace.get("calls") or () if not call.get("error")]
     return bool(answered) and answered[-1].get("finish_reason") == "length"
 
 
@@ -189,5 +188,5 @@ def _task(trace: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any
 
 def _part(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return an object among the fields; an empty one where there is none."""
-    found = fields.get(name)
-    return found if isinstance(found, Mapping) else {}
+    part = fields.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -10,13 +10,18 @@ Nodes and calls are verifiers' own objects, or the JSON objects of a file.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
+from localtrace.trainer_hooks.generations import FinishedCall
+from localtrace.values.fields import Fields, known
+
+OP = "verifiers.generate"
 _S_MAX = 2**32
-Fields: TypeAlias = dict[str, Any]
 
 
 class Node(msgspec.Struct):
@@ -42,8 +47,8 @@ class Node(msgspec.Struct):
 
     def spread(self, values: list[float] | None) -> list[float]:
         """Return values of the generated tokens as one per token; the others get 0."""
-        given = iter(values or ())
-        return [next(given, 0.0) if own else 0.0 for own in self.mask]
+        rest = iter(values or ())
+        return [next(rest, 0.0) if own else 0.0 for own in self.mask]
 
 
 class Times(msgspec.Struct):
@@ -60,14 +65,12 @@ class Failure(msgspec.Struct):
     message: str = ""
 
     @property
-    def text(self) -> str:
-        """Its type and message, as a record has them."""
-        return f"{self.type}: {self.message}"
-
-    @property
-    def status(self) -> str:
-        """The status of what ended with it."""
-        return "cancelled" if self.type.startswith("Cancel") else "error"
+    def exception(self) -> BaseException:
+        """An exception whose text in a record is that of verifiers' own."""
+        if self.type.startswith("Cancel"):
+            return CancelledError(self.message)
+        kind: type[Exception] = type(self.type, (Exception,), {})
+        return kind(self.message)
 
 
 class Usage(msgspec.Struct):
@@ -90,18 +93,6 @@ class Call(msgspec.Struct):
     finish_reason: str | None = None
     usage: Usage | None = None
     time: Times = msgspec.field(default_factory=Times)
-    error: Failure | None = None
-
-
-class GraphCall(NamedTuple):
-    """One request to the model, or one call of a tool that has an answer."""
-
-    tool: str | None
-    """Name of the tool; None for a request to the model."""
-    inputs: Fields
-    outputs: Any
-    start_ns: int
-    duration_ns: int
     error: Failure | None = None
 
 
@@ -129,8 +120,8 @@ class Graph:
             msgspec.ValidationError: they are not nodes of verifiers.
             ValueError: a node's parent does not come before it, or its mask is of another length.
         """
-        for given in nodes:
-            node = msgspec.convert(given, Node, from_attributes=True)
+        for own in nodes:
+            node = msgspec.convert(own, Node, from_attributes=True)
             place = len(self.nodes)
             if node.parent is not None and not 0 <= node.parent < place:
                 raise ValueError(f"the parent of node {place} is not before it")
@@ -141,26 +132,26 @@ class Graph:
             self.nodes.append(node)
             self._messages.append(_message(plain(node.message)))
 
-    def turns(self, calls: Iterable[Any]) -> Iterator[GraphCall]:
+    def turns(self, calls: Iterable[Any]) -> Iterator[FinishedCall]:
         """Yield the turns of requests to the model, each after tools whose answers its prompt has.
 
         Raises:
             msgspec.ValidationError: they are not calls of verifiers.
             ValueError: a call names no node.
         """
-        for given in calls:
-            call = msgspec.convert(given, Call, from_attributes=True)
+        for own in calls:
+            call = msgspec.convert(own, Call, from_attributes=True)
             start_ns, end_ns = nanoseconds(call.time.start), nanoseconds(call.time.end)
             if call.node is None:
-                error = call.error or Failure("Unanswered", "the request has no answer")
-                duration_ns = max(0, end_ns - start_ns)
-                yield GraphCall(None, _asked(call), None, start_ns, duration_ns, error)
+                failure = call.error or Failure("Unanswered", "the request has no answer")
+                times_ns = start_ns, max(0, end_ns - start_ns)
+                yield FinishedCall(OP, *times_ns, _request(call), None, error=failure.exception)
             elif not 0 <= call.node < len(self.nodes):
                 raise ValueError(f"a call names the node {call.node}, which there is not")
             else:
                 yield from self._turn(call.node, call, start_ns, end_ns)
 
-    def rest(self) -> Iterator[GraphCall]:
+    def rest(self) -> Iterator[FinishedCall]:
         """Yield turns that no request names, and answers of tools that no request has."""
         for place, node in enumerate(self.nodes):
             if place not in self._read:
@@ -172,17 +163,17 @@ class Graph:
 
     def path(self, place: int | None) -> list[int]:
         """Return the places of the nodes from the root to this one."""
-        found: list[int] = []
+        places: list[int] = []
         while place is not None:
-            found.append(place)
+            places.append(place)
             place = self.nodes[place].parent
-        return found[::-1]
+        return places[::-1]
 
     def branches(self) -> list[list[Node]]:
         """Return the path to each node that has no children."""
         parents = self._parents()
         return [
-            [self.nodes[one] for one in self.path(place)]
+            [self.nodes[step] for step in self.path(place)]
             for place in range(len(self.nodes))
             if place not in parents
         ]
@@ -190,46 +181,49 @@ class Graph:
     def _parents(self) -> set[int | None]:
         return {node.parent for node in self.nodes}
 
-    def _turn(self, place: int, call: Call, start_ns: int, end_ns: int) -> Iterator[GraphCall]:
+    def _turn(self, place: int, call: Call, start_ns: int, end_ns: int) -> Iterator[FinishedCall]:
         node, path = self.nodes[place], self.path(place)
         before = path[:-1]
         yield from self._answers(before, start_ns)
-        new = [one for one in before if one not in self._read]
+        new = [step for step in before if step not in self._read]
         self._read.update(path)
         self._ends_ns[place] = end_ns
-        inputs: Fields = {"messages": [self._messages[one] for one in before]}
+        inputs: Fields = {"messages": [self._messages[step] for step in before]}
         if tools := self.nodes[path[0]].tools:
             inputs["tools"] = [_tool(plain(tool)) for tool in tools]
-        inputs |= _asked(call)
+        inputs |= _request(call)
         outputs: Fields = {"message": self._messages[place]}
         split = node.scaffold
-        if any(self.nodes[one].token_ids for one in path):
-            prompt = [one for index in before for one in self.nodes[index].token_ids]
+        if any(self.nodes[step].token_ids for step in path):
+            prompt = [token for step in before for token in self.nodes[step].token_ids]
             inputs["prompt_ids"] = prompt + node.token_ids[:split]
             outputs |= _generated(node, split)
-        counts = [len(self.nodes[one].token_ids) for one in new]
+        counts = [len(self.nodes[step].token_ids) for step in new]
         if any(counts):
             inputs["message_tokens"] = counts
         outputs |= _answered(call)
-        yield GraphCall(None, inputs, outputs, start_ns, max(0, end_ns - start_ns), call.error)
+        error = None if call.error is None else call.error.exception
+        times_ns = start_ns, max(0, end_ns - start_ns)
+        yield FinishedCall(OP, *times_ns, inputs, outputs, error=error)
 
-    def _answers(self, path: list[int], until_ns: int) -> Iterator[GraphCall]:
+    def _answers(self, path: list[int], until_ns: int) -> Iterator[FinishedCall]:
         """Yield the calls of tools whose answers stand on a path and were not read before."""
-        asked: dict[str, tuple[int, Fields]] = {}
+        requests: dict[str, tuple[int, Fields]] = {}
         for place in path:
             message = self._messages[place]
             if message.get("role") != "tool":
                 for call in message.get("tool_calls") or ():
-                    asked[call["id"]] = place, call["function"]
+                    requests[call["id"]] = place, call["function"]
                 continue
-            asker, function = asked.get(message.get("tool_call_id") or "", (None, {}))
-            if place in self._told or asker is None:
+            turn, function = requests.get(message.get("tool_call_id") or "", (None, {}))
+            if place in self._told or turn is None:
                 continue
             self._told.add(place)
-            start_ns = self._ends_ns.get(asker, until_ns)
+            start_ns = self._ends_ns.get(turn, until_ns)
             name = str(function.get("name") or message.get("name") or "tool")
-            inputs, duration_ns = _arguments(function.get("arguments")), until_ns - start_ns
-            yield GraphCall(name, inputs, message.get("content"), start_ns, max(0, duration_ns))
+            inputs, answer = _arguments(function.get("arguments")), message.get("content")
+            times_ns = start_ns, max(0, until_ns - start_ns)
+            yield FinishedCall(name, *times_ns, inputs, answer, is_tool=True)
 
 
 def plain(value: Any) -> Any:
@@ -246,15 +240,15 @@ def nanoseconds(seconds: Any) -> int:
     return int(seconds * 1e9)
 
 
-def _message(given: Any) -> Fields:
+def _message(own: Any) -> Fields:
     """Return a message in OpenAI's form: calls of tools have their name below `function`."""
-    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+    if not isinstance(own, Mapping) or not isinstance(own.get("role"), str):
         raise ValueError("a message without a role")
-    message = _without_nulls(given)
+    message = _without_nulls(own)
     if calls := message.pop("tool_calls", None):
-        if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
-            raise ValueError("tool_calls is no list of calls")
-        message["tool_calls"] = [_tool_call(plain(one)) for one in calls]
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise ValueError("tool_calls is not a list of calls")
+        message["tool_calls"] = [_tool_call(plain(call)) for call in calls]
     return message
 
 
@@ -265,30 +259,31 @@ def _tool_call(call: Mapping[str, Any]) -> Fields:
     return {"id": str(call.get("id")), "type": call.get("type", "function"), "function": function}
 
 
-def _tool(given: Any) -> Any:
-    if not isinstance(given, Mapping) or given.get("type", "function") != "function":
-        return given
-    return {"type": "function", "function": _without_nulls(given, "type")}
+def _tool(own: Any) -> Any:
+    if not isinstance(own, Mapping) or own.get("type", "function") != "function":
+        return own
+    return {"type": "function", "function": _without_nulls(own, "type")}
 
 
 def _without_nulls(fields: Mapping[str, Any], *left_out: str) -> Fields:
     return {n: value for n, value in fields.items() if value is not None and n not in left_out}
 
 
-def _asked(call: Call) -> Fields:
+def _request(call: Call) -> Fields:
     sampling = plain(call.sampling)
     if isinstance(sampling, Mapping):
         sampling = _without_nulls(sampling)
-    found = {"sampling_params": sampling or None, "model": call.model, "endpoint": call.endpoint}
-    return _without_nulls(found)
+    return known(
+        {"sampling_params": sampling or None, "model": call.model, "endpoint": call.endpoint}
+    )
 
 
 def _generated(node: Node, split: int) -> Fields:
     outputs: Fields = {"output_ids": node.token_ids[split:]}
     mask = node.mask[split:]
     if node.logprobs:
-        given = iter(node.logprobs)
-        logprobs = [next(given, None) if own else None for own in node.mask]
+        rest = iter(node.logprobs)
+        logprobs = [next(rest, None) if own else None for own in node.mask]
         outputs["output_logprobs"] = logprobs[split:]
     if not all(mask):
         outputs["response_mask"] = [int(own) for own in mask]
@@ -298,22 +293,20 @@ def _generated(node: Node, split: int) -> Fields:
 def _answered(call: Call) -> Fields:
     outputs: Fields = {"finish_reason": call.finish_reason}
     if usage := call.usage:
-        found = {
+        counts = {
             **msgspec.structs.asdict(usage),
             "prompt_tokens": usage.prompt_tokens + (usage.cached_input_tokens or 0),
             "cached_tokens": usage.cached_input_tokens,
         }
-        outputs["usage"] = _without_nulls(found, "cached_input_tokens")
-    return _without_nulls(outputs)
+        outputs["usage"] = _without_nulls(counts, "cached_input_tokens")
+    return known(outputs)
 
 
 def _arguments(text: Any) -> Fields:
     """Return the arguments of a tool by name; those that are no JSON object under one name."""
     if isinstance(text, str):
-        try:
-            found = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
+        with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+            arguments = msgspec.json.decode(text)
+            if isinstance(arguments, dict):
+                return arguments
     return {} if text is None else {"arguments": text}

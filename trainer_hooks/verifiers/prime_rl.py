@@ -76,7 +76,7 @@ def _setup() -> Part:
 
 def _append() -> None:
     module = monitors()
-    if not any(isinstance(one, _Recording) for one in module.MONITORS):
+    if not any(isinstance(monitor, _Recording) for monitor in module.MONITORS):
         start_recording()
         if active.recorder is not None:
             kind = type("LocaltraceMonitor", (_Recording, module.Monitor), {})
@@ -146,13 +146,13 @@ class _Recording:
         for trace in episode.traces:
             graph = Graph()
             graph.add(trace.nodes)
-            found = outcomes_of(graph)
+            values = outcomes_of(graph)
             place = place_of(fields_of(trace), of_episode)
             trace_id = trace_id_of(trace.id)
             self._waiting.pop(trace_id, None)
             if not is_chosen(place.group_id, hook_settings().trainer_tokens):
-                found = {name: one for name, one in found.items() if not isinstance(one, list)}
-            if "advantage" in found:
-                found |= {"fate": "trained", "trained_step": step}
-            if found:
-                outcome(trace_id, step=place.step, source=SOURCE, **found)
+                values = {n: value for n, value in values.items() if not isinstance(value, list)}
+            if "advantage" in values:
+                values |= {"fate": "trained", "trained_step": step}
+            if values:
+                outcome(trace_id, step=place.step, source=SOURCE, **values)

@@ -160,7 +160,7 @@ class _Dump:
         start_ns, end_ns = described.interval
         calls = Calls(trace_id, start_ns)
         times = [described.interval]
-        for op, at_ns, duration_ns, inputs, outputs, _ in described.turns:
+        for op, at_ns, duration_ns, inputs, outputs, *_ in described.turns:
             calls.add(op, inputs, outputs, start_ns=at_ns, duration_ns=duration_ns)
             times.append(Interval(at_ns, at_ns + duration_ns))
         for first, last in times:

@@ -19,8 +19,11 @@ from pathlib import Path
 
 from localtrace.importers.building import digest_id, outcome, take_exported
 from localtrace.importers.source import BadLine, Line, Report, Source
+from localtrace.record.capture import verdict
 from localtrace.record.config import check_folder_name
 from localtrace.record.propagation import trace_id_of
+from localtrace.store.journal.records import STATUSES
+from localtrace.trainer_hooks.generations import FinishedCall
 from localtrace.trainer_hooks.verifiers.facts import (
     end_of,
     interval_of,
@@ -28,8 +31,8 @@ from localtrace.trainer_hooks.verifiers.facts import (
     place_of,
     values_of,
 )
-from localtrace.trainer_hooks.verifiers.graph import Graph, GraphCall
-from localtrace.trainer_hooks.verifiers.recording import OP, span_id_of
+from localtrace.trainer_hooks.verifiers.graph import Graph
+from localtrace.trainer_hooks.verifiers.recording import span_id_of
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import from_tagged
 from localtrace.values.fields import Fields
@@ -110,8 +113,7 @@ def _trajectory(
         outcomes |= {"fate": "trained", "trained_step": int(match[1])}
     agent = trace.get("agent")
     source.report.left_out[_SETTINGS] += isinstance(agent, dict) and bool(agent.get("config"))
-    failure = end_of(trace)
-    ended = {} if failure is None else {"status": failure.status, "error": failure.text}
+    code, error = verdict(end_of(trace))
     return Trajectory(
         trace_id=trace_id,
         run_id=source.run_id,
@@ -127,7 +129,7 @@ def _trajectory(
             )
             for name, value in outcomes.items()
         ],
-        **{**ended, **place_fields},
+        **{"status": STATUSES[code], "error": error, **place_fields},
     )  # fmt: skip
 
 
@@ -138,19 +140,20 @@ def _take_export(trace: Fields) -> Fields:
     return exported if isinstance(exported, dict) else {}
 
 
-def _span(trace_id: str, seq: int, call: GraphCall) -> Span:
+def _span(trace_id: str, seq: int, call: FinishedCall) -> Span:
+    code, error = verdict(call.error)
     return Span(
         trace_id=trace_id,
         span_id=f"{span_id_of(trace_id, seq):016x}",  # as the hook's
         seq=seq,
-        op=OP if call.tool is None else call.tool,
-        status="ok" if call.error is None else call.error.status,
-        error=None if call.error is None else call.error.text,
+        op=call.op,
+        status=STATUSES[code],
+        error=error,
         start_ns=call.start_ns,
         duration_ns=call.duration_ns,
         inputs=call.inputs,
         outputs=call.outputs,
-        is_turn=call.tool is None,
-        kind="generation" if call.tool is None else "tool",
+        is_turn=not call.is_tool,
+        kind="tool" if call.is_tool else "generation",
         kind_derived=False,
     )
