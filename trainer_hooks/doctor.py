@@ -311,9 +311,9 @@ def _names(file: Path) -> dict[str, set[str]]:
 def _collect(parent: ast.AST, owner: str, names: dict[str, set[str]]) -> None:
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            known = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-            names[f"{owner}{node.name}"] = known | ({"*"} if given.kwarg else set())
+            own = node.args
+            known = {each.arg for each in (*own.posonlyargs, *own.args, *own.kwonlyargs)}
+            names[f"{owner}{node.name}"] = known | ({"*"} if own.kwarg else set())
         elif isinstance(node, ast.ClassDef):
             names[f"{owner}{node.name}"] = set()
             _collect(node, f"{owner}{node.name}.", names)

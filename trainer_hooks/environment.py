@@ -19,6 +19,7 @@ from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.record import active
 from localtrace.record.config import in_environment, parse, variable
 from localtrace.record.losses import logger
+from localtrace.record.process_info import ray_context
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.session import log_metrics
 from localtrace.record.settings import HookSettings
@@ -128,15 +129,9 @@ def _understood(texts: tuple[tuple[str, str], ...]) -> HookSettings:
 
 @harmless
 def ray_worker() -> str | None:
-    """Return the name of this process's Ray actor, or else of its class; None in other processes.
-
-    Before `ray.init`, asking for the context would start a cluster.
-    """
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    if context.get_actor_id() is None:
+    """Return the name of this process's Ray actor, or of its class; None in other processes."""
+    context = ray_context()
+    if context is None or context.get_actor_id() is None:
         return None
     name: str = context.get_actor_name() or context.get_task_function_name().split(".")[-2]
     return name
@@ -145,10 +140,9 @@ def ray_worker() -> str | None:
 @harmless
 def run_id_of_ray_job() -> str | None:
     """Return a run id that every process of a Ray job derives alike; None outside Ray."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    context = ray_context()
+    if context is None:
         return None
-    context = ray.get_runtime_context()
     # Older versions of Ray lack `get_session_name`.
     name = getattr(context, "get_session_name", lambda: context.gcs_address)()
     return f"ray-{name.removeprefix('session_')}-{context.get_job_id()}"

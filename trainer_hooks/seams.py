@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from inspect import Signature
+from inspect import BoundArguments, Signature
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -107,10 +107,11 @@ class Seam:
             raise LookupError(self.names[0])
         # A subclass may pass on all arguments by `*args`; then its base class has their names.
         name = getattr(original, "__name__", "")
-        bases = [vars(one).get(name) for one in type(target).__mro__] if target is not None else []
-        like = [original, *(MethodType(one, target) for one in bases if inspect.isfunction(one))]
+        bases = () if target is None else type(target).__mro__
+        own = [vars(base).get(name) for base in bases]
+        like = [original, *(MethodType(f, target) for f in own if inspect.isfunction(f))]
         known = {"self": target} if target is not None else {}
-        missing = [self._missing(one) - known.keys() for one in like]
+        missing = [self._missing(function) - known.keys() for function in like]
         if all(missing) or self.is_stream != inspect.isasyncgenfunction(inspect.unwrap(original)):
             raise LookupError(f"{self.names[0]}({', '.join(sorted(missing[0]))})")
         named = inspect.signature(like[missing.index(set())])
@@ -120,7 +121,7 @@ class Seam:
 
     def _missing(self, function: Function) -> set[str]:
         parameters = inspect.signature(function).parameters
-        if any(one.kind is _KEYWORDS for one in parameters.values()):
+        if any(parameter.kind is _KEYWORDS for parameter in parameters.values()):
             return set()
         return {name for name in self.reads if name not in parameters}
 
@@ -138,9 +139,9 @@ class Seam:
 
     def _replace(self, module: ModuleType) -> None:
         owner, name = _find(module, self.names)
-        found = inspect.getattr_static(owner, name)
-        wrap = type(found) if isinstance(found, staticmethod | classmethod) else None
-        original = found.__func__ if wrap is not None else found
+        own = inspect.getattr_static(owner, name)
+        wrap = type(own) if isinstance(own, staticmethod | classmethod) else None
+        original = own.__func__ if wrap is not None else own
         decorator = getattr(module, self.beneath, None) if self.beneath else None
         if decorator is None:
             replacement: Any = self.replacement(original)
@@ -311,11 +312,11 @@ class System:
     def folder(self) -> Path | None:
         """The folder of its package; None where it is not installed."""
         try:
-            found = find_spec(self.package)
+            spec = find_spec(self.package)
         except (ImportError, ValueError):
             return None
         # Without an origin it is just a folder of this name.
-        return None if found is None or found.origin is None else Path(found.origin).parent
+        return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
     def file_of(self, seam: Seam) -> Path | None:
         """Return the file of a seam's module; None where the system is not installed."""
@@ -331,14 +332,14 @@ class System:
         folder = self.folder
         for name in self.distributions or (self.package,):
             with contextlib.suppress(PackageNotFoundError):
-                found = distribution(name)
-                origin = json.loads(found.read_text("direct_url.json") or "{}")
-                home = Path(str(found.locate_file(self.package.replace(".", "/"))))
+                installed = distribution(name)
+                origin = json.loads(installed.read_text("direct_url.json") or "{}")
+                home = Path(str(installed.locate_file(self.package.replace(".", "/"))))
                 if origin.get("dir_info", {}).get("editable"):
                     home = Path(unquote(urlsplit(origin["url"]).path))
                 if folder is not None and folder.resolve().is_relative_to(home.resolve()):
                     is_release = origin.keys().isdisjoint(("dir_info", "vcs_info"))
-                    return found.version + ("" if is_release else f" from {origin['url']}")
+                    return installed.version + ("" if is_release else f" from {origin['url']}")
         return f"of an unknown version at {folder}"
 
     def describe(self) -> str:
@@ -352,43 +353,39 @@ class System:
 # -- replacements --------------------------------------------------------------------------
 
 
-class _Reader:
-    """The arguments of calls of a function, by its own names, for a function of the hook.
+def _reader(run: Function, named: Signature, known: Values) -> Callable[[BoundArguments], Values]:
+    """Return a reader of a call's arguments that a function of the hook takes, defaults included.
 
     Args:
+        named: signature of the function that is called.
         known: further arguments by name, the same in each call.
     """
+    wanted = inspect.signature(run).parameters
+    takes_all = any(parameter.kind is _KEYWORDS for parameter in wanted.values())
+    parameters = named.parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | known
+    rest = next((p.name for p in parameters if p.kind is _KEYWORDS), "")
 
-    def __init__(self, run: Function, named: Signature, known: Values) -> None:
-        wanted = inspect.signature(run).parameters.values()
-        self._takes_all = any(one.kind is _KEYWORDS for one in wanted)
-        self._wanted = [one.name for one in wanted]
-        parameters = named.parameters.values()
-        self._known = {one.name: one.default for one in parameters if one.default is not one.empty}
-        self._known |= known
-        self._rest = next((one.name for one in parameters if one.kind is _KEYWORDS), "")
+    def read(bound: BoundArguments) -> Values:
+        values: Values = defaults | bound.arguments
+        values = values.pop(rest, {}) | values
+        return values if takes_all else {n: values[n] for n in wanted if n in values}
 
-    def read(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        """Return those arguments that it takes, defaults included."""
-        named: dict[str, Any] = self._known | bound.arguments
-        named = named.pop(self._rest, {}) | named
-        if self._takes_all:
-            return named
-        return {name: named[name] for name in self._wanted if name in named}
+    return read
 
 
 def _around(run: Function, original: Function, named: Signature, known: Values) -> Function:
-    reader = _Reader(run, named, known)
+    read = _reader(run, named, known)
 
     @harmless
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        given = named.bind(*args, **kwargs)
-        part = run(**reader.read(given))
+        bound = named.bind(*args, **kwargs)
+        part = run(**read(bound))
         changes = None if part is None else next(part, None)
         if changes:
             names = named.parameters
-            given.arguments |= {name: new for name, new in changes.items() if name in names}
-            return part, given.args, given.kwargs
+            bound.arguments |= {name: new for name, new in changes.items() if name in names}
+            return part, bound.args, bound.kwargs
         return part, args, kwargs
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -439,11 +436,11 @@ def _fail(part: Part | None, error: BaseException) -> None:
 
 
 def _streamed(begin: Function, original: Function, named: Signature, known: Values) -> Function:
-    reader = _Reader(begin, named, known)
+    read = _reader(begin, named, known)
 
     @harmless
     def begun(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
-        recording: Recording | None = begin(**reader.read(named.bind(*args, **kwargs)))
+        recording: Recording | None = begin(**read(named.bind(*args, **kwargs)))
         return recording
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -458,7 +455,7 @@ def _needed(run: Function) -> tuple[str, ...]:
     """Return the parameters of a hook's function that have no default."""
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = inspect.signature(run).parameters.values()
-    return tuple(one.name for one in parameters if one.default is one.empty and one.kind is by_name)
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind is by_name)
 
 
 def _find(module: ModuleType, names: Sequence[str]) -> tuple[Any, str]:

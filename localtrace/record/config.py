@@ -35,7 +35,7 @@ def variable(name: str) -> str:
 
 
 def load_settings(
-    store: str | Path | None, given: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    store: str | Path | None, settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Settings:
     """Return the settings that arguments, environment and defaults give together.
 
@@ -43,10 +43,10 @@ def load_settings(
         ConfigError: a name is unknown, or a value is not of its kind.
     """
     known = {field.name: field for field in fields(Settings)}
-    for name in given:
+    for name in settings:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}: known are {', '.join(sorted(known))}")
-    arguments = {name: value for name, value in given.items() if value not in (None, "")}
+    arguments = {name: value for name, value in settings.items() if value not in (None, "")}
     if store is not None:
         arguments["store"] = store
     values = {
@@ -81,8 +81,8 @@ def read_environment(kind: type[S], environ: Mapping[str, str] | None = None) ->
     Raises:
         ConfigError: a value is not of its kind.
     """
-    given = in_environment(kind, environ)
-    return kind(**{field.name: parse(field, text, variable(field.name)) for field, text in given})
+    texts = in_environment(kind, environ)
+    return kind(**{field.name: parse(field, text, variable(field.name)) for field, text in texts})
 
 
 def in_environment(

@@ -178,7 +178,7 @@ class DeviceCopies:
 
         They are in the order of the record. A copy is claimed once.
         """
-        found = []
+        claims = []
         at = record.find(self._prefix) if self._unclaimed else -1
         while at >= 0:
             with self._lock:
@@ -186,10 +186,10 @@ class DeviceCopies:
                 if copy is not None and copy.array is not None:
                     self._unclaimed_bytes -= copy.size_bytes
             if copy is not None:
-                found.append((at, copy))
+                claims.append((at, copy))
             # The caller's data may hold the beginning of a marker by chance: go on behind it.
             at = record.find(self._prefix, at + (1 if copy is None else MARKER_BYTES))
-        return found
+        return claims
 
     # -- the writer thread -----------------------------------------------------------------
 

@@ -52,22 +52,22 @@ class Losses:
         self.trajectories: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
         self.values: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def trajectory(self, reason: str) -> None:
         """Count a trajectory that is dropped as a whole."""
         self.trajectories[reason] += 1
-        self._say_once(reason)
+        self._log_once(reason)
 
     def record(self, reason: str, count: int = 1) -> None:
         """Count lost records that belong to no dropped trajectory."""
         self.records[reason] += count
-        self._say_once(reason)
+        self._log_once(reason)
 
     def value(self, reason: str, count: int = 1) -> None:
         """Count values that were replaced by placeholders, left out, or cannot be used."""
         self.values[reason] += count
-        self._say_once(reason)
+        self._log_once(reason)
 
     def guard(self, work: Callable[[], object]) -> None:
         """Do work of our own; count an error in it instead of raising."""
@@ -97,8 +97,8 @@ class Losses:
     def __bool__(self) -> bool:
         return bool(self.trajectories or self.records or self.values)
 
-    def _say_once(self, reason: str) -> None:
-        if reason in self._said:
+    def _log_once(self, reason: str) -> None:
+        if reason in self._logged:
             return
-        self._said.add(reason)
+        self._logged.add(reason)
         logger.warning("localtrace: %s (%s); said once", REMEDIES.get(reason, reason), reason)

@@ -187,7 +187,7 @@ class _Stream:
 
     def __init__(self, call: OpenCall | None) -> None:
         self._call = call
-        self._found: Scope | None = None
+        self._outside: Scope | None = None
         self._items: list[Any] = []
         self._size_bytes = 0
         if call is not None:
@@ -196,12 +196,12 @@ class _Stream:
 
     def __enter__(self) -> None:
         if self._call is not None:
-            self._found = current.get()
+            self._outside = current.get()
             enter(self._call)
 
     def __exit__(self, *_: object) -> None:
         if self._call is not None:
-            enter(self._found)
+            enter(self._outside)
 
     def add(self, item: Any) -> None:
         """Encode one item; items beyond `record_max_bytes` are left out."""
@@ -220,6 +220,6 @@ class _Stream:
         result: Any = self._items
         if returned is not None:
             result = {"yielded": self._items, "returned": returned}
-        found = current.get()
+        scope = current.get()
         self._call.finish(result, error)
-        enter(found)
+        enter(scope)

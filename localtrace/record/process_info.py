@@ -26,7 +26,7 @@ def describe_process(worker: str | None, config: Any, tokenizer: str | None) -> 
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "worker": None if worker is None else without_secrets(worker),
-        **ray_ids(),
+        **_ray_ids(),
         "command": command_line(sys.orig_argv),
         "config": without_secrets(codec.decode(codec.encode(config))),
         "versions": _versions(),
@@ -42,28 +42,30 @@ def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "localtrace": __version__}
     for package in _PACKAGES:
         # The version in use first: another one may be installed by now.
-        loaded = sys.modules.get(package)
-        said = getattr(loaded, "__version__", None)
-        if said is not None:
-            versions[package] = str(said)
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if version is not None:
+            versions[package] = str(version)
             continue
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
 
 
-def ray_ids() -> dict[str, str | None]:
-    """Return Ray's ids of this process's node, actor and job; none where Ray does not run."""
+def ray_context() -> Any:
+    """Return Ray's context of this process; None where Ray does not run."""
     ray = sys.modules.get("ray")  # a process of Ray has loaded it; importing it would take long
+    # Before `ray.init`, asking for the context would start a cluster.
+    return ray.get_runtime_context() if ray is not None and ray.is_initialized() else None
+
+
+def _ray_ids() -> dict[str, str | None]:
+    """Return Ray's ids of this process's node, actor and job; none where Ray does not run."""
+    names = ("node_id", "actor_id", "job_id")
     try:
-        if ray is None or not ray.is_initialized():
-            return {}
-        context = ray.get_runtime_context()
-        return {
-            "node_id": context.get_node_id(),
-            "actor_id": context.get_actor_id(),
-            "job_id": context.get_job_id(),
-        }
+        context = ray_context()
+        return (
+            {} if context is None else {name: getattr(context, f"get_{name}")() for name in names}
+        )
     except Exception:  # Ray is being loaded or shut down in another thread
         return {}
 

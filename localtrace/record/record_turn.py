@@ -9,6 +9,7 @@ from typing import Any
 from localtrace.record import active
 from localtrace.record.capture import begin_call, encode_inputs
 from localtrace.record.signature import generation_called
+from localtrace.values.fields import known
 from localtrace.values.objects import mapped
 
 
@@ -46,17 +47,17 @@ def record_turn(
     try:
         signature = generation_called(recorder.values.as_text(name) or "generate")
         prompts = {"prompt_ids": prompt_ids, "messages": messages, "prompt": prompt}
-        given = {key: value for key, value in prompts.items() if value is not None}
+        arguments = known(prompts)
         more = mapped(inputs)
         if more is not None:
-            given |= {key: value for key, value in dict.items(more) if type(key) is str}
+            arguments |= {key: value for key, value in dict.items(more) if type(key) is str}
         duration_ns = max(recorder.values.as_int(duration_ns) or 0, 0)
         begun_ns = recorder.values.as_int(start_ns)
         # Nothing may fail from here on: a call that has begun must be finished.
         call = begin_call(recorder, signature, (), {})
         if call is None:
             return
-        call.inputs = encode_inputs(recorder, given, signature)
+        call.inputs = encode_inputs(recorder, arguments, signature)
         call.start_ns = time.time_ns() - duration_ns if begun_ns is None else begun_ns
         call.mono_ns = time.perf_counter_ns() - duration_ns
         call.finish(output)

@@ -194,14 +194,14 @@ def log_metrics(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         return
     try:
         numbers = {}
-        given = mapped(metrics)
-        if given is None:
+        values = mapped(metrics)
+        if values is None:
             raise TypeError(f"not a dict of metrics: {type_name(metrics)}")
-        for name, value in list(dict.items(given)):
+        for name, value in list(dict.items(values)):
             with contextlib.suppress(Exception):
                 key = text_of(name).encode("utf-8", "replace").decode()
                 numbers[key] = float(scalar_of(value))
-        lost = dict.__len__(given) - len(numbers)
+        lost = dict.__len__(values) - len(numbers)
         if lost:
             recorder.losses.record("bad_argument", lost)
         record = (int(Kind.METRICS), recorder.values.as_int(step), time.time_ns(), numbers)

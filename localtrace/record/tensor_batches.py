@@ -69,12 +69,12 @@ def record_tensors(
         if is_kind(type(trace_ids), str):
             recorder.losses.record("bad_argument")
             return
-        ids = [None if one is None else trace_id_of(text_of(one)) for one in rows_of(trace_ids)]
+        ids = [None if row is None else trace_id_of(text_of(row)) for row in rows_of(trace_ids)]
         values = []
         for name, value in tensors.items():
-            found = _usable(recorder, _values, value, len(ids))
-            if found is not None:
-                values.append((str(recorder.values.as_text(name)), *found))
+            encoded = _usable(recorder, _values, value, len(ids))
+            if encoded is not None:
+                values.append((str(recorder.values.as_text(name)), *encoded))
         counted = _usable(recorder, _lengths, lengths, len(values) * len(ids))
         if counted is None or not values:
             return
@@ -129,28 +129,28 @@ def _array(recorder: Recorder, value: Any, dtype: str) -> _Parts | None:
         return _numpy_array(value, dtype).parts()
     if in_memory(value):
         return memory_array(value, dtype).parts()
-    found = recorder.copies.start(value, dtype)
-    if isinstance(found, str):
-        recorder.losses.value(found)
+    marker = recorder.copies.start(value, dtype)
+    if isinstance(marker, str):
+        recorder.losses.value(marker)
         return None
-    return (_encode(found),)
+    return (_encode(marker),)
 
 
 def _row(row: Any) -> Array:
     if is_tensor(row):
-        found = memory_array(row, "float32")
+        values = memory_array(row, "float32")
     elif is_kind(type(row), list, tuple):
         plain = rows_of(row)
         numbers = plain_numbers(plain)
         if numbers is None:
             numbers = [float(scalar_of(_in_memory(item))) for item in plain]
-        found = Array("<f4", [len(plain)], array.array("f", numbers).tobytes())
+        values = Array("<f4", [len(plain)], array.array("f", numbers).tobytes())
     else:
-        found = _numpy_array(row, "float32")
-    *rows, count = found.shape
+        values = _numpy_array(row, "float32")
+    *rows, count = values.shape
     if rows not in ([], [1]):
-        raise ValueError(f"a row of shape {found.shape}")
-    return found._replace(shape=[count])
+        raise ValueError(f"a row of shape {values.shape}")
+    return values._replace(shape=[count])
 
 
 def _in_memory(value: Any) -> Any:

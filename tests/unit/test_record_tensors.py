@@ -262,8 +262,9 @@ def test_lengths_that_do_not_come_from_their_device_cost_the_batch(store: Record
 
 
 def test_a_batch_that_the_queue_has_no_room_for_is_counted(tmp_path: Path) -> None:
-    with recording(tmp_path / "store", queue_max_bytes=1000) as store:
-        record_tensors(IDS, x=torch.ones(3, 1000))
+    # The queue has room for the record of the run, which holds the command line.
+    with recording(tmp_path / "store", queue_max_bytes=30_000) as store:
+        record_tensors(IDS, x=torch.ones(3, 3000))
         assert losses("records") == {"queue_full": 1}
         assert store.rows("outcomes") == []
 

@@ -104,12 +104,12 @@ class Answer:
         """Return the generations by index in the answer."""
         if self._is_refused:
             return {}
-        found = sorted(self._choices.items())
+        choices = sorted(self._choices.items())
         if not self._is_openai:
-            return {index: of_sglang(choice) for index, choice in found}
+            return {index: of_sglang(choice) for index, choice in choices}
         return {
-            index: of_openai(choice, self.rest, index, is_first=choice is found[0][1])
-            for index, choice in found
+            index: of_openai(choice, self.rest, index, is_first=choice is choices[0][1])
+            for index, choice in choices
         }
 
     def facts(self) -> dict[str, Any]:
@@ -149,9 +149,9 @@ class Answer:
 
     # -- events and JSON -------------------------------------------------------------------
 
-    def _take_events(self, data: bytes) -> None:
+    def _take_events(self, part: bytes) -> None:
         """Add the server-sent events that these bytes complete; they may be cut at any point."""
-        text = self._text + data
+        text = self._text + part
         held = text[-1:] if text.endswith(b"\r") else b""  # perhaps one half of a line end
         text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *events, rest = text.split(b"\n\n")
@@ -162,9 +162,9 @@ class Answer:
                 return
             if event is not rest:
                 lines = event.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
-                found = [line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:"]
-                if any(found):
-                    self._add(b"\n".join(found))
+                data = [line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:"]
+                if any(data):
+                    self._add(b"\n".join(data))
 
     def _add(self, text: bytes) -> None:
         """Add the data of one event, or a whole body."""

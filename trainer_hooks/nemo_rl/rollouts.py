@@ -39,7 +39,7 @@ class Batch:
     def __init__(self, rows: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         self.start_ns = time.time_ns()
         self.sampling = {"sampling_params": dict(sampling)} if sampling else {}
-        self._prompt_lengths = [len(one) for one in rows["message_log"]]
+        self._prompt_lengths = [len(messages) for messages in rows["message_log"]]
         self._rows = {name: list(rows[name]) for name in _ROW_FIELDS if name in rows}
         self._events: dict[int, tuple[Sequence[Any], Events]] = {}
         """Events by the identity of the rollout's messages, which are kept so that it is unique."""
@@ -149,18 +149,18 @@ def _of_batch(result: Any) -> Finished:
 def _of_group(group: Any) -> Finished:
     done = group.completions
     return (
-        [one.message_log for one in done],
-        [one.reward for one in done],
-        [one.truncated for one in done],
+        [completion.message_log for completion in done],
+        [completion.reward for completion in done],
+        [completion.truncated for completion in done],
     )
 
 
 def _sampling(policy_generation: Any, greedy: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"greedy": True} if greedy else {}
+    values: dict[str, Any] = {"greedy": True} if greedy else {}
     with suppress(Exception):
         config = getattr(policy_generation, "cfg", None) or {}
-        found |= {name: config[name] for name in _SAMPLING_NAMES if config.get(name) is not None}
-    return found
+        values |= {name: config[name] for name in _SAMPLING_NAMES if config.get(name) is not None}
+    return values
 
 
 @NEMO_RL.around(MANAGER, "RolloutManager.set_weight_version", without=OLDER)
@@ -208,7 +208,7 @@ def _step(batch: Any) -> Part | None:
     for number, messages in enumerate(batch["message_log"]):
         reward: Any
         if isinstance(rewards, Mapping):
-            reward = {name: float(one[number]) for name, one in rewards.items()}
+            reward = {name: float(part[number]) for name, part in rewards.items()}
         else:
             reward = float(rewards[number])
         values = {"reward": reward, "terminated": bool(returned.terminateds[number])}

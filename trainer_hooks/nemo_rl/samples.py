@@ -23,6 +23,7 @@ from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.generations import FinishedCall, record_rollout
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import training
+from localtrace.values.fields import Fields, known
 
 OP, STEP_OP, SOURCE = "nemo_rl.generate", "nemo_rl.environment", "nemo_rl.rollout"
 _REMEMBERED_MAX = 262_144
@@ -94,10 +95,10 @@ def record_sample(sample: Sample, beginning: Beginning, batch_start_ns: int) -> 
     """Record a finished rollout; return its trace id, if it was recorded."""
     if active.recorder is None:
         return None
-    ids = [numbers(one["token_ids"]) for one in sample.messages]
+    ids = [numbers(message["token_ids"]) for message in sample.messages]
     logprobs = [
-        numbers(one["generation_logprobs"]) if "generation_logprobs" in one else [0.0] * len(own)
-        for one, own in zip(sample.messages, ids, strict=True)
+        numbers(message.get("generation_logprobs", [0.0] * len(own)))
+        for message, own in zip(sample.messages, ids, strict=True)
     ]
     content = content_of([*chain(*ids)], [*chain(*logprobs)])
     # Nothing joins a validation, which must not count among equal rollouts of the training.
@@ -147,22 +148,18 @@ def _calls(
     is_first = True
     for number in range(sample.prompt_length, len(sample.messages)):
         message = sample.messages[number]
-        said = {name: message[name] for name in ("role", "content") if name in message}
         if not _is_generated(message):
             step = next(steps, None)
             if step is not None:
                 times = step.start_ns, step.duration_ns
-                outputs = {**said, **step.values}
+                outputs = {**_text(message), **step.values}
                 yield FinishedCall(STEP_OP, *times, {"task": sample.task}, outputs, is_tool=True)
             continue
         event = next(generations, whole)
         facts = dict(event.values)
         inputs: dict[str, Any] = {"prompt_ids": [*chain(*ids[:number])]}
         if is_first:
-            inputs["messages"] = [
-                {name: one[name] for name in ("role", "content") if name in one}
-                for one in sample.messages[:number]
-            ]
+            inputs["messages"] = list(map(_text, sample.messages[:number]))
         is_first = False
         outputs = {
             "output_ids": ids[number],
@@ -172,8 +169,11 @@ def _calls(
             "finish_reason": facts.pop("finish_reason", None),
             "times_of": facts.pop("times_of", None),
         }
-        outputs = {name: value for name, value in outputs.items() if value is not None}
-        yield FinishedCall(OP, event.start_ns, event.duration_ns, inputs | facts, outputs)
+        yield FinishedCall(OP, event.start_ns, event.duration_ns, inputs | facts, known(outputs))
+
+
+def _text(message: Mapping[str, Any]) -> Fields:
+    return {name: message[name] for name in ("role", "content") if name in message}
 
 
 def _is_generated(message: Mapping[str, Any]) -> bool:

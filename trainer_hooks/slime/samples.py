@@ -185,13 +185,13 @@ def _error(sample: Any) -> BaseException | None:
 def _intervals(sample: Any, name: str) -> list[Interval]:
     """Return the finished spans of one name in slime's trace of a sample; miles has none."""
     started: dict[str, float] = {}
-    found = []
+    intervals = []
     for event in (getattr(sample, "trace", None) or {}).get("events", ()):
         if event["name"] != name:
             continue
         if event["type"] == "span_start":
             started[event["span_id"]] = event["ts"]
         elif event["type"] == "span_end" and event["span_id"] in started:
-            times = started.pop(event["span_id"]), event["ts"]
-            found.append(Interval(*(int(one * 1e9) for one in times)))
-    return found
+            start_s = started.pop(event["span_id"])
+            intervals.append(Interval(int(start_s * 1e9), int(event["ts"] * 1e9)))
+    return intervals

@@ -112,8 +112,8 @@ def _resumed_run(config: Any) -> dict[str, Any] | None:
     folder = _checkpoint_folder(config)
     if folder is None:
         return None
-    found = json.loads((folder / RUN_FILE).read_text("utf-8"))
-    return found if [found["project"], found["experiment"]] == _names(config) else None
+    run = json.loads((folder / RUN_FILE).read_text("utf-8"))
+    return run if [run["project"], run["experiment"]] == _names(config) else None
 
 
 def _checkpoint_folder(config: Any) -> Path | None:

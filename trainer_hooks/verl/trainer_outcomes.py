@@ -117,8 +117,8 @@ def record_trained(
 
 def first_rows(trace_ids: Sequence[str | None]) -> list[int]:
     """Return the index of the first row of each trace id. Padding repeats rows."""
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for row, trace_id in enumerate(trace_ids):
         if trace_id:
-            found.setdefault(trace_id, row)
-    return list(found.values())
+            rows.setdefault(trace_id, row)
+    return list(rows.values())

@@ -58,12 +58,12 @@ def _trace_ids(partition: str, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _ids_of(keys: list[str], data: Any) -> dict[str, str]:
-    found = {}
+    trace_ids = {}
     for key, extra in zip(keys, list(data["extra_fields"]), strict=True):
         extra = getattr(extra, "data", extra)
         if isinstance(extra, dict) and extra.get(TRACE_ID_KEY):
-            found[key] = str(extra[TRACE_ID_KEY])
-    return found
+            trace_ids[key] = str(extra[TRACE_ID_KEY])
+    return trace_ids
 
 
 def _real_keys(batch: Any) -> list[str]:

@@ -90,30 +90,29 @@ class Survey:
 
     def __init__(self) -> None:
         self._named: list[Any] = []
-        self._asked: weakref.WeakKeyDictionary[Any, Future[Any]] = weakref.WeakKeyDictionary()
+        self._questions: weakref.WeakKeyDictionary[Any, Future[Any]] = weakref.WeakKeyDictionary()
         self._answers: weakref.WeakKeyDictionary[Any, Status] = weakref.WeakKeyDictionary()
 
     def ask(self) -> None:
         """Ask all workers that do not owe an answer."""
         for worker in self._workers():
-            if worker not in self._asked:
-                self._asked[worker] = worker.__ray_call__.remote(_question()).future()
+            if worker not in self._questions:
+                self._questions[worker] = worker.__ray_call__.remote(_question()).future()
 
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take the answers that have arrived, or that arrive within the time."""
-        wait(list(self._asked.values()), timeout_s)
-        for worker, future in list(self._asked.items()):
+        wait(list(self._questions.values()), timeout_s)
+        for worker, future in list(self._questions.items()):
             if future.done():
-                del self._asked[worker]
+                del self._questions[worker]
                 try:
                     answer = future.result()
                 except Exception as error:
                     problem = f"does not answer ({type(error).__name__})"
                     answer = Status("an unknown node", problem)
-                known = isinstance(answer, Status)
-                self._answers[worker] = (
-                    answer if known else Status(answer, "the hook is not loaded")
-                )
+                if not isinstance(answer, Status):
+                    answer = Status(answer, "the hook is not loaded")
+                self._answers[worker] = answer
 
     def statuses(self) -> list[Status]:
         """Return the newest status of each worker."""
@@ -121,7 +120,7 @@ class Survey:
         return [self._answers.get(worker, unknown) for worker in self._workers()]
 
     def _workers(self) -> list[Any]:
-        known = [worker for one in managers for worker in getattr(one, "agent_loop_workers", ())]
+        known = [worker for m in managers for worker in getattr(m, "agent_loop_workers", ())]
         if not known and not self._named:  # another process made them, as in fully async training
             import ray
 
@@ -132,15 +131,14 @@ class Survey:
 
 def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
     """Return counts over the workers and this process, as metrics; None if none records."""
-    recorders = [one for one in statuses if one.store is not None]
-    if not recorders:
+    if all(worker.store is None for worker in statuses):
         return None
-    recorders += [one for one in [status()] if one.store is not None]
+    recorders = [process for process in (*statuses, status()) if process.store is not None]
     return {
-        "localtrace/recorded": sum(one.recorded for one in recorders),
-        "localtrace/lost": sum(one.lost for one in recorders),
-        "localtrace/queue_bytes": sum(one.queue_bytes for one in recorders),
-        "localtrace/disk_free_bytes": min(one.disk_free_bytes for one in recorders),
+        "localtrace/recorded": sum(process.recorded for process in recorders),
+        "localtrace/lost": sum(process.lost for process in recorders),
+        "localtrace/queue_bytes": sum(process.queue_bytes for process in recorders),
+        "localtrace/disk_free_bytes": min(process.disk_free_bytes for process in recorders),
     }
 
 
@@ -148,14 +146,15 @@ def summary(statuses: Sequence[Status]) -> str:
     """Return one line: how many workers record, where, and what to do about the others."""
     if not statuses:
         return "no worker is known to this process; list what is recorded with  localtrace runs"
-    silent = Counter(f"{one.problem} on {one.host}" for one in statuses if one.problem is not None)
+    silent = Counter(f"{w.problem} on {w.host}" for w in statuses if w.problem is not None)
     recording = len(statuses) - silent.total()
     text = f"{recording} of {len(statuses)} workers record"
-    recorders = [one for one in statuses if one.store is not None]
+    recorders = [worker for worker in statuses if worker.store is not None]
     if recorders:
-        stores = sorted({str(one.store) for one in recorders})
-        runs = ", ".join(sorted({str(one.run_id) for one in recorders}))
-        recorded, lost = (sum(getattr(one, n) for one in recorders) for n in ("recorded", "lost"))
+        stores = sorted({str(worker.store) for worker in recorders})
+        runs = ", ".join(sorted({str(worker.run_id) for worker in recorders}))
+        recorded = sum(worker.recorded for worker in recorders)
+        lost = sum(worker.lost for worker in recorders)
         look = f"localtrace {'stats' if lost else 'ls'} -s {shlex.quote(stores[0])}"
         text += (
             f" into {', '.join(stores)} (run {runs}): {recorded} trajectories so far, "

@@ -103,8 +103,8 @@ def _add_request(
     same = _waiting.setdefault(self, {}).setdefault(request.id, [])
     same.append(request)
     if len(same) > 1:  # outputs carry only this id, so they cannot be told apart
-        for one in same:
-            one.leave_out()
+        for other in same:
+            other.leave_out()
         if active.recorder is not None:
             active.recorder.losses.record("same_request_id")
 
@@ -136,7 +136,7 @@ def _abort_request(self: Any, request_ids: Any) -> Part:
     gone = {request_ids} if isinstance(request_ids, str) else set(request_ids)
     waiting = _waiting.get(self, {})
     for name, same in list(waiting.items()):
-        for request in [one for one in same if not gone.isdisjoint((name, one.internal_id))]:
+        for request in [r for r in same if not gone.isdisjoint((name, r.internal_id))]:
             same.remove(request)
             request.end(CancelledError("aborted"))
         if not same:

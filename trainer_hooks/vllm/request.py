@@ -21,6 +21,7 @@ import msgspec
 from localtrace.record.propagation import HEADER, find_parent
 from localtrace.trainer_hooks.generations import record_generation
 from localtrace.trainer_hooks.harmless import harmless
+from localtrace.values.fields import known
 
 OP = "vllm.generate"
 _STATED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"})
@@ -141,9 +142,9 @@ class _Output:
 
     def __init__(self, params: Any) -> None:
         self._is_delta = getattr(params.output_kind, "name", None) == "DELTA"
-        asked = getattr(params, "num_logprobs", params.logprobs)
-        self._has_logprobs = asked is not None
-        self._has_alternatives = _wants_alternatives(asked)
+        count = getattr(params, "num_logprobs", params.logprobs)
+        self._has_logprobs = count is not None
+        self._has_alternatives = _wants_alternatives(count)
         self._last: tuple[Any, Any] | None = None
         """The newest piece: a `CompletionOutput` and its `RequestOutput`."""
         self._length = (0, 0)
@@ -199,13 +200,13 @@ class _Output:
             "top_logprobs": self._alternatives if self._has_alternatives else None,
             "weight_version": spans[-1].version if spans else None,
             "weight_versions": [
-                {"version": one.version, "start": one.start, "end": one.end} for one in spans
+                {"version": span.version, "start": span.start, "end": span.end} for span in spans
             ] or None,
             "metrics": getattr(request, "metrics", None),
             "spec_decode_metrics": getattr(completion, "spec_decode_metrics", None),
             "routed_experts": getattr(completion, "routed_experts", None),
         }  # fmt: skip
-        return values | {name: value for name, value in extra.items() if value is not None}
+        return values | known(extra)
 
 
 def _rid(request_id: str) -> str:
@@ -265,4 +266,4 @@ def _chosen(token_ids: Any, logprobs: Any) -> list[float | None]:
 
 def _alternatives(logprobs: Any) -> list[list[tuple[int, float]] | None]:
     """Return `(id, logprob)` of all tokens vLLM names at each position, the sampled one first."""
-    return [[(token, one.logprob) for token, one in at.items()] if at else None for at in logprobs]
+    return [[(token, p.logprob) for token, p in at.items()] if at else None for at in logprobs]
