@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localtrace.record.capture import trajectory
@@ -227,20 +228,22 @@ def record_within(row: Row, tool: Callable[..., Any]) -> Callable[..., Any]:
     """Return the tool so that its calls are recorded in the row's trajectory."""
     recorded, scope = op(kind="tool")(tool), row.context[current]
 
-    @functools.wraps(tool)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @contextlib.contextmanager
+    def inside() -> Iterator[None]:
         token = current.set(scope)
         try:
-            return recorded(*args, **kwargs)
+            yield
         finally:
             current.reset(token)
 
     @functools.wraps(tool)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with inside():
+            return recorded(*args, **kwargs)
+
+    @functools.wraps(tool)
     async def call_async(*args: Any, **kwargs: Any) -> Any:
-        token = current.set(scope)
-        try:
+        with inside():
             return await recorded(*args, **kwargs)
-        finally:
-            current.reset(token)
 
     return call_async if inspect.iscoroutinefunction(tool) else call

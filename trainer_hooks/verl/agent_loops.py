@@ -17,7 +17,6 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from localtrace.record import active
@@ -132,13 +131,7 @@ def _attr(
     traced = yield live
     if not hasattr(traced, "__enter__"):
         return None
-    return _both(_Recorded(rollout, scope, None if validate else _plain(step)), traced)
-
-
-@contextlib.contextmanager
-def _both(local: _Recorded, traced: Any) -> Iterator[Any]:
-    with local, traced as value:
-        yield value
+    return _recorded(rollout, scope, None if validate else _plain(step), traced)
 
 
 def _plain(value: Any) -> Any:
@@ -147,55 +140,54 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-class _Recorded:
-    """The context manager that records one rollout. Entering and leaving never raise.
+@contextlib.contextmanager
+def _recorded(
+    rollout: Rollout, scope: trajectory | unrecorded, step: Any, traced: Any
+) -> Iterator[Any]:
+    """Record one rollout, around what verl traces of it.
 
     Args:
         scope: its trajectory, or what keeps it from being recorded.
         step: the training step; None for validation.
     """
+    _begin(rollout, scope)
+    error = None
+    try:
+        with traced as value:
+            yield value
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        _end(rollout, scope, step, error)
 
-    def __init__(self, rollout: Rollout, scope: trajectory | unrecorded, step: Any) -> None:
-        self._rollout = rollout
-        self._scope = scope
-        self._step = step
 
-    @harmless
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-        if isinstance(self._scope, trajectory):
-            self._rollout.trace_id = self._scope.trace_id
+@harmless
+def _begin(rollout: Rollout, scope: trajectory | unrecorded) -> None:
+    scope.__enter__()
+    if isinstance(scope, trajectory):
+        rollout.trace_id = scope.trace_id
 
-    @harmless
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if isinstance(self._scope, trajectory):
-                self._scope.set(**_values(self._rollout))
-        finally:
-            self._scope.__exit__(kind, error, traceback)
-            if self._rollout.trace_id is not None:
-                self._note_fate(error)
 
-    def _note_fate(self, error: BaseException | None) -> None:
-        """Record the fate of a greedy baseline of REMAX, and of a failed rollout of V1.
-
-        verl never trains on the one, and its replay buffer has no row of the other.
-        """
-        fields = self._rollout.fields
-        if _BASELINE in fields.get("trajectory", ()):
-            self._record_fate("baseline", "greedy, to compare sampled rollouts with")
-        failed = isinstance(error, Exception) and "session_id" in fields
-        if failed and self._step is not None and trainer_outcomes.is_wanted():
-            self._record_fate("failed", ROLLOUT_FAILED)
-
-    def _record_fate(self, fate: str, reason: str) -> None:
-        trace_ids = [str(self._rollout.trace_id)]
-        trainer_outcomes.record_fate(trace_ids, fate, step=self._step, fate_reason=reason)
+@harmless
+def _end(
+    rollout: Rollout, scope: trajectory | unrecorded, step: Any, error: BaseException | None
+) -> None:
+    try:
+        if isinstance(scope, trajectory):
+            scope.set(**_values(rollout))
+    finally:
+        scope.__exit__(None if error is None else type(error), error, None)
+    if rollout.trace_id is None:
+        return
+    fields, record_fate = rollout.fields, trainer_outcomes.record_fate
+    if _BASELINE in fields.get("trajectory", ()):
+        reason = "greedy, to compare sampled rollouts with"
+        record_fate([rollout.trace_id], "baseline", step=step, fate_reason=reason)
+    # verl's replay buffer has no row of a failed rollout of V1.
+    failed = isinstance(error, Exception) and "session_id" in fields
+    if failed and step is not None and trainer_outcomes.is_wanted():
+        record_fate([rollout.trace_id], "failed", step=step, fate_reason=ROLLOUT_FAILED)
 
 
 def _values(rollout: Rollout) -> dict[str, Any]:
