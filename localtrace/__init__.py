@@ -13,12 +13,11 @@ from localtrace.version import __version__
 if TYPE_CHECKING:
     from localtrace.maintain.labels import label
     from localtrace.read.store import Store, open_store
-    from localtrace.record.capture import trajectory
+    from localtrace.record.capture import record_turn, trajectory
     from localtrace.record.op import op
+    from localtrace.record.outcomes import record_tensors
     from localtrace.record.propagation import attach, parent, rid, trace_id_of
-    from localtrace.record.record_turn import record_turn
     from localtrace.record.session import close, flush, init, log_metrics, losses, outcome, run_id
-    from localtrace.record.tensor_batches import record_tensors
 
 __all__ = [
     "Store",
@@ -45,12 +44,11 @@ __all__ = [
 _MODULES = {
     "maintain.labels": ("label",),
     "read.store": ("Store", "open_store"),
-    "record.capture": ("trajectory",),
+    "record.capture": ("record_turn", "trajectory"),
     "record.op": ("op",),
     "record.propagation": ("attach", "parent", "rid", "trace_id_of"),
-    "record.record_turn": ("record_turn",),
     "record.session": ("close", "flush", "init", "log_metrics", "losses", "outcome", "run_id"),
-    "record.tensor_batches": ("record_tensors",),
+    "record.outcomes": ("record_tensors",),
     "viewer.notebook": ("drawn",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localtrace.record.outcomes import record_tensors
 from localtrace.record.session import outcome
-from localtrace.record.tensor_batches import record_tensors
 from localtrace.trainer_hooks.environment import hook_settings, is_chosen
 
 if TYPE_CHECKING:

@@ -15,21 +15,25 @@ This module imports no torch: where there is a tensor, torch is loaded.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from localtrace.record.cuda_driver import CudaDriver
 from localtrace.record.losses import logger
-from localtrace.record.pinned import PinnedWindow, view_of
-from localtrace.values.arrays import TensorCopy, copy_tensor, tensor_copy_bytes
+from localtrace.values.arrays import PIECE_BYTES, TensorCopy, copy_tensor, tensor_copy_bytes
 from localtrace.values.tensors import has_storage, is_readable
 
+WINDOW_MAX_BYTES = 16 * 2**20
 _FREE_TIMES = 8
 """A copy is made only if this many times its size is free: training must not run out of memory."""
 _UNCHECKED_MAX_BYTES = 2**20
 """Size of copies between two checks of the free memory, which cost more than a small copy."""
+
+
+_CAPTURE_MODE_RELAXED = 2
+_STREAM_NON_BLOCKING = 1
 
 
 class CudaDevice:
@@ -190,3 +194,121 @@ def _memory_of_torch(device: Any) -> tuple[int, int]:
         return tuple(stats[f"{name}_bytes"]["all"]["current"] for name in ("reserved", "allocated"))
     except Exception:  # some allocators do not tell
         return 0, 0
+
+
+class PinnedWindow:
+    """Blocks of pinned memory through which tensors move, filled and emptied together.
+
+    Taking pinned memory holds up the whole device, so the window is small and taken block by block:
+    the first when recording begins, or with the first tensor if CUDA does not run by then, and one
+    more for each batch that does not fit. torch takes the blocks, so that it can reuse pinned
+    memory it has.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._block_bytes = min(PIECE_BYTES, max_bytes)
+        self._blocks_max = max(1, min(WINDOW_MAX_BYTES, max_bytes) // PIECE_BYTES)
+        self._blocks: list[Any] = []
+        self._at = 0
+        self._used_bytes = 0
+
+    def clear(self) -> None:
+        """Free all places; their content has been copied out."""
+        self._at = self._used_bytes = 0
+
+    def place(self, size_bytes: int) -> Any:
+        """Return room for a piece as a flat tensor of bytes; None when the window is full."""
+        if self._blocks and self._used_bytes + size_bytes > self._block_bytes:
+            self._at, self._used_bytes = self._at + 1, 0
+        if self._at >= len(self._blocks):
+            return None
+        start, self._used_bytes = self._used_bytes, self._used_bytes + size_bytes
+        return self._blocks[self._at][start : self._used_bytes]
+
+    def grow(self) -> None:
+        """Take one more block, unless the window has all that it may take.
+
+        Raises:
+            RuntimeError: not even the first block can be had.
+        """
+        if len(self._blocks) == self._blocks_max:
+            return
+        torch: Any = sys.modules["torch"]
+        try:
+            block = torch.empty(self._block_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._blocks.append(block)
+        except RuntimeError:
+            if not self._blocks:
+                raise
+            self._blocks_max = len(self._blocks)
+
+
+def view_of(place: Any) -> memoryview:
+    """Return the bytes of a flat tensor in memory, without a copy."""
+    data: Any = (ctypes.c_char * place.numel()).from_address(place.data_ptr())
+    data.owner = place
+    return memoryview(data).cast("B")
+
+
+class CudaDriver:
+    """Two calls of this process's CUDA driver that torch does not offer.
+
+    The driver's interface is stable. Where CUDA runs the driver is loaded already, and torch uses
+    the same streams and contexts.
+    """
+
+    def __init__(self) -> None:
+        """Load the driver.
+
+        Raises:
+            OSError: there is no driver.
+        """
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    @contextlib.contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """Let this thread make calls that would break another thread's capture of a CUDA graph.
+
+        Asking whether an event has come is such a call: inside the with block it breaks nothing.
+        """
+        mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def new_stream(self, device: int) -> int:
+        """Make a stream that nobody else uses, and return its handle.
+
+        torch hands out its own streams from pools of 32, in turn, to everybody who asks. Training
+        would sooner or later get one of ours, and its work would wait behind our copies. torch also
+        offers `cudaStreamCreate` of the runtime, but such a stream waits for the default stream,
+        and the default stream for it; this one does not. It lives as long as the process.
+
+        Args:
+            device: a device whose context exists.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+        ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+        try:
+            self._call("cuCtxPushCurrent_v2", context)
+            try:
+                flags = ctypes.c_uint(_STREAM_NON_BLOCKING)
+                self._call("cuStreamCreate", ctypes.byref(stream), flags)
+            finally:
+                self._call("cuCtxPopCurrent_v2", ctypes.byref(context))
+        finally:
+            self._call("cuDevicePrimaryCtxRelease_v2", ordinal)
+        if not stream.value:
+            raise RuntimeError("CUDA's driver made no stream")
+        return stream.value
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise RuntimeError(f"CUDA error {code} of {name}")

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from localtrace.record.device import MARKER_BYTES, DeviceCopies
-from localtrace.record.device_copy import Copy
+from localtrace.record.device import MARKER_BYTES, Copy, DeviceCopies
 from localtrace.record.losses import Losses
 from localtrace.store.journal.batch import NotArrived, read_batch, split_batch
 from localtrace.store.journal.writer import Item

@@ -1,20 +1,33 @@
-"""Outcomes: values that arrive for trajectories after the rollout, alone or in batches."""
+"""Outcomes: values that arrive for trajectories after the rollout, alone or in batches.
+
+Per-token values of a whole batch cost one copy of it, by the calling thread or on its device. The
+writer thread splits the batch by trajectory later.
+"""
 
 from __future__ import annotations
 
+import array
+import math
+import operator
+import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from localtrace.record import active
 from localtrace.record.propagation import trace_id_of
-from localtrace.record.record_values import text_of
+from localtrace.record.record_values import scalar_of, text_of
 from localtrace.record.recorder import Recorder
+from localtrace.store.journal.batch import encode_batch
 from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
-from localtrace.values.kinds import is_kind
-from localtrace.values.objects import row_count, rows_of
+from localtrace.values.arrays import Array, memory_array
+from localtrace.values.kinds import is_kind, is_loaded_kind
+from localtrace.values.objects import plain_numbers, row_count, rows_of, shape_of
+from localtrace.values.placeholder import type_name
+from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,3 +67,152 @@ def record_outcomes(
         recorder.put(Item(Kind.OUTCOME, b"", record))
     except Exception:
         recorder.losses.unusable()
+
+
+T = TypeVar("T")
+_ITEM_BYTES = 4
+_Parts = Sequence[bytes | memoryview]
+"""An encoded value in pieces, not joined so that large arrays are copied once."""
+
+
+def record_tensors(
+    trace_ids: Sequence[str | None],
+    *,
+    step: int | None = None,
+    source: str | None = None,
+    lengths: Any = None,
+    **tensors: Any,
+) -> None:
+    """Record per-token values of a batch as outcomes, one list of float32 per trajectory and name.
+
+    Tensors may be on a GPU: the call does not wait for it, and you may change them right after the
+    call. Never raises; values that cannot be used are left out and counted in
+    `localtrace.losses()`.
+
+    Args:
+        trace_ids: one per row, trace ids or request ids of an engine; None for a row that was not
+            recorded.
+        step: step of the trajectories.
+        source: where the values come from, such as `trainer`.
+        lengths: how many values of each row count, from its first on: a list, an array or a
+            tensor, such as `mask.sum(-1)`. Without it all of them count.
+        tensors: by name: a tensor or an array of shape (rows, tokens), padded at the end of rows;
+            one of shape (sum of lengths,); or a list with the values of each row. All types of
+            numbers are accepted. Rows hold values of the whole response or of the generated tokens
+            only: see `outcome`.
+    """
+    recorder = active.recorder
+    if recorder is None:
+        return
+    try:
+        if is_kind(type(trace_ids), str):
+            recorder.losses.record("bad_argument")
+            return
+        ids = [None if row is None else trace_id_of(text_of(row)) for row in rows_of(trace_ids)]
+        values = []
+        for name, value in tensors.items():
+            encoded = _usable(recorder, _values, value, len(ids))
+            if encoded is not None:
+                values.append((str(recorder.values.as_text(name)), *encoded))
+        counted = _usable(recorder, _lengths, lengths, len(values) * len(ids))
+        if counted is None or not values:
+            return
+        head = (ids, recorder.values.as_int(step), time.time_ns(), recorder.values.as_text(source))
+        record = encode_batch(head, counted, values)
+        recorder.put(Item(Kind.OUTCOME, b"", record, is_batch=True))
+    except Exception:
+        recorder.losses.unusable()
+
+
+def _usable(
+    recorder: Recorder, read: Callable[[Recorder, Any], T | None], value: Any, count: int
+) -> T | None:
+    """Return what is read from a value; None, and `count` lost records, if it cannot be used."""
+    try:
+        return read(recorder, value)
+    except FreedTensor:
+        recorder.losses.value("freed_tensor")
+    except Exception:
+        recorder.losses.unusable(count)
+    return None
+
+
+def _values(recorder: Recorder, value: Any) -> tuple[list[int] | None, _Parts] | None:
+    """Return the row sizes, if rows were given one by one, and the values of all rows, encoded."""
+    if is_kind(type(value), list, tuple):
+        rows = [_row(row) for row in rows_of(value)]
+        data = b"".join(row.data for row in rows)
+        return [row.shape[0] for row in rows], Array("<f4", [len(data) // 4], data).parts()
+    parts = _array(recorder, value, "float32")
+    return None if parts is None else (None, parts)
+
+
+def _lengths(recorder: Recorder, lengths: Any) -> _Parts | None:
+    if lengths is None:
+        return (_encode(None),)
+    if is_kind(type(lengths), list, tuple):
+        whole = array.array(
+            "q", [operator.index(scalar_of(_in_memory(length))) for length in rows_of(lengths)]
+        )
+        return Array("<i8", [len(whole)], whole.tobytes()).parts()
+    return _array(recorder, lengths, "int64")
+
+
+def _array(recorder: Recorder, value: Any, dtype: str) -> _Parts | None:
+    """Return an encoded array; None for a tensor that its device cannot copy."""
+    shape = shape_of(value)
+    if math.prod(shape) * _ITEM_BYTES > recorder.settings.queue_max_bytes:
+        recorder.losses.record("queue_full")
+        return None
+    if not is_tensor(value):
+        return _numpy_array(value, dtype).parts()
+    if in_memory(value):
+        return memory_array(value, dtype).parts()
+    marker = recorder.copies.start(value, dtype)
+    if isinstance(marker, str):
+        recorder.losses.value(marker)
+        return None
+    return (_encode(marker),)
+
+
+def _row(row: Any) -> Array:
+    if is_tensor(row):
+        values = memory_array(row, "float32")
+    elif is_kind(type(row), list, tuple):
+        plain = rows_of(row)
+        numbers = plain_numbers(plain)
+        if numbers is None:
+            numbers = [float(scalar_of(_in_memory(item))) for item in plain]
+        values = Array("<f4", [len(plain)], array.array("f", numbers).tobytes())
+    else:
+        values = _numpy_array(row, "float32")
+    *rows, count = values.shape
+    if rows not in ([], [1]):
+        raise ValueError(f"a row of shape {values.shape}")
+    return values._replace(shape=[count])
+
+
+def _in_memory(value: Any) -> Any:
+    """Return a value unless it is a tensor on a device, which would have to be waited for.
+
+    Raises:
+        FreedTensor: the memory of the tensor was freed.
+        TypeError: the tensor is on a device.
+    """
+    if is_tensor(value):
+        if is_freed(value):
+            raise FreedTensor
+        if not in_memory(value):
+            raise TypeError("a list that holds tensors on a device")
+    return value
+
+
+def _numpy_array(value: Any, dtype: str) -> Array:
+    if not is_loaded_kind(type(value), "numpy", "ndarray"):
+        raise TypeError(f"neither an array nor a list: {type_name(value)}")
+    numpy = sys.modules["numpy"]
+    plain = numpy.ndarray.view(value, numpy.ndarray)  # without the methods of a subclass
+    if plain.dtype.kind not in "biuf":
+        raise TypeError(f"an array of type {plain.dtype}")
+    plain = plain.astype(dtype, order="C", copy=False)
+    return Array({"float32": "<f4", "int64": "<i8"}[dtype], list(plain.shape), plain.tobytes())

@@ -28,7 +28,6 @@ from localtrace.record.record_values import RecordValues
 from localtrace.record.scope import TrajectoryState
 from localtrace.record.settings import Settings
 from localtrace.record.start_sealer import start_sealer
-from localtrace.record.wake_up import WakeUp
 from localtrace.store.journal.disk import DiskWatch
 from localtrace.store.journal.folders import choose_journal_folder
 from localtrace.store.journal.records import STATUSES, Context, Kind
@@ -331,6 +330,34 @@ class Recorder:
     def _start_sealer(self) -> None:
         policy = SealPolicy(self.settings.seal_interval_s, self.settings.seal_max_bytes)
         start_sealer(self.layout.root, self.folder, policy, self.settings.max_store_bytes)
+
+
+class WakeUp:
+    """A wake-up call for the writer thread that a signal handler can make too.
+
+    It is a lock that is held while nothing calls, and released to call.
+
+    `threading.Event` cannot do this: setting one takes a lock, and a signal handler may run in the
+    very thread that holds it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def call(self) -> None:
+        """Wake the thread that waits, or the next one that will."""
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # another thread released it first
+                self._lock.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a call; return whether one came in time."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def clear(self) -> None:
+        """Forget a call that came meanwhile."""
+        self._lock.acquire(blocking=False)
 
 
 def _size_bytes(items: Sequence[Item]) -> int:

@@ -12,7 +12,7 @@ import torch
 
 import localtrace
 from localtrace import testing
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 
 IDS = [f"{n:032x}" for n in range(8)]
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from tests.gpu.work import Matmuls
 from tests.recording import Recording
 

@@ -17,8 +17,8 @@ import torch
 
 import localtrace
 from localtrace.record import active
-from localtrace.record.pinned import WINDOW_MAX_BYTES
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.cuda import WINDOW_MAX_BYTES
+from localtrace.record.outcomes import record_tensors
 from tests.environment import unavailable
 from tests.gpu.work import Matmuls
 from tests.recording import Recording, recording

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from tests.gpu.work import Matmuls, sleep
 from tests.recording import Recording
 

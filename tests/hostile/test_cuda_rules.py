@@ -12,8 +12,8 @@ import torch
 import localtrace
 from localtrace.record import active
 from localtrace.record import device as device_module
-from localtrace.record.pinned import WINDOW_MAX_BYTES
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.cuda import WINDOW_MAX_BYTES
+from localtrace.record.outcomes import record_tensors
 from localtrace.values.arrays import PIECE_BYTES, joined
 from tests.cuda_rules import CudaRules, cuda_rules, on_cuda
 from tests.devices import SlowDevice, is_left_out, on_device, use
@@ -211,7 +211,7 @@ def test_what_cannot_be_pinned_any_more_goes_through_what_there_is(
 def test_tensors_of_any_size_come_whole_through_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr("localtrace.record.device_copy.PIECE_BYTES", 64)
+    monkeypatch.setattr("localtrace.record.device.PIECE_BYTES", 64)
     with recording(tmp_path / "store") as store:
         use(SlowDevice()).room = room
         given = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in range(0, 300, 3)]
@@ -264,7 +264,7 @@ def test_records_that_are_joined_in_pieces_have_their_tensors(tmp_path: Path) ->
 def test_a_piece_that_is_lost_costs_its_tensor_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_at: int
 ) -> None:
-    monkeypatch.setattr("localtrace.record.device_copy.PIECE_BYTES", 8)
+    monkeypatch.setattr("localtrace.record.device.PIECE_BYTES", 8)
     with recording(tmp_path / "store") as store:
         device = use(SlowDevice())
         device.room = 2

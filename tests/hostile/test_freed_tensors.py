@@ -14,7 +14,7 @@ import torch
 
 import localtrace
 from localtrace import testing
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from localtrace.values.placeholder import Placeholder
 from localtrace.values.tensors import is_freed
 from tests.devices import SlowDevice, on_device, use

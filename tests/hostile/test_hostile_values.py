@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from tests.environment import soaks
 from tests.hostile.values import ASKED, ERRORS, armed, hostile_class, hostile_value
 from tests.recording import recording

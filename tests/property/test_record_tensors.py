@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from localtrace.store.journal import batch as batch_module
 from tests.devices import SlowDevice, on_device, use
 from tests.environment import examples

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from localtrace.store.journal import batch as batch_module
 from tests.devices import SlowDevice, on_device, use
 from tests.recording import Recording, recording
@@ -278,7 +278,7 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import localtrace
-from localtrace.record.tensor_batches import record_tensors
+from localtrace.record.outcomes import record_tensors
 from localtrace.store.layout import open_layout
 from localtrace.store.tables.snapshot import take_snapshot
 

@@ -24,7 +24,6 @@ from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.slime import (
-    batches,
     hook,
     log_eval_rollout_data,
     log_rollout_data,
@@ -150,7 +149,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The store that this process records into."""
     monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
     hook._noted.clear()
-    batches._recorded.clear()
+    hook._recorded.clear()
     with testing.recording(tmp_path / "store", run_id="slime") as path:
         yield path
 
@@ -168,7 +167,7 @@ def test_a_sample_is_a_trajectory_with_its_own_times(store: Path) -> None:
     before = copy.deepcopy(sample)
     args = types.SimpleNamespace(**{**vars(ARGS), "reward_key": "score"})
     extra = {"rollout/drop": 2, "note": "text"}
-    assert log_rollout_data(3, args, [sample], extra, 8.0) is False
+    assert log_rollout_data(3, args, [sample], extra, 8.0) is None
     assert sample == before
     assert vars(sample)["trace"] == vars(before)["trace"]
     found = recorded(store)
@@ -310,7 +309,7 @@ def test_evaluations_are_validation_rollouts(store: Path) -> None:
         "aime": {"rewards": [1.0] * 3, "samples": samples},
         "none": {"rewards": [0.0]},
     }
-    assert log_eval_rollout_data(9, ARGS, data, {"eval/aime": 0.5}) is False
+    assert log_eval_rollout_data(9, ARGS, data, {"eval/aime": 0.5}) is None
     found = recorded(store)
     assert [found.row(number)["validate"] for number in range(3)] == [True] * 3
     places = [(one.group_id, one.rollout_n, one.data_source) for one in found.rollouts.values()]
@@ -325,9 +324,9 @@ def test_evaluations_are_validation_rollouts(store: Path) -> None:
 
 def test_bad_samples_are_counted_and_the_others_recorded(store: Path) -> None:
     broken = plain(0, 0, response_length=9)
-    assert log_rollout_data(0, ARGS, [broken, plain(1, 0)], None, 1.0) is False
+    assert log_rollout_data(0, ARGS, [broken, plain(1, 0)], None, 1.0) is None
     postprocess_rollout_data(ARGS, 0, {"sample_indices": [1]})
-    assert log_rollout_data(1, ARGS, 7, None, None) is False  # type: ignore[arg-type]
+    assert log_rollout_data(1, ARGS, 7, None, None) is None  # type: ignore[arg-type]
     assert sum(localtrace.losses()["records"].values()) >= 3
     assert set(recorded(store).rollouts) == {1}
 
@@ -340,7 +339,7 @@ def test_recording_starts_where_the_environment_says(
     monkeypatch.setattr(environment, "_tried_in", None)
     environment.say_once.cache_clear()
     for _ in range(2):
-        assert log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0) is False
+        assert log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0) is None
         postprocess_rollout_data(ARGS)
     said = capsys.readouterr().err
     assert said.count("set LOCALTRACE_STORE") == 1

@@ -1,68 +1,143 @@
-"""The functions that slime and miles call, each named by one of their options.
+"""The functions that slime and miles call by their options, and what they record.
 
 They look at what they are given and change nothing. An error inside them is counted as a loss and
-does not reach the trainer.
+does not reach the trainer; only `CannotRecord` does, where LOCALTRACE_REQUIRED is set.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localtrace.trainer_hooks.environment import record_this_process, run_id_of_ray_job, say_once
-from localtrace.trainer_hooks.harmless import harmless
-from localtrace.trainer_hooks.slime.batches import (
-    record_batch,
-    record_evaluation,
-    record_training_rollout,
+from localtrace.record.capture import Beginning
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import (
+    record_numbers,
+    record_this_process,
+    run_id_of_ray_job,
+    say_once,
+    trace_id_in_job,
 )
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.slime.samples import Batch, generated_flags, record_sample
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer_file
+from localtrace.trainer_hooks.training import padded, record_training
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = "slime.rollout"
+LEFT_OUT = "its group is not in the batch: filtered, generated in surplus, or aborted"
+_REMOVED = "no token of it counts: the sample was removed, or its loss mask is all 0"
+_SAMPLING_NAMES = {
+    "temperature": "rollout_temperature",
+    "top_p": "rollout_top_p",
+    "top_k": "rollout_top_k",
+    "max_new_tokens": "rollout_max_response_len",
+}
+"""Names of sampling parameters, and of the trainer's arguments that hold them."""
+TRAINER = "slime.trainer"
+_TOKEN_NAMES = {
+    "advantages": "advantages",
+    "log_probs": "old_log_probs",
+    "ref_log_probs": "ref_log_prob",
+    "rollout_log_probs": "rollout_log_probs",
+}
+"""Names of outcomes, by the trainer's list with one tensor per sample."""
+_recorded: set[int] = set()
+"""Rollouts whose samples have the trace ids that the trainer's processes derive."""
 _ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 """slime's own rollout: all samples that it has generated and left out by its end, it drops."""
 _noted: dict[int | None, list[Any]] = {}
 """Samples generated so far for the rollout under way, by its id."""
 
 
+@harmless
 def log_rollout_data(
     rollout_id: int,
     args: Any,
     samples: Sequence[Any],
     rollout_extra_metrics: Mapping[str, Any] | None = None,
     rollout_time: float | None = None,
-) -> bool:
+) -> None:
     """Record the samples of a training rollout: `--custom-rollout-log-function-path`.
 
-    Returns False, so that the trainer goes on with its own logging.
+    Returns None, so that the trainer goes on with its own logging.
 
-    Raises:
-        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    Args:
+        samples: the batch, in the order in which it is trained on.
+        rollout_time: how long it took until now, in seconds.
     """
     noted = _noted.pop(rollout_id, [])
-    if _start_recording(args, "rollout"):
-        record_training_rollout(
-            rollout_id, args, samples, noted, rollout_extra_metrics, rollout_time
-        )
-    return False
+    if not _start_recording(args, "rollout"):
+        return
+    named = {
+        name: value
+        for name, argument in _SAMPLING_NAMES.items()
+        if (value := getattr(args, argument, None)) is not None
+    }
+    batch = Batch.until_now(rollout_time, getattr(args, "reward_key", None), named)
+    times_seen = Counter(sample.index for sample in samples)
+    members: Counter[Any] = Counter()
+    for sample in samples:
+        key = os.urandom(16)
+        # Siblings that one rollout was split into have one index, and the trainer's processes
+        # cannot tell them apart.
+        alone = sample.index is not None and times_seen[sample.index] == 1
+        if alone and rollout_id not in _recorded:
+            key = bytes.fromhex(trace_id_in_job("slime", rollout_id, sample.index))
+        place = place_of(rollout_id, sample, members)
+        if record_sample(sample, key, place, batch) and (values := sample_outcomes(sample)):
+            outcome(key.hex(), step=rollout_id, source=SOURCE, **values)
+    _recorded.add(rollout_id)
+    in_batch = set(map(id, samples))
+    for sample in noted:
+        if id(sample) in in_batch:
+            continue
+        key, place = os.urandom(16), place_of(rollout_id, sample, members)
+        if record_sample(sample, key, place, batch):
+            reason = {"fate": "filtered", "fate_reason": LEFT_OUT}
+            outcome(key.hex(), step=rollout_id, source=SOURCE, **reason)
+    record_numbers({**(rollout_extra_metrics or {}), "perf/rollout_time": rollout_time}, rollout_id)
 
 
+@harmless
 def log_eval_rollout_data(
     rollout_id: int,
     args: Any,
     data: Mapping[str, Mapping[str, Any]],
     extra_metrics: Mapping[str, Any] | None = None,
-) -> bool:
+) -> None:
     """Record the samples of an evaluation: `--custom-eval-rollout-log-function-path`.
 
-    Returns False, so that the trainer goes on with its own logging.
+    Returns None, so that the trainer goes on with its own logging.
 
-    Raises:
-        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    Args:
+        data: for each dataset by name its `samples`, if the trainer passes them.
     """
-    if _start_recording(args, "rollout"):
-        record_evaluation(rollout_id, args, data, extra_metrics)
-    return False
+    if not _start_recording(args, "rollout"):
+        return
+    reward_key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
+    batch = Batch.until_now(None, reward_key, {})
+    for dataset, evaluated in data.items():
+        sizes = [
+            config.n_samples_per_eval_prompt
+            for config in getattr(args, "eval_datasets", None) or ()
+            if config.name == dataset
+        ]
+        size = next(filter(None, sizes), None) or args.n_samples_per_eval_prompt or 1
+        for sample in evaluated.get("samples") or ():
+            group, number = (None, None) if sample.index is None else divmod(sample.index, size)
+            place = place_of(rollout_id, sample, Counter())._replace(
+                rollout_n=number,
+                group_id=None if group is None else f"{rollout_id}-{dataset}-{group}",
+                validate=True,
+                data_source=dataset,
+            )
+            record_sample(sample, os.urandom(16), place, batch)
+    record_numbers(extra_metrics or {}, rollout_id)
 
 
 def note_sample(
@@ -80,21 +155,87 @@ def note_sample(
     _noted.setdefault(rollout_id, []).append(sample)
 
 
+@harmless
 def postprocess_rollout_data(
     args: Any, rollout_id: int | None = None, rollout_data: Mapping[str, Any] | None = None
 ) -> None:
     """Record advantages and the use of samples in training: `--rollout-data-postprocess-path`.
 
-    Raises:
-        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+    Args:
+        rollout_data: slime's batch of this rank; its lists have one item per sample.
     """
     if rollout_id is None or rollout_data is None:
         say_once(
             "advantages are not recorded: this trainer passes no data to "
             "--rollout-data-postprocess-path"
         )
-    elif _has_results() and _start_recording(args, f"rank{os.environ.get('RANK', '')}"):
-        record_batch(rollout_id, args, rollout_data)
+        return
+    if not _has_results() or not _start_recording(args, f"rank{os.environ.get('RANK', '')}"):
+        return
+    indices = rollout_data["sample_indices"]
+    if not indices:
+        return
+    masks, size = padded(rollout_data["loss_masks"]), args.n_samples_per_prompt or 1
+    # A sample that is not its whole rollout has no trace id that is known here.
+    own, sums = masks.sum(dim=-1).tolist(), rollout_data.get("rollout_mask_sums")
+    whole, times_seen = own if sums is None else sums.tolist(), Counter(indices)
+    rows = [
+        row
+        for row, index in enumerate(indices)
+        if index is not None and times_seen[index] == 1 and own[row] == whole[row]
+    ]
+    record_training(
+        [trace_id_in_job("slime", rollout_id, indices[row]) for row in rows],
+        {name: tensor[rows] for name, tensor in token_values(rollout_data).items()},
+        masks[rows],
+        [f"{rollout_id}-{indices[row] // size}" for row in rows],
+        [rollout_data["response_lengths"][row] for row in rows],
+        step=rollout_id,
+        source=TRAINER,
+        trained_step=rollout_id,
+    )
+
+
+def place_of(rollout_id: int, sample: Any, members: Counter[Any]) -> Beginning:
+    """Return the place of a sample; `members` counts those of each group so far."""
+    group, metadata = sample.group_index, sample.metadata or {}
+    members[group] += 1
+    return Beginning(
+        step=rollout_id,
+        sample_index=metadata.get("index", metadata.get("id")),
+        rollout_n=None if group is None else members[group] - 1,
+        group_id=None if group is None else f"{rollout_id}-{group}",
+        name=type(sample).__module__.partition(".")[0],
+        agent=sample.generate_function_path,
+        data_source=getattr(sample, "source", None) or metadata.get("source_name"),
+    )
+
+
+def sample_outcomes(sample: Any) -> dict[str, Any]:
+    """Return the masks of a sample, where they say more than its turns, and whether it counts."""
+    values: dict[str, Any] = {}
+    generated, mask = generated_flags(sample), sample.loss_mask
+    if not all(generated):
+        values["response_mask"] = generated
+    if mask is not None and list(mask) != generated:
+        values["loss_mask"] = list(mask)
+    if sample.remove_sample or not any(generated if mask is None else mask):
+        values |= {"fate": "filtered", "fate_reason": _REMOVED}
+    return values
+
+
+def token_values(rollout_data: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the numbers per token by the names of their outcomes, with one row per sample.
+
+    With context parallelism a rank has only parts of the responses, whose values are left out.
+    """
+    lengths = rollout_data["response_lengths"]
+    return {
+        name: padded(rollout_data[key])
+        for key, name in _TOKEN_NAMES.items()
+        if rollout_data.get(key)
+        and all(len(row) == size for row, size in zip(rollout_data[key], lengths, strict=True))
+    }
 
 
 @harmless

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localtrace.record.capture import trajectory
 from localtrace.record.op import op
+from localtrace.record.outcomes import record_tensors
 from localtrace.record.scope import current
 from localtrace.record.session import outcome
-from localtrace.record.tensor_batches import record_tensors
 from localtrace.trainer_hooks.generations import record_generation
 
 if TYPE_CHECKING:

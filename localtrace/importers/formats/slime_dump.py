@@ -25,7 +25,7 @@ from localtrace.importers.building import Calls, digest_id, is_time, outcome
 from localtrace.importers.source import BadLine, Source
 from localtrace.record.capture import verdict
 from localtrace.store.journal.records import STATUSES
-from localtrace.trainer_hooks.slime.batches import (
+from localtrace.trainer_hooks.slime.hook import (
     SOURCE,
     TRAINER,
     place_of,

@@ -58,6 +58,5 @@ def outcomes(
     """The rows that are recorded during a test."""
     # The trace ids of these tests are names for people, which would count as request ids.
     monkeypatch.setattr("localtrace.record.outcomes.trace_id_of", str)
-    monkeypatch.setattr("localtrace.record.tensor_batches.trace_id_of", str)
     with testing.recording(tmp_path / "store") as path:
         yield Outcomes(path)
