@@ -249,10 +249,10 @@ def test_a_busy_worker_is_neither_waited_for_nor_asked_again(
     worker = team.agent_loop_workers[1]
     busy = worker.block.remote(tmp_path / "end")
     loggers.log(data={}, step=2)
-    owed = tracking._survey._asked[worker]
+    owed = tracking._survey._questions[worker]
     for step in range(3, 6):
         loggers.log(data={}, step=step)
-    assert tracking._survey._asked[worker] is owed
+    assert tracking._survey._questions[worker] is owed
     assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [made] * 5
     (tmp_path / "end").touch()
     ray.get(busy)
@@ -273,4 +273,4 @@ def test_a_job_whose_rollouts_are_not_recorded_asks_nobody(
     know(team)
     make_tracking("file", "localtrace", backend="weave").log(data={"a": 1}, step=1)
     assert logged(tmp_path) == [{"a": 1}]
-    assert not list(tracking._survey._asked)
+    assert not list(tracking._survey._questions)
