@@ -22,8 +22,14 @@ from dataclasses import replace
 from typing import Any
 
 from localtrace.record.losses import logger
-from localtrace.values.arrays import PIECE_BYTES, TensorCopy, copy_tensor, tensor_copy_bytes
-from localtrace.values.tensors import has_storage, is_readable
+from localtrace.values.arrays import (
+    PIECE_BYTES,
+    TensorCopy,
+    copy_tensor,
+    has_storage,
+    is_readable,
+    tensor_copy_bytes,
+)
 
 WINDOW_MAX_BYTES = 16 * 2**20
 _FREE_TIMES = 8

@@ -31,10 +31,10 @@ from localtrace.values.arrays import (
     Bytes,
     TensorCopy,
     extension,
+    is_freed,
     tensor_copy_bytes,
 )
 from localtrace.values.placeholder import Placeholder, left_out
-from localtrace.values.tensors import is_freed
 
 _encode = msgspec.msgpack.Encoder().encode
 MARKER_EXT = 2

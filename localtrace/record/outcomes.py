@@ -23,11 +23,17 @@ from localtrace.record.recorder import Recorder
 from localtrace.store.journal.batch import encode_batch
 from localtrace.store.journal.records import Kind
 from localtrace.store.journal.writer import Item
-from localtrace.values.arrays import Array, memory_array
+from localtrace.values.arrays import (
+    Array,
+    FreedTensor,
+    in_memory,
+    is_freed,
+    is_tensor,
+    memory_array,
+)
 from localtrace.values.kinds import is_kind, is_loaded_kind
 from localtrace.values.objects import plain_numbers, row_count, rows_of, shape_of
 from localtrace.values.placeholder import type_name
-from localtrace.values.tensors import FreedTensor, in_memory, is_freed, is_tensor
 
 _encode = msgspec.msgpack.Encoder().encode
 

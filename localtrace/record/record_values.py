@@ -10,12 +10,18 @@ import msgspec
 
 from localtrace.record.losses import Losses, logger
 from localtrace.record.settings import Settings
-from localtrace.values.arrays import EXT_CODES, read_array
+from localtrace.values.arrays import (
+    EXT_CODES,
+    FreedTensor,
+    in_memory,
+    is_readable,
+    is_tensor,
+    read_array,
+)
 from localtrace.values.codec import decode
 from localtrace.values.encoder import ValueEncoder
 from localtrace.values.placeholder import left_out, type_name
 from localtrace.values.plain import Budget, is_leaf, is_plain
-from localtrace.values.tensors import FreedTensor, in_memory, is_readable, is_tensor
 
 _SMALL_MAX_BYTES = 2**20
 _encode = ValueEncoder(max_bytes=_SMALL_MAX_BYTES).encode

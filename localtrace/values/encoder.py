@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from localtrace.field_names import DROPPED_NAMES
-from localtrace.values.arrays import extension
+from localtrace.values.arrays import extension, in_memory, is_freed, is_tensor
 from localtrace.values.encoded import list_bytes, map_bytes
 from localtrace.values.kinds import is_kind
 from localtrace.values.objects import memory_tensor, plain_form, plain_numbers, shape_of
@@ -23,7 +23,6 @@ from localtrace.values.plain import (
     is_plain,
     leaf_size,
 )
-from localtrace.values.tensors import in_memory, is_freed, is_tensor
 
 _LEAF_STEPS = 0.8
 _CONTAINER_STEPS = 7

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from localtrace.values.arrays import extension
+from localtrace.values.arrays import extension, is_stand_in, is_tensor
 from localtrace.values.kinds import (
     bases_of,
     declared,
@@ -36,7 +36,6 @@ from localtrace.values.kinds import (
 from localtrace.values.placeholder import left_out, type_name
 from localtrace.values.plain import ITEMS_PER_STEP, Budget, TooLarge, is_number, is_plain
 from localtrace.values.plain_json import decode_json
-from localtrace.values.tensors import is_stand_in, is_tensor
 
 _INT_MAX_BITS = 14_000
 """Longest integer: Python refuses to write or read decimal ones of more than 4,300 digits."""

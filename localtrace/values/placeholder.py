@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from localtrace.values.arrays import has_storage, in_memory, is_readable, is_tensor
 from localtrace.values.kinds import is_kind, is_loaded_kind, names_of, own_fields
-from localtrace.values.tensors import has_storage, in_memory, is_readable, is_tensor
 
 _HASH_MAX_BYTES = 2**20
 """Largest dropped value that is hashed, as hashing must not stall the rollout."""

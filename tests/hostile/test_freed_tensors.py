@@ -15,8 +15,8 @@ import torch
 import localtrace
 from localtrace import testing
 from localtrace.record.outcomes import record_tensors
+from localtrace.values.arrays import is_freed
 from localtrace.values.placeholder import Placeholder
-from localtrace.values.tensors import is_freed
 from tests.devices import SlowDevice, on_device, use
 from tests.recording import Recording, recording
 

@@ -21,8 +21,7 @@ from localtrace import testing
 from localtrace.errors import LocalTraceError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import doctor, environment, nemo_rl
-from localtrace.trainer_hooks.nemo_rl import job, samples
-from localtrace.trainer_hooks.nemo_rl import training as training_seams
+from localtrace.trainer_hooks.nemo_rl import hook, job, samples
 from localtrace.trainer_hooks.nemo_rl.job import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
 
@@ -53,7 +52,7 @@ def nemo() -> Iterator[types.SimpleNamespace]:
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_tried_in", None)
     monkeypatch.setattr(samples, "_recorded", samples.Occurrences())
-    monkeypatch.setattr(training_seams, "_trained", samples.Occurrences())
+    monkeypatch.setattr(hook, "_trained", samples.Occurrences())
     monkeypatch.setattr(job, "training", job.training)
     job.training.weight_version = None
     monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
@@ -212,8 +211,8 @@ def test_what_is_left_out_is_told_with_its_reason(nemo: Any, store: Path) -> Non
     kept = {"kept": lambda b: [0, 1], "sample_mask": lambda kept: [1.0, 0.0]}
     train(nemo, TWO, [batch("q7", "q8")], **kept)
     fates = [(one["fate"], one["fate_reason"]) for one in read(store)]
-    assert fates[:2] == [("trained", None), ("filtered", training_seams._MASKED)]
-    assert fates[2:] == [("filtered", training_seams._LEFT_OUT)] * 2
+    assert fates[:2] == [("trained", None), ("filtered", hook._MASKED)]
+    assert fates[2:] == [("filtered", hook._LEFT_OUT)] * 2
 
 
 def test_a_trainer_that_skips_the_logprobs_has_none(nemo: Any, store: Path) -> None:

@@ -1,15 +1,263 @@
-"""The hook into SGLang, around `TokenizerManager.generate_request`.
+"""The hook into SGLang, around `TokenizerManager.generate_request`, and its record of one call.
 
-Every interface of SGLang goes through that method."""
+Every interface of SGLang goes through that method. The hook sees each item before the caller does.
+Most callers drop the generator after its last item, so a generation is recorded as soon as a chunk
+has its finish reason.
+
+A chunk of a stream holds everything so far, or with `--incremental-streaming-output` what is new.
+Chunks share their lists with the engine, which goes on appending to them, and their dicts with the
+caller. So neither is changed here.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import sys
+import time
+from asyncio import CancelledError
 from typing import Any, TypeVar
 
 from localtrace.record import active
+from localtrace.record.propagation import HEADER
+from localtrace.store.journal.choices import of_sglang
+from localtrace.store.journal.pieces import merge_sglang
 from localtrace.trainer_hooks.environment import record_this_process, refuse
+from localtrace.trainer_hooks.generations import record_generation
+from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part, Plugin, System
-from localtrace.trainer_hooks.sglang.recording import Recording, is_rollout, keep_prompt
+
+OP = "sglang.generate"
+_LEFT = "disconnected from the client"
+"""Part of the error that SGLang raises when the client of an HTTP request has gone."""
+_HEALTH_CHECK = "HEALTH_CHECK"
+"""Prefix of the request ids of health checks."""
+_WARM_UP = {"temperature": 0, "max_new_tokens": 8}
+"""Sampling parameters of the request that the server sends itself at start-up."""
+_PER_PROMPT = ("return_logprob", "logprob_start_len", "top_logprobs_num", "lora_path")
+"""Fields that a batch may give as a list with one item per prompt."""
+_MEDIA = ("image_data", "video_data", "audio_data")
+_WHOLE = (
+    "stream", "token_ids_logprob", "session_id", "session_params", "priority", "routed_dp_rank",
+    *_MEDIA,
+)  # fmt: skip
+_KEPT_PROMPT = "_localtrace_prompt_ids"
+
+
+def is_rollout(manager: Any, obj: Any, request: Any) -> bool:
+    """Return whether a request is a generation to record.
+
+    Left out: embeddings, health checks, the server's own warm-up, and requests with `no_logs`.
+    """
+    if not any(base.__name__ == "GenerateReqInput" for base in type(obj).__mro__):
+        return False
+    if isinstance(obj.rid, str) and obj.rid.startswith(_HEALTH_CHECK):
+        return False
+    is_starting = getattr(getattr(manager, "server_status", None), "name", None) == "Starting"
+    sampling = obj.sampling_params
+    is_warm_up = isinstance(sampling, dict) and _WARM_UP.items() <= sampling.items()
+    if is_starting and request is not None and is_warm_up:
+        return False
+    return not getattr(obj, "no_logs", False)
+
+
+def keep_prompt(obj: Any, tokenized: Any) -> None:
+    """Store the prompt's ids on the request, in SGLang versions that cannot return them."""
+    can_return = hasattr(obj, "return_prompt_token_ids")
+    if not can_return and not _says_ids(obj) and tokenized.input_ids is not None:
+        setattr(obj, _KEPT_PROMPT, list(tokenized.input_ids))
+
+
+def _says_ids(obj: Any) -> bool:
+    """Return whether the caller gave all ids of the prompt; media add more."""
+    media = (getattr(obj, name, None) for name in _MEDIA)
+    return obj.input_ids is not None and all(value is None for value in media)
+
+
+class _Generation:
+    """One generation, joined from its chunks."""
+
+    def __init__(self, is_incremental: bool) -> None:
+        self._is_incremental = is_incremental
+        self.chunk: dict[str, Any] = {}
+        """Everything so far."""
+        self.prompt_ids: list[int] | None = None
+        """The prompt's ids as SGLang returned them; None if it did not."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = self.chunk.get("meta_info", {})
+        return meta
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        reason = chunk["meta_info"].get("finish_reason")
+        if self._is_incremental:
+            own = _copied_chunk(chunk)
+            self.chunk = merge_sglang(self.chunk, own)[0] if self.chunk else own
+        elif self.chunk and isinstance(reason, dict) and reason.get("type") == "abort":
+            # SGLang 0.5.12 ends an aborted stream with a chunk that only repeats the last id.
+            self.chunk = merge_sglang(_copied_chunk(self.chunk), _copied_chunk(chunk))[0]
+        else:
+            self.chunk = chunk
+
+
+class Recording:
+    """The recording of one request: one generation for each prompt and sample.
+
+    It is read before SGLang fills in its fields in place.
+
+    Args:
+        manager: SGLang's tokenizer manager.
+        obj: its `GenerateReqInput`.
+        http: the HTTP request that brought it, or None.
+    """
+
+    def __init__(self, manager: Any, obj: Any, http: Any) -> None:
+        self._start_ns = time.time_ns()
+        self._mono_ns = time.perf_counter_ns()
+        self._manager = manager
+        self._obj = obj
+        # A stream that its caller drops ends in whatever context Python frees it.
+        self._context = contextvars.copy_context()
+        self._header = None if http is None else http.headers.get(HEADER)
+        self._rid, self._text = _copied(obj.rid), _copied(obj.text)
+        self._ids, self._sampling = _copied(obj.input_ids), _copied(obj.sampling_params)
+        self._per_prompt, self._whole = _fields(obj, _PER_PROMPT), _fields(obj, _WHOLE)
+        self._is_stream = bool(obj.stream)
+        self._is_incremental = self._is_stream and any(
+            getattr(owner, "incremental_streaming_output", False)
+            for owner in (manager, getattr(manager, "server_args", None))
+        )
+        self._open: dict[int, _Generation] = {}
+        self._recorded: set[int] = set()
+        self._hides_prompt = not _says_ids(obj) and not getattr(obj, "return_prompt_token_ids", 1)
+        """Whether the prompt's ids are the hook's alone, to be hidden from the caller."""
+        self._is_changed = self._hides_prompt
+        if self._hides_prompt:
+            obj.return_prompt_token_ids = True
+
+    @harmless
+    def take(self, item: Any) -> None:
+        """Take one item, and record the generations that end with it."""
+        if isinstance(item, list):  # a batch arrives at once
+            for index, chunk in enumerate(item):
+                self._take(index, chunk)
+        else:
+            self._take(item.get("index", 0), item)
+
+    def _take(self, index: int, chunk: dict[str, Any]) -> None:
+        take = dict.pop if self._hides_prompt else dict.get
+        prompt_ids = take(chunk, "prompt_token_ids", None)
+        generation = self._generation(index)
+        generation.prompt_ids = prompt_ids
+        generation.add(chunk)
+        if generation.meta.get("finish_reason") is not None or not self._is_stream:
+            self._record(index, None)
+
+    @harmless
+    def end(self, error: BaseException | None) -> None:
+        """Record the generations that have not finished.
+
+        Args:
+            error: the exception that ended the call; GeneratorExit if the caller takes no more.
+        """
+        self._restore()
+        for index in range(self._count):
+            if index not in self._recorded:
+                self._record(index, error)
+
+    def _generation(self, index: int) -> _Generation:
+        return self._open.setdefault(index, _Generation(self._is_incremental))
+
+    def _record(self, index: int, error: BaseException | None) -> None:
+        generation = self._generation(index)
+        del self._open[index]
+        self._recorded.add(index)
+        if len(self._recorded) == self._count:
+            self._restore()  # before the caller has the last item, and may use the object again
+        chunk = {name: value for name, value in generation.chunk.items() if name != "index"}
+        is_cancelled = isinstance(error, CancelledError | GeneratorExit) or (
+            isinstance(error, ValueError) and _LEFT in str(error)
+        )
+        self._context.run(
+            record_generation,
+            OP,
+            rid=generation.meta.get("id") or self._rid_of(index),
+            header=self._header or _item(self._rid, index // self._samples),
+            start_ns=self._start_ns,
+            duration_ns=time.perf_counter_ns() - self._mono_ns,
+            inputs=self._inputs(index // self._samples, generation.prompt_ids),
+            outputs=of_sglang(chunk).outputs if chunk else None,
+            error=CancelledError() if is_cancelled else error,
+        )
+
+    def _restore(self) -> None:
+        """Restore the request as the caller made it, once: the caller may use it again."""
+        if self._is_changed:
+            self._obj.return_prompt_token_ids = self._is_changed = False
+
+    # -- the request, of which SGLang knows more once it has read it -----------------------
+
+    @property
+    def _samples(self) -> int:
+        """Number of samples per prompt."""
+        samples: int = getattr(self._obj, "parallel_sample_num", None) or 1
+        return samples
+
+    @property
+    def _count(self) -> int:
+        """Number of generations asked for."""
+        return self._samples * (getattr(self._obj, "batch_size", None) or 1)
+
+    def _rid_of(self, index: int) -> str | None:
+        """Return the request id of a generation without chunks; None if it is unknown."""
+        rids: Any = self._obj.rid
+        if isinstance(rids, list):
+            rids = rids[index] if len(rids) == self._count else None
+        rid: str | None = rids
+        return rid
+
+    def _inputs(self, number: int, prompt_ids: list[int] | None) -> dict[str, Any]:
+        """Return the inputs of one generation of a prompt, with the ids that SGLang returned."""
+        inputs = {name: _item(value, number) for name, value in self._per_prompt.items()}
+        part = getattr(self._obj, "_sub_obj_cache", {}).get(number, self._obj)
+        of_batch = self._ids and isinstance(self._ids[0], list)
+        own = self._ids[number] if of_batch else self._ids
+        prompt_ids = prompt_ids or getattr(part, _KEPT_PROMPT, None) or own
+        text = _item(self._text, number)
+        prompt = {"prompt_ids": prompt_ids, "text": text}
+        inputs |= {name: value for name, value in prompt.items() if value is not None}
+        preferred = getattr(self._manager, "preferred_sampling_params", None) or {}
+        inputs["sampling_params"] = {**preferred, **(_item(self._sampling, number) or {})}
+        return {
+            **inputs,
+            **self._whole,
+            "model_path": getattr(self._manager, "model_path", None),
+            "engine_version": getattr(sys.modules.get("sglang"), "__version__", None),
+        }
+
+
+def _fields(obj: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: _copied(getattr(obj, name, None)) for name in names}
+    return {n: value for n, value in values.items() if value is not None and value is not False}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return [list(row) for row in value]
+    return value.copy() if isinstance(value, list | dict) else value
+
+
+def _copied_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
+    meta = {name: _copied(value) for name, value in chunk["meta_info"].items()}
+    return {name: _copied(value) for name, value in chunk.items()} | {"meta_info": meta}
+
+
+def _item(value: Any, number: int) -> Any:
+    """Return one prompt's item of a list, or a value given once for all prompts."""
+    if not isinstance(value, list):
+        return value
+    return value[number] if number < len(value) else None
+
 
 E = TypeVar("E")
 _MANAGER = "sglang.srt.managers.tokenizer_manager"

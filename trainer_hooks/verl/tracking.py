@@ -1,23 +1,184 @@
-"""verl's metrics: a logger `localtrace`, and counts of what is recorded for verl's loggers."""
+"""verl's metrics: a logger `localtrace`, and counts of what a job's agent-loop workers record.
+
+The workers are asked through their Ray actors. Asking does not wait, and answers are collected when
+they have arrived. The trainer waits for answers only once, after its first step.
+"""
 
 from __future__ import annotations
 
+import platform
+import shlex
+import shutil
 import weakref
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from localtrace.record import active
+from localtrace.record.losses import REMEDIES
 from localtrace.record.session import flush
-from localtrace.trainer_hooks.environment import record_numbers, say
+from localtrace.trainer_hooks.environment import failure, hook_settings, record_numbers, say
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
-from localtrace.trainer_hooks.verl import job, workers
-from localtrace.trainer_hooks.verl.job import VERL
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.job import AGENT_LOOP, VERL
+
+_NAME_PREFIX = "agent_loop_worker_"
+"""Prefix of the names that verl gives its workers."""
+
+managers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""verl's agent loop managers in this process; each knows its workers."""
+
+
+@VERL.around(AGENT_LOOP, "AgentLoopManager.__init__", without="")
+def _remember(self: Any) -> Part:
+    managers.add(self)
+    yield
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of recording in one process."""
+
+    host: str
+    problem: str | None
+    """Reason why it does not record now; None if it does."""
+    store: str | None = None
+    """The store's path; None if it has not recorded at all."""
+    run_id: str | None = None
+    recorded: int = 0
+    """Number of trajectories."""
+    lost: int = 0
+    """Number of losses: trajectories, other records and values."""
+    queue_bytes: int = 0
+    disk_free_bytes: int = 0
+    """Free space on the disk of its journals."""
+
+
+def status() -> Status:
+    """Return the state of recording in this process."""
+    recorder = active.recorder
+    if recorder is None:
+        return Status(platform.node(), failure() or "the hook was not asked to record")
+    return Status(
+        platform.node(),
+        None if recorder.paused is None else REMEDIES[recorder.paused],
+        str(recorder.layout.root),
+        recorder.context.run_id,
+        recorder.recorded_trajectories,
+        sum(sum(counts.values()) for counts in recorder.losses.as_dict().values()),
+        recorder.exposure()["queued_bytes"],
+        shutil.disk_usage(recorder.folder).free,
+    )
+
+
+def _question() -> Callable[[Any], Any]:
+    hook = __name__
+
+    def ask(worker: Any) -> Any:
+        # Ray sends this as code. Importing it from localtrace would load the hook, too late.
+        import platform
+        import sys
+
+        loaded = sys.modules.get(hook)
+        return platform.node() if loaded is None else loaded.status()
+
+    return ask
+
+
+class Survey:
+    """The newest answer of each worker, and the questions under way."""
+
+    def __init__(self) -> None:
+        self._named: list[Any] = []
+        self._questions: weakref.WeakKeyDictionary[Any, Future[Any]] = weakref.WeakKeyDictionary()
+        self._answers: weakref.WeakKeyDictionary[Any, Status] = weakref.WeakKeyDictionary()
+
+    def ask(self) -> None:
+        """Ask all workers that do not owe an answer."""
+        for worker in self._workers():
+            if worker not in self._questions:
+                self._questions[worker] = worker.__ray_call__.remote(_question()).future()
+
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Take the answers that have arrived, or that arrive within the time."""
+        wait(list(self._questions.values()), timeout_s)
+        for worker, future in list(self._questions.items()):
+            if future.done():
+                del self._questions[worker]
+                try:
+                    answer = future.result()
+                except Exception as error:
+                    problem = f"does not answer ({type(error).__name__})"
+                    answer = Status("an unknown node", problem)
+                if not isinstance(answer, Status):
+                    answer = Status(answer, "the hook is not loaded")
+                self._answers[worker] = answer
+
+    def statuses(self) -> list[Status]:
+        """Return the newest status of each worker."""
+        unknown = Status("an unknown node", "did not answer yet")
+        return [self._answers.get(worker, unknown) for worker in self._workers()]
+
+    def _workers(self) -> list[Any]:
+        known = [worker for m in managers for worker in getattr(m, "agent_loop_workers", ())]
+        if not known and not self._named:  # another process made them, as in fully async training
+            import ray
+
+            names = ray.util.list_named_actors() if ray.is_initialized() else []
+            self._named = [ray.get_actor(name) for name in names if name.startswith(_NAME_PREFIX)]
+        return known or self._named
+
+
+def counts(statuses: Sequence[Status]) -> dict[str, int] | None:
+    """Return counts over the workers and this process, as metrics; None if none records."""
+    if all(worker.store is None for worker in statuses):
+        return None
+    recorders = [process for process in (*statuses, status()) if process.store is not None]
+    return {
+        "localtrace/recorded": sum(process.recorded for process in recorders),
+        "localtrace/lost": sum(process.lost for process in recorders),
+        "localtrace/queue_bytes": sum(process.queue_bytes for process in recorders),
+        "localtrace/disk_free_bytes": min(process.disk_free_bytes for process in recorders),
+    }
+
+
+def summary(statuses: Sequence[Status]) -> str:
+    """Return one line: how many workers record, where, and what to do about the others."""
+    if not statuses:
+        return "no worker is known to this process; list what is recorded with  localtrace runs"
+    silent = Counter(f"{w.problem} on {w.host}" for w in statuses if w.problem is not None)
+    recording = len(statuses) - silent.total()
+    text = f"{recording} of {len(statuses)} workers record"
+    recorders = [worker for worker in statuses if worker.store is not None]
+    if recorders:
+        stores = sorted({str(worker.store) for worker in recorders})
+        runs = ", ".join(sorted({str(worker.run_id) for worker in recorders}))
+        recorded = sum(worker.recorded for worker in recorders)
+        lost = sum(worker.lost for worker in recorders)
+        look = f"localtrace {'stats' if lost else 'ls'} -s {shlex.quote(stores[0])}"
+        text += (
+            f" into {', '.join(stores)} (run {runs}): {recorded} trajectories so far, "
+            f"{f'{lost} losses' if lost else 'nothing lost'}; look with  {look}"
+        )
+    if silent:
+        reasons = ", ".join(
+            f"{reason} ({count} workers)" if count > 1 else reason
+            for reason, count in silent.items()
+        )
+        text += f"; not all do: {reasons}; find out more with  localtrace doctor --ray"
+    if not recording and hook_settings().required:
+        text += "; LOCALTRACE_REQUIRED is set: stop the job if its rollouts matter"
+    return text
+
 
 _MODULE = "verl.utils.tracking"
 _FIRST_ANSWERS_WITHIN_S = 5.0
 
-_survey = workers.Survey()
+_survey = Survey()
 _counted: weakref.WeakSet[Any] = weakref.WeakSet()
 """`Tracking` objects of jobs whose rollouts are recorded."""
 _announced = False
@@ -78,8 +239,8 @@ def _counts(step: Any) -> dict[str, int] | None:
     statuses = _survey.statuses()
     if announce:
         _announced = True
-        say(workers.summary(statuses))
-    return workers.counts(statuses)
+        say(summary(statuses))
+    return counts(statuses)
 
 
 @VERL.around(_MODULE, "Tracking.finish", without="")

@@ -1,19 +1,278 @@
 """The hook into vLLM: around `AsyncLLM.generate`, and around three methods of `LLMEngine`.
 
-An `LLMEngine` takes requests and returns outputs of all of them, step by step, by their ids.
+An `LLMEngine` takes requests and returns outputs of all of them, step by step, by their ids. The
+hook sees the same outputs as the caller, just before it. Most callers drop the generator after the
+last item, so an output is recorded as soon as it has a finish reason. vLLM's objects are read by
+attribute name, so that nothing is imported.
 """
 
 from __future__ import annotations
 
+import contextvars
+import enum
+import functools
+import os
+import sys
+import time
 from asyncio import CancelledError
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from localtrace.record import active
-from localtrace.record.propagation import HEADER, attach
+from localtrace.record.propagation import HEADER, attach, find_parent
 from localtrace.trainer_hooks.environment import record_this_process
+from localtrace.trainer_hooks.generations import record_generation
+from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part, Plugin, System
-from localtrace.trainer_hooks.vllm.request import Request, is_generation
+from localtrace.values.fields import known
+
+OP = "vllm.generate"
+_STATED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"})
+"""Sampling parameters that are recorded even where they have vLLM's defaults."""
+_DERIVED = frozenset({"output_text_buffer_length", "skip_clone", "skip_reading_prefix_cache"})
+
+
+def is_generation(prompt: Any, params: Any) -> bool:
+    """Return whether a request generates: pooling has no max_tokens.
+
+    A streamed-in prompt, an async iterator, becomes several prompts and is left out.
+    """
+    return hasattr(params, "max_tokens") and not hasattr(prompt, "__anext__")
+
+
+class Request:
+    """One request, of which each of the `n` outputs is recorded as a generation."""
+
+    def __init__(
+        self, engine: Any, prompt: Any, params: Any, request_id: Any, lora: Any, headers: Any
+    ) -> None:
+        self._start_ns = time.time_ns()
+        self._mono_ns = time.perf_counter_ns()
+        # Outputs may arrive in another task, and Python closes a dropped generator in yet another.
+        self._context = contextvars.copy_context()
+        self.id = str(getattr(prompt, "request_id", request_id))
+        self.internal_id: str | None = None
+        """The engine's internal id; None if unknown."""
+        texts = [text for name, text in (headers or {}).items() if name.lower() == HEADER]
+        self._header = str(texts[0]) if texts else None
+        self._inputs = {
+            "request_id": self.id,
+            "sampling_params": _sampling_params(params),
+            "model": getattr(getattr(engine, "model_config", None), "model", None),
+            "engine_version": getattr(sys.modules.get("vllm"), "__version__", None),
+        }
+        field = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(text, str):
+            self._inputs["text"] = text
+        if lora is not None:
+            path = getattr(lora, "lora_path", None)
+            self._inputs["lora"] = {"name": lora.lora_name, "id": lora.lora_int_id, "path": path}
+        # vLLM makes up zeros for the ids of embeddings.
+        self._has_ids = field("prompt_embeds", None) is None
+        self._prompt_ids = field("prompt_token_ids", None) if self._has_ids else None
+        self._prompt_logprobs: dict[str, Any] = {}
+        self._has_alternatives = _wants_alternatives(params.prompt_logprobs)
+        self._has_begun = False
+        self._n: int = params.n
+        self._open = {index: _Output(params) for index in range(self._n)}
+
+    @harmless
+    def take(self, output: Any) -> None:
+        """Take one `RequestOutput`, and record the outputs that end with it."""
+        self._has_begun = True
+        if self._has_ids:
+            self._prompt_ids = output.prompt_token_ids
+        # Where outputs come in pieces, vLLM gives the prompt's logprobs only once.
+        if output.prompt_logprobs and not self._prompt_logprobs:
+            logprobs = output.prompt_logprobs
+            self._prompt_logprobs["prompt_logprobs"] = _chosen(output.prompt_token_ids, logprobs)
+            if self._has_alternatives:
+                self._prompt_logprobs["prompt_top_logprobs"] = _alternatives(logprobs)
+        for completion in output.outputs:
+            pieces = self._open.get(completion.index)
+            if pieces is not None:
+                pieces.take(completion, output)
+                if completion.finish_reason is not None:
+                    del self._open[completion.index]
+                    self._record(pieces, None)
+
+    @harmless
+    def end(self, error: BaseException | None = None) -> None:
+        """Record the outputs that have not finished.
+
+        Args:
+            error: the exception that ended the request; None if the engine gave no reason.
+        """
+        unfinished = list(self._open.values())
+        self._open.clear()
+        # Without any output (rejected, or cancelled while it waited), one record stands for all n.
+        for pieces in unfinished if self._has_begun else unfinished[:1]:
+            self._record(pieces, error)
+
+    def leave_out(self) -> None:
+        """Drop the request: record none of its outputs."""
+        self._open.clear()
+
+    def _record(self, pieces: _Output, error: BaseException | None) -> None:
+        inputs = {**self._inputs}
+        if self._prompt_ids is not None:
+            inputs["prompt_ids"] = self._prompt_ids
+        outputs = pieces.values()
+        if outputs is not None:
+            outputs |= self._prompt_logprobs
+            if self._n == 1:
+                del outputs["index"]
+        self._context.run(
+            record_generation,
+            OP,
+            rid=_rid(self.id),
+            header=self._header,
+            start_ns=self._start_ns,
+            duration_ns=time.perf_counter_ns() - self._mono_ns,
+            inputs=inputs,
+            outputs=outputs,
+            error=error if error is not None or pieces.has_ended else CancelledError(),
+        )
+
+
+class _Output:
+    """One of the `n` outputs of a request, as far as its caller has received it.
+
+    It is joined from the pieces in which vLLM returns it. `SamplingParams.output_kind` tells
+    whether a piece holds what is new or everything so far.
+    """
+
+    def __init__(self, params: Any) -> None:
+        self._is_delta = getattr(params.output_kind, "name", None) == "DELTA"
+        count = getattr(params, "num_logprobs", params.logprobs)
+        self._has_logprobs = count is not None
+        self._has_alternatives = _wants_alternatives(count)
+        self._last: tuple[Any, Any] | None = None
+        """The newest piece: a `CompletionOutput` and its `RequestOutput`."""
+        self._length = (0, 0)
+        """Number of ids and of logprobs in the newest piece.
+
+        Pieces share their lists, so those of this piece may grow later."""
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[float | None] = []
+        self._alternatives: list[Any] = []
+
+    def take(self, completion: Any, request: Any) -> None:
+        self._last = completion, request
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if self._is_delta:
+            self._texts.append(completion.text)
+            self._add(ids, logprobs)
+        else:
+            self._texts = [completion.text]
+            self._length = len(ids), 0 if logprobs is None else len(logprobs)
+
+    def _add(self, ids: Any, logprobs: Any) -> None:
+        self._ids.extend(ids)
+        if self._has_logprobs and logprobs is not None:
+            self._logprobs.extend(_chosen(ids, logprobs))
+            if self._has_alternatives:
+                self._alternatives.extend(_alternatives(logprobs))
+
+    @property
+    def has_ended(self) -> bool:
+        return self._last is not None and self._last[0].finish_reason is not None
+
+    def values(self) -> dict[str, Any] | None:
+        """Return the outputs of the span; None before the first piece. Call it once."""
+        if self._last is None:
+            return None
+        completion, request = self._last
+        if not self._is_delta:
+            ids, logprobs = completion.token_ids, completion.logprobs
+            id_count, logprob_count = self._length
+            self._add(ids[:id_count], None if logprobs is None else logprobs[:logprob_count])
+        values: dict[str, Any] = {
+            "index": completion.index,
+            "output_ids": self._ids,
+            "text": "".join(self._texts),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "cached_tokens": getattr(request, "num_cached_tokens", None),
+        }
+        spans = getattr(completion, "weight_versions", None) or ()
+        extra = {
+            "output_logprobs": self._logprobs if self._has_logprobs else None,
+            "top_logprobs": self._alternatives if self._has_alternatives else None,
+            "weight_version": spans[-1].version if spans else None,
+            "weight_versions": [
+                {"version": span.version, "start": span.start, "end": span.end} for span in spans
+            ] or None,
+            "metrics": getattr(request, "metrics", None),
+            "spec_decode_metrics": getattr(completion, "spec_decode_metrics", None),
+            "routed_experts": getattr(completion, "routed_experts", None),
+        }  # fmt: skip
+        return values | known(extra)
+
+
+def _rid(request_id: str) -> str:
+    """Return the request id as the caller knows it; a random one for a mere count."""
+    if request_id.isdecimal():  # `LLM` numbers its requests from 0 in every process
+        return os.urandom(16).hex()
+    # The server puts a prefix such as `chatcmpl-` before the X-Request-Id that it was given.
+    place = request_id[max(request_id.find("lt1-"), 0) :]
+    return request_id if find_parent(place) is None else place
+
+
+def _sampling_params(params: Any) -> dict[str, Any]:
+    """Return the parameters that differ from vLLM's defaults, and always those in `_STATED`."""
+    values = {}
+    for name, default in _defaults(params.__class__):
+        value = getattr(params, name)
+        try:
+            differs = bool(value != default and value != [])
+        except ValueError:  # an array
+            differs = True
+        if name in _STATED or differs:
+            values[name] = value.name if isinstance(value, enum.Enum) else value
+    return values
+
+
+@functools.cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (field.name, field.default)
+        for field in msgspec.structs.fields(kind)
+        if not field.name.startswith("_") and field.name not in _DERIVED
+    )
+
+
+def _wants_alternatives(count: int | None) -> bool:
+    """Return whether logprobs of more than the sampled tokens are recorded.
+
+    Args:
+        count: number of logprobs asked for; -1, the whole vocabulary, is too large to record.
+    """
+    return count is not None and count > 0
+
+
+def _chosen(token_ids: Any, logprobs: Any) -> list[float | None]:
+    """Return the logprob of each token; None where vLLM has none, as for a prompt's first.
+
+    Args:
+        logprobs: one dict per token, `{token id: Logprob}` or None, or vLLM's flat form of that.
+    """
+    starts = getattr(logprobs, "start_indices", None)
+    if starts is not None:  # the flat form, in which the sampled token comes first
+        ranges = zip(starts, logprobs.end_indices, strict=True)
+        return [logprobs.logprobs[start] if start < end else None for start, end in ranges]
+    pairs = zip(token_ids, logprobs, strict=False)
+    return [at[token].logprob if at and token in at else None for token, at in pairs]
+
+
+def _alternatives(logprobs: Any) -> list[list[tuple[int, float]] | None]:
+    """Return `(id, logprob)` of all tokens vLLM names at each position, the sampled one first."""
+    return [[(token, p.logprob) for token, p in at.items()] if at else None for at in logprobs]
+
 
 E = TypeVar("E")
 _ASYNC, _STEPPING = "vllm.v1.engine.async_llm", "vllm.v1.engine.llm_engine"

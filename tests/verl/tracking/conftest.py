@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localtrace.trainer_hooks.verl import tracking, workers
+from localtrace.trainer_hooks.verl import tracking
 from tests.recording import Recording
 from tests.verl.jobs.conftest import _fresh_process, compose
 
@@ -21,8 +21,8 @@ MakeTracking = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _first_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_announced", False)
-    monkeypatch.setattr(tracking, "_survey", workers.Survey())
-    monkeypatch.setattr(workers, "managers", weakref.WeakSet())
+    monkeypatch.setattr(tracking, "_survey", tracking.Survey())
+    monkeypatch.setattr(tracking, "managers", weakref.WeakSet())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import localtrace
 from localtrace.errors import ConfigError
 from localtrace.store.layout import open_layout
 from localtrace.store.tables.snapshot import take_snapshot
-from localtrace.trainer_hooks.verl import tracking, workers
+from localtrace.trainer_hooks.verl import tracking
 from tests.environment import unavailable
 from tests.recording import Recording
 from tests.verl import forking
@@ -132,11 +132,11 @@ def test_a_required_recording_that_cannot_start_stops_the_training(
     [
         (tracking, "record_numbers"),
         (tracking, "flush"),
-        (workers, "status"),
-        (workers, "counts"),
-        (workers, "summary"),
-        (workers.Survey, "ask"),
-        (workers.Survey, "listen"),
+        (tracking, "status"),
+        (tracking, "counts"),
+        (tracking, "summary"),
+        (tracking.Survey, "ask"),
+        (tracking.Survey, "listen"),
     ],
 )
 def test_an_error_inside_changes_nothing(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localtrace.trainer_hooks.verl import tracking, workers
+from localtrace.trainer_hooks.verl import tracking
 from tests.environment import unavailable
 from tests.recording import Recording
 from tests.verl.tracking.conftest import MakeTracking
@@ -62,7 +62,7 @@ def hire(stores: Path) -> Iterator[Hire]:
         manager = kind.create(
             OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}}), None
         )
-        assert manager in workers.managers
+        assert manager in tracking.managers
         return manager
 
     yield hired
@@ -84,7 +84,7 @@ def stranger(hire: Hire) -> Any:
 @pytest.fixture
 def know(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has this process know only some managers."""
-    return lambda *known: monkeypatch.setattr(workers, "managers", weakref.WeakSet(known))
+    return lambda *known: monkeypatch.setattr(tracking, "managers", weakref.WeakSet(known))
 
 
 Know = Callable[..., None]
