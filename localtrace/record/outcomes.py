@@ -36,6 +36,10 @@ from localtrace.values.objects import plain_numbers, row_count, rows_of, shape_o
 from localtrace.values.placeholder import type_name
 
 _encode = msgspec.msgpack.Encoder().encode
+T = TypeVar("T")
+_ITEM_BYTES = 4
+_Parts = Sequence[bytes | memoryview]
+"""An encoded value in pieces, not joined so that large arrays are copied once."""
 
 
 def record_outcomes(
@@ -73,12 +77,6 @@ def record_outcomes(
         recorder.put(Item(Kind.OUTCOME, b"", record))
     except Exception:
         recorder.losses.unusable()
-
-
-T = TypeVar("T")
-_ITEM_BYTES = 4
-_Parts = Sequence[bytes | memoryview]
-"""An encoded value in pieces, not joined so that large arrays are copied once."""
 
 
 def record_tensors(

@@ -80,19 +80,16 @@ def init(
         "project": project, "experiment": experiment, "run_id": run_id, "attempt": attempt,
         "worker": worker,
     }  # fmt: skip
-    recorder = _make_recorder(load_settings(store, {**settings, **named}))
+    loaded = load_settings(store, {**settings, **named})
+    layout = create_layout(loaded.store)
+    folder = choose_journal_folder(layout, loaded.journal_dir)
+    recorder = Recorder(_with_identity(loaded, layout), layout, folder)
     facts = _keep_facts(recorder, config, tokenizer)
     _open_journal(recorder)
     _let_inherit(recorder.context)
     recorder.put(_run_item(recorder, "start", facts))
     active.recorder = recorder
     _close_at_exit(recorder)
-
-
-def _make_recorder(settings: Settings) -> Recorder:
-    layout = create_layout(settings.store)
-    folder = choose_journal_folder(layout, settings.journal_dir)
-    return Recorder(_with_identity(settings, layout), layout, folder)
 
 
 def _keep_facts(recorder: Recorder, config: Any, tokenizer: str | Path | None) -> dict[str, Any]:

@@ -16,6 +16,29 @@ import msgspec
 
 from localtrace.values.kinds import is_loaded_kind, package_of
 
+PIECE_BYTES = 4 * 2**20
+"""Bytes copied at once; no other Python thread runs meanwhile."""
+EXT = 1
+"""Code of the MessagePack extension for values that MessagePack itself cannot express."""
+_FORMATS = {
+    "|b1": "?", "|i1": "b", "|u1": "B", "<i2": "h", "<u2": "H", "<i4": "i", "<u4": "I",
+    "<i8": "q", "<u8": "Q", "<f4": "f", "<f8": "d", "<c8": "f", "<c16": "d",
+}  # fmt: skip
+"""Format characters of memoryview by dtype; a complex number is two of them."""
+_DTYPES = {
+    "bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "uint16": "<u2",
+    "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8", "float32": "<f4",
+    "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
+}  # fmt: skip
+"""Dtypes by torch's name."""
+_HALVES = ("float16", "bfloat16")
+Bytes = bytes | bytearray
+"""Joined bytes: a bytearray where they were joined in pieces."""
+_encode = msgspec.msgpack.Encoder().encode
+EXT_CODES = (b"\xc7", b"\xc8", b"\xc9")
+"""First bytes of encoded arrays, and of other extensions of a length of their own."""
+_PARTS_DECODER = msgspec.msgpack.Decoder(tuple[str, str, list[int], memoryview])
+
 
 class FreedTensor(ValueError):
     """A tensor's memory was freed before the call."""
@@ -79,30 +102,6 @@ def is_stand_in(tensor: Any) -> bool:
 def is_readable(tensor: Any) -> bool:
     """Tell whether there is memory behind a tensor: it is neither freed nor a stand-in."""
     return not (is_freed(tensor) or is_stand_in(tensor))
-
-
-PIECE_BYTES = 4 * 2**20
-"""Bytes copied at once; no other Python thread runs meanwhile."""
-EXT = 1
-"""Code of the MessagePack extension for values that MessagePack itself cannot express."""
-_FORMATS = {
-    "|b1": "?", "|i1": "b", "|u1": "B", "<i2": "h", "<u2": "H", "<i4": "i", "<u4": "I",
-    "<i8": "q", "<u8": "Q", "<f4": "f", "<f8": "d", "<c8": "f", "<c16": "d",
-}  # fmt: skip
-"""Format characters of memoryview by dtype; a complex number is two of them."""
-_DTYPES = {
-    "bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "uint16": "<u2",
-    "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8", "float32": "<f4",
-    "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
-}  # fmt: skip
-"""Dtypes by torch's name."""
-_HALVES = ("float16", "bfloat16")
-Bytes = bytes | bytearray
-"""Joined bytes: a bytearray where they were joined in pieces."""
-_encode = msgspec.msgpack.Encoder().encode
-EXT_CODES = (b"\xc7", b"\xc8", b"\xc9")
-"""First bytes of encoded arrays, and of other extensions of a length of their own."""
-_PARTS_DECODER = msgspec.msgpack.Decoder(tuple[str, str, list[int], memoryview])
 
 
 class Array(NamedTuple):

@@ -18,12 +18,7 @@ from localtrace.record.capture import Beginning
 from localtrace.record.session import outcome
 from localtrace.trainer_hooks.environment import record_numbers, trace_id_in_job
 from localtrace.trainer_hooks.nemo_rl.job import (
-    GRPO,
-    LOGGER,
-    MANAGER,
     NEMO_RL,
-    OLDER,
-    ROLLOUTS,
     start_recording,
     training,
     validated_step,
@@ -41,6 +36,11 @@ from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.training import padded, record_training
 
+_ROLLOUTS = "nemo_rl.experience.rollouts"
+_MANAGER = "nemo_rl.experience.rollout_manager"
+_GRPO = "nemo_rl.algorithms.grpo"
+_LOGGER = "nemo_rl.utils.logger"
+_OLDER = "rollouts in processes of their own are not recorded by this version"
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "max_new_tokens")
 _ROW_FIELDS = ("idx", "extra_env_info", "task_name")
 Finished = tuple[Sequence[Any], Sequence[float], Sequence[Any] | None]
@@ -100,8 +100,8 @@ _whole: ContextVar[bool] = ContextVar("localtrace_nemo_rl_whole", default=False)
 """Whether a call around records the batch, or knows that it is not to be recorded."""
 
 
-@NEMO_RL.around(ROLLOUTS, "run_multi_turn_rollout")
-@NEMO_RL.around(ROLLOUTS, "run_async_multi_turn_rollout")
+@NEMO_RL.around(_ROLLOUTS, "run_multi_turn_rollout")
+@NEMO_RL.around(_ROLLOUTS, "run_async_multi_turn_rollout")
 def _roll_out(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part:
@@ -121,7 +121,7 @@ def _roll_out(
         _whole.reset(outer)
 
 
-@NEMO_RL.around(ROLLOUTS, "_run_multi_turn_rollout_async", without=OLDER)
+@NEMO_RL.around(_ROLLOUTS, "_run_multi_turn_rollout_async", without=_OLDER)
 def _roll_out_groups(
     input_batch: Any, policy_generation: Any, tokenizer: Any, greedy: bool = False
 ) -> Part | None:
@@ -132,7 +132,7 @@ def _roll_out_groups(
     return _recorded(Batch(input_batch, _sampling(policy_generation, greedy)), _of_batch)
 
 
-@NEMO_RL.around(MANAGER, "AsyncRolloutImpl.run_rollout", without=OLDER)
+@NEMO_RL.around(_MANAGER, "AsyncRolloutImpl.run_rollout", without=_OLDER)
 def _roll_out_prompt(self: Any, input_sample: Any) -> Part:
     if not start_recording():
         return _recorded(None, _of_group)
@@ -177,7 +177,7 @@ def _sampling(policy_generation: Any, greedy: bool) -> dict[str, Any]:
     return values
 
 
-@NEMO_RL.around(MANAGER, "RolloutManager.set_weight_version", without=OLDER)
+@NEMO_RL.around(_MANAGER, "RolloutManager.set_weight_version", without=_OLDER)
 def _note_version(version: Any) -> Part:
     yield
     training.weight_version = str(int(version))
@@ -186,13 +186,13 @@ def _note_version(version: Any) -> Part:
 # -- inside a rollout ----------------------------------------------------------------------
 
 
-@NEMO_RL.around(ROLLOUTS, "generate_responses")
-@NEMO_RL.around(ROLLOUTS, "generate_responses_async")
+@NEMO_RL.around(_ROLLOUTS, "generate_responses")
+@NEMO_RL.around(_ROLLOUTS, "generate_responses_async")
 def _generate(batch: Any) -> Part | None:
     return _generated(batch["message_log"])
 
 
-@NEMO_RL.around(MANAGER, "AsyncRolloutImpl._generate_response", without=OLDER)
+@NEMO_RL.around(_MANAGER, "AsyncRolloutImpl._generate_response", without=_OLDER)
 def _generate_one(message_log: Any) -> Part | None:
     return _generated([message_log])
 
@@ -211,7 +211,7 @@ def _generated(logs: Sequence[Any]) -> Part:
         running.events(messages).generations.append(Event(start_ns, duration_ns, values))
 
 
-@NEMO_RL.around(ROLLOUTS, "calculate_rewards")
+@NEMO_RL.around(_ROLLOUTS, "calculate_rewards")
 def _step(batch: Any) -> Part | None:
     """Note a step of the environment of each rollout."""
     running, start_ns = _batch.get(), time.time_ns()
@@ -229,6 +229,8 @@ def _step(batch: Any) -> Part | None:
         running.events(messages).steps.append(Event(start_ns, duration_ns, values))
 
 
+# -- steps, validation, metrics, and what was trained on -------------------------------------
+
 SOURCE = "nemo_rl.trainer"
 _LEFT_OUT = "it is not in the batch that was trained on, as after dynamic sampling"
 _MASKED = "its loss multiplier is 0, or no token of it counts"
@@ -242,7 +244,7 @@ _TOKEN_NAMES = {
 _trained = Occurrences()
 
 
-@NEMO_RL.around(GRPO, "grpo_train")
+@NEMO_RL.around(_GRPO, "grpo_train")
 def _train(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> Part:
     """Follow a training loop, which stops where recording is required and cannot start."""
     if start_recording(getattr(master_config, "model_dump", lambda: None)()):
@@ -254,10 +256,10 @@ def _train(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> P
         training.step = None
 
 
-NEMO_RL.around(GRPO, "async_grpo_train", without=OLDER)(_train)
+NEMO_RL.around(_GRPO, "async_grpo_train", without=_OLDER)(_train)
 
 
-@NEMO_RL.around(GRPO, "validate", without="validation is not told from training")
+@NEMO_RL.around(_GRPO, "validate", without="validation is not told from training")
 def _validate(step: int) -> Part:
     outer = validated_step.set(int(step))
     try:
@@ -266,7 +268,7 @@ def _validate(step: int) -> Part:
         validated_step.reset(outer)
 
 
-@NEMO_RL.around(LOGGER, "Logger.log_metrics")
+@NEMO_RL.around(_LOGGER, "Logger.log_metrics")
 def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False) -> Part:
     yield
     record_numbers(metrics, int(step), f"{prefix}/" if prefix else "")
@@ -274,7 +276,7 @@ def _log(metrics: Any, step: Any, prefix: Any = "", step_finished: bool = False)
         training.step = int(step) + 1
 
 
-@NEMO_RL.around(LOGGER, "Logger.log_batched_dict_as_jsonl")
+@NEMO_RL.around(_LOGGER, "Logger.log_batched_dict_as_jsonl")
 def _log_batch(to_log: Any, filename: str) -> Part:
     """Record what a step has trained on, which NeMo-RL logs with the tokens of each rollout."""
     if training.step is None:

@@ -22,11 +22,6 @@ NEMO_RL = System(
     ),
     ("nemo-rl",),
 )
-ROLLOUTS = "nemo_rl.experience.rollouts"
-MANAGER = "nemo_rl.experience.rollout_manager"
-GRPO = "nemo_rl.algorithms.grpo"
-LOGGER = "nemo_rl.utils.logger"
-OLDER = "rollouts in processes of their own are not recorded by this version"
 
 
 @dataclass(slots=True)

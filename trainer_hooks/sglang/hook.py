@@ -259,6 +259,8 @@ def _item(value: Any, number: int) -> Any:
     return value[number] if number < len(value) else None
 
 
+# -- where the hook enters ----------------------------------------------------------------
+
 E = TypeVar("E")
 _MANAGER = "sglang.srt.managers.tokenizer_manager"
 _AT_THE_CLIENT = "record at the client, with localtrace.trainer_hooks.http.record(client)"

@@ -175,6 +175,8 @@ def summary(statuses: Sequence[Status]) -> str:
     return text
 
 
+# -- verl's loggers ------------------------------------------------------------------------
+
 _MODULE = "verl.utils.tracking"
 _FIRST_ANSWERS_WITHIN_S = 5.0
 

@@ -274,6 +274,8 @@ def _alternatives(logprobs: Any) -> list[list[tuple[int, float]] | None]:
     return [[(token, p.logprob) for token, p in at.items()] if at else None for at in logprobs]
 
 
+# -- where the hook enters ----------------------------------------------------------------
+
 E = TypeVar("E")
 _ASYNC, _STEPPING = "vllm.v1.engine.async_llm", "vllm.v1.engine.llm_engine"
 VLLM = System(
