@@ -248,7 +248,7 @@ def _switch(system: System) -> Finding:
     if isinstance(switch, Plugin):
         return _plugin(system, switch)
     if not isinstance(switch, Variable):
-        return Finding(system.name, "note", "it is recorded if your program says so", switch)
+        return Finding(system.name, "note", "it is recorded if your program asks for it", switch)
     if os.environ.get(switch.name) == switch.value:
         return Finding(system.name, "ok", f"the hook is on, by {switch.name}")
     remedy = f"set {switch.name}={switch.value}, or {switch.otherwise}"

@@ -101,4 +101,4 @@ class Losses:
         if reason in self._logged:
             return
         self._logged.add(reason)
-        logger.warning("localtrace: %s (%s); said once", REMEDIES.get(reason, reason), reason)
+        logger.warning("localtrace: %s (%s); logged once", REMEDIES.get(reason, reason), reason)

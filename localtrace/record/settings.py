@@ -77,10 +77,11 @@ class Settings(Struct, frozen=True):
     ] = ()
     seal: Annotated[Switch, "Whether the sealer starts in the background"] = True
     seal_interval_s: Annotated[
-        Seconds, "How often the sealer seals closed journals; at the end it does at once"
+        Seconds,
+        "How often the sealer seals closed journals; at the end of a run it does so at once",
     ] = DEFAULT_POLICY.interval_s
     seal_max_bytes: Annotated[
-        Bytes, "Size of closed journals that the sealer does not wait with"
+        Bytes, "Size of closed journals at which the sealer stops waiting"
     ] = DEFAULT_POLICY.max_bytes
     sample: Annotated[
         str | None,
@@ -92,9 +93,7 @@ class Settings(Struct, frozen=True):
 class HookSettings(Struct, frozen=True):
     """Settings of the hooks of trainers and engines."""
 
-    required: Annotated[
-        Switch, "Whether a job that cannot be recorded stops at start-up, instead of going on"
-    ] = False
+    required: Annotated[Switch, "Whether a job that cannot be recorded stops at start-up"] = False
     lone_generations: Annotated[
         Switch,
         "Whether what an engine generates outside of every recorded call becomes a trajectory of "

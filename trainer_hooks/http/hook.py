@@ -43,7 +43,7 @@ def record(client: Client) -> Client:
         record_session(client)
     else:
         raise ConfigError(
-            f"a {type(client).__qualname__} cannot be recorded: give a httpx.Client, "
-            "a httpx.AsyncClient or an aiohttp.ClientSession"
+            f"a {type(client).__qualname__} cannot be recorded: pass an httpx.Client, "
+            "an httpx.AsyncClient or an aiohttp.ClientSession"
         )
     return client

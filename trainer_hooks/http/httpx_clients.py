@@ -24,7 +24,7 @@ def record_client(client: Any) -> None:
     """
     if not {"_transport", "_mounts"} <= vars(client).keys():
         raise ConfigError(
-            f"clients of httpx {httpx.__version__} cannot be recorded: use httpx 0.28, or give an "
+            f"clients of httpx {httpx.__version__} cannot be recorded: use httpx 0.28, or pass an "
             "aiohttp.ClientSession"
         )
     client._transport = _recording(client._transport)

@@ -259,7 +259,7 @@ def _train(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> P
 NEMO_RL.around(_GRPO, "async_grpo_train", without=_OLDER)(_train)
 
 
-@NEMO_RL.around(_GRPO, "validate", without="validation is not told from training")
+@NEMO_RL.around(_GRPO, "validate", without="validation counts as training")
 def _validate(step: int) -> Part:
     outer = validated_step.set(int(step))
     try:

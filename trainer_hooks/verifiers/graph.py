@@ -124,11 +124,13 @@ class Graph:
             node = msgspec.convert(own, Node, from_attributes=True)
             place = len(self.nodes)
             if node.parent is not None and not 0 <= node.parent < place:
-                raise ValueError(f"the parent of node {place} is not before it")
+                raise ValueError(f"the parent of node {place} does not come before it")
             if node.token_ids and not node.mask:
                 node.mask = [False] * len(node.token_ids)
             if len(node.mask) != len(node.token_ids):
-                raise ValueError(f"node {place} has {len(node.mask)} masks of its tokens")
+                raise ValueError(
+                    f"node {place} has {len(node.mask)} mask values for {len(node.token_ids)} tokens"
+                )
             self.nodes.append(node)
             self._messages.append(_message(plain(node.message)))
 
@@ -147,7 +149,7 @@ class Graph:
                 times_ns = start_ns, max(0, end_ns - start_ns)
                 yield FinishedCall(OP, *times_ns, _request(call), None, error=failure.exception)
             elif not 0 <= call.node < len(self.nodes):
-                raise ValueError(f"a call names the node {call.node}, which there is not")
+                raise ValueError(f"a call names node {call.node}, which does not exist")
             else:
                 yield from self._turn(call.node, call, start_ns, end_ns)
 

@@ -161,7 +161,7 @@ def _tool_signature(name: str) -> Signature:
 _score_signature = Signature(lambda data_source=None, ground_truth=None: None, _SCORING, "reward")
 
 
-@VERL.around(AGENT_LOOP, _SCORING, without="the call that scores a rollout is no span")
+@VERL.around(AGENT_LOOP, _SCORING, without="the call that scores a rollout is not a span")
 def _score(self: Any, kwargs: Any, outputs: Any = None, output: Any = None) -> Part:
     outputs = output if outputs is None else outputs  # its name before verl 0.8
     note_output(outputs)

@@ -46,7 +46,7 @@ HOSTILE = {
     "it has no list of traces": b'{"id": "x", "traces": {"a": 1}}',
     "Expected `int`, got `str`": changed("nodes", 0, "token_ids", to=["1"]),
     "Expected `bool`, got `int`": changed("nodes", 0, "mask", to=[1] * 10),
-    "the parent of node 1 is not before it": changed("nodes", 1, "parent", to=1),
+    "the parent of node 1 does not come before it": changed("nodes", 1, "parent", to=1),
     "has 2 masks": changed("nodes", 0, "mask", to=[True, False]),
     "a call names the node 99": changed("calls", 0, "node", to=99),
     "a message without a role": changed("nodes", 0, "message", to={"content": "x"}),
