@@ -77,8 +77,7 @@ class Settings(Struct, frozen=True):
     ] = ()
     seal: Annotated[Switch, "Whether the sealer starts in the background"] = True
     seal_interval_s: Annotated[
-        Seconds,
-        "How often the sealer seals closed journals; at the end of a run it does so at once",
+        Seconds, "How often the sealer seals closed journals, and at once at the end of a run"
     ] = DEFAULT_POLICY.interval_s
     seal_max_bytes: Annotated[
         Bytes, "Size of closed journals at which the sealer stops waiting"

@@ -128,9 +128,7 @@ class Graph:
             if node.token_ids and not node.mask:
                 node.mask = [False] * len(node.token_ids)
             if len(node.mask) != len(node.token_ids):
-                raise ValueError(
-                    f"node {place} has {len(node.mask)} mask values for {len(node.token_ids)} tokens"
-                )
+                raise ValueError(f"the mask of node {place} has not one value for each token")
             self.nodes.append(node)
             self._messages.append(_message(plain(node.message)))
 
