@@ -377,7 +377,7 @@ def test_show_tells_the_conversation_with_its_tools_and_their_failures(
 
 def test_group_and_diff_tell_the_best_from_the_worst(v1: Golden, keys: dict[str, Key]) -> None:
     shown = run(v1, "group", "apple")
-    assert "mean 0.5, 0 to 1" in shown
+    assert "mean 0.5, lowest 0, highest 1" in shown
     ids = {key: trace_id for trace_id, key in keys.items()}
     told = run(v1, "diff", ids["apple", 0], ids["apple", 3])
     assert "reward 1.0, 2 turns" in told
