@@ -32,7 +32,7 @@ from localtrace.record.config import (
     description,
     in_environment,
     load_settings,
-    parse,
+    parse_variable,
     variable,
 )
 from localtrace.record.losses import REMEDIES
@@ -139,14 +139,14 @@ def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("settings", "problem", f"{name} is not a localtrace setting", remedy)
     for kind in kinds:
         for field, text in in_environment(kind, environ):
-            name = variable(field.name)
             try:
-                value = parse(field, text, name)
+                value = parse_variable(field, text)
             except ConfigError as error:
                 yield Finding("settings", "problem", str(error))
                 continue
             state = f" ({'on' if value else 'off'})" if isinstance(value, bool) else ""
-            yield Finding("settings", "ok", f"{name}={text}{state}: {description(field)}")
+            shown = f"{variable(field.name)}={text}{state}"
+            yield Finding("settings", "ok", f"{shown}: {description(field)}")
 
 
 def default_store() -> Path:

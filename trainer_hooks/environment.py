@@ -17,7 +17,7 @@ from msgspec.structs import fields
 import localtrace
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.record import active
-from localtrace.record.config import in_environment, parse, variable
+from localtrace.record.config import in_environment, parse_variable
 from localtrace.record.losses import logger
 from localtrace.record.process_info import ray_context
 from localtrace.record.propagation import trace_id_of
@@ -121,7 +121,7 @@ def _understood(texts: tuple[tuple[str, str], ...]) -> HookSettings:
     values: dict[str, Any] = {}
     for name, text in texts:
         try:
-            values[name] = parse(known[name], text, variable(name))
+            values[name] = parse_variable(known[name], text)
         except ConfigError as error:
             say(f"{error}; its default is used")
     return HookSettings(**values)

@@ -54,7 +54,7 @@ def load_settings(
     }
     for field, text in in_environment(Settings, environ):
         if field.name not in values:
-            values[field.name] = parse(field, text, variable(field.name))
+            values[field.name] = parse_variable(field, text)
     values.setdefault("store", Path("localtrace").absolute())
     return Settings(**values | _names_without_secrets(values))
 
@@ -82,7 +82,7 @@ def read_environment(kind: type[S], environ: Mapping[str, str] | None = None) ->
         ConfigError: a value is not of its kind.
     """
     texts = in_environment(kind, environ)
-    return kind(**{field.name: parse(field, text, variable(field.name)) for field, text in texts})
+    return kind(**{field.name: parse_variable(field, text) for field, text in texts})
 
 
 def in_environment(
@@ -95,6 +95,21 @@ def in_environment(
             yield field, text
 
 
+def parse_variable(field: FieldInfo, text: str) -> Any:
+    """Return a setting's value from the text of its variable.
+
+    Raises:
+        ConfigError: the value is not of the setting's kind, or names several stores, as readers do.
+    """
+    name = variable(field.name)
+    if field.name == "store" and set(text) & {"*", "?"}:
+        raise ConfigError(
+            f"{name} cannot be {text!r}: it is a pattern of stores to read; name one folder to "
+            "record into"
+        )
+    return parse(field, text, name)
+
+
 def parse(field: FieldInfo, value: Any, called: str) -> Any:
     """Return a setting's value, parsed from a text or an argument.
 
@@ -104,7 +119,6 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
     Raises:
         ConfigError: the value is not of the setting's kind; the message names values that are.
     """
-    shown = str(value) if isinstance(value, Path) else repr(value)
     try:
         plain = _plain(field, value)
         parsed = msgspec.convert(plain, field.type, strict=False, dec_hook=_to_path)
@@ -112,9 +126,9 @@ def parse(field: FieldInfo, value: Any, called: str) -> Any:
             _CHECKS[field.name](parsed)
         return min(parsed, _FOREVER_S) if field.name.endswith("_interval_s") else parsed
     except (TypeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{called} cannot be {shown}: use {_accepted(field)}") from error
+        raise ConfigError(f"{called} cannot be {value!r}: use {_accepted(field)}") from error
     except ValueError as error:
-        raise ConfigError(f"{called} cannot be {shown}: {error}") from error
+        raise ConfigError(f"{called} cannot be {value!r}: {error}") from error
 
 
 def description(field: FieldInfo) -> str:
@@ -174,13 +188,7 @@ def check_folder_name(text: str) -> None:
         )
 
 
-def _refuse_pattern(store: Path) -> None:
-    if set(str(store)) & {"*", "?"}:
-        raise ValueError("it is a pattern of stores to read: name one folder to record into")
-
-
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    "store": _refuse_pattern,
     **dict.fromkeys(("project", "experiment", "run_id"), check_folder_name),
     "sample": parse_rules,
     "max_store_bytes": parse_quota,

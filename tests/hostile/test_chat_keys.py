@@ -82,7 +82,7 @@ def sent(
 ) -> bytes:
     held = trajectory(spans=spans, reward=1.0, decode=decode, **fields)
     records = Records(OneStore(held), target, redaction)  # type: ignore[arg-type]
-    (record,) = records.of(replace(RUN, config=config), {held.trace_id: PLACE})
+    (record,) = records.of(replace(RUN, config=config), [held.trace_id], PLACE)
     assert isinstance(record, Record), record
     return b"".join([*record.parts, record.assessment or b""])
 

@@ -67,7 +67,6 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "duplicate": st.sampled_from(["true", "false"]),
     "tool_errors": numbers(st.integers(0, 3)),
     "repetition": numbers(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
-    "turns": numbers(st.integers(0, 6)),
     "tag": st.sampled_from(["hack", "good", "none"]),
     "rating": numbers(st.integers(1, 5)),
     "labelled": st.sampled_from(["true", "false"]),

@@ -32,7 +32,8 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_head_of_a_group_sums_up_finite_rewards_and_counts_the_others(store: Path) -> None:
     said = run("group", "-s", store, "g").stdout.splitlines()
     assert said[1] == (
-        "2 rewards: mean 0.625, 0.25 to 1, standard deviation 0.5303; 3 not finite, left out"
+        "2 rewards: mean 0.625, lowest 0.25, highest 1, standard deviation 0.5303; "
+        "3 not finite, left out"
     )
     marks = [row["mark"] for row in rows("group", "-s", store, "g")]
     assert marks == [None, "worst", None, None, "best", None]
