@@ -122,5 +122,7 @@ def _first_item(data: bytes | msgspec.Raw) -> bytes:
 def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -> str | None:
     """Return the first of `names` that is a field and not null; None where none is."""
     known = fields or {}
-    named = (name for name in names if name in known)
-    return next((name for name in named if memoryview(known[name])[:1] != _NIL), None)
+    for name in names:
+        if name in known and memoryview(known[name])[:1] != _NIL:
+            return name
+    return None

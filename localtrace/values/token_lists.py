@@ -45,7 +45,10 @@ def read_ids(data: bytes | msgspec.Raw) -> TokenList | None:
 
 def read_mask(data: bytes | msgspec.Raw) -> TokenList | None:
     """Return a mask; None where it is no list, or not all booleans or whole numbers of 8 bits."""
-    numbers = _read(data)
+    try:
+        return TokenList(array("b", _IDS_DECODER.decode(data)), True)
+    except (msgspec.MsgspecError, OverflowError):
+        numbers = _read(data)
     return None if numbers is None else _whole(numbers, "b")
 
 
