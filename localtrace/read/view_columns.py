@@ -46,7 +46,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "labels": {
         "who": "the person; null: not recorded",
-        "tag": "the tag; null where the row is no tag",
+        "tag": "the tag; null where the row is not a tag",
         "rating": "the rating; null where the row is none",
         "comment": "the comment; null where the row is none",
         "time_ns": "when, ns since the Unix epoch",

@@ -99,15 +99,24 @@ def parse_variable(field: FieldInfo, text: str) -> Any:
     """Return a setting's value from the text of its variable.
 
     Raises:
-        ConfigError: the value is not of the setting's kind, or names several stores, as readers do.
+        ConfigError: the value is not of the setting's kind, or a pattern of stores.
     """
-    name = variable(field.name)
-    if field.name == "store" and set(text) & {"*", "?"}:
+    if field.name == "store":
+        refuse_pattern(text)
+    return parse(field, text, variable(field.name))
+
+
+def refuse_pattern(store: str) -> None:
+    """Refuse a LOCALTRACE_STORE that is a pattern, which suits readers only.
+
+    Raises:
+        ConfigError: it is a pattern.
+    """
+    if set(store) & {"*", "?"}:
         raise ConfigError(
-            f"{name} cannot be {text!r}: it is a pattern of stores to read; name one folder to "
-            "record into"
+            f"LOCALTRACE_STORE cannot be {store!r}: it is a pattern of stores to read; name one "
+            "folder to record into"
         )
-    return parse(field, text, name)
 
 
 def parse(field: FieldInfo, value: Any, called: str) -> Any:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
 from localtrace.trainer_hooks.seams import Plugin, System
@@ -93,10 +94,12 @@ def store_path(config: Any) -> Path:
     """Return the store's path: LOCALTRACE_STORE, or `localtrace/` beside verl's checkpoints.
 
     Raises:
-        ConfigError: the path lies in Ray's copy of the working directory.
+        ConfigError: the path is a pattern, or lies in Ray's copy of the working directory.
     """
     checkpoints = select(config, "trainer.default_local_dir") or "checkpoints"
-    path = os.environ.get("LOCALTRACE_STORE") or Path(checkpoints).parent / "localtrace"
+    named = os.environ.get("LOCALTRACE_STORE", "")
+    refuse_pattern(named)
+    path = named or Path(checkpoints).parent / "localtrace"
     return lasting_store(path, "LOCALTRACE_STORE or trainer.default_local_dir")
 
 

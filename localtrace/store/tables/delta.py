@@ -92,8 +92,8 @@ def inside(parts: list[str]) -> list[str]:
     """Refuse a path that no file of a table has, or that leads elsewhere, as a forged log could."""
     if not {"", ".", ".."}.isdisjoint(parts) or any(map(_NO_NAME.search, parts)):
         raise StoreError(
-            f"a table's log names {'/'.join(parts)[:_NAMED_MAX_CHARS]!r}, which is no file of the "
-            "table: restore its _delta_log from a copy of the store"
+            f"a table's log names {'/'.join(parts)[:_NAMED_MAX_CHARS]!r}, which is not a file of "
+            "the table: restore its _delta_log from a copy of the store"
         )
     return parts
 

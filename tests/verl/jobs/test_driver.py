@@ -221,7 +221,7 @@ def test_a_pattern_of_stores_to_read_is_no_store_to_record_into(
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "*"))
     environment(compose())
-    assert f"setting store cannot be {tmp_path}/*: it is a pattern" in capsys.readouterr().err
+    assert f"LOCALTRACE_STORE cannot be '{tmp_path}/*': it is a pattern" in capsys.readouterr().err
     assert not (tmp_path / "*").exists()
 
 
