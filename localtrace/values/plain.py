@@ -123,19 +123,22 @@ def _is_numbers_at_its_ends(items: Any) -> bool:
 
 def _are_plain(items: Any, budget: Budget, below: list[Any]) -> bool:
     """Tell whether all items are plain; add to `below` those that are containers."""
+    size_bytes = len(items)
+    budget.take(1 + size_bytes / ITEMS_PER_STEP, size_bytes)  # before any look at so many items
     # Quicker for lists of numbers than any function written in C that does not ask the items.
     others = [item for item in items if type(item) is not int and type(item) is not float]
-    size_bytes = len(items)
-    budget.take(1 + (size_bytes + 4 * len(others)) / ITEMS_PER_STEP, size_bytes)
+    budget.take(4 * len(others) / ITEMS_PER_STEP)
+    size_bytes = 0
     for item in others:
-        if type(item) is str:
+        kind = type(item)
+        if kind is str:
             size_bytes += len(item)
-        elif _is_container(item):
+        elif kind is dict or kind is list or kind is tuple:
             below.append(item)
-        elif is_leaf(item):
+        elif item is not None and kind is not bool:
+            if not is_leaf(item):
+                return False
             size_bytes += leaf_size(item)
-        else:
-            return False
     budget.take(0, size_bytes)
     return True
 
