@@ -1,4 +1,4 @@
-"""What a trainer did with rollouts, from its numbers per token: advantage, logprobs, fate."""
+"""Outcomes of training from a trainer's numbers per token: advantage, logprobs, fate."""
 
 from __future__ import annotations
 

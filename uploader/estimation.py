@@ -19,7 +19,7 @@ USUAL_TRAJECTORIES_PER_S = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an upload would do."""
+    """The outcome of an upload that is not carried out."""
 
     receipt: Receipt
     """What its receipt would say; `sent` is what it would send."""

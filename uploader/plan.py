@@ -1,4 +1,4 @@
-"""What an upload does with each chosen trajectory: the batch in which it is sent, or why it is not.
+"""The plan of an upload: for each chosen trajectory the batch that sends it, or why none does.
 
 A plan changes nothing; an upload carries it out, and a dry run counts it. It is made a few
 trajectories ahead of the sending, so that their bodies are built once, and only a few megabytes of

@@ -41,7 +41,7 @@ class _Request(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What a turn of upkeep did, and what failed."""
+    """The result of a turn of upkeep: the work done, and what failed."""
 
     done: list[str] = []
     problems: list[str] = []

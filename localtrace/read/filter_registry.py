@@ -28,7 +28,7 @@ _OF_RUNS = ("runs", "metrics")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What one filter compares, which values it takes, and where it is offered."""
+    """A filter: the column it compares, the values it takes, and where it is offered."""
 
     kind: Kind
     """The grammar of its values.

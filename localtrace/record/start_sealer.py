@@ -19,14 +19,14 @@ _FOREIGN = ("CUDA_", "NCCL_", "NVIDIA_", "RAY_")
 
 
 class SealerRequest(msgspec.Struct):
-    """What the sealer does until nothing is left to do."""
+    """The work of the sealer until nothing is left to do."""
 
     root: str
     """The store."""
     folder: str
     """The journals to seal."""
     policy: SealPolicy
-    """How long journals wait."""
+    """The longest time and the largest size for which closed journals wait."""
     quota: str | None = None
     """The limit of the store's size; with rules, the sealer prunes above it."""
 

@@ -81,7 +81,9 @@ class ValueEncoder:
                 return value
             if is_plain(value, Budget(self.max_bytes), self.dropped, per_token):
                 return value
-        except Exception:  # too large, or another thread changed it meanwhile
+        except TooLarge:  # converting it would take longer still
+            return msgspec.Raw(_Conversion(self).omitted(left_out("too_large", value)))
+        except Exception:  # another thread changed it meanwhile
             pass
         return msgspec.Raw(_Conversion(self).whole(value))
 
@@ -119,7 +121,7 @@ class _Conversion:
         try:
             return self._encoded(value, False)
         except TooLarge:
-            return self._omitted(left_out("too_large", value))
+            return self.omitted(left_out("too_large", value))
 
     def _encoded(self, value: Any, is_kept: bool) -> bytes:
         """Encode a part.
@@ -137,26 +139,26 @@ class _Conversion:
                 except Exception:  # a lone surrogate, or an integer of more than 64 bits
                     pass
             if type(value) is Placeholder:
-                return self._omitted(value)
+                return self.omitted(value)
             if type(value) is msgspec.msgpack.Ext:
                 return self._encode(value)
             return self._opened(value, is_kept)
         except TooLarge:
             raise
         except Exception:
-            return self._omitted(left_out("unencodable", value))
+            return self.omitted(left_out("unencodable", value))
 
     def _opened(self, value: Any, is_kept: bool) -> bytes:
         kind = type(value)
         is_container = kind is dict or kind is list or kind is tuple
         self._budget.take(_CONTAINER_STEPS if is_container else _OBJECT_STEPS, 1)
         if id(value) in self._above:
-            return self._omitted(left_out("cycle", value))
+            return self.omitted(left_out("cycle", value))
         if len(self._above) >= DEPTH_MAX:
-            return self._omitted(left_out("too_deep", value))
+            return self.omitted(left_out("too_deep", value))
         self._above.add(id(value))
         try:
-            form = self._form(value, is_kept)
+            form = plain_form(value, self._budget) if is_container else self._form(value, is_kept)
             if is_kind(type(form), dict):
                 return self._map(form, is_kept)
             if type(form) is list:
@@ -204,7 +206,8 @@ class _Conversion:
             return memory_tensor(value, self._budget)
         return left_out(copy, value, size_bytes) if isinstance(copy, str) else copy
 
-    def _omitted(self, placeholder: Placeholder) -> bytes:
+    def omitted(self, placeholder: Placeholder) -> bytes:
+        """Encode a placeholder, and count it unless it stands under a dropped name."""
         if placeholder.reason != "dropped":
             self._encoder.on_placeholder(placeholder.reason)
         return self._encode(extension("omitted", *placeholder.parts().values()))

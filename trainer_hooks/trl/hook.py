@@ -41,7 +41,7 @@ TRL = System(
 
 @dataclass(slots=True)
 class _State:
-    """What the hook knows of one trainer."""
+    """The state of the hook for one trainer."""
 
     batches: int = 0
     """Number of generation batches so far, the same in all processes."""
