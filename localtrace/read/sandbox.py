@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from localtrace.errors import QueryCrashed, QueryError, StoreError
 from localtrace.read.database import spill_folder
-from localtrace.read.query_limits import CANCELLED, LOOK_INTERVAL_S, Limits
+from localtrace.read.query_limits import CANCELLED, LOOK_INTERVAL_S, NO_MEMORY, Limits
 from localtrace.store.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class _Child:
                 note = json.loads(data)
                 self.is_idle = note["done"]
                 if note["failed"]:
+                    if note["failed"] == NO_MEMORY:  # what it still holds, the next would lack
+                        self.is_idle = False
                     raise (StoreError if note["is_damage"] else QueryError)(note["failed"])
                 if not has_begun:
                     has_begun, end_s = True, time.monotonic() + offer.limits.timeout_s + _GRACE_S

@@ -30,12 +30,17 @@ def list_elements(data: bytes) -> tuple[int, bytes] | None:
 
 def list_bytes(count: int, elements: bytes) -> bytes:
     """Encode a list from the bytes of its elements."""
-    return _head(0x90, 0xDC, count) + elements
+    return list_head(count) + elements
 
 
-def map_bytes(count: int, items: bytes) -> bytes:
-    """Encode a map from the bytes of its keys and values, in turn."""
-    return _head(0x80, 0xDE, count) + items
+def list_head(count: int) -> bytes:
+    """Return what begins a list of so many elements."""
+    return _head(0x90, 0xDC, count)
+
+
+def map_head(count: int) -> bytes:
+    """Return what begins a map of so many keys, each of which its value follows."""
+    return _head(0x80, 0xDE, count)
 
 
 def _head(small: int, wide: int, count: int) -> bytes:

@@ -10,9 +10,9 @@ import msgspec
 
 from localtrace.field_names import DROPPED_NAMES
 from localtrace.values.arrays import extension, in_memory, is_freed, is_tensor
-from localtrace.values.encoded import list_bytes, map_bytes
+from localtrace.values.encoded import list_head, map_head
 from localtrace.values.kinds import is_kind
-from localtrace.values.objects import memory_tensor, plain_form, plain_numbers, shape_of
+from localtrace.values.objects import Reader, memory_tensor, plain_numbers, reader_of, shape_of
 from localtrace.values.placeholder import Placeholder, is_image, left_out
 from localtrace.values.plain import (
     DEPTH_MAX,
@@ -113,104 +113,129 @@ class _Conversion:
         self._encoder = encoder
         self._encode = encoder.try_encode
         self._budget = Budget(encoder.max_bytes)
+        self._parts: list[bytes] = []
+        """What is encoded, in order: joined once, as deep values would be copied at every level."""
         self._above: set[int] = set()
         """The ids of the enclosing values."""
+        self._readers: dict[tuple[int, bool], tuple[type, Reader]] = {}
+        """By the id of a type, as a metaclass may have code for its hash."""
 
     def whole(self, value: Any) -> bytes:
         """Encode the value; never raises."""
         try:
-            return self._encoded(value, False)
+            self._add(value, False)
         except TooLarge:
             return self.omitted(left_out("too_large", value))
+        return b"".join(self._parts)
 
-    def _encoded(self, value: Any, is_kept: bool) -> bytes:
+    def _add(self, value: Any, is_kept: bool) -> None:
         """Encode a part.
 
         Args:
             value: the part.
             is_kept: whether an enclosing value stands under a name in `keep`.
         """
+        start = len(self._parts)
         try:
             self._budget.take(_LEAF_STEPS)
-            if is_leaf(value):
-                self._budget.take(0, leaf_size(value))
-                try:
-                    return self._encode(value)
-                except Exception:  # a lone surrogate, or an integer of more than 64 bits
-                    pass
             if type(value) is Placeholder:
-                return self.omitted(value)
-            if type(value) is msgspec.msgpack.Ext:
-                return self._encode(value)
-            return self._opened(value, is_kept)
+                self._omit(value)
+            elif type(value) is msgspec.msgpack.Ext:
+                self._parts.append(self._encode(value))
+            elif not (is_leaf(value) and self._is_added(value)):
+                self._open(value, is_kept)
         except TooLarge:
             raise
         except Exception:
-            return self.omitted(left_out("unencodable", value))
+            del self._parts[start:]
+            self._omit(left_out("unencodable", value))
 
-    def _opened(self, value: Any, is_kept: bool) -> bytes:
+    def _is_added(self, leaf: Any) -> bool:
+        self._budget.take(0, leaf_size(leaf))
+        try:
+            self._parts.append(self._encode(leaf))
+        except Exception:  # a lone surrogate, or an integer of more than 64 bits
+            return False
+        return True
+
+    def _open(self, value: Any, is_kept: bool) -> None:
         kind = type(value)
         is_container = kind is dict or kind is list or kind is tuple
         self._budget.take(_CONTAINER_STEPS if is_container else _OBJECT_STEPS, 1)
         if id(value) in self._above:
-            return self.omitted(left_out("cycle", value))
+            return self._omit(left_out("cycle", value))
         if len(self._above) >= DEPTH_MAX:
-            return self.omitted(left_out("too_deep", value))
+            return self._omit(left_out("too_deep", value))
         self._above.add(id(value))
         try:
-            form = plain_form(value, self._budget) if is_container else self._form(value, is_kept)
+            form = self._reader(value, is_kept)(value, self._budget)
             if is_kind(type(form), dict):
-                return self._map(form, is_kept)
-            if type(form) is list:
-                return self._list(form, is_kept)
-            return self._encoded(form, is_kept)
+                self._add_map(form, is_kept)
+            elif type(form) is list:
+                self._add_list(form, is_kept)
+            else:
+                self._add(form, is_kept)
         finally:
             self._above.discard(id(value))
 
-    def _form(self, value: Any, is_kept: bool) -> Any:
-        if is_tensor(value):
-            return self._tensor(value)
-        if not is_kept and is_image(value):
-            return left_out("dropped", value)
-        return plain_form(value, self._budget)
+    def _reader(self, value: Any, is_kept: bool) -> Reader:
+        kind = type(value)
+        # The type stays referenced here, so that no other one gets its id.
+        known = self._readers.get((id(kind), is_kept))
+        if known is None:
+            reader: Reader = _dropped
+            if is_tensor(value):
+                reader = self._tensor
+            elif is_kept or not is_image(value):
+                reader = reader_of(kind)
+            known = self._readers[id(kind), is_kept] = kind, reader
+        return known[1]
 
-    def _map(self, fields: dict[Any, Any], is_kept: bool) -> bytes:
-        parts = []
-        # The list is a copy, which no other thread can change.
-        for key, item in list(dict.items(fields)):
+    def _add_map(self, fields: dict[Any, Any], is_kept: bool) -> None:
+        pairs = list(dict.items(fields))  # a copy, which no other thread can change
+        self._parts.append(map_head(len(pairs)))
+        for key, item in pairs:
             name = key if type(key) is str else ""
-            parts.append(self._encoded(key, False))
+            self._add(key, False)
             if name in self._encoder.dropped and not _is_empty(item):
                 item = item if type(item) is Placeholder else left_out("dropped", item)
-            parts.append(self._encoded(item, is_kept or name in self._encoder.keep))
-        return map_bytes(len(parts) // 2, b"".join(parts))
+            self._add(item, is_kept or name in self._encoder.keep)
 
-    def _list(self, items: list[Any], is_kept: bool) -> bytes:
+    def _add_list(self, items: list[Any], is_kept: bool) -> None:
         numbers = plain_numbers(items)
         if numbers is not None:
             try:
-                return self._encode(numbers)
+                return self._parts.append(self._encode(numbers))
             except OverflowError:  # an integer of more than 64 bits
                 pass
-        return list_bytes(len(items), b"".join([self._encoded(item, is_kept) for item in items]))
+        self._parts.append(list_head(len(items)))
+        for item in items:
+            self._add(item, is_kept)
 
-    def _tensor(self, value: Any) -> Any:
+    def _tensor(self, value: Any, budget: Budget) -> Any:
         size_bytes = int(value.numel() * value.element_size())
         if is_freed(value):
             copy: msgspec.msgpack.Ext | str = "freed_tensor"
         elif not in_memory(value):
             copy = self._encoder.copy_tensor(value)
-        elif size_bytes > self._budget.max_bytes:
+        elif size_bytes > budget.max_bytes:
             copy = "too_large"
         else:
-            return memory_tensor(value, self._budget)
+            return memory_tensor(value, budget)
         return left_out(copy, value, size_bytes) if isinstance(copy, str) else copy
+
+    def _omit(self, placeholder: Placeholder) -> None:
+        self._parts.append(self.omitted(placeholder))
 
     def omitted(self, placeholder: Placeholder) -> bytes:
         """Encode a placeholder, and count it unless it stands under a dropped name."""
         if placeholder.reason != "dropped":
             self._encoder.on_placeholder(placeholder.reason)
         return self._encode(extension("omitted", *placeholder.parts().values()))
+
+
+def _dropped(value: Any, budget: Budget) -> Placeholder:
+    return left_out("dropped", value)
 
 
 def _is_empty(value: Any) -> bool:

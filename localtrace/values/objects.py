@@ -45,30 +45,29 @@ _BODY_MAX_BYTES = 16 * 2**20
 _PIXELS_MAX_BYTES = 64 * 2**20
 _MESSAGE_MAX_BYTES = 2**20
 
+Reader = Callable[[Any, Budget], Any]
+"""Returns what to encode in place of an object of its type: a dict, a list that no other thread
+changes, a placeholder, or a value that has a reader in turn. Raises TooLarge as the budget does."""
 
-def plain_form(value: Any, budget: Budget) -> Any:
-    """Return what to encode in place of an object.
 
-    It is a dict, a list that no other thread changes, a placeholder, or a value that may have a
-    plain form in turn.
-
-    Raises:
-        TooLarge: the budget is too small.
-    """
-    kind = type(value)
+def reader_of(kind: type) -> Reader:
+    """Return what reads the objects of a type."""
     for base in bases_of(kind):
         names = names_of(base)
         reader = _READERS.get(names)
         if reader is not None and loaded(*names) is base:
-            return reader(value, budget)
+            return reader
     fields = declared(kind, "__dataclass_fields__")
     if type(fields) is dict:
-        return stored_fields(value, [name for name in fields if type(name) is str])
+        return _stored([name for name in fields if type(name) is str])
     attributes = declared(kind, "__attrs_attrs__")
     if attributes is not None:
-        own = [stored_fields(attribute, ["name"])["name"] for attribute in attributes]
-        return stored_fields(value, own)
-    return left_out("unsupported", value)
+        return _stored([stored_fields(field, ["name"])["name"] for field in attributes])
+    return lambda value, budget: left_out("unsupported", value)
+
+
+def _stored(names: list[str]) -> Reader:
+    return lambda value, budget: stored_fields(value, names)
 
 
 # -- Python's own types -------------------------------------------------------------------------
@@ -100,6 +99,11 @@ def _items(base: Any, value: Any, budget: Budget) -> list[Any]:
     count = base.__len__(value)
     budget.take(count / ITEMS_PER_STEP, count)
     return [*base.__iter__(value)]
+
+
+def _wrapped_items(value: Any, budget: Budget) -> Any:
+    items = own_fields(value)["data"]
+    return reader_of(type(items))(items, budget)
 
 
 def _text(value: str, budget: Budget) -> Any:
@@ -291,13 +295,13 @@ def memory_tensor(value: Any, budget: Budget) -> Any:
     return _array(value.numpy(), budget)
 
 
-_READERS: dict[tuple[str, str], Callable[[Any, Budget], Any]] = {
+_READERS: dict[tuple[str, str], Reader] = {
     **dict.fromkeys(map(names_of, (dict, UserDict)), _map),
     **{
         names_of(kind): partial(_items, kind)
         for kind in (list, tuple, deque, set, frozenset, array)
     },
-    names_of(UserList): lambda value, budget: plain_form(own_fields(value)["data"], budget),
+    names_of(UserList): _wrapped_items,
     **dict.fromkeys(map(names_of, (SimpleNamespace, Namespace)), lambda v, _: {**own_fields(v)}),
     names_of(str): _text,
     names_of(int): _integer,
@@ -337,6 +341,8 @@ def plain_numbers(items: list[Any]) -> list[Any] | None:
         if generic.dtype.__get__(items[0]).kind not in "biuf":
             return None
         items = [generic.item(item) if type(item) is kind else item for item in items]
+    elif items and not is_number(items[0]):
+        return None
     others = [item for item in items if type(item) is not int and type(item) is not float]
     return items if all(map(is_number, others)) else None
 

@@ -19,12 +19,13 @@ import msgspec
 DEPTH_MAX = 100
 """Deepest nesting; a deeper value could overflow the stack of its reader."""
 STEPS_MAX = 20_000
-"""Most steps for one value, some 10 ms. A container is a step, and so are 64 numbers in it, or 16
-other items; an object that is turned into a plain value is several."""
+"""Most steps for one value, some 10 ms. A container is a step, and so are 64 numbers or keys in
+it, or 16 other items; an object that is turned into a plain value is several."""
 ITEMS_PER_STEP = 64
 _NO_NAMES: frozenset[str] = frozenset()
-_SIZED = (bytes, bytearray, msgspec.Raw)
-_OTHERS = (date, timedelta, Decimal, UUID)
+_SIZED = frozenset(map(id, (str, bytes, bytearray, msgspec.Raw)))
+"""The ids of types: the hash or the comparison of another type may be code of its metaclass."""
+_OTHERS = frozenset(map(id, (date, timedelta, Decimal, UUID)))
 
 
 class TooLarge(Exception):
@@ -113,7 +114,7 @@ def _values(
         elif not is_leaf(name):
             return None
         items.append(item)
-    budget.take(0, size_bytes)
+    budget.take(len(fields) / ITEMS_PER_STEP, size_bytes)
     return items
 
 
@@ -150,8 +151,8 @@ def _is_container(value: Any) -> bool:
 
 def is_leaf(value: Any) -> bool:
     """Tell whether a value is one that msgspec encodes without looking into anything else."""
-    kind = type(value)
-    return is_number(value) or kind is str or any(kind is k for k in (*_SIZED, *_OTHERS))
+    kind = id(type(value))
+    return kind in _SIZED or is_number(value) or kind in _OTHERS
 
 
 def is_number(value: Any) -> bool:
@@ -162,5 +163,4 @@ def is_number(value: Any) -> bool:
 
 def leaf_size(leaf: Any) -> int:
     """Return the least size of such a value in bytes."""
-    kind = type(leaf)
-    return len(leaf) if kind is str or any(kind is sized for sized in _SIZED) else 1
+    return len(leaf) if id(type(leaf)) in _SIZED else 1

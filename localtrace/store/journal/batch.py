@@ -12,7 +12,7 @@ import msgspec
 
 from localtrace.store.journal.records import Kind
 from localtrace.values.arrays import Array, Bytes, array_head, joined
-from localtrace.values.encoded import list_bytes
+from localtrace.values.encoded import list_head
 
 _RECORD_MAX_BYTES = 4 * 2**20
 """Most bytes of values in one outcome record, unless it holds a single trajectory."""
@@ -46,7 +46,7 @@ def encode_batch(
     values: Sequence[tuple[str, list[int] | None, Sequence[bytes | memoryview]]],
 ) -> Bytes:
     """Encode a batch, whose lengths and arrays are given encoded and in parts, and copied once."""
-    parts = [b"\x96", *map(_encode, head), *lengths, list_bytes(len(values), b"")]
+    parts = [b"\x96", *map(_encode, head), *lengths, list_head(len(values))]
     for name, sizes, array in values:
         parts += [b"\x93", _encode(name), _encode(sizes), *array]
     return joined(parts)
@@ -88,7 +88,7 @@ def split_batch(
 def _outcome(batch: TokenBatch, name: str, ids: list[str], rows: list[bytes | memoryview]) -> bytes:
     # Put together by hand, so that the values are copied once.
     head = _encode((int(Kind.OUTCOME), ids, True, batch.step, batch.time_ns, batch.source, {}))
-    return b"".join((head[:-1], b"\x81", _encode(name), list_bytes(len(ids), b""), *rows))
+    return b"".join((head[:-1], b"\x81", _encode(name), list_head(len(ids)), *rows))
 
 
 def _lengths(batch: TokenBatch, array_of: ArrayOf) -> list[int] | None:
