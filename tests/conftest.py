@@ -6,6 +6,7 @@ Uploads keep their ledger in a folder of the session, not in that of whoever run
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -24,3 +25,8 @@ def _state_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("LOCALTRACE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+def pytest_collection_finish() -> None:
+    """Keep garbage collections from looking at all that was imported and collected, in vain."""
+    gc.freeze()

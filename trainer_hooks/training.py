@@ -19,31 +19,11 @@ def record_training(
     counted: Tensor,
     groups: Sequence[Any],
     lengths: Sequence[int],
-    step: int | None,
-    source: str,
-    trained_step: int,
-) -> None:
-    """Record that a trainer trains on rollouts, as far as tokens of them count in the loss.
-
-    Args:
-        trained_step: step of the update; the other arguments are those of `record_values`.
-    """
-    rows = zip(trace_ids, counted.any(dim=-1).tolist(), strict=True)
-    trained = [trace_id for trace_id, counts in rows if counts]
-    fates, steps = ["trained"] * len(trained), [trained_step] * len(trained)
-    outcome(trained, step=step, source=source, fate=fates, trained_step=steps)
-    record_values(trace_ids, values, counted, groups, lengths, step, source, counted)
-
-
-def record_values(
-    trace_ids: Sequence[str],
-    values: Mapping[str, Tensor],
-    counted: Tensor,
-    groups: Sequence[Any],
-    lengths: Sequence[int],
+    *,
     step: int | None,
     source: str,
     generated: Tensor | None,
+    trained_step: int | None = None,
     suffix: str = "",
 ) -> None:
     """Record advantages and differences of logprobs, and for a share of groups all values.
@@ -57,8 +37,15 @@ def record_values(
         step: step at which the rollouts were launched.
         generated: tensor of the same shape, 1 where the engine gave a logprob to compare with; None
             where there is nothing to compare.
+        trained_step: step of the update that trains on the rows of which tokens count; None where
+            the trainer may still leave them out.
         suffix: text appended to every outcome's name.
     """
+    if trained_step is not None:
+        rows = zip(trace_ids, counted.any(dim=-1).tolist(), strict=True)
+        trained = [trace_id for trace_id, counts in rows if counts]
+        fates, steps = ["trained"] * len(trained), [trained_step] * len(trained)
+        outcome(trained, step=step, source=source, fate=fates, trained_step=steps)
     named = {f"{name}{suffix}": row for name, row in means(values, counted, generated).items()}
     outcome(trace_ids, step=step, source=source, **named)
     share = hook_settings().trainer_tokens
@@ -72,7 +59,7 @@ def record_values(
 def means(
     values: Mapping[str, Tensor], counted: Tensor, generated: Tensor | None
 ) -> dict[str, list[float | None]]:
-    """Return the advantage and the differences of logprobs of each row; see `record_values`."""
+    """Return the advantage and the differences of logprobs of each row; see `record_training`."""
     named = {}
     if "advantages" in values:
         named["advantage"] = _mean(values["advantages"], counted.bool())

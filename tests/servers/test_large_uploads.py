@@ -30,7 +30,7 @@ from tests.servers.weave import WeaveServer
 
 MEMORY_MAX_BYTES = 500 * 10**6
 COUNT = 250
-MORE = 2_500
+MORE = 1_500
 PINNED_FACTOR = 2.5
 """Memory that grows for each byte held: what stays keeps freed memory around it from the system.
 

@@ -31,7 +31,7 @@ from localtrace.errors import (
 )
 from localtrace.read.filters import Filters
 from localtrace.read.store import open_store
-from localtrace.schema import FORMAT_VERSION, RUNS, TABLES
+from localtrace.schema import FORMAT_VERSION, TABLES
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables.parquet_files import parquet_writer
@@ -571,17 +571,6 @@ def _put_table(root: Path, data: pa.Table | bytes) -> None:
     seal_again(root)
 
 
-def _bomb(root: Path) -> None:
-    block = pa.array(["x" * 2**20])
-    columns = {
-        field.name: pa.chunked_array([block] * 1100)
-        if field.name == "command"
-        else pa.nulls(1100, field.type)
-        for field in RUNS.arrow()
-    }
-    _put_table(root, pa.table(columns, schema=RUNS.arrow()))
-
-
 def _foreign_columns(root: Path) -> None:
     _put_table(root, pa.table({"payload": ["x"]}))
 
@@ -611,8 +600,6 @@ FOUND_BY_VERIFY: dict[str, tuple[Callable[[Path], None], str]] = {
         _write("tagmanifest-sha256.txt", b"%s  /etc/passwd\n" % (b"0" * 64)),
         "tagmanifest-sha256.txt: does not name"),
     "other counts": (edit_info(counts={"runs": 7}), "bundle.json: .* rows"),
-    "a table that unpacks to more than memory holds": (
-        _bomb, r"runs/v\d+-.*decodes to more|runs/v\d+-.*memory"),
     "a table of other columns": (_foreign_columns, r"runs/v\d+-.* columns"),
     "a table that is no Parquet": (
         lambda root: _put_table(root, b"PAR1 no PAR1"), r"runs/v\d+-.*cannot be read"),

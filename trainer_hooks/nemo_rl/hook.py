@@ -325,7 +325,10 @@ def _record_batch(step: int, logged: Mapping[str, Any]) -> None:
     }
     trained = [ids[row] for row in rows]
     counted, sizes = response("token_loss_mask"), [lengths[row] - starts[row] for row in rows]
-    record_training(trained, values, counted, trained, sizes, None, SOURCE, step)
+    record_training(
+        trained, values, counted, trained, sizes,
+        step=None, source=SOURCE, generated=counted, trained_step=step,
+    )  # fmt: skip
 
 
 def _record_left_out(ids: list[str], reason: str) -> None:

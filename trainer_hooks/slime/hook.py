@@ -192,6 +192,7 @@ def postprocess_rollout_data(
         [rollout_data["response_lengths"][row] for row in rows],
         step=rollout_id,
         source=TRAINER,
+        generated=masks[rows],
         trained_step=rollout_id,
     )
 

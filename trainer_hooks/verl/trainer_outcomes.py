@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from localtrace.record import active
 from localtrace.record.session import outcome
 from localtrace.trainer_hooks.environment import hook_settings
-from localtrace.trainer_hooks.training import record_values
+from localtrace.trainer_hooks.training import record_training
 
 if TYPE_CHECKING:
     import torch
@@ -57,17 +57,17 @@ def record_advantages(
     last = mask.shape[-1] - mask.int().flip(-1).argmax(dim=-1)
     present = set(batch.keys())
     values = {name: batch[name][rows] for name in PER_TOKEN_NAMES if name in present}
-    record_values(
+    record_training(
         [str(trace_ids[row]) for row in rows],
         # The mask tells which tokens the values belong to, even where verl truncated the response.
         {**values, "response_mask": mask},
         counted,
         [uids[row] for row in rows],
         (last * mask.any(dim=-1)).tolist(),
-        step,
-        SOURCE,
-        mask if recomputed else None,
-        suffix,
+        step=step,
+        source=SOURCE,
+        generated=mask if recomputed else None,
+        suffix=suffix,
     )
 
 

@@ -104,10 +104,7 @@ def shortened(value: Any, max_bytes: int, where: str, cuts: list[Cut]) -> Any:
     entries = dict(value) if isinstance(value, dict) else dict(enumerate(value))
     sizes = [*map(stored_bytes, entries.values())]
     room = max_bytes - (size - sum(sizes))  # beside the names
-    fitting = bisect_right(
-        range(max_bytes), room, key=lambda share: sum(min(size, share) for size in sizes)
-    )
-    share = max(fitting - 1, _SHARE_MIN_BYTES)
+    share = max(_share(sizes, room), _SHARE_MIN_BYTES)
     for name, item in entries.items():
         entries[name] = shortened(item, share, f"{where}.{name}" if where else str(name), cuts)
     shown = list(entries.items() if isinstance(value, dict) else entries.values())
@@ -117,6 +114,16 @@ def shortened(value: Any, max_bytes: int, where: str, cuts: list[Cut]) -> Any:
         cuts.append(Cut(where, stored_bytes(shown), size))
         shown.append(("…", note) if isinstance(value, dict) else f"… {note}")
     return dict(shown) if isinstance(value, dict) else shown
+
+
+def _share(sizes: list[int], room: int) -> int:
+    """Return the most that each may have, so that all of them fit and the small ones are whole."""
+    for number, size in enumerate(sorted(sizes)):
+        share = room // (len(sizes) - number)
+        if size > share:
+            return share
+        room -= size
+    return room
 
 
 def _start(items: Any, max_bytes: int) -> Any:

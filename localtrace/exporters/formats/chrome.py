@@ -58,19 +58,23 @@ class _Timeline:
     def __init__(self, processes: Mapping[str, str]) -> None:
         self.base_ns: int | None = None
         """The time of the first event."""
+        self._separator = b"\n"
         self._processes = processes
         self._rows: dict[str, list[int]] = {}
         """For each process: the time (ns) until which each of its rows is taken."""
 
     def add(self, trajectory: Trajectory) -> bytes:
         """Return the slices of a trajectory, and the names of processes and rows that are new."""
-        separator = b"\n" if self.base_ns is None else b",\n"
-        return separator + b",\n".join(to_json(e).encode() for e in self._events(trajectory))
+        events = b",\n".join(to_json(event).encode() for event in self._events(trajectory))
+        separator, self._separator = self._separator, b",\n"
+        return separator + events
 
     def _events(self, trajectory: Trajectory) -> Iterator[Fields]:
         spans = sorted(trajectory.spans, key=lambda span: (span.start_ns, -span.duration_ns))
         start_ns = min([trajectory.start_ns, *(span.start_ns for span in spans)])
         end_ns = max([trajectory.end_ns or start_ns, *(span.end_ns for span in spans)])
+        title, facts, details = _title(trajectory), _facts(trajectory), [*map(_details, spans)]
+        # What is hostile about a trajectory has raised by now, before anything here changes.
         if self.base_ns is None:
             self.base_ns = start_ns
         process = self._processes[trajectory.trace_id]
@@ -88,17 +92,16 @@ class _Timeline:
             yield _name("thread_name", pid, len(taken_until), f"rollouts {len(taken_until)}")
         for row in rows:
             taken_until[row] = end_ns
-        title, facts = _title(trajectory), _facts(trajectory)
         slices = [(rows[0], start_ns, end_ns - start_ns, title, "trajectory", facts)]
         slices += [
             (rows[lane], span.start_ns, span.duration_ns, span.op,
-             "turn" if span.is_turn else span.kind, _details(span))
-            for span, lane in zip(spans, lanes, strict=True)
+             "turn" if span.is_turn else span.kind, described)
+            for span, lane, described in zip(spans, lanes, details, strict=True)
         ]  # fmt: skip
-        for row, at_ns, duration_ns, name, category, details in slices:
+        for row, at_ns, duration_ns, name, category, arguments in slices:
             yield {
                 "ph": "X", "name": name, "cat": category, "pid": pid, "tid": row + 1,
-                "ts": (at_ns - self.base_ns) / 1000, "dur": duration_ns / 1000, "args": details,
+                "ts": (at_ns - self.base_ns) / 1000, "dur": duration_ns / 1000, "args": arguments,
             }  # fmt: skip
 
 

@@ -6,16 +6,17 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 
-from localtrace.exporters.formats import atif, jsonl, otlp
+from localtrace.exporters.formats import atif, chrome, jsonl, otlp
 from localtrace.exporters.formats.sft import Rows
 from localtrace.read.flat_rows import flat_rows
 from localtrace.read.store import open_store
-from localtrace.types import Trajectory
+from localtrace.types import Span, Trajectory
 from localtrace.values.codec import from_json
 from tests.unit.exchange.rollouts import KEY
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
@@ -168,6 +169,24 @@ def test_a_file_is_replaced_only_by_force(
     assert "--force" in refused.stderr
     command("export", "jsonl", "--all", "-s", recorded[0], "-o", out, "--force")
     assert out.read_text() != "mine"
+
+
+def test_a_timeline_whose_first_trajectory_failed_can_be_read(
+    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details, failures = chrome._details, iter(["odd"])
+
+    def fail_once(span: Span) -> Any:
+        for message in failures:
+            raise ValueError(message)
+        return details(span)
+
+    monkeypatch.setattr(chrome, "_details", fail_once)
+    result = command("export", "chrome", "--all", "-s", recorded[0], "-o", tmp_path / "out")
+    assert "4 of 5 trajectories" in result.stderr
+    events = json.loads((tmp_path / "out").read_text())["traceEvents"]
+    named = {event["pid"] for event in events if event["name"] == "process_name"}
+    assert {event["pid"] for event in events} == named
 
 
 def test_a_failed_export_leaves_nothing_behind(
