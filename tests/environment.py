@@ -25,3 +25,12 @@ def examples(few: int) -> int:
 def soaks() -> bool:
     """Tell whether faults are repeated more often, as `make soak` asks for."""
     return read_environment(TestSettings).soak
+
+
+def as_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hooks start and speak as in a process in which none of them has tried before."""
+    from localtrace.trainer_hooks import environment
+
+    monkeypatch.setattr(environment, "_tried_in", None)
+    environment.say_once.cache_clear()
+    environment._understood.cache_clear()

@@ -17,6 +17,7 @@ from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.verifiers import hook, record
+from tests.environment import as_new_process
 from tests.formats import sums
 from tests.formats.sums import END, ROLES, SumData, ids, logprob
 
@@ -204,8 +205,7 @@ def test_without_a_store_one_line_says_so(
 ) -> None:
     sys.modules[MODULE] = sums
     monkeypatch.delenv("LOCALTRACE_STORE", raising=False)
-    monkeypatch.setattr(environment, "_tried_in", None)
-    environment.say_once.cache_clear()
+    as_new_process(monkeypatch)
     record()
     with sums.engine({"2+2": ["4"]}) as engine:
         env = sums.environment(MODULE)

@@ -16,6 +16,7 @@ from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.trainer_hooks.trl import generation_batch, record
+from tests.environment import as_new_process
 from tests.trl.conftest import Stored
 from tests.trl.training import long, make_trainer, small, weights
 
@@ -100,7 +101,7 @@ def test_a_store_that_cannot_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "store").write_text("in the way")
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr("localtrace.trainer_hooks.environment._tried_in", None)
+    as_new_process(monkeypatch)
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
     lines = [line for line in capfd.readouterr().err.splitlines() if "localtrace" in line]
     assert len(lines) == 1

@@ -24,6 +24,7 @@ from localtrace.trainer_hooks import doctor, environment, nemo_rl
 from localtrace.trainer_hooks.nemo_rl import hook, job, samples
 from localtrace.trainer_hooks.nemo_rl.job import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
+from tests.environment import as_new_process
 
 DOUBLE = Path(__file__).parents[1] / "data/nemo_rl_double"
 SYSTEM = {"role": "system", "content": "be good"}
@@ -50,7 +51,7 @@ def nemo() -> Iterator[types.SimpleNamespace]:
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     monkeypatch.setattr(samples, "_recorded", samples.Occurrences())
     monkeypatch.setattr(hook, "_trained", samples.Occurrences())
     monkeypatch.setattr(job, "training", job.training)

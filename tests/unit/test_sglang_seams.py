@@ -17,6 +17,7 @@ import localtrace
 from localtrace.errors import ConfigError, LocalTraceError
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.sglang import hook, register, wrap
+from tests.environment import as_new_process
 from tests.recording import Recording
 from tests.sglang.fake_manager import CurrentGenerateReqInput, TokenizerManager
 
@@ -163,8 +164,7 @@ def test_what_is_no_engine_is_refused() -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a manager of a process where SGLang has loaded the plugin."""
-    monkeypatch.setattr(environment, "_tried_in", None)
-    environment.say_once.cache_clear()
+    as_new_process(monkeypatch)
 
     def made(name: str) -> Any:
         module = SimpleNamespace(__name__="a_module", **{name: type(name, (), {"__init__": init})})
@@ -200,7 +200,7 @@ def test_a_process_that_cannot_record_refuses_where_recording_is_required(
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "file" / "store"))
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     for start in (lambda: started("TokenizerManager"), lambda: wrap(TokenizerManager())):
-        monkeypatch.setattr(environment, "_tried_in", None)
+        as_new_process(monkeypatch)
         with pytest.raises(LocalTraceError):
             start()
         assert re.match(rf"localtrace: .*{tmp_path}/file", capsys.readouterr().err)

@@ -22,7 +22,6 @@ import localtrace
 from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
-from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.slime import (
     hook,
     log_eval_rollout_data,
@@ -30,6 +29,7 @@ from localtrace.trainer_hooks.slime import (
     note_sample,
     postprocess_rollout_data,
 )
+from tests.environment import as_new_process
 
 
 @dataclass
@@ -336,8 +336,7 @@ def test_recording_starts_where_the_environment_says(
 ) -> None:
     for name in ("LOCALTRACE_STORE", "LOCALTRACE_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(environment, "_tried_in", None)
-    environment.say_once.cache_clear()
+    as_new_process(monkeypatch)
     for _ in range(2):
         assert log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0) is None
         postprocess_rollout_data(ARGS)

@@ -16,10 +16,10 @@ from localtrace.errors import ConfigError
 from localtrace.record.config import load_settings, read_environment, variable
 from localtrace.record.settings import VARIABLES_ONLY, HookSettings, Settings, UploaderSettings
 from localtrace.trainer_hooks import doctor as examination
-from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, record_this_process
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.uploader.ledger import state_folder
+from tests.environment import as_new_process
 
 ROOT = Path(__file__).resolve().parents[2]
 ON = ("1", "true", "TRUE", "yes", "Yes", "on", " 1 ")
@@ -30,8 +30,7 @@ OFF = ("0", "false", "False", "no", "off", "OFF")
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(environment, "_tried_in", None)
-    environment._understood.cache_clear()
+    as_new_process(monkeypatch)
 
 
 # -- one idea of what a value is -----------------------------------------------------------
@@ -55,7 +54,7 @@ def test_a_required_recording_is_required_however_it_is_said(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "file"))
     monkeypatch.setenv("LOCALTRACE_REQUIRED", word)
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     with pytest.raises(CannotRecord, match=f"{tmp_path}/file "):
         record_this_process()
 

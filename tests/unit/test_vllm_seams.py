@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from localtrace.errors import ConfigError, LocalTraceError
-from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.vllm import wrap
 from localtrace.trainer_hooks.vllm.hook import VLLM
+from tests.environment import as_new_process
 from tests.recording import Recording
 from tests.vllm.fakes import AsyncLLM, Completion, LLMEngine, Output, SamplingParams
 
@@ -139,7 +139,7 @@ def test_what_is_no_engine_of_vllm_cannot_be_wrapped() -> None:
 def test_a_process_begins_to_record_with_its_first_generation(tmp_path, monkeypatch) -> None:
     import localtrace
 
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("LOCALTRACE_SEAL", "0")
     engine = wrap(AsyncLLM(DONE))
@@ -155,7 +155,7 @@ def test_a_process_that_must_record_and_cannot_refuses_the_generation(
     tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "store").write_text("in the way")
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     monkeypatch.setenv("LOCALTRACE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     for _ in range(2):

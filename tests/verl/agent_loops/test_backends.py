@@ -22,7 +22,7 @@ import pytest
 
 from localtrace.read.store import open_store
 from localtrace.record.scope import current
-from localtrace.trainer_hooks import environment
+from tests.environment import as_new_process
 from tests.recording import Recording, recording
 from tests.verl.agent_loops.traced_agent import agent_of, run_agent
 
@@ -156,7 +156,7 @@ def test_without_a_backend_or_a_store_nothing_changes(
     tracing: ModuleType, monkeypatch: pytest.MonkeyPatch, backend: str | None
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", "/dev/null/nowhere")
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     assert run_agent(tracing, backend, own=False) == run_agent(tracing, backend, own=True)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import localtrace
-from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.verl import job
-from tests.environment import unavailable
+from tests.environment import as_new_process, unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def _fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("LOCALTRACE_MIN_FREE_BYTES", "0")
     monkeypatch.setenv("LOCALTRACE_SEAL", "0")
     monkeypatch.setattr(job, "_config", None)
-    monkeypatch.setattr(environment, "_tried_in", None)
+    as_new_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     yield
     localtrace.close()

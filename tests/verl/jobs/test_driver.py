@@ -13,6 +13,7 @@ import localtrace
 from localtrace.errors import ConfigError
 from localtrace.trainer_hooks import environment as process
 from localtrace.trainer_hooks.verl import VERL, driver, job
+from tests.environment import as_new_process
 from tests.verl.jobs.conftest import Compose
 
 
@@ -33,7 +34,7 @@ def checkpoint(folder: Path) -> None:
 def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what the driver put into this process's environment."""
     localtrace.close()
-    monkeypatch.setattr(process, "_tried_in", None)
+    as_new_process(monkeypatch)
     for name in ("STORE", "RUN_ID", "ATTEMPT"):
         monkeypatch.delenv(f"LOCALTRACE_{name}", raising=False)
 
