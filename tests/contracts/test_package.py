@@ -1,59 +1,15 @@
-"""The files of a wheel, the imports of an import, the names that the package promises."""
+"""The imports of an import, and the names that the package promises."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
-
-import pytest
 
 import localtrace
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    return zipfile.ZipFile(wheel).namelist()
-
-
-def test_a_wheel_installs_one_top_level_name(wheel_names: list[str]) -> None:
-    tops = {name.split("/")[0] for name in wheel_names if ".dist-info" not in name}
-    assert tops == {"localtrace"}
-
-
-def test_a_wheel_holds_every_file_of_the_linked_folders(wheel_names: list[str]) -> None:
-    expected = {
-        f"localtrace/{path.relative_to(ROOT)}"
-        for folder in ("uploader", "trainer_hooks", "queries")
-        for pattern in ("*.py", "*.sql", "*.html")
-        for path in (ROOT / folder).rglob(pattern)
-    }
-    assert expected
-    assert expected <= set(wheel_names)
-
-
-def test_a_wheel_holds_every_file_of_the_package(wheel_names: list[str]) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "localtrace"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split()
-    files = {path for path in listed if not (ROOT / path).is_symlink()}
-    assert {
-        path
-        for path in files
-        if path.endswith((".py", ".sql", "py.typed", ".html", ".css", ".js", ".svg"))
-    } <= set(wheel_names)
-
-
-def test_a_wheel_says_that_it_is_typed(wheel_names: list[str]) -> None:
-    assert "localtrace/py.typed" in wheel_names
 
 
 def _modules_after(statement: str) -> set[str]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -20,8 +21,8 @@ PINNED = {"torch", "numpy", "pyarrow", "transformers", "ray"}
 LEFT_OUT = {"torch", "ray", "weave", "mlflow", "verl"}
 _VERSIONS = """
 import importlib.metadata, json
-found = importlib.metadata.distributions()
-print(json.dumps({one.name.lower(): importlib.metadata.version(one.name) for one in found}))
+names = {part.name for part in importlib.metadata.distributions()}
+print(json.dumps({name.lower(): importlib.metadata.version(name) for name in names}))
 """
 _ORIGIN = """
 import json, localtrace, sys, verl
@@ -30,7 +31,7 @@ print(json.dumps([localtrace.__file__, plugin.__file__]))
 """
 _PLUGINS = """
 from importlib.metadata import entry_points
-print(*(one.value for one in entry_points(group="verl.plugins")))
+print(*(point.value for point in entry_points(group="verl.plugins")))
 """
 
 
@@ -83,18 +84,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _needed_by(*names: str) -> set[str]:
     """These distributions and what they require, as installed here."""
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = list(names)
     while waiting:
         name = canonicalize_name(waiting.pop())
         try:
-            asked = [Requirement(text) for text in distribution(name).requires or []]
+            required = [Requirement(text) for text in distribution(name).requires or []]
         except PackageNotFoundError:
             continue
-        if name not in found:
-            found.add(name)
-            waiting += [one.name for one in asked if not one.marker or one.marker.evaluate()]
-    return found
+        if name not in needed:
+            needed.add(name)
+            waiting += [part.name for part in required if not part.marker or part.marker.evaluate()]
+    return needed
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,32 @@ def test_no_trainer_engine_or_tracker_is_carried(wheelhouse: Path) -> None:
     assert carried.isdisjoint(LEFT_OUT)
 
 
+@pytest.fixture(scope="module")
+def wheel_names(wheelhouse: Path) -> list[str]:
+    """The files of localtrace's own wheel."""
+    (wheel,) = wheelhouse.glob("localtrace-*.whl")
+    return [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+
+
+def test_a_wheel_installs_one_top_level_name(wheel_names: list[str]) -> None:
+    assert {name.split("/")[0] for name in wheel_names} == {"localtrace"}
+
+
+def test_a_wheel_holds_every_file_of_the_package_and_of_the_linked_folders(
+    wheel_names: list[str],
+) -> None:
+    folders = ("localtrace", "uploader", "trainer_hooks", "queries")
+    listed = subprocess.run(
+        ["git", "ls-files", *folders], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    endings = (".py", ".sql", "py.typed", ".html", ".css", ".js", ".svg")
+    files = [name for name in listed if name.endswith(endings)]
+    assert {name.split("/")[0] for name in files} == set(folders)
+    expected = {f"localtrace/{name.removeprefix('localtrace/')}" for name in files}
+    assert "localtrace/py.typed" in expected
+    assert expected <= set(wheel_names)
+
+
 def test_installing_over_verl_changes_no_installed_version(
     versions: tuple[dict[str, str], dict[str, str]], cluster: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +162,7 @@ def test_verl_finds_the_hook_in_the_installed_wheel(cluster: Path, tmp_path: Pat
     venv = cluster.parents[1]
     assert _run(cluster, "-c", _PLUGINS, cwd=tmp_path).split() == ["localtrace.trainer_hooks.verl"]
     origins = json.loads(_run(cluster, "-c", _ORIGIN, cwd=tmp_path).splitlines()[-1])
-    assert [Path(one).is_relative_to(venv) for one in origins] == [True, True]
+    assert [Path(origin).is_relative_to(venv) for origin in origins] == [True, True]
 
 
 @pytest.mark.usefixtures("versions")

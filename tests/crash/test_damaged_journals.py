@@ -87,27 +87,14 @@ def ends(whole: bytes, split: Split) -> list[int]:
     return ends
 
 
-def test_a_journal_cut_anywhere_gives_all_whole_frames(
-    whole: bytes, ends: list[int], split: Split
-) -> None:
-    payloads = split(whole).payloads
-    near = {end + shift for end in ends for shift in (-1, 0, 1, 3, 4, 5, 11, 12, 13)}
-    for length in (near | set(range(0, len(whole), 97))) & set(range(len(whole))):
-        found = split(whole[:length])
-        count = sum(end <= length for end in ends)
-        assert found.payloads == payloads[:count]
-        assert found.damaged == []
-        assert found.tail_start == (None if length in (0, *ends) else [0, *ends][count])
-
-
 def test_zeros_after_the_last_whole_frame_are_damage_that_costs_nothing_else(
     whole: bytes, ends: list[int], split: Split
 ) -> None:
     payloads = split(whole).payloads
     for count in range(0, len(ends), 3):
-        found = split(whole[: ends[count]] + bytes(4096))
-        assert found.payloads == payloads[: count + 1]
-        assert (found.damaged, found.tail_start) == ([(ends[count], ends[count] + 4096)], None)
+        frames = split(whole[: ends[count]] + bytes(4096))
+        assert frames.payloads == payloads[: count + 1]
+        assert (frames.damaged, frames.tail_start) == ([(ends[count], ends[count] + 4096)], None)
 
 
 def test_a_hole_in_the_middle_costs_only_the_frames_it_touches(
@@ -119,27 +106,14 @@ def test_a_hole_in_the_middle_costs_only_the_frames_it_touches(
     for _ in range(200):
         start = dice.randrange(len(whole) - 1)
         end = min(len(whole), start + dice.randrange(1, 2_000))
-        found = split(whole[:start] + bytes(end - start) + whole[end:])
+        frames = split(whole[:start] + bytes(end - start) + whole[end:])
         kept = [
             payload
             for payload, first, last in zip(payloads, starts, ends, strict=True)
             if last <= start or first >= end or not any(whole[max(first, start) : min(last, end)])
         ]
-        assert found.payloads == kept
-        assert len(found.damaged) + (found.tail_start is not None) == (len(kept) < len(payloads))
-
-
-def test_a_flipped_bit_costs_one_frame(whole: bytes, ends: list[int], split: Split) -> None:
-    payloads = split(whole).payloads
-    dice = random.Random(2)
-    for _ in range(300):
-        position = dice.randrange(len(whole))
-        flipped = bytearray(whole)
-        flipped[position] ^= 1 << dice.randrange(8)
-        found = split(bytes(flipped))
-        hit = sum(end <= position for end in ends)
-        assert found.payloads == payloads[:hit] + payloads[hit + 1 :]
-        assert len(found.damaged) + (found.tail_start is not None) == 1
+        assert frames.payloads == kept
+        assert len(frames.damaged) + (frames.tail_start is not None) == (len(kept) < len(payloads))
 
 
 def test_garbage_is_read_without_an_error(store: Path, crashed: Path, whole: bytes) -> None:
@@ -157,12 +131,12 @@ def test_garbage_is_read_without_an_error(store: Path, crashed: Path, whole: byt
 
 def _turn_frames(whole: bytes, ends: list[int], split: Split) -> list[tuple[int, int]]:
     """Return the places of the frames that hold the conversation's turns."""
-    found = []
+    places = []
     for payload, end in zip(split(whole).payloads, ends, strict=True):
         if isinstance(decode_envelope(payload).record, TurnCall):
-            found.append((end - len(payload) - FRAME_BYTES, end))
-    assert len(found) == TURNS
-    return found
+            places.append((end - len(payload) - FRAME_BYTES, end))
+    assert len(places) == TURNS
+    return places
 
 
 def test_turns_that_lean_on_a_damaged_one_show_a_placeholder_until_the_next_whole_prompt(

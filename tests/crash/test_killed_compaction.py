@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from localtrace.maintain.verify import verify
-from localtrace.read.store import open_store
+from localtrace.read.store import Store, open_store
 from localtrace.schema import FOLDED_COLUMNS, TABLES
 from localtrace.store.compacting import compact as compaction
 from localtrace.store.compacting.compact import compact
@@ -22,7 +22,8 @@ from localtrace.store.tables import log
 from localtrace.store.tables.drafts import commit_rows
 from tests.crash.moments import different, killed_before, named
 from tests.crash.processes import child, wait_until
-from tests.crash.test_killed_sealer import _cuts
+from tests.crash.test_killed_sealer import cuts
+from tests.environment import soaks
 
 _ANY = 10**9
 NAMES = ("trajectories", "outcomes")
@@ -58,7 +59,7 @@ def compact_all(store: Path) -> None:
 
 def counted(store: Path) -> dict[str, list[str]]:
     """The rows of the tables' states, read without localtrace, folded values left out."""
-    found = {}
+    counted = {}
     for name in NAMES:
         paths = deltalake.DeltaTable(store / "tables" / name).file_uris()
         tables = [pq.ParquetFile(path).read() for path in paths]
@@ -67,8 +68,8 @@ def counted(store: Path) -> dict[str, list[str]]:
             for table in tables
             for row in table.to_pylist()
         ]
-        found[name] = sorted(map(repr, rows))
-    return found
+        counted[name] = sorted(map(repr, rows))
+    return counted
 
 
 def rewards(store: Path) -> list[float]:
@@ -120,7 +121,7 @@ def test_a_compaction_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(
             assert rewards(copy) == wanted_rewards, f"{at}, compacted again"
             assert verify(open_layout(copy)).problems == []
             files = [deltalake.DeltaTable(copy / "tables" / name).file_uris() for name in NAMES]
-            assert [len(found) for found in files] == [1, 1]
+            assert [len(paths) for paths in files] == [1, 1]
 
 
 def test_a_torn_entry_of_a_compaction_is_healed(prepared: Path, tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_torn_entry_of_a_compaction_is_healed(prepared: Path, tmp_path: Path) 
     shutil.copytree(prepared, compacted)
     compact(open_layout(compacted))
     newest = max(compacted.glob("tables/outcomes/_delta_log/*.json"))
-    for name, torn in _cuts(newest.read_bytes()).items():
+    for name, torn in cuts(newest.read_bytes()).items():
         copy = tmp_path / name.replace(" ", "-")
         shutil.copytree(compacted, copy)
         if name != "half":
@@ -157,26 +158,29 @@ def test_compactions_that_race_beside_commits_and_readers_lose_and_double_nothin
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(prepared, store)
+    commits = 30 if soaks() else 10
     with (
         child(compact_again_and_again, store, 0) as first,
         child(compact_again_and_again, store, 0) as second,
         open_store(store) as reader,
     ):
-        for number in range(COMMITS, 10 * COMMITS):
+        for number in range(COMMITS, commits):
             add(store, number)
-            (found,) = reader.sql("select count(*) as n from stored.trajectories").to_dicts()
-            assert 2 * COMMITS <= found["n"] <= 2 * (number + 1)
+            assert 2 * COMMITS <= count_trajectories(reader) <= 2 * (number + 1)
             with open_store(store) as fresh:
-                (found,) = fresh.sql("select count(*) as n from stored.trajectories").to_dicts()
-            assert found["n"] == 2 * (number + 1)
+                assert count_trajectories(fresh) == 2 * (number + 1)
             assert len(set(rewards(store))) == 2 * (number + 1)
         wait_until(
             lambda: len(deltalake.DeltaTable(store / "tables" / "trajectories").file_uris()) == 1
         )
         assert (first.poll(), second.poll()) == (None, None), "a compaction failed"
-    found = {row for rows in counted(store).values() for row in rows}
-    assert [len(rows) for rows in counted(store).values()] == [2 * 10 * COMMITS] * 2
-    assert len(found) == 4 * 10 * COMMITS
+    assert [len(rows) for rows in counted(store).values()] == [2 * commits] * 2
+    assert [len(set(rows)) for rows in counted(store).values()] == [2 * commits] * 2
     assert rewards(store) == sorted(
-        float(10 * number + step) for number in range(10 * COMMITS) for step in (1, 2)
+        float(10 * number + step) for number in range(commits) for step in (1, 2)
     )
+
+
+def count_trajectories(store: Store) -> int:
+    (row,) = store.sql("select count(*) as n from stored.trajectories").to_dicts()
+    return int(row["n"])

@@ -45,16 +45,15 @@ def prune_all(store: Path, rules: str = RULES) -> int:
 
 def rows(store: Path) -> dict[str, list[Row]]:
     """The rows of the tables' states, read without localtrace."""
-    found: dict[str, list[Row]] = {}
+    tables: dict[str, list[Row]] = {}
     for name in TABLES:
-        table = deltalake.DeltaTable(store / "tables" / name)
-        paths = table.file_uris()
-        found[name] = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    return found
+        paths = deltalake.DeltaTable(store / "tables" / name).file_uris()
+        tables[name] = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    return tables
 
 
-def ids(found: list[Row]) -> Counter[tuple[Any, ...]]:
-    return Counter((row["writer_id"], row["writer_seq"], row.get("span_id")) for row in found)
+def ids(table: list[Row]) -> Counter[tuple[Any, ...]]:
+    return Counter((row["writer_id"], row["writer_seq"], row.get("span_id")) for row in table)
 
 
 @pytest.fixture(scope="module")
@@ -76,37 +75,35 @@ def wanted(prepared: Path) -> dict[str, list[Row]]:
     """Return the rows that remain where nothing fails, worked out from the rows as they were."""
     before = rows(prepared)
     place = {row["trace_id"]: (row["step"], row["sample_index"]) for row in before["trajectories"]}
-    stays = {
-        one for one, (step, sample) in place.items() if step == 3 or (step, sample) == (2, "0")
-    }
+    stays = {i for i, (step, sample) in place.items() if step == 3 or (step, sample) == (2, "0")}
+    assert (len(place), len(stays)) == (16, 6)
     spans = [row for row in before["spans"] if row["trace_id"] in stays]
-    assert 0 < len(spans) < len(before["spans"])
     return {"trajectories": before["trajectories"], "spans": spans, "all": before["spans"]}
 
 
 def check_any(store: Path, wanted: dict[str, list[Row]]) -> None:
     """At any moment: nothing that stays is lost, nothing is doubled, what is gone is marked."""
-    found = rows(store)
-    check_rows(found, wanted)
+    tables = rows(store)
+    check_rows(tables, wanted)
     with open_store(store) as opened:
-        (seen,) = opened.sql("select count(*) as n from spans").to_dicts()
-    assert seen["n"] == len(found["spans"])
+        (count,) = opened.sql("select count(*) as n from spans").to_dicts()
+    assert count["n"] == len(tables["spans"])
 
 
-def check_rows(found: dict[str, list[Row]], wanted: dict[str, list[Row]]) -> None:
-    assert ids(found["trajectories"]) == ids(wanted["trajectories"])
-    spans = ids(found["spans"])
+def check_rows(tables: dict[str, list[Row]], wanted: dict[str, list[Row]]) -> None:
+    assert ids(tables["trajectories"]) == ids(wanted["trajectories"])
+    spans = ids(tables["spans"])
     assert ids(wanted["spans"]) <= spans <= ids(wanted["all"])
-    gone = {row["trace_id"] for row in wanted["all"]} - {row["trace_id"] for row in found["spans"]}
-    marked = {row["trace_id"] for row in found["trajectories"] if row.get("spans_pruned")}
+    gone = {row["trace_id"] for row in wanted["all"]} - {row["trace_id"] for row in tables["spans"]}
+    marked = {row["trace_id"] for row in tables["trajectories"] if row.get("spans_pruned")}
     assert gone <= marked
 
 
 def check_done(store: Path, wanted: dict[str, list[Row]]) -> None:
-    found = rows(store)
-    check_rows(found, wanted)
-    assert ids(found["spans"]) == ids(wanted["spans"])
-    marked = {row["trace_id"] for row in found["trajectories"] if row["spans_pruned"]}
+    tables = rows(store)
+    check_rows(tables, wanted)
+    assert ids(tables["spans"]) == ids(wanted["spans"])
+    marked = {row["trace_id"] for row in tables["trajectories"] if row["spans_pruned"]}
     stays = {row["trace_id"] for row in wanted["spans"]}
     assert marked == {row["trace_id"] for row in wanted["all"]} - stays
     assert verify(open_layout(store)).problems == []
@@ -173,9 +170,9 @@ def test_pruning_beside_a_compaction_a_sealer_and_readers_loses_and_doubles_noth
                 assert len(opened.trajectories(run="beside")) == recorded
                 assert len(opened.spans(run="beside")) == 2 * recorded
         assert pruner.returncode == 0
-    found = rows(copy)
-    of_run = [row for row in found["spans"] if row["run_id"] == "run"]
+    spans = rows(copy)["spans"]
+    of_run = [row for row in spans if row["run_id"] == "run"]
     assert ids(of_run) == ids(wanted["spans"])
-    assert len(found["spans"]) == len(of_run) + 2 * recorded
+    assert len(spans) == len(of_run) + 2 * recorded
     give_back(open_layout(copy), grace_hours=0)
     assert verify(open_layout(copy)).problems == []

@@ -78,11 +78,12 @@ def test_a_sealer_killed_at_any_step_loses_and_doubles_nothing(
         assert sealed_contents(store) == wanted, named(killed, left)
 
 
-def _cuts(entry: bytes) -> dict[str, bytes]:
+def cuts(entry: bytes) -> dict[str, bytes]:
+    """What a crash of the machine may leave of a log entry."""
     lines = entry.split(b"\n")
-    cuts = {f"after line {n}": b"\n".join(lines[:n]) for n in range(1, len(lines))}
+    after_lines = {f"after line {n}": b"\n".join(lines[:n]) for n in range(1, len(lines))}
     half = len(entry) // 2
-    return {"empty": b"", "half": entry[:half], "zeroed": entry[:half] + bytes(half), **cuts}
+    return {"empty": b"", "half": entry[:half], "zeroed": entry[:half] + bytes(half), **after_lines}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -91,10 +92,10 @@ def test_a_torn_newest_log_entry_is_healed_and_its_rows_are_there_once(
 ) -> None:
     wanted = contents(committed)
     newest = sorted(committed.glob(f"tables/{table}/_delta_log/*.json"))[-1]
-    cuts = _cuts(newest.read_bytes())
+    torn_entries = cuts(newest.read_bytes())
     if table != "trajectories" and not soaks():
-        cuts = {"half": cuts["half"]}
-    for name, torn in cuts.items():
+        torn_entries = {"half": torn_entries["half"]}
+    for name, torn in torn_entries.items():
         copy = tmp_path / name
         shutil.copytree(committed, copy)
         (copy / newest.relative_to(committed)).write_bytes(torn)
@@ -110,7 +111,7 @@ def test_a_torn_entry_of_a_table_that_was_just_created_is_healed(
     (left, *_) = killed["before adding files to a table"]
     begun = simulate_crash(left, tmp_path / "begun")
     (entry,) = begun.glob("tables/*/_delta_log/*.json")
-    for name, torn in _cuts(entry.read_bytes()).items():
+    for name, torn in cuts(entry.read_bytes()).items():
         entry.write_bytes(torn)
         copy = simulate_crash(begun, tmp_path / name)
         assert sealed_contents(copy) == contents(prepared), name

@@ -22,7 +22,7 @@ from tests.crash.processes import child, wait_until
 from tests.crash.rollouts import acknowledge, acknowledged, record_one, roll_out
 from tests.environment import soaks
 
-ROUNDS = 20 if soaks() else 2
+ROUNDS, WORKERS = (20, 4) if soaks() else (2, 2)
 _PERIOD_S = 0.01
 _ROLLOUTS_PER_PERIOD = 5
 _TURNS = 3  # with two calls each: 30 calls in 10 ms
@@ -67,27 +67,24 @@ def _assert_there_once(store: Path, logs: list[Path]) -> None:
     spans = [row["span_id"] for row in rows(store, "spans")]
     assert repeated(spans) == []
     assert known.spans - set(spans) == set()
-    found = statuses(store)
-    assert known.begun - found.keys() == set()
-    assert {found[trace_id] for trace_id in known.ended} == {"ok"}
-    assert {found[trace_id] for trace_id in known.begun} <= {"ok", "interrupted"}
+    shown = statuses(store)
+    assert known.begun - shown.keys() == set()
+    assert {shown[trace_id] for trace_id in known.ended} == {"ok"}
+    assert {shown[trace_id] for trace_id in known.begun} <= {"ok", "interrupted"}
 
 
-@pytest.mark.parametrize(
-    ("work", "rounds", "workers"),
-    [(record_with_pauses, ROUNDS, 4), (record_in_a_busy_loop, ROUNDS, 2)],
-)
+@pytest.mark.parametrize("work", [record_with_pauses, record_in_a_busy_loop])
 def test_what_a_killed_worker_had_written_is_there_once(
-    store: Path, tmp_path: Path, work: Callable[..., None], rounds: int, workers: int
+    store: Path, tmp_path: Path, work: Callable[..., None]
 ) -> None:
     logs: list[Path] = []
-    for round_ in range(rounds):
+    for round_ in range(ROUNDS):
         started = []
         with contextlib.ExitStack() as running:
-            for worker in range(workers):
+            for worker in range(WORKERS):
                 logs.append(tmp_path / f"{round_}-{worker}.log")
                 started.append(running.enter_context(child(work, store, logs[-1])))
-            for process, log in zip(started, logs[-workers:], strict=True):
+            for process, log in zip(started, logs[-WORKERS:], strict=True):
                 wait_until(partial(_has_ended_one, log))
                 time.sleep(random.uniform(0.02, 0.4))
                 process.kill()

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from localtrace.maintain.verify import verify
 from localtrace.store.layout import open_layout
+from tests.environment import soaks
 
-NODES = 3
+NODES = 3 if soaks() else 2
 TRAJECTORIES = 60
 KILLS = (2, 9)
 """Steps before which every sealer is killed, one after the other; then all seal to the end."""

@@ -18,7 +18,9 @@ from localtrace.uploader.targets import Place, http, open_target
 from localtrace.uploader.targets.http import HttpSession, Refused, TryAgain
 from localtrace.uploader.targets.mlflow import SearchAnswer
 from localtrace.uploader.targets.mlflow_runs import count_metric
+from localtrace.uploader.transcripts import transcript_of
 from tests.hostile.servers import Request, serving
+from tests.unit.test_uploader_mlflow_spans import trajectory
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,14 +58,16 @@ def test_an_answer_compressed_twice_is_never_unfolded(monkeypatch: pytest.Monkey
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
 
     def answers_with(status: int) -> AbstractContextManager[str]:
-        return serving(lambda one: one.reply(status, {"content-encoding": "gzip, gzip"}, body))
+        return serving(
+            lambda request: request.reply(status, {"content-encoding": "gzip, gzip"}, body)
+        )
 
     with answers_with(200) as good, answers_with(403) as bad, answers_with(500) as broken:
         child = [sys.executable, "-c", CHECK, good, bad, broken]
         done = subprocess.run(child, capture_output=True, text=True, check=False)
-    said = done.stdout.splitlines()
-    assert (len(said), done.stderr) == (9, "")
-    assert all("accept-encoding: identity" in line for line in said)
+    lines = done.stdout.splitlines()
+    assert (len(lines), done.stderr) == (9, "")
+    assert all("accept-encoding: identity" in line for line in lines)
 
 
 REFUSED = ["gzip", "GZIP", "br", "identity, gzip", "x" * 1000]
@@ -71,33 +75,33 @@ REFUSED = ["gzip", "GZIP", "br", "identity, gzip", "x" * 1000]
 
 @pytest.mark.parametrize("encoding", REFUSED)
 def test_an_answer_in_any_encoding_is_refused_with_what_to_do(encoding: str) -> None:
-    def answer(one: Request) -> None:
-        assert one.headers["accept-encoding"] == "identity"
-        one.reply(200, {"content-encoding": encoding}, b"x")
+    def answer(request: Request) -> None:
+        assert request.headers["accept-encoding"] == "identity"
+        request.reply(200, {"content-encoding": encoding}, b"x")
 
-    with serving(answer) as uri, closing(session(uri)) as asked:
+    with serving(answer) as uri, closing(session(uri)) as web:
         with pytest.raises(UploadError, match=r"content-encoding: .*gzip off") as caught:
-            asked.call("GET", "/")
+            web.call("GET", "/")
         assert encoding[:100].lower() in str(caught.value)
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
 def test_an_answer_that_is_not_compressed_is_read_whatever_it_says(encoding: str) -> None:
     with (
-        serving(lambda one: one.reply(200, {"content-encoding": encoding}, b"x")) as uri,
-        closing(session(uri)) as asked,
+        serving(lambda request: request.reply(200, {"content-encoding": encoding}, b"x")) as uri,
+        closing(session(uri)) as web,
     ):
-        assert asked.call("GET", "/") == b"x"
+        assert web.call("GET", "/") == b"x"
 
 
 def test_a_compressed_refusal_keeps_its_status() -> None:
     body = gzip.compress(b"no")
     with (
-        serving(lambda one: one.reply(403, {"content-encoding": "gzip"}, body)) as uri,
-        closing(session(uri)) as asked,
+        serving(lambda request: request.reply(403, {"content-encoding": "gzip"}, body)) as uri,
+        closing(session(uri)) as web,
         pytest.raises(Refused, match=r"HTTP 403.*\bcompressed\b") as caught,
     ):
-        asked.call("GET", "/")
+        web.call("GET", "/")
     assert caught.value.status == 403
 
 
@@ -105,45 +109,45 @@ def test_a_compressed_refusal_keeps_its_status() -> None:
 def test_an_endless_answer_is_cut_off(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "ANSWER_MAX_BYTES", 2**20)
 
-    def answer(one: Request) -> None:
-        one.send_response(status)
-        one.send_header("transfer-encoding", "chunked")
-        one.end_headers()
+    def answer(request: Request) -> None:
+        request.send_response(status)
+        request.send_header("transfer-encoding", "chunked")
+        request.end_headers()
         while True:
-            one.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            request.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
 
-    with serving(answer) as uri, closing(session(uri)) as asked:
+    with serving(answer) as uri, closing(session(uri)) as web:
         failure = {200: UploadError, 400: Refused, 503: TryAgain}[status]
         with pytest.raises(failure, match=rf"\b{2**20} bytes|HTTP {status}") as caught:
-            asked.call("GET", "/")
+            web.call("GET", "/")
         assert len(str(caught.value)) < 400
 
 
-def drip_body(one: Request) -> None:
-    one.send_response(200)
-    one.send_header("content-length", "1000000")
-    one.end_headers()
-    drip(one, b"x")
+def drip_body(request: Request) -> None:
+    request.send_response(200)
+    request.send_header("content-length", "1000000")
+    request.end_headers()
+    drip(request, b"x")
 
 
-def drip_to_the_end_of_the_connection(one: Request) -> None:
-    one.send_response(200)
-    one.send_header("connection", "close")
-    one.end_headers()
-    drip(one, b"x")
+def drip_to_the_end_of_the_connection(request: Request) -> None:
+    request.send_response(200)
+    request.send_header("connection", "close")
+    request.end_headers()
+    drip(request, b"x")
 
 
-def drip_chunks(one: Request) -> None:
-    one.send_response(400)
-    one.send_header("transfer-encoding", "chunked")
-    one.end_headers()
-    drip(one, b"1\r\nx\r\n")
+def drip_chunks(request: Request) -> None:
+    request.send_response(400)
+    request.send_header("transfer-encoding", "chunked")
+    request.end_headers()
+    drip(request, b"1\r\nx\r\n")
 
 
-def drip(one: Request, data: bytes) -> None:
+def drip(request: Request, data: bytes) -> None:
     for _ in range(2000):
-        one.wfile.write(data)
-        one.wfile.flush()
+        request.wfile.write(data)
+        request.wfile.flush()
         time.sleep(0.01)
 
 
@@ -155,10 +159,10 @@ def test_an_answer_that_never_ends_is_given_up(answer, monkeypatch: pytest.Monke
     monkeypatch.setattr(http, "WHOLE_ANSWER_TIMEOUT_S", 0.3)
     with (
         serving(answer) as uri,
-        closing(session(uri)) as asked,
+        closing(session(uri)) as web,
         pytest.raises(TryAgain, match=r"no whole answer within 0 s"),
     ):
-        asked.call("GET", "/a")
+        web.call("GET", "/a")
 
 
 def test_a_session_goes_on_after_an_answer_that_was_given_up(
@@ -166,15 +170,15 @@ def test_a_session_goes_on_after_an_answer_that_was_given_up(
 ) -> None:
     monkeypatch.setattr(http, "WHOLE_ANSWER_TIMEOUT_S", 0.5)
 
-    def answer(one: Request) -> None:
-        drip_body(one) if one.path == "/drip" else one.reply(200, {}, b"good")
+    def answer(request: Request) -> None:
+        drip_body(request) if request.path == "/drip" else request.reply(200, {}, b"good")
 
-    with serving(answer) as uri, closing(session(uri)) as asked:
+    with serving(answer) as uri, closing(session(uri)) as web:
         for _ in range(2):
-            assert asked.call("GET", "/") == b"good"
+            assert web.call("GET", "/") == b"good"
             with pytest.raises(TryAgain):
-                asked.call("GET", "/drip")
-        assert asked.call("GET", "/") == b"good"
+                web.call("GET", "/drip")
+        assert web.call("GET", "/") == b"good"
 
 
 def nested(name: bytes, depth: int) -> bytes:
@@ -188,33 +192,30 @@ DEEP = [b"[" * 10**6, b'{"a":' * 10**6, nested(b"traces", 10**6), nested(b"x", 5
 @pytest.mark.parametrize("body", DEEP, ids=range(len(DEEP)))
 @pytest.mark.parametrize("status", [200, 400, 503])
 def test_json_of_any_depth_is_a_clear_error(body: bytes, status: int) -> None:
-    with serving(lambda one: one.reply(status, {}, body)) as uri, closing(session(uri)) as asked:
-        for ask in (asked.ask, asked.ask_lines):
+    with (
+        serving(lambda request: request.reply(status, {}, body)) as uri,
+        closing(session(uri)) as web,
+    ):
+        for ask in (web.ask, web.ask_lines):
             failure = {200: UploadError, 400: Refused, 503: TryAgain}[status]
             with pytest.raises(failure, match=rf"/a .*\buri\b|HTTP {status}") as caught:
                 ask(SearchAnswer, "GET", "/a")
             assert len(str(caught.value)) < 400
 
 
-def endless(one: Request, token: str) -> None:
-    one.reply_json(
-        {"traces": [{"trace_id": "a"}], "metrics": [{"timestamp": 1}], "next_page_token": token}
-    )
-
-
 PLACE = Place("mlflow:1:1", "1", "run")
 
 
 def list_traces(uri: str) -> None:
-    target = open_target("mlflow", uri)
-    target._http = session(uri)
-    with closing(target._http):
-        list(target._pages(PLACE))
+    looked_for = trajectory()
+    with closing(open_target("mlflow", uri)) as target:
+        target.check()
+        target.verify([target.encode(looked_for, PLACE, transcript_of(looked_for)).entry])
 
 
 def count_metrics(uri: str) -> None:
-    with closing(session(uri)) as asked:
-        count_metric(asked, "run", "loss")
+    with closing(session(uri)) as web:
+        count_metric(web, "run", "loss")
 
 
 @pytest.mark.parametrize("ask", [list_traces, count_metrics])
@@ -222,9 +223,13 @@ def test_pages_without_end_end(ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "PAGES_MAX", 20)
     seen: list[int] = []
 
-    def answer(one: Request) -> None:
+    def answer(request: Request) -> None:
+        if request.path == "/version":
+            request.reply(200, {}, b"3.14.0")
+            return
         seen.append(1)
-        endless(one, f"page {len(seen)}")
+        page = {"traces": [{"trace_id": "a"}], "metrics": [{"timestamp": 1}]}
+        request.reply_json({**page, "next_page_token": f"page {len(seen)}"})
 
     with serving(answer) as uri, pytest.raises(UploadError, match=r"/\S+ .*\bpages\b.*\blog\b"):
         ask(uri)
@@ -236,41 +241,41 @@ def test_a_large_search_of_mlflow_is_within_the_limits() -> None:
     trace = {"trace_id": "a" * 35, "request_preview": "x" * 2000, "tags": tags}
     body = json.dumps({"traces": [trace] * 500, "next_page_token": "z" * 200}).encode()
     assert len(body) > 40 * 10**6
-    with serving(lambda one: one.reply(200, {}, body)) as uri, closing(session(uri)) as asked:
-        assert len(asked.ask(SearchAnswer, "GET", "/").traces) == 500
+    with serving(lambda request: request.reply(200, {}, body)) as uri, closing(session(uri)) as web:
+        assert len(web.ask(SearchAnswer, "GET", "/").traces) == 500
 
 
 def test_cookies_are_not_kept() -> None:
     seen: list[str | None] = []
 
-    def answer(one: Request) -> None:
-        seen.append(one.headers["cookie"])
-        one.reply(200, {"set-cookie": f"a{len(seen)}={'x' * 4000}"}, b"")
+    def answer(request: Request) -> None:
+        seen.append(request.headers["cookie"])
+        request.reply(200, {"set-cookie": f"a{len(seen)}={'x' * 4000}"}, b"")
 
-    with serving(answer) as uri, closing(session(uri)) as asked:
+    with serving(answer) as uri, closing(session(uri)) as web:
         for _ in range(3):
-            asked.call("GET", "/")
+            web.call("GET", "/")
     assert seen == [None] * 3
 
 
 @pytest.mark.parametrize("run_id", ["é", "a\nb", "a\0b", "\u202e"])
 def test_an_id_that_no_header_can_carry_is_a_clear_error(run_id: str) -> None:
     with (
-        serving(lambda one: one.reply_json({})) as uri,
-        closing(session(uri)) as asked,
+        serving(lambda request: request.reply_json({})) as uri,
+        closing(session(uri)) as web,
         pytest.raises(UploadError, match=r"127\.0\.0\.1 .*\blog\b") as caught,
     ):
-        asked.call("GET", "/a", headers={"x-mlflow-run-id": run_id})
+        web.call("GET", "/a", headers={"x-mlflow-run-id": run_id})
     assert str(caught.value).isprintable()
 
 
 def test_an_id_that_no_address_can_hold_is_a_clear_error() -> None:
     with (
-        serving(lambda one: one.reply_json({})) as uri,
-        closing(session(uri)) as asked,
+        serving(lambda request: request.reply_json({})) as uri,
+        closing(session(uri)) as web,
         pytest.raises(UploadError, match=r"127\.0\.0\.1 .*\blog\b"),
     ):
-        asked.call("GET", "/a", params={"run_id": "x" * 70_000})
+        web.call("GET", "/a", params={"run_id": "x" * 70_000})
 
 
 def test_a_key_that_cannot_be_sent_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

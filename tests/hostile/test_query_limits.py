@@ -21,6 +21,7 @@ import pytest
 import localtrace
 from localtrace.errors import QueryError, StoreError
 from localtrace.read import sandbox
+from localtrace.read import store as reading
 from localtrace.read.query_limits import NO_MEMORY, Limits
 from localtrace.read.store import Store
 from tests.commands import answer, record
@@ -78,12 +79,12 @@ NESTED = [
     f"select 1{'+1' * 300_000}",
     f"select {'not ' * 200_000}true",
 ]
-OTHERS = [
-    "select repeat('x', 10000000000)",
-    "from range(1000000000000)",
-    "select json_structure(repeat('[', 100000) || repeat(']', 100000))",
-    "select regexp_matches('a', '((((a{1,100}){1,100}){1,100}){1,100})')",
-]
+OTHERS = {
+    "select repeat('x', 10000000000)": "maximum supported string size",
+    "from range(1000000000000)": "larger than",
+    "select json_structure(repeat('[', 100000) || repeat(']', 100000))": "recursion depth",
+    "select regexp_matches('a', '((((a{1,100}){1,100}){1,100}){1,100})')": "repetition",
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,22 +97,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(folder: Path) -> Iterator[Store]:
     """A store whose children have little time and memory."""
-    yield from opened_within(folder, Limits(TIMEOUT_S, LIMIT_BYTES))
+    yield from opened_within(folder, TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
 def patient(folder: Path) -> Iterator[Store]:
     """A store whose children have little memory."""
-    yield from opened_within(folder, Limits(120, LIMIT_BYTES))
+    yield from opened_within(folder, 120)
 
 
-def opened_within(folder: Path, limits: Limits) -> Iterator[Store]:
+def opened_within(folder: Path, timeout_s: float) -> Iterator[Store]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sandbox, "sandbox", sandbox.Sandbox())
-        with localtrace.open_store(folder) as opened:
-            made = Store(opened._layouts, lambda: opened._stores, limits)
-            yield made
-            made.close()
+        with pytest.MonkeyPatch.context() as limited:
+            limited.setattr(reading, "Limits", lambda timeout_s: Limits(timeout_s, LIMIT_BYTES))
+            store = localtrace.open_store(folder, timeout_s=timeout_s)
+        with store:
+            yield store
 
 
 def program(
@@ -160,14 +162,16 @@ def test_a_query_that_takes_too_long_ends_alone(sql: str, store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [(sql, "more memory|larger than") for sql in LARGE]
     + [(sql, "more memory|depth|too deeply") for sql in NESTED]
-    + [(sql, ".") for sql in OTHERS],
-    ids=lambda given: given[:60],
+    + [*OTHERS.items()],
+    ids=lambda text: text[:60],
 )
-def test_a_query_that_takes_too_much_memory_ends_alone(sql: str, said: str, patient: Store) -> None:
-    with pytest.raises(QueryError, match=said):
+def test_a_query_that_takes_too_much_memory_ends_alone(
+    sql: str, message: str, patient: Store
+) -> None:
+    with pytest.raises(QueryError, match=message):
         patient.sql(sql)
     assert patient.sql("select 41 + 1 as x").to_dicts() == [{"x": 42}]
 

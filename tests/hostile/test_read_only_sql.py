@@ -69,6 +69,7 @@ SETTING = [
     "from sniff_csv('FILE')",
     "from arrow_scan(1::pointer, 1::pointer, 1::pointer)",
 ]
+REFUSED = r"only .*SELECT can be run|table function '\w+' cannot be used|syntax error"
 READING = [
     "select 1;",
     "select ';é' as a; -- done; really",
@@ -127,7 +128,7 @@ def at(sql: str, file: str) -> str:
 
 @pytest.mark.parametrize("sql", [*WRITING, *SETTING])
 def test_sql_that_does_more_than_read_is_refused(sql: str, store: Store, file: str) -> None:
-    with pytest.raises(QueryError):
+    with pytest.raises(QueryError, match=REFUSED):
         store.sql(at(sql, file))
 
 
