@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from click.testing import CliRunner
 
-from localtrace.cli import COMMANDS
+from localtrace.cli import COMMANDS, main
 from localtrace.read.filter_registry import FILTERS
 
 
@@ -15,16 +13,12 @@ def completed(line: str) -> list[str]:
     """Return what a shell is told to offer after a line."""
     words = line.split(" ")
     environment = {
-        "PATH": "/usr/bin:/bin",
         "COMP_WORDS": " ".join(words[:-1] + words[-1:] * bool(words[-1])),
         "COMP_CWORD": words[-1],
         "_LOCALTRACE_COMPLETE": "fish_complete",
     }
-    code = "from localtrace.cli import main; main(prog_name='localtrace')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ""
+    done = CliRunner(env=environment).invoke(main, prog_name="localtrace")
+    assert (done.exit_code, done.stderr) == (0, "")
     return [
         offer.split(",", 1)[1].partition("\t")[0] for offer in done.stdout.splitlines() if offer
     ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from localtrace.read import view_columns
 from localtrace.schema import TABLES
@@ -14,8 +14,8 @@ from tests.terminals import on_terminal
 
 
 def column(view: str, name: str) -> str:
-    (found,) = (row for row in rows("describe", view) if row["column"] == name)
-    return str(found["what it holds"])
+    (row,) = (row for row in rows("describe", view) if row["column"] == name)
+    return str(row["what it holds"])
 
 
 def test_every_view_that_sql_lists_is_described() -> None:
@@ -31,8 +31,7 @@ def test_every_column_has_its_type_and_what_it_holds() -> None:
     with store_of() as store:
         for view in view_columns.views():
             shown = rows("describe", view)
-            (told,) = [store.sql(f"from {view} limit 0").columns]
-            assert [row["column"] for row in shown] == told
+            assert [row["column"] for row in shown] == store.sql(f"from {view} limit 0").columns
             assert all(row["type"] and row["what it holds"] for row in shown)
 
 
@@ -50,8 +49,8 @@ def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
     for table in ("outcomes", "metrics", "spans"):
         made = {"kind", "batch_index"} if table == "spans" else set()  # by the view
         # Of numbers more is said, see below.
-        about = {one.name: one.about for one in TABLES[table].columns
-                 if one.name not in made and one.type != "double"}  # fmt: skip
+        about = {column.name: column.about for column in TABLES[table].columns
+                 if column.name not in made and column.type != "double"}  # fmt: skip
         assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
             about.items()
         )
@@ -77,7 +76,6 @@ def test_on_a_terminal_the_words_are_wrapped_and_none_is_cut() -> None:
     assert "model generation" in shown.stderr
 
 
-def test_it_works_where_no_store_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "localtrace", "describe", "runs"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "one training job" in done.stdout) == (0, True)
+def test_it_works_where_no_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "one training job" in run("describe", "runs").stdout

@@ -13,8 +13,8 @@ from tests.terminals import on_terminal
 from tests.unit.test_cli_ls import SYSTEM, record_chats
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rollouts = [
         {"reward": reward, "group_id": "group-a", "answers": [answer(text, [4] * length)]}
         for reward, text, length in (
@@ -23,10 +23,11 @@ def store(tmp_path: Path) -> Path:
             (0.5, "4?", 1),
         )
     ]
-    alike = [{"reward": 1.0, "sample_index": 18, "answers": [answer("one", [1])]}] * 2
+    alike = [{"reward": 1.0, "sample_index": 18, "answers": [answer("same", [1])]}] * 2
     later = [{"step": 4, "group_id": "group-b"}]
-    record(tmp_path / "store", [*rollouts, *alike, *later])
-    return tmp_path / "store"
+    path = tmp_path_factory.mktemp("groups") / "store"
+    record(path, [*rollouts, *alike, *later])
+    return path
 
 
 def test_the_rollouts_stand_beside_each_other_with_the_best_and_the_worst_marked(
@@ -39,21 +40,24 @@ def test_the_rollouts_stand_beside_each_other_with_the_best_and_the_worst_marked
 
 
 def test_the_head_says_where_the_group_stands_and_how_rewards_spread(store: Path) -> None:
-    said = run("group", "-s", store, "group-a").stdout.splitlines()
-    assert said[0].startswith("group run=run step=3 sample_index=17 group=group-a")
-    assert re.findall(r"[\d.]+", said[1]) == ["3", "0.5", "0", "1", "0.5"]
+    lines = run("group", "-s", store, "group-a").stdout.splitlines()
+    assert lines[0].startswith("group run=run step=3 sample_index=17 group=group-a")
+    assert re.findall(r"[\d.]+", lines[1]) == ["3", "0.5", "0", "1", "0.5"]
 
 
 def test_equal_rewards_are_called_a_group_that_teaches_nothing(store: Path) -> None:
-    said = run("group", "-s", store, "step=3", "sample_index=18").stdout
-    assert "zero variance" in said
-    assert "best" not in said
+    shown = run("group", "-s", store, "step=3", "sample_index=18").stdout
+    assert "zero variance" in shown
+    assert "best" not in shown
 
 
 def test_a_group_is_found_by_the_beginning_of_its_id_and_by_filters(store: Path) -> None:
-    assert len(rows("group", "-s", store, "group-b")) == 1
-    assert len(rows("group", "-s", store, "reward=0.5")) == 1
-    assert len(rows("group", "-s", store, "group-", "step=4")) == 1
+    for words, outputs in (
+        (["group-b"], [None]),
+        (["reward=0.5"], ["4?"]),
+        (["group-", "step=4"], [None]),
+    ):
+        assert [row["output"] for row in rows("group", "-s", store, *words)] == outputs
 
 
 def test_a_group_without_rewards_is_shown(store: Path) -> None:
@@ -61,7 +65,7 @@ def test_a_group_without_rewards_is_shown(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["step=3"], "run=run step=3 sample_index=17"),
         (["group-"], "group=group-b"),
@@ -71,19 +75,19 @@ def test_a_group_without_rewards_is_shown(store: Path) -> None:
     ],
 )
 def test_what_is_no_single_group_is_said_in_one_line(
-    store: Path, words: list[str], said: str
+    store: Path, words: list[str], message: str
 ) -> None:
     result = run("group", "-s", store, *words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_prompt_and_the_reference_come_first(tmp_path: Path) -> None:
     record_chats(tmp_path, ["2 + 2?"], run_id="run")
-    said = run("group", "-s", tmp_path, "step=1").stdout.splitlines()
-    assert said[1:3] == ["prompt: 2 + 2?", "reference: 0"]
-    assert said[3].startswith("1 rewards: mean 0.5")
+    lines = run("group", "-s", tmp_path, "step=1").stdout.splitlines()
+    assert lines[1:3] == ["prompt: 2 + 2?", "reference: 0"]
+    assert lines[3].startswith("1 rewards: mean 0.5")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +111,10 @@ def test_the_reference_is_found_where_trainers_put_it(
 
 def test_a_long_prompt_is_shown_with_its_end(tmp_path: Path) -> None:
     record_chats(tmp_path, [SYSTEM * 50 + " So what is 6 x 7?"], run_id="run")
-    said = run("group", "-s", tmp_path, "step=1").stdout
-    assert "So what is 6 x 7?" in said
-    assert "characters)…" in said
-    assert len(said) < 3000
+    shown = run("group", "-s", tmp_path, "step=1").stdout
+    assert "So what is 6 x 7?" in shown
+    assert "characters)…" in shown
+    assert len(shown) < 3000
 
 
 def test_a_group_fits_a_terminal_of_80_columns(store: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ SYSTEM = "You are a helpful assistant that thinks step by step and then answers 
 
 
 @localtrace.op
-def chat(messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
-    return given
+def chat(messages: list[dict[str, Any]], reply: dict[str, Any]) -> dict[str, Any]:
+    return reply
 
 
 def record_chats(path: Path, questions: list[str], **options: Any) -> list[str]:
@@ -42,10 +40,11 @@ def record_chats(path: Path, questions: list[str], **options: Any) -> list[str]:
     return ids
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    record_chats(tmp_path / "store", ["2 + 2?", "a long question " * 20], run_id="run")
-    return tmp_path / "store"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "store"
+    record_chats(path, ["2 + 2?", "a long question " * 20], run_id="run")
+    return path
 
 
 def test_every_trajectory_says_what_it_was_asked_and_what_it_answered(store: Path) -> None:
@@ -58,9 +57,8 @@ def test_every_trajectory_says_what_it_was_asked_and_what_it_answered(store: Pat
 
 def test_of_examples_in_the_prompt_the_question_itself_is_shown(tmp_path: Path) -> None:
     with testing.recording(tmp_path), localtrace.trajectory(step=1, sample_index=0, rollout_n=0):
-        given = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 3?")]
-        messages = [{"role": role, "content": content} for role, content in given]
-        chat(messages, answer("5", [1]))
+        turns = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 3?")]
+        chat([{"role": role, "content": text} for role, text in turns], answer("5", [1]))
     assert [row["prompt"] for row in rows("ls", "-s", tmp_path)] == ["2 + 3?"]
 
 
@@ -84,9 +82,11 @@ def test_the_short_id_and_the_place_that_are_shown_name_the_trajectory(store: Pa
 
 
 def test_elsewhere_than_on_a_terminal_everything_is_printed(store: Path) -> None:
-    said = run("ls", "-s", store).stdout
-    assert "a long question " * 20 in said
-    assert all(row["trace_id"] in said for row in rows("ls", "-s", store))
+    printed = run("ls", "-s", store).stdout
+    assert "a long question " * 20 in printed
+    first, second = rows("ls", "-s", store)
+    assert first["trace_id"] in printed
+    assert second["trace_id"] in printed
 
 
 def test_columns_are_chosen_by_name(store: Path) -> None:
@@ -101,30 +101,17 @@ def test_columns_are_chosen_by_name(store: Path) -> None:
     assert " reward?" in run("ls", "-s", store, "--columns", "rewrd").stderr
 
 
-@pytest.mark.parametrize("command", [["ls"], ["runs"], ["group", "step=1", "sample_index=0"]])
-def test_pandas_which_takes_long_to_load_is_not_loaded(store: Path, command: list[str]) -> None:
-    run("seal", "-s", store)  # what reads journals loads it
-    code = (
-        "import sys\n"
-        "from localtrace.cli import main\n"
-        f"main({[*command, '-s', str(store)]!r}, standalone_mode=False)\n"
-        "assert 'pandas' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
 def test_a_list_of_nothing_is_printed_in_every_format(store: Path, form: str) -> None:
-    assert run("ls", "-s", store, "step=99", "--format", form).exit_code == 0
-
-
-def test_parquet_has_all_the_columns_too(store: Path) -> None:
-    command = [sys.executable, "-m", "localtrace", "ls", "-s", store, "--format", "parquet"]
-    written = subprocess.run(command, check=True, capture_output=True).stdout
-    table = pq.read_table(io.BytesIO(written))
-    assert table["answer"].to_pylist() == ["is 1", "is 0"]
-    assert str(table.schema.field("step").type) == "int64"
+    listed = run("ls", "-s", store, "step=99", "--columns", "step,reward", "--format", form)
+    assert listed.exit_code == 0
+    if form == "parquet":
+        table = pq.read_table(io.BytesIO(listed.stdout_bytes))
+        assert (table.num_rows, table.column_names) == (0, ["step", "reward"])
+        assert str(table.schema.field("step").type) == "int64"
+    else:
+        expected = {"table": "step  reward\n", "json": "[]\n", "csv": "step,reward\n"}
+        assert listed.stdout == expected[form]
 
 
 def test_a_trajectory_without_a_turn_is_listed(tmp_path: Path) -> None:
@@ -132,16 +119,6 @@ def test_a_trajectory_without_a_turn_is_listed(tmp_path: Path) -> None:
     (row,) = rows("ls", "-s", tmp_path)
     assert (row["prompt"], row["answer"]) == (None, None)
     assert on_terminal(80, "ls", "-s", tmp_path).exit_code == 0
-
-
-def test_terminal_commands_in_prompts_and_names_of_runs_are_escaped(tmp_path: Path) -> None:
-    hostile = "\x1b]0;owned\x07"
-    for name in ("one", "two"):
-        record_chats(tmp_path, [hostile], run_id=name, config={"note": hostile + name})
-    for command in ("ls", "runs"):
-        said = "".join(on_terminal(120, command, "-s", tmp_path).lines)
-        assert "\x07" not in said
-        assert "\\u001b" in said
 
 
 # -- names of runs ---------------------------------------------------------------------------

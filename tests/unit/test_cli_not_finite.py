@@ -30,8 +30,8 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_head_of_a_group_sums_up_finite_rewards_and_counts_the_others(store: Path) -> None:
-    said = run("group", "-s", store, "g").stdout.splitlines()
-    assert said[1] == (
+    lines = run("group", "-s", store, "g").stdout.splitlines()
+    assert lines[1] == (
         "2 rewards: mean 0.625, lowest 0.25, highest 1, standard deviation 0.5303; "
         "3 not finite, left out"
     )
@@ -40,23 +40,23 @@ def test_the_head_of_a_group_sums_up_finite_rewards_and_counts_the_others(store:
 
 
 def test_a_group_without_a_finite_reward_is_shown(odd_store: Path) -> None:
-    said = run("group", "-s", odd_store, "g").stdout
-    assert "no finite reward; 2 not finite" in said
-    assert "zero variance" not in said
+    shown = run("group", "-s", odd_store, "g").stdout
+    assert "no finite reward; 2 not finite" in shown
+    assert "zero variance" not in shown
 
 
 @pytest.mark.parametrize(("sort", "first"), [("reward", [0.25, 1.0]), ("-reward", [1.0, 0.25])])
 def test_ls_sorts_what_is_not_finite_last_in_both_directions(
     store: Path, sort: str, first: list[float]
 ) -> None:
-    found = [row["reward"] for row in rows("ls", "-s", store, "--sort", sort)]
-    assert found[:2] == first
-    assert sorted(map(str, found[2:])) == ["-Infinity", "Infinity", "NaN", "None"]
+    rewards = [row["reward"] for row in rows("ls", "-s", store, "--sort", sort)]
+    assert rewards[:2] == first
+    assert sorted(map(str, rewards[2:])) == ["-Infinity", "Infinity", "NaN", "None"]
 
 
 def test_runs_and_stats_count_what_is_not_finite(store: Path) -> None:
-    (found,) = rows("runs", "-s", store)
-    assert (found["mean_reward"], found["not_finite"]) == (0.625, 3)
+    (row,) = rows("runs", "-s", store)
+    assert (row["mean_reward"], row["not_finite"]) == (0.625, 3)
     counts = {row["what"]: row["rows"] for row in rows("stats", "-s", store)}
     assert counts["rewards that are not finite"] == 3
 
@@ -64,8 +64,8 @@ def test_runs_and_stats_count_what_is_not_finite(store: Path) -> None:
 def test_an_empty_result_names_the_finite_range_and_counts_the_rest(
     store: Path, odd_store: Path
 ) -> None:
-    said = run("ls", "-s", store, "reward>5").stderr
-    assert "reward>5.0: it is 0.25..1, not finite in 3 rows" in said
+    message = run("ls", "-s", store, "reward>5").stderr
+    assert "reward>5.0: it is 0.25..1, not finite in 3 rows" in message
     assert "it is not finite in 2 rows" in run("ls", "-s", odd_store, "reward>5").stderr
     assert len(rows("ls", "-s", store, "reward=not_finite")) == 3
 
@@ -86,12 +86,12 @@ def test_stats_count_superseded_trajectories_in_a_line_of_their_own(tmp_path: Pa
 
 
 def test_a_trained_step_that_is_not_whole_is_unknown() -> None:
-    given = {"whole": 7.0, "part": 7.9, "nan": math.nan, "huge": 1e300}
-    trajectories: list[Row] = [{"trace_id": name} for name in given]
+    steps = {"whole": 7.0, "part": 7.9, "nan": math.nan, "huge": 1e300}
+    trajectories: list[Row] = [{"trace_id": name} for name in steps]
     outcomes: list[Row] = [
         {"trace_id": name, "name": "trained_step", "number": number}
-        for name, number in given.items()
+        for name, number in steps.items()
     ]
     with store_of(trajectories=trajectories, outcomes=outcomes) as store:
-        found = {row["trace_id"]: row["trained_step"] for row in store.trajectories()}
-    assert found == {"whole": 7, "part": None, "nan": None, "huge": None}
+        trained = {row["trace_id"]: row["trained_step"] for row in store.trajectories()}
+    assert trained == {"whole": 7, "part": None, "nan": None, "huge": None}

@@ -15,11 +15,11 @@ from localtrace.read.named_queries import Plot
 from tests.commands import record, run
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    rollouts = [{"step": step, "reward": step / 10} for step in (1, 2, 3)]
-    record(tmp_path / "store", rollouts)
-    return tmp_path / "store"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plots") / "store"
+    record(path, [{"step": step, "reward": step / 10} for step in (1, 2, 3)])
+    return path
 
 
 def test_a_query_is_drawn_on_the_terminal(store: Path) -> None:
@@ -30,19 +30,20 @@ def test_a_query_is_drawn_on_the_terminal(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["slowest_ops", "--plot"], "no comment -- plot"),
         (["reward_by_step", "--plot", "--format", "csv"], "--plot and --format"),
     ],
 )
-def test_what_cannot_be_plotted_is_said(store: Path, words: list[str], said: str) -> None:
-    record(store, [])
+def test_what_cannot_be_plotted_is_said(
+    store: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
     sql = "-- Nothing by step.\n-- params:\nselect 'a' as op, 1.5 as seconds"
-    (store.parent / "slowest_ops.sql").write_text(sql)
-    result = run("query", "-s", store, "--queries", store.parent, *words)
+    (tmp_path / "slowest_ops.sql").write_text(sql)
+    result = run("query", "-s", store, "--queries", tmp_path, *words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(
@@ -79,9 +80,3 @@ def test_too_many_lines_are_cut_and_counted(capsys: pytest.CaptureFixture[str]) 
     rows = pa.table({"run_id": names, "step": [1] * 13, "p": [0.5] * 13})
     print_plot(rows, Plot("step", ("p",), ("run_id",)), {})
     assert "3 more lines" in capsys.readouterr().err
-
-
-def test_recorded_text_is_no_terminal_command(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = pa.table({"run_id": ["\x1b]0;x\x07", "b"], "step": [1, 1], "p": [0.1, 0.2]})
-    print_plot(rows, Plot("step", ("p",), ("run_id",)), {})
-    assert "\x1b" not in capsys.readouterr().out

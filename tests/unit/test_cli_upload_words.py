@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import localtrace
 from localtrace.cli import main
 from localtrace.errors import TargetUnavailable
+from tests.servers.otlp_endpoint import Endpoint
 
 
 @pytest.fixture
@@ -81,39 +82,18 @@ def test_a_dry_run_without_a_weave_entity_says_so_before_the_upload_does(
     assert "--project ENTITY/NAME" in done.stderr
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """Takes everything; `hold` is called before an answer to a request with spans."""
-
-    hold: Callable[[], None]
-
-    def do_POST(self) -> None:
-        if self.rfile.read(int(self.headers["content-length"])):
-            self.hold()
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
-@contextmanager
-def endpoint(hold: Callable[[], None] = lambda: None) -> Iterator[tuple[str, ...]]:
-    """Serve an OpenTelemetry endpoint; gives the options that name it."""
-    handler = type("Handler", (Endpoint,), {"hold": staticmethod(hold)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield "--to", "otlp", "--uri", f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(store: Path) -> None:
     began, released = threading.Event(), threading.Event()
 
-    def hang() -> None:
-        began.set()
-        released.wait(120)
+    def hang(request: ExportTraceServiceRequest) -> tuple[int, bytes]:
+        if request.resource_spans:
+            began.set()
+            released.wait(120)
+        return 200, b""
 
-    with endpoint(hang) as target:
+    with closing(Endpoint()) as endpoint:
+        endpoint.answer = hang
+        target = ("--to", "otlp", "--uri", endpoint.url)
         upload = subprocess.Popen(
             [sys.executable, "-m", "localtrace", "upload", "--all", *target, "-s", str(store)],
             stderr=subprocess.PIPE,
@@ -124,12 +104,12 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(store: Path) -> None:
         try:
             assert began.wait(60)
             upload.send_signal(signal.SIGINT)
-            _, said = upload.communicate(timeout=60)  # the server still hangs
+            _, message = upload.communicate(timeout=60)  # the server still hangs
         finally:
             upload.kill()
             released.set()
     assert upload.returncode == 1
-    assert "repeat the command" in said
+    assert "repeat the command" in message
 
 
 ALONE = """

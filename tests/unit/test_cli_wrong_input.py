@@ -14,20 +14,22 @@ from localtrace.read.store import open_store
 from tests.commands import record, run
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    record(tmp_path / "store", [{"reward": 0.5, "agent": "solver"}, {"step": 9}], run_id="first")
-    return tmp_path / "store"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wrong") / "store"
+    record(path, [{"reward": 0.5, "agent": "solver"}, {"step": 9}], run_id="first")
+    return path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["sql", "select 1 +"], "(at: +)"),
         (["sql", "select 1\nfrm runs"], '"runs"'),
         (["sql", "select rewards\nfrom trajectories"], '"rewards" not found'),
         (["sql", "select 1\nfrom nothing"], "nothing does not exist"),
         (["sql", "explain analyze select zz from runs"], '"zz" not found'),
+        (["sql", "drop view runs"], "FROM runs"),
         (["sql", "select $a"], "a"),
         (["ls", "where=rewrd > 1"], '"reward"'),
         (["ls", "where=reward >"], "where: 'reward >' is not one SQL condition"),
@@ -40,52 +42,55 @@ def store(tmp_path: Path) -> Path:
         (["ls", "reward>nan"], "reward=not_finite"),
         (["ls", "reward=0.5,inf"], "reward=not_finite"),
         (["ls", "step=not_finite"], "not a whole number"),
+        (["ls", "--sort", "nothing"], "trace_id, "),
+        (["files", "nothing"], "runs, trajectories"),
         (["tail", "stepp=1"], "unknown filter 'stepp'. Did you mean step?"),
         (["stats", "validate=maybe"], "true or false"),
+        (["query", "reward_by_stp"], " reward_by_step?"),
+        (["query", "reward_by_step", "run"], "key=value"),
         (["query", "prompts_changed"], "from_step=…"),
         (["query", "prompts_changed", "from_step=x", "to_step=3"], "'x' to INT64"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(store: Path, arguments: list[str], said: str) -> None:
+def test_a_mistake_is_one_line_with_its_place(
+    store: Path, arguments: list[str], message: str
+) -> None:
     result = run(*arguments, "-s", store)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["ls", "runs", "tail", "stats"])
+NO_RUN = r"no run matches frist\. Did you mean first\? Runs here: first"
+
+
 @pytest.mark.parametrize(
-    ("filters", "said"),
+    ("words", "message"),
     [
-        (["run=frist"], r"no run matches frist\. Did you mean first\? Runs here: first"),
-        (["agent=x", "step=3"], r"agent=x\. Values here: solver"),
-        (["reward>3"], r"reward>3\.0: .* 0\.5"),
-        (["fate=trained"], "fate=trained: .* null"),
-        (["labelled=true"], "nothing has labelled=true$"),
-        (["labelled_by=anna"], "labelled_by=anna: .* null"),
-        (["reward=0.5", "step=9"], r"matches all\. Runs here: first, with steps 3\.\.9$"),
+        *[([*command, "run=frist"], NO_RUN)
+          for command in (["ls"], ["runs"], ["stats"], ["tail", "--no-follow"],
+                          ["query", "reward_by_step"])],
+        (["ls", "agent=x", "step=3"], r"agent=x\. Values here: solver"),
+        (["ls", "reward>3"], r"reward>3\.0: .* 0\.5"),
+        (["ls", "fate=trained"], "fate=trained: .* null"),
+        (["ls", "labelled=true"], "nothing has labelled=true$"),
+        (["ls", "labelled_by=anna"], "labelled_by=anna: .* null"),
+        (["ls", "reward=0.5", "step=9"], r"matches all\. Runs here: first, with steps 3\.\.9$"),
     ],
 )  # fmt: skip
 def test_where_nothing_matches_it_is_said_why_and_what_there_is(
-    store: Path, command: str, filters: list[str], said: str
+    store: Path, words: list[str], message: str
 ) -> None:
-    more = ["--no-follow"] if command == "tail" else []
-    result = run(command, "-s", store, *more, *filters)
+    result = run(*words, "-s", store)
     assert result.exit_code == 0
-    assert re.search(f"trajectory .*{said}", result.stderr)
-
-
-def test_a_query_without_rows_says_what_there_is(store: Path) -> None:
-    result = run("query", "-s", store, "reward_by_step", "run=frist")
-    assert result.exit_code == 0
-    assert re.search(r"no run matches frist\. .* first\?", result.stderr)
+    assert re.search(message, result.stderr)
 
 
 def test_an_empty_store_is_called_empty(tmp_path: Path) -> None:
     record(tmp_path / "store", [])
-    said = run("ls", "-s", tmp_path / "store", "step=1").stderr
-    assert re.search(f"{tmp_path / 'store'} .*no trajectory", said)
+    result = run("ls", "-s", tmp_path / "store", "step=1")
+    assert re.search(f"{tmp_path / 'store'} .*no trajectory", result.stderr)
 
 
 ENDLESS = (
@@ -93,18 +98,13 @@ ENDLESS = (
 )
 
 
-def test_a_query_that_would_run_for_ever_is_stopped(store: Path) -> None:
-    result = run("sql", "-s", store, "--timeout-s", "0.5", ENDLESS)
-    assert result.exit_code == 2
-    assert re.search(r"stopped .*0\.5 s\b.*--timeout-s", result.stderr)
-
-
-def test_rows_without_end_are_stopped_too_and_the_store_stays_usable(store: Path) -> None:
-    with open_store(store, timeout_s=0.5) as opened:
+@pytest.mark.parametrize("sql", [ENDLESS, ENDLESS.replace("count(*)", "a.range")])
+def test_a_query_without_end_is_stopped_and_the_store_stays_usable(store: Path, sql: str) -> None:
+    with open_store(store, timeout_s=0.2) as opened:
         # Large rows, so that the memory they take and not their number would be the trouble.
         opened.limits = replace(opened.limits, memory_max_bytes=2**60)
-        with pytest.raises(QueryError, match=r"stopped .*0\.5 s\b.*timeout_s="):
-            opened.sql(ENDLESS.replace("count(*)", "a.range"))
+        with pytest.raises(QueryError, match=r"stopped .*0\.2 s\b.*timeout_s="):
+            opened.sql(sql)
         opened.limits = Limits()
         assert opened.sql("select 1 as x").to_dicts() == [{"x": 1}]
 

@@ -78,21 +78,21 @@ def printed(store: Path, *arguments: str, form: str) -> Any:
 def test_a_value_that_is_not_finite_differs_from_null_in_every_format(
     store: Path, arguments: tuple[str, ...]
 ) -> None:
-    found = {form: [row["reward"] for row in printed(store, *arguments, form=form)]
-             for form in ("json", "csv", "parquet")}  # fmt: skip
-    assert found["json"] == WORDS
-    assert found["csv"] == ["nan", "inf", "-inf", "", "0.5"]
-    assert list(map(str, found["parquet"])) == ["nan", "inf", "-inf", "None", "0.5"]
+    rewards = {form: [row["reward"] for row in printed(store, *arguments, form=form)]
+               for form in ("json", "csv", "parquet")}  # fmt: skip
+    assert rewards["json"] == WORDS
+    assert rewards["csv"] == ["nan", "inf", "-inf", "", "0.5"]
+    assert list(map(str, rewards["parquet"])) == ["nan", "inf", "-inf", "None", "0.5"]
     table = printed(store, *arguments, form="table")
     assert all(word in table for word in ("nan", "inf", "-inf"))
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "table", "parquet"])
-@pytest.mark.parametrize("arguments", [
-    ("ls",), ("ls", "--columns", "prompt,answer"), ("group", "g"), ("runs",), ("stats",),
-    ("query", "text_hits", "text=say"), ("query", "slowest_ops"),
-    ("sql", "select * from spans"), ("sql", "select * from turns"),
-    ("sql", "select * from all_outcomes"), ("sql", "select * from messages"),
+@pytest.mark.parametrize(("arguments", "form"), [
+    (("ls", "--columns", "sample_index,prompt,answer"), "json"), (("group", "g"), "json"),
+    (("runs",), "json"), (("stats",), "json"), (("query", "text_hits", "text=say"), "json"),
+    (("query", "slowest_ops"), "json"), (("sql", "select * from turns"), "json"),
+    (("sql", "select * from all_outcomes"), "json"), (("sql", "select * from messages"), "json"),
+    *((("sql", "select * from spans"), form) for form in ("json", "csv", "table", "parquet")),
 ])  # fmt: skip
 def test_half_a_character_ends_no_output(
     store: Path, arguments: tuple[str, ...], form: str
@@ -151,7 +151,7 @@ def test_a_time_comes_back(value: datetime) -> None:
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
-    lambda one: st.one_of(st.lists(one), st.dictionaries(st.text(), one)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from localtrace.cli.plot import print_plot
 from localtrace.errors import QueryError
 from localtrace.read.named_queries import NamedQuery, Plot, find_query, load_queries
+from localtrace.read.store import Store
 from tests.commands import record, rows, run
 from tests.snapshots import Row, store_of
 from tests.terminals import on_terminal
@@ -23,6 +25,12 @@ select step from trajectories order by step;
 """
 
 
+@pytest.fixture(scope="module")
+def steps() -> Iterator[Store]:
+    with store_of(trajectories=STEPS) as store:
+        yield store
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "steps.sql").write_text(SQL)
@@ -30,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("step", "expected"),
     [
         ("3..5", [3, 4, 5]),
         ("11..", [11, 12]),
@@ -44,17 +52,18 @@ def folder(tmp_path: Path) -> Path:
         (None, [*range(1, 13), None]),
     ],
 )
-def test_a_step_may_be_a_range(folder: Path, given: Any, found: list[int]) -> None:
-    with store_of(trajectories=STEPS) as store:
-        told = store.query("steps", folders=[folder], step=given).to_dicts()
-    assert [row["step"] for row in told] == found
+def test_a_step_may_be_a_range(
+    steps: Store, folder: Path, step: Any, expected: list[int | None]
+) -> None:
+    rows = steps.query("steps", folders=[folder], step=step).to_dicts()
+    assert [row["step"] for row in rows] == expected
 
 
 def test_a_range_is_written_on_the_command_line_as_in_filters(folder: Path) -> None:
     record(folder / "store", [{"step": step} for step in range(1, 6)])
-    for word, found in (("step=2..3", [2, 3]), ("step<3", [1, 2]), ("step>=5", [5])):
+    for word, expected in (("step=2..3", [2, 3]), ("step<3", [1, 2]), ("step>=5", [5])):
         told = rows("query", "-s", folder / "store", "--queries", folder, "steps", word)
-        assert [row["step"] for row in told] == found
+        assert [row["step"] for row in told] == expected
 
 
 def test_only_filters_are_compared(folder: Path) -> None:
@@ -65,9 +74,9 @@ def test_only_filters_are_compared(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", "3..x", "1.5", "5..3..1"])
-def test_what_is_no_range_is_refused(folder: Path, value: str) -> None:
-    with store_of() as store, pytest.raises(QueryError, match="step"):
-        store.query("steps", folders=[folder], step=value)
+def test_what_is_no_range_is_refused(steps: Store, folder: Path, value: str) -> None:
+    with pytest.raises(QueryError, match=r"^step: '.*whole number: .*step=3,5"):
+        steps.query("steps", folders=[folder], step=value)
 
 
 def test_an_unknown_mark_is_named(tmp_path: Path) -> None:
@@ -76,13 +85,12 @@ def test_an_unknown_mark_is_named(tmp_path: Path) -> None:
         load_queries([tmp_path])
 
 
-def test_a_parameter_takes_the_place_of_the_filter_of_its_name(folder: Path) -> None:
+def test_a_parameter_takes_the_place_of_the_filter_of_its_name(steps: Store, folder: Path) -> None:
     (folder / "own.sql").write_text(
         "-- Own.\n-- params: step (optional)\nselect step from trajectories where step > $step"
     )
-    with store_of(trajectories=STEPS) as store:
-        told = store.query("own", folders=[folder], step=10).to_dicts()
-    assert [row["step"] for row in told] == [11, 12]
+    rows = steps.query("own", folders=[folder], step=10).to_dicts()
+    assert [row["step"] for row in rows] == [11, 12]
 
 
 ROWS: list[Row] = [
@@ -111,8 +119,22 @@ QUERIES = {
 }
 
 
+@pytest.fixture(scope="module")
+def related() -> Iterator[Store]:
+    """Rollouts that count and others that do not, each with one turn."""
+    rows = [{**row, "sample_index": row["trace_id"]} for row in ROWS]
+    shared = ("trace_id", "step", "project", "experiment", "run_id", "attempt")
+    turns = [
+        {"span_id": "s", "op": "f", "is_turn": True, "output_text": "so", "output_ids": [1]}
+        | {name: row[name] for name in shared if name in row}
+        for row in ROWS
+    ]
+    with store_of(trajectories=rows, spans=turns, outcomes=OUTCOMES) as store:
+        yield store
+
+
 @pytest.mark.parametrize(
-    ("filters", "found"),
+    ("filters", "expected"),
     [
         ({}, {"train", "again", "other"}),
         ({"validate": False}, {"train", "again", "other"}),
@@ -137,24 +159,14 @@ QUERIES = {
     ],
 )
 def test_every_relation_holds_the_rows_that_count(
-    tmp_path: Path, filters: dict[str, Any], found: set[str]
+    related: Store, tmp_path: Path, filters: dict[str, Any], expected: set[str]
 ) -> None:
-    rows = [{**row, "sample_index": row["trace_id"]} for row in ROWS]
-    shared = ("trace_id", "step", "project", "experiment", "run_id", "attempt")
-    turns = [
-        {"span_id": "s", "op": "f", "is_turn": True, "output_text": "so", "output_ids": [1]}
-        | {name: row[name] for name in shared if name in row}
-        for row in ROWS
-    ]
     for name, sql in QUERIES.items():
         (tmp_path / f"{name}.sql").write_text(f"-- Q.\n-- params:\n{sql}\n")
-    with store_of(trajectories=rows, spans=turns, outcomes=OUTCOMES) as store:
-        for name in QUERIES:
-            told = store.query(name, folders=[tmp_path], **filters)
-            ids = [row["trace_id"] for row in told.to_dicts()]
-            assert sorted(ids) == sorted(
-                {row["trace_id"] for row in ROWS} - {"old"} if name == "all_of_it" else found
-            ), name
+        rows = related.query(name, folders=[tmp_path], **filters).to_dicts()
+        assert sorted(row["trace_id"] for row in rows) == sorted(
+            {row["trace_id"] for row in ROWS} - {"old"} if name == "all_of_it" else expected
+        ), name
 
 
 def test_calls_of_unknown_rollouts_count_unless_a_filter_asks_of_rollouts() -> None:
