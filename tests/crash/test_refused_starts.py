@@ -77,7 +77,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(store: Path)
     assert [path.name for path in store.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "beegfs"])
 def test_journals_on_a_network_file_system_are_refused(
     store: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

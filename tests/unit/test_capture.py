@@ -370,22 +370,6 @@ def test_wrong_arguments_raise_what_the_function_raises(store: Recording) -> Non
 # -- when nothing is recorded --------------------------------------------------------------
 
 
-def test_before_init_a_decorated_function_is_called_as_it_is() -> None:
-    @localtrace.op
-    def add(left: int, right: int) -> int:
-        return left + right
-
-    with localtrace.trajectory(step=1) as t:
-        assert add(1, 2) == 3
-        t.set(reward=1.0)
-    localtrace.outcome(t.trace_id, reward=1.0)
-    localtrace.log_metrics({"loss": 0.5}, step=1)
-    assert localtrace.losses() == {}
-    assert localtrace.run_id() is None
-    assert localtrace.flush()
-    assert localtrace.close()
-
-
 def test_after_close_nothing_more_is_recorded(store: Recording) -> None:
     @localtrace.op
     def work() -> int:

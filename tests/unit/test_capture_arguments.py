@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from localtrace.record.signature import Signature
 from localtrace.store.journal.records import Kind
+from tests.environment import examples
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 ORDER = (
@@ -57,7 +58,7 @@ calls = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(150))
 @given(signatures(), calls)
 def test_arguments_are_bound_as_inspect_binds_them(
     signature: inspect.Signature, call: tuple[tuple[Any, ...], dict[str, Any]]
@@ -72,7 +73,7 @@ def test_arguments_are_bound_as_inspect_binds_them(
     assert bound == dict(expected.arguments)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(60))
 @given(signatures(), calls)
 def test_the_receiver_of_a_method_is_left_out_of_what_inspect_binds(
     signature: inspect.Signature, call: tuple[tuple[Any, ...], dict[str, Any]]

@@ -339,10 +339,10 @@ def test_a_dropped_name_becomes_a_placeholder_with_type_size_and_sha256(name: st
     assert fields[name] is value
 
 
-def recorded(value: Any, keep: frozenset[str] = frozenset()) -> Any:
+def recorded(value: Any) -> Any:
     """The value as a recorder writes it, which drops names."""
     reasons: list[str] = []
-    back = decode(ValueEncoder(keep, reasons.append).encode(value))
+    back = decode(ValueEncoder(on_placeholder=reasons.append).encode(value))
     assert reasons == []
     return back
 
@@ -350,12 +350,6 @@ def recorded(value: Any, keep: frozenset[str] = frozenset()) -> Any:
 @pytest.mark.parametrize("empty", [None, [], b"", {}, np.array([])], ids=repr)
 def test_a_dropped_name_without_a_value_is_left_as_it_is(empty: Any) -> None:
     assert str(recorded({"images": empty})["images"]) == str(empty)
-
-
-def test_keep_keeps_a_name() -> None:
-    fields = recorded({"images": b"a", "videos": b"b"}, frozenset({"images"}))
-    assert fields["images"] == b"a"
-    assert fields["videos"].reason == "dropped"
 
 
 @pytest.mark.parametrize("beside", ["plain", "\ud800"], ids=["plain", "surrogate"])
@@ -485,7 +479,7 @@ def test_a_hundred_levels_of_nesting_come_back(depth: int, wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: {"k": v}, lambda v: {1: v}])
-@pytest.mark.parametrize("depth", [101, 400, 700, 980, 1100, 100_000])
+@pytest.mark.parametrize("depth", [101, 100_000])
 def test_deeper_nesting_ends_in_a_placeholder(depth: int, wrap: Any) -> None:
     text = to_json(nested(depth, wrap))
     assert '"too_deep"' in text

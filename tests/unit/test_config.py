@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 from msgspec.structs import fields
 
-import localtrace
 from localtrace.errors import ConfigError
 from localtrace.record.config import load_settings
 from localtrace.record.settings import Settings
-from localtrace.store.layout import open_layout
-from localtrace.store.tables.snapshot import take_snapshot
 from tests.recording import recording
 
 
-def load(given: dict[str, Any] | None = None, **environ: str) -> Settings:
-    return load_settings("store", given or {}, environ)
+def load(arguments: dict[str, Any] | None = None, **environ: str) -> Settings:
+    return load_settings("store", arguments or {}, environ)
 
 
 def test_without_arguments_and_environment_the_defaults_hold() -> None:
@@ -150,53 +147,8 @@ def test_a_bad_value_in_the_environment_is_refused_with_the_name_of_the_setting(
 # -- what init makes of them ---------------------------------------------------------------
 
 
-def test_init_refuses_bad_settings_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
-    before = dict(os.environ)
-    with pytest.raises(ConfigError, match="queue_max_bytes"):
-        localtrace.init(tmp_path / "store", queue_max_bytes="lots")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        localtrace.init(tmp_path / "store", tokenizer=tmp_path / "missing", seal=False)
-    assert localtrace.run_id() is None
-    assert dict(os.environ) == before
-
-
-def test_init_twice_is_refused(tmp_path: Path) -> None:
-    with recording(tmp_path / "store"), pytest.raises(ConfigError, match="close"):
-        localtrace.init(tmp_path / "other")
-
-
 def test_child_processes_inherit_the_run_until_close(tmp_path: Path) -> None:
     before = dict(os.environ)
     with recording(tmp_path / "store", run_id="r", attempt=3):
         assert (os.environ["LOCALTRACE_RUN_ID"], os.environ["LOCALTRACE_ATTEMPT"]) == ("r", "3")
     assert dict(os.environ) == before
-
-
-def test_a_run_id_is_made_when_none_is_given(tmp_path: Path) -> None:
-    with recording(tmp_path / "store"):
-        first = localtrace.run_id()
-    with recording(tmp_path / "store"):
-        second = localtrace.run_id()
-    assert first
-    assert second
-    assert first != second
-
-
-def test_resume_goes_on_with_the_newest_run_of_these_names_as_its_next_attempt(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "store"
-    for settings in ({"run_id": "old"}, {"run_id": "new"}, {"run_id": "new", "attempt": 4}):
-        with recording(path, **settings):
-            pass
-    with recording(path, run_id="other", project="another"):
-        pass
-    with recording(path, resume="must"):
-        assert localtrace.run_id() == "new"
-    rows = take_snapshot(open_layout(path)).pending["runs"].to_pylist()
-    assert max(row["attempt"] for row in rows if row["run_id"] == "new") == 5
-
-
-def test_resume_without_a_run_to_go_on_with_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="LOCALTRACE_RUN_ID"):
-        localtrace.init(tmp_path / "store", resume="must", seal=False)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.snapshots import store_of
 
-import pytest
+EMPTY = {
+    "": True,
+    " \n\u00a0": True,
+    "<|im_end|>": True,
+    "\n<|eot_id|> <|endoftext|>": True,
+    "<｜end▁of▁sentence｜>": True,
+    "</s>": True,
+    "<end_of_turn>": True,
+    "0<|im_end|>": False,
+    "<answer></answer>": False,
+    "a < b | c > d": False,
+    "<|im_end|>.": False,
+}
 
-import localtrace
-from tests.recording import recording
 
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", True),
-        (" \n\u00a0", True),
-        ("<|im_end|>", True),
-        ("\n<|eot_id|> <|endoftext|>", True),
-        ("<｜end▁of▁sentence｜>", True),
-        ("</s>", True),
-        ("<end_of_turn>", True),
-        ("0<|im_end|>", False),
-        ("<answer></answer>", False),
-        ("a < b | c > d", False),
-        ("<|im_end|>.", False),
-    ],
-)
-def test_marks_of_the_end_say_nothing(tmp_path: Path, text: str, expected: bool) -> None:
-    @localtrace.op
-    def generate(prompt_ids: list[int]) -> dict[str, object]:
-        return {"output_text": text, "output_ids": [7]}
-
-    with recording(tmp_path / "store"):
-        with localtrace.trajectory(step=1, sample_index=0):
-            generate([1, 2])
-        localtrace.flush()
-        with localtrace.open_store(tmp_path / "store") as store:
-            (row,) = store.sql("select says_nothing($text) as empty", {"text": text}).to_dicts()
-            assert row["empty"] is expected
+def test_marks_of_the_end_say_nothing() -> None:
+    turns = [
+        {"trace_id": text, "span_id": text, "is_turn": True, "output_text": text} for text in EMPTY
+    ]
+    with store_of(trajectories=[{"trace_id": text} for text in EMPTY], spans=turns) as store:
+        rows = store.sql('select trace_id, "empty" from detectors').to_dicts()
+    assert {row["trace_id"]: row["empty"] for row in rows} == EMPTY

@@ -52,11 +52,6 @@ def test_what_holds_no_text_is_kept_under_a_secret_name(value: Any) -> None:
     assert without_secrets({"api_key": value}) == {"api_key": value}
 
 
-@pytest.mark.parametrize("value", ["s3cr3t", b"s3cr3t", ["s3cr3t"], {"value": "s3cr3t"}])
-def test_whatever_holds_text_is_left_out_under_a_secret_name(value: Any) -> None:
-    assert "s3cr3t" not in str(without_secrets({"api_key": value}))
-
-
 def test_secrets_are_found_at_any_depth() -> None:
     config = {"a": [{"b": {"api_key": "s3cr3t", "lr": 0.1}}]}
     assert without_secrets(config) == {"a": [{"b": {"api_key": HIDDEN, "lr": 0.1}}]}

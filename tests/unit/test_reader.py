@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import localtrace
-from localtrace.errors import QueryError, StoreError, StoreFormatError, StoreNotFound
+from localtrace.errors import QueryError
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
@@ -143,7 +142,7 @@ def test_whole_prompts_in_sql_are_those_that_python_rebuilds(record: Recording) 
     assert {row["span_id"]: row["prompt_ids"] for row in rows} == {
         span.span_id: span.prompt_ids for span in spans if span.op == "generate"
     }
-    assert bases[0]["n"] > 0
+    assert bases == [{"n": 2 * (TURNS - 1)}]
 
 
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:
@@ -168,9 +167,9 @@ def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recordin
 
 def test_reading_many_keeps_the_order_that_was_asked_for(record: Recording) -> None:
     ids = record(range(5))
-    asked = [*reversed(ids), ids[0]]
+    order = [*reversed(ids), ids[0]]
     with open_store(record.path) as store:
-        assert [one.trace_id for one in store.read(asked, batch_size=3)] == asked
+        assert [trajectory.trace_id for trajectory in store.read(order, batch_size=3)] == order
         assert list(store.read([])) == []
         with pytest.raises(QueryError, match=r"0{32}.*localtrace ls"):
             store.trajectory("0" * 32)
@@ -188,7 +187,7 @@ def test_outcomes_join_their_trajectory(record: Recording) -> None:
         named = store.outcomes(fate="trained").to_dicts()
     assert (first["reward"], first["fate"], first["trained_step"]) == (0.25, "trained", 4)
     assert (second["trace_id"], second["reward"], second["fate"]) == (other, 1.0, None)
-    assert [(one.name, one.number, one.text, one.values) for one in outcomes] == [
+    assert [(row.name, row.number, row.text, row.values) for row in outcomes] == [
         ("fate", None, "trained", None),
         ("old_log_probs", None, None, [0.5, -0.5]),
         ("reward", 0.25, None, None),
@@ -207,31 +206,6 @@ def test_a_store_shows_one_moment_until_it_is_refreshed(record: Recording) -> No
         assert len(store.trajectories().to_dicts()) == 4
 
 
-def test_a_file_that_vanished_is_looked_up_again(record: Recording) -> None:
-    record(range(1))
-    sealed(record.path)
-    layout = open_layout(record.path)
-    with open_store(record.path) as store:
-        # What a compaction and a vacuum do: the same rows in another file.
-        shutil.rmtree(layout.table("spans"))
-        shutil.rmtree(layout.table("trajectories"))
-        record(range(1, 2))
-        sealed(record.path)
-        assert {row["step"] for row in store.trajectories().to_dicts()} == {1}
-
-
-def test_a_damaged_file_is_an_error_that_names_the_check(record: Recording) -> None:
-    record(range(1))
-    sealed(record.path)
-    with open_store(record.path) as store:
-        (path,) = store.files("runs")
-    Path(path).write_bytes(b"PAR1 not really PAR1")
-    with open_store(record.path) as store:
-        with pytest.raises(StoreError, match="localtrace verify"):
-            store.runs()
-        assert store.outcomes().to_dicts() == []
-
-
 def test_text_is_decoded_when_it_is_read_before_it_was_sealed(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "seven": 7, "eight": 8, "sixty": 60}
     model = WordLevel(vocabulary, unk_token="[UNK]")
@@ -245,17 +219,6 @@ def test_text_is_decoded_when_it_is_read_before_it_was_sealed(tmp_path: Path) ->
             texts.append(span.output_text)
         sealed(record.path)
     assert texts == ["seven eight sixty", "seven eight sixty"]
-
-
-def test_reading_leaves_the_store_as_it_was(record: Recording) -> None:
-    trace_id, _ = record(range(1))
-    sealed(record.path)
-    record(range(1, 2))
-    before = {path: path.stat().st_mtime_ns for path in record.path.rglob("*")}
-    with open_store(record.path) as store:
-        store.trajectory(trace_id)
-        store.query("reward_by_step")
-    assert {path: path.stat().st_mtime_ns for path in record.path.rglob("*")} == before
 
 
 @pytest.mark.parametrize("name", ["007", "2024-01-02", "a/b=c d%", "ü*?[x]'", "NULL"])
@@ -289,7 +252,7 @@ def test_unknown_steps_are_null(tmp_path: Path) -> None:
         with open_store(path) as store:
             assert store.trajectory(t.trace_id).step is None
             assert len(store.trajectory(t.trace_id).spans) == 1
-            assert store.spans(where="step is null").to_dicts()
+            assert len(store.spans(where="step is null")) == 1
             assert store.trajectories(step="0..").to_dicts() == []
         sealed(path)
 
@@ -301,16 +264,6 @@ def test_an_empty_store_can_be_read(tmp_path: Path) -> None:
         assert store.trajectories().to_dicts() == []
         assert len(store.runs().to_dicts()) == 1
         assert store.files() == []
-
-
-def test_what_is_not_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFound, match=r" \S*/none: "):
-        open_store(tmp_path / "none")
-    with pytest.raises(StoreNotFound, match=r"no store .*localtrace\.json"):
-        open_store(tmp_path)
-    (tmp_path / "localtrace.json").write_text('{"format_version":99,"store_id":"","created_by":""}')
-    with pytest.raises(StoreFormatError, match="upgrade localtrace"):
-        open_store(tmp_path)
 
 
 def test_results_come_in_four_forms(record: Recording) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from localtrace.store.whole_prompts import shared_prefix, whole_messages, whole_prompts
 from localtrace.values.codec import encode, to_json
+from tests.environment import examples
 from tests.snapshots import Row, store_of
 
 
@@ -56,7 +57,7 @@ def chains(draw: st.DrawFn) -> tuple[list[Row], dict[str, list[int]]]:
     return rows, wholes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(20))
 @given(chains())
 def test_prompts_are_rebuilt_alike_in_python_and_in_sql(
     chain: tuple[list[Row], dict[str, list[int]]],
@@ -64,8 +65,8 @@ def test_prompts_are_rebuilt_alike_in_python_and_in_sql(
     rows, wholes = chain
     assert whole_prompts(reversed(rows)) == wholes
     with store_of(spans=rows) as store:
-        found = store.sql("from whole_prompts('t')").to_dicts()
-    assert {row["span_id"]: row["prompt_ids"] for row in found} == wholes
+        prompts = store.sql("from whole_prompts('t')").to_dicts()
+    assert {row["span_id"]: row["prompt_ids"] for row in prompts} == wholes
 
 
 def test_the_checksum_is_that_of_msgpack_elements() -> None:
@@ -84,8 +85,8 @@ def test_a_missing_base_costs_what_leans_on_it_and_no_more() -> None:
     lost = {"1": None, "2": None, "3": [1]}
     assert whole_prompts(rows) == lost
     with store_of(spans=rows) as store:
-        found = store.sql("from whole_prompts('t')").to_dicts()
-        assert {row["span_id"]: row["prompt_ids"] for row in found} == lost
+        prompts = store.sql("from whole_prompts('t')").to_dicts()
+        assert {row["span_id"]: row["prompt_ids"] for row in prompts} == lost
 
 
 @pytest.mark.parametrize(
@@ -104,11 +105,11 @@ def test_what_does_not_check_out_is_none(rows: list[Row]) -> None:
 
 def test_a_long_chain_needs_no_deep_stack() -> None:
     rows = [prompt("0", None, 0, [0], [], [0])]
-    rows += [prompt(str(n), str(n - 1), n, [n], [], list(range(n + 1))) for n in range(1, 2_000)]
-    assert whole_prompts(reversed(rows))["1999"] == list(range(2_000))
+    rows += [prompt(str(n), str(n - 1), n, [n], [], list(range(n + 1))) for n in range(1, 1_100)]
+    assert whole_prompts(reversed(rows))["1099"] == list(range(1_100))
 
 
-SAID: list[Any] = [
+MESSAGES: list[Any] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "größer?\n"},
     {"role": "assistant", "content": None, "tool_calls": [{"id": 1, "arguments": {"x": 1e300}}]},
@@ -119,19 +120,23 @@ SAID: list[Any] = [
 
 def test_messages_are_rebuilt_without_what_was_generated() -> None:
     rows = [
-        messages("0", None, 0, SAID[:2], SAID[:2]),
-        messages("1", "0", 2, SAID[2:], SAID),
-        messages("2", "1", 1, SAID[3:], [SAID[0], *SAID[3:]]),
+        messages("0", None, 0, MESSAGES[:2], MESSAGES[:2]),
+        messages("1", "0", 2, MESSAGES[2:], MESSAGES),
+        messages("2", "1", 1, MESSAGES[3:], [MESSAGES[0], *MESSAGES[3:]]),
     ]
-    assert whole_messages(rows) == {"0": SAID[:2], "1": SAID, "2": [SAID[0], *SAID[3:]]}
+    assert whole_messages(rows) == {
+        "0": MESSAGES[:2],
+        "1": MESSAGES,
+        "2": [MESSAGES[0], *MESSAGES[3:]],
+    }
     with store_of(spans=rows) as store:
-        found = store.sql("from whole_messages('t')").to_dicts()
-    assert [json.loads(text) for text in found[1]["messages"]] == json.loads(to_json(SAID))
-    assert [len(row["messages"]) for row in found] == [2, 5, 3]
+        lists = store.sql("from whole_messages('t')").to_dicts()
+    assert [json.loads(text) for text in lists[1]["messages"]] == json.loads(to_json(MESSAGES))
+    assert [len(row["messages"]) for row in lists] == [2, 5, 3]
 
 
 def test_messages_with_a_wrong_checksum_are_none() -> None:
-    assert whole_messages([messages("0", None, 0, SAID, SAID[1:])]) == {"0": None}
+    assert whole_messages([messages("0", None, 0, MESSAGES, MESSAGES[1:])]) == {"0": None}
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
