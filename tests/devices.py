@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import torch
 
 from localtrace.record import active
@@ -51,10 +53,21 @@ class SlowDevice:
         self.batches: list[int] = []
         """Pieces in each batch."""
         self._batch: list[TensorCopy] | None = None
+        self._contents: list[weakref.ref[Any]] = []
+
+    @property
+    def held(self) -> int:
+        """Copies whose memory is in use."""
+        return sum(content() is not None for content in self._contents)
 
     def take(self, tensor: Any, dtype: str | None) -> TensorCopy | str:
         self._may("take")
-        return "device_tensor" if self.refuses else copy_tensor(tensor, dtype)
+        if self.refuses:
+            return "device_tensor"
+        copy = copy_tensor(tensor, dtype)
+        if isinstance(copy, TensorCopy):
+            self._contents.append(weakref.ref(copy.content))
+        return copy
 
     def begin(self, pieces: Iterable[TensorCopy]) -> int:
         self._may("begin")
@@ -87,6 +100,14 @@ def use(device: SlowDevice) -> SlowDevice:
     assert active.recorder is not None
     active.recorder.copies.device = device
     return device
+
+
+def marker_prefix() -> bytes:
+    """The bytes that markers of the process that records begin with."""
+    assert active.recorder is not None
+    marker = active.recorder.copies.start(on_device(torch.ones(1)))
+    assert isinstance(marker, msgspec.msgpack.Ext)
+    return b"\xd7\x02" + marker.data[:4]
 
 
 def is_left_out(value: Any) -> bool:

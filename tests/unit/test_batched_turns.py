@@ -34,15 +34,15 @@ OUTPUTS: list[dict[str, Any]] = [
      "finish_reason": "stop"},
     {"output_ids": [6], "output_logprobs": [-2.0], "text": "six", "finish_reason": "length"},
 ]  # fmt: skip
-SIDE_BY_SIDE = {name: [one[name] for one in OUTPUTS] for name in OUTPUTS[0]}
+SIDE_BY_SIDE = {name: [output[name] for output in OUTPUTS] for name in OUTPUTS[0]}
 CHOICES = {
     "model": "m",
     "choices": [
-        {"index": number, "text": one["text"], "token_ids": one["output_ids"],
-         "finish_reason": one["finish_reason"],
-         "logprobs": {"tokens": ["a"] * len(one["output_ids"]),
-                      "token_logprobs": one["output_logprobs"]}}
-        for number, one in enumerate(OUTPUTS)
+        {"index": number, "text": output["text"], "token_ids": output["output_ids"],
+         "finish_reason": output["finish_reason"],
+         "logprobs": {"tokens": ["a"] * len(output["output_ids"]),
+                      "token_logprobs": output["output_logprobs"]}}
+        for number, output in enumerate(OUTPUTS)
     ],
 }  # fmt: skip
 RESULTS = {"a list": OUTPUTS, "lists": SIDE_BY_SIDE, "choices": CHOICES}
@@ -57,17 +57,17 @@ def generated(name: str, prompts: Any, result: Any) -> None:
 
 def read(store: Recording) -> Store:
     """The store, live and sealed found to be the same."""
-    asked = (
+    views = (
         "select * from turns order by trace_id, turn",
         "select * from spans order by trace_id, seq",
     )
     localtrace.flush()
     with open_store(store.path) as opened:
-        live = [opened.sql(sql).to_dicts() for sql in asked]
+        live = [opened.sql(sql).to_dicts() for sql in views]
     localtrace.close()
     seal(open_layout(store.path))
     opened = open_store(store.path)
-    assert [opened.sql(sql).to_dicts() for sql in asked] == live
+    assert [opened.sql(sql).to_dicts() for sql in views] == live
     return opened
 
 
@@ -107,35 +107,36 @@ def test_every_prompt_of_a_batch_is_a_turn_of_its_own(
         assert len(opened.tokens().to_dicts()) == 4
         (answer,) = opened.sql("select output_text, turn from answers").to_dicts()
         assert answer == {"output_text": "six", "turn": 1}
-        (found,) = opened.sql("select truncated from detectors").to_dicts()
-        assert found["truncated"] is True
+        assert opened.sql("select truncated from detectors").to_dicts() == [{"truncated": True}]
         (call,) = opened.sql("select kind, kind_derived, batch_size from spans").to_dicts()
         assert call == {"kind": "generation", "kind_derived": True, "batch_size": 2}
 
 
-@pytest.mark.parametrize("name", ["messages", "prompts", "raw_prompt"])
-def test_every_conversation_of_a_batch_is_a_turn_of_its_own(store: Recording, name: str) -> None:
+def test_every_conversation_of_a_batch_is_a_turn_of_its_own(store: Recording) -> None:
     system = {"role": "system", "content": "Be brief."}
     chats = [[system, *chat] for chat in CHATS]
-    with localtrace.trajectory(step=1):
-        generated(name, chats, [{"content": "four"}, {"content": "six"}])
+    for name in ("messages", "prompts", "raw_prompt"):
+        with localtrace.trajectory(step=1):
+            generated(name, chats, [{"content": "four"}, {"content": "six"}])
     with read(store) as opened:
-        rows = opened.sql("select turn, content, generated from messages order by turn, position")
-        assert [tuple(row.values()) for row in rows.to_dicts()] == [
+        rows = opened.sql(
+            "select turn, content, generated from messages order by trace_id, turn, position"
+        ).to_dicts()
+        assert [tuple(row.values()) for row in rows] == 3 * [
             (0, "Be brief.", False), (0, "2 + 2?", False), (0, "four", True),
             (1, "Be brief.", False), (1, "3 + 3?", False), (1, "six", True),
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["prompt", "prompts"])
-def test_every_text_of_a_batch_is_a_turn_of_its_own(store: Recording, name: str) -> None:
-    with localtrace.trajectory(step=1):
-        generated(name, TEXTS, [{"text": "four"}, {"text": "six"}])
+def test_every_text_of_a_batch_is_a_turn_of_its_own(store: Recording) -> None:
+    for name in ("prompt", "prompts"):
+        with localtrace.trajectory(step=1):
+            generated(name, TEXTS, [{"text": "four"}, {"text": "six"}])
     with read(store) as opened:
-        (row,) = opened.trajectories().to_dicts()
-        turns = opened.trajectory(row["trace_id"]).turns
-        assert [turn.inputs for turn in turns] == [{"prompt": text} for text in TEXTS]
-        assert column(opened, "output_text") == ["four", "six"]
+        ids = [row["trace_id"] for row in opened.trajectories()]
+        turns = [[turn.inputs for turn in opened.trajectory(name).turns] for name in ids]
+        assert turns == [[{"prompt": text} for text in TEXTS]] * 2
+        assert column(opened, "output_text") == ["four", "six"] * 2
 
 
 def test_several_choices_of_one_prompt_are_turns_that_share_it(store: Recording) -> None:
@@ -149,9 +150,9 @@ def test_several_choices_of_one_prompt_are_turns_that_share_it(store: Recording)
         assert [turn.prompt_ids for turn in turns[:2]] == [[1, 2, 3]] * 2
         assert [turn.messages for turn in turns[2:]] == [CHATS[0]] * 2
         whole = opened.sql(f"select prompt_ids from whole_prompts('{row['trace_id']}')").to_dicts()
-        assert [one["prompt_ids"] for one in whole] == [[1, 2, 3]] * 3
-        asked = opened.sql("select content from messages where not generated").to_dicts()
-        assert [one["content"] for one in asked] == ["2 + 2?"]
+        assert [turn["prompt_ids"] for turn in whole] == [[1, 2, 3]] * 3
+        messages = opened.sql("select content from messages where not generated").to_dicts()
+        assert messages == [{"content": "2 + 2?"}]
         assert column(opened, "response_start") == [0, None, None, None]
 
 
@@ -189,59 +190,64 @@ def test_a_batch_of_one_is_one_turn_with_its_prompt(store: Recording) -> None:
         assert column(opened, "response_start") == [0, 2, 4]
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts", "result"),
-    [
-        ("messages", CHATS, [[1, 2], [3]]),
-        ("messages", CHATS, ["<user>2 + 2?", "<user>3 + 3?"]),
-        ("prompts", PROMPTS, [[1], [3]]),
-        ("messages", CHATS[0], [{"text": "found"}, {"text": "it"}]),
-        ("prompt_ids", [1, 2], [{"output_ids": [7]}, {"output_ids": [7, 8]}]),
-        ("prompts", PROMPTS, [{"score": 1.0}, {"score": 0.0}]),
-        ("prompts", [], []),
-    ],
-    ids=["template", "template as text", "padding", "search", "stream", "scores", "nothing"],
-)
-def test_lists_that_say_no_generation_are_no_turns(
-    store: Recording, name: str, prompts: Any, result: Any
-) -> None:
-    generated(name, prompts, result)
+NO_GENERATIONS: dict[str, tuple[str, Any, Any]] = {
+    "template": ("messages", CHATS, [[1, 2], [3]]),
+    "template as text": ("messages", CHATS, ["<user>2 + 2?", "<user>3 + 3?"]),
+    "padding": ("prompts", PROMPTS, [[1], [3]]),
+    "search": ("messages", CHATS[0], [{"text": "found"}, {"text": "it"}]),
+    "stream": ("prompt_ids", [1, 2], [{"output_ids": [7]}, {"output_ids": [7, 8]}]),
+    "scores": ("prompts", PROMPTS, [{"score": 1.0}, {"score": 0.0}]),
+    "nothing": ("prompts", [], []),
+}
+
+
+def test_lists_that_say_no_generation_are_no_turns(store: Recording) -> None:
+    for name, call in NO_GENERATIONS.items():
+        with localtrace.trajectory(agent=name):
+            generated(*call)
     with read(store) as opened:
         assert column(opened, "turn") == []
-        (row,) = opened.trajectories().to_dicts()
-        assert (row["span_count"], row["turn_count"]) == (1, 0)
+        rows = opened.trajectories().to_dicts()
+        assert {row["agent"]: (row["span_count"], row["turn_count"]) for row in rows} == (
+            dict.fromkeys(NO_GENERATIONS, (1, 0))
+        )
 
 
-def test_bare_lists_are_turns_where_the_code_says_so(store: Recording) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "result"),
+    [(PROMPTS, [[7, 8], [9]]), (torch.tensor([[1, 2], [3, 4]]), torch.tensor([[7, 8], [6, 0]]))],
+    ids=["lists", "as generate of transformers gives them"],
+)
+def test_bare_rows_are_turns_where_the_code_says_so(
+    store: Recording, prompts: Any, result: Any
+) -> None:
     @localtrace.op(kind="generation")
-    def generate(prompts: Any) -> Any:
-        return [[7, 8], [9]]
+    def generate(input_ids: Any) -> Any:
+        return result
 
     with localtrace.trajectory(step=1):
-        generate(PROMPTS)
+        generate(prompts)
     with read(store) as opened:
-        assert column(opened, "output_ids") == [[7, 8], [9]]
-        assert column(opened, "prompt_ids") == PROMPTS
+        assert column(opened, "output_ids") == [list(map(int, row)) for row in result]
+        assert column(opened, "prompt_ids") == [list(map(int, row)) for row in prompts]
 
 
 # -- what is read back, replayed and carried away ----------------------------------------------
 
 
-@pytest.mark.parametrize("form", RESULTS)
-def test_the_call_is_read_back_as_it_was_made_and_replayed_as_one(
-    store: Recording, form: str
-) -> None:
-    with localtrace.trajectory(step=1):
-        generated("prompts", PROMPTS, RESULTS[form])
+def test_the_call_is_read_back_as_it_was_made_and_replayed_as_one(store: Recording) -> None:
+    for form, result in RESULTS.items():
+        with localtrace.trajectory(step=1, agent=form):
+            generated("prompts", PROMPTS, result)
     with read(store) as opened:
-        (row,) = opened.trajectories().to_dicts()
-        whole = opened.trajectory(row["trace_id"])
-        (call,) = whole.spans
-        assert (call.inputs, call.outputs) == ({"prompts": PROMPTS}, RESULTS[form])
-        assert [one.parent_id for one in whole.generations] == [call.span_id] * 2
-        assert len(opened.sql("select * from spans").to_dicts()) == row["span_count"] == 1
-        (again,) = Redaction.load(None).trajectory(whole).spans
-        assert again == call
+        rows = opened.trajectories().to_dicts()
+        assert len(opened.sql("from spans")) == len(rows) == len(RESULTS)
+        for row in rows:
+            whole = opened.trajectory(row["trace_id"])
+            (call,) = whole.spans
+            assert (call.inputs, call.outputs) == ({"prompts": PROMPTS}, RESULTS[row["agent"]])
+            assert [turn.parent_id for turn in whole.generations] == [call.span_id] * 2
+            assert Redaction.load(None).trajectory(whole).spans == [call]
 
 
 def test_what_must_not_leave_is_taken_out_of_every_generation(
@@ -277,8 +283,8 @@ def test_show_and_diff_tell_every_generation_of_a_batch(store: Recording) -> Non
     localtrace.flush()
     for words in (["show", ids[0]], ["show", ids[0], "--messages"]):
         shown = CliRunner().invoke(main, [*words, "-s", str(store.path)]).output
-        told = [line.strip() for line in shown.splitlines()]
-        assert [line for line in told if line.startswith(("user:", "assistant:"))] == [
+        lines = [line.strip() for line in shown.splitlines()]
+        assert [line for line in lines if line.startswith(("user:", "assistant:"))] == [
             "user: 2 + 2?", "assistant: four", "user: 3 + 3?", "assistant: six",
         ]  # fmt: skip
     shown = CliRunner().invoke(main, ["diff", *ids, "-s", str(store.path)]).output
@@ -300,7 +306,7 @@ def test_exports_hold_every_generation(store: Recording, tmp_path: Path) -> None
         if kind == "sft":
             assert [row["completion"][0]["content"] for row in rows] == ["four", "six"]
         else:
-            assert [one["output_text"] for one in rows[0]["generations"]] == ["four", "six"]
+            assert [turn["output_text"] for turn in rows[0]["generations"]] == ["four", "six"]
             assert len(rows[0]["spans"]) == 1
 
 
@@ -324,9 +330,10 @@ def test_a_turn_of_a_batch_is_recorded_where_it_belongs(store: Recording) -> Non
             ("0", "sample", [1, 2], [7, 8, 9], "four", 10**18),
             ("1", "sample", [3, 4, 5], [6], "six", 10**18),
         ]
-        found = opened.sql("select kind, kind_derived, inputs from spans").to_dicts()
-        assert [(row["kind"], row["kind_derived"]) for row in found] == [("generation", False)] * 2
-        assert all(row["inputs"] == '{"temperature":1.0}' for row in found)
+        calls = opened.sql("select kind, kind_derived, inputs from spans").to_dicts()
+        assert [tuple(call.values()) for call in calls] == [
+            ("generation", False, '{"temperature":1.0}')
+        ] * 2
 
 
 @pytest.mark.parametrize(("output", "ids", "text"), [([7, 8], [7, 8], None), ("4", None, "4")])
@@ -367,14 +374,14 @@ def test_turns_of_a_thread_pool_are_whole_and_counted_once_each(store: Recording
             futures = [
                 pool.submit(contextvars.copy_context().run, generate, ids) for ids in prompts
             ]
-            assert [one.result()["output_ids"] for one in futures] == [[sum(p)] for p in prompts]
+            assert [call.result()["output_ids"] for call in futures] == [[sum(p)] for p in prompts]
     finally:
         sys.setswitchinterval(before)
     with read(store) as opened:
         (row,) = opened.trajectories().to_dicts()
         assert (row["span_count"], row["turn_count"], row["output_tokens"]) == (300, 300, 300)
-        seqs = [one["seq"] for one in opened.sql("select seq from spans order by seq").to_dicts()]
-        assert seqs == list(range(300))
+        seqs = opened.sql("select seq from spans order by seq").to_dicts()
+        assert [span["seq"] for span in seqs] == list(range(300))
         turns = opened.trajectory(row["trace_id"]).turns
         assert sorted(turn.prompt_ids or [] for turn in turns) == sorted(prompts)
         assert all(turn.output_ids == [sum(turn.prompt_ids or [])] for turn in turns)
@@ -383,34 +390,34 @@ def test_turns_of_a_thread_pool_are_whole_and_counted_once_each(store: Recording
 # -- rows of arrays ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
-def test_rows_of_arrays_are_as_many_generations(store: Recording, make: Any) -> None:
-    rows = {
-        "output_ids": make([[7, 8, 0], [6, 0, 0]]),
-        "log_probs": make([[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]]),
-        "response_mask": make([[True, True, False], [True, False, False]]),
-    }
-    with localtrace.trajectory(step=1):
-        generated("input_ids", make([[1, 2], [3, 4]]), rows)
+def test_rows_of_arrays_are_as_many_generations(store: Recording) -> None:
+    for make in (np.array, torch.tensor):
+        rows = {
+            "output_ids": make([[7, 8, 0], [6, 0, 0]]),
+            "log_probs": make([[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]]),
+            "response_mask": make([[True, True, False], [True, False, False]]),
+        }
+        with localtrace.trajectory(step=1):
+            generated("input_ids", make([[1, 2], [3, 4]]), rows)
     with read(store) as opened:
-        (row,) = opened.trajectories().to_dicts()
-        assert (row["turn_count"], row["output_tokens"]) == (2, 3)
-        assert column(opened, "prompt_ids") == [[1, 2], [3, 4]]
-        assert column(opened, "output_ids") == [[7, 8, 0], [6, 0, 0]]
-        assert column(opened, "output_logprobs") == [[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]]
-        assert column(opened, "response_mask") == [[1, 1, 0], [1, 0, 0]]
+        counts = [(row["turn_count"], row["output_tokens"]) for row in opened.trajectories()]
+        assert counts == [(2, 3)] * 2
+        assert column(opened, "prompt_ids") == [[1, 2], [3, 4]] * 2
+        assert column(opened, "output_ids") == [[7, 8, 0], [6, 0, 0]] * 2
+        assert column(opened, "output_logprobs") == [[-0.5, -1.0, 0.0], [-2.0, 0.0, 0.0]] * 2
+        assert column(opened, "response_mask") == [[1, 1, 0], [1, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("ids", [np.array([[7, 8]]), torch.tensor([[7, 8]]), [[7, 8]]], ids=repr)
-def test_an_array_of_one_row_is_that_row(store: Recording, ids: Any) -> None:
-    with localtrace.trajectory(step=1):
-        generated("prompt_ids", [1, 2], {"output_ids": ids, "log_probs": [-1.0, -2.0]})
-        generated("input_ids", ids, {"output_ids": ids[0]})
+def test_an_array_of_one_row_is_that_row(store: Recording) -> None:
+    for ids in (np.array([[7, 8]]), torch.tensor([[7, 8]]), [[7, 8]]):
+        with localtrace.trajectory(step=1):
+            generated("prompt_ids", [1, 2], {"output_ids": ids, "log_probs": [-1.0, -2.0]})
+            generated("input_ids", ids, {"output_ids": ids[0]})
     with read(store) as opened:
-        (row,) = opened.trajectories().to_dicts()
-        assert (row["turn_count"], row["output_tokens"]) == (2, 4)
-        assert column(opened, "output_ids") == [[7, 8], [7, 8]]
-        assert column(opened, "output_logprobs") == [[-1.0, -2.0], None]
+        counts = [(row["turn_count"], row["output_tokens"]) for row in opened.trajectories()]
+        assert counts == [(2, 4)] * 3
+        assert column(opened, "output_ids") == [[7, 8], [7, 8]] * 3
+        assert column(opened, "output_logprobs") == [[-1.0, -2.0], None] * 3
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], np.array([1, 2])], ids=repr)
@@ -451,18 +458,6 @@ def test_a_mask_tells_the_answer_from_its_prompt(store: Recording) -> None:
         (row,) = opened.trajectories().to_dicts()
         assert (row["turn_count"], row["output_tokens"]) == (1, 1)
         assert column(opened, "output_ids") == [[1, 2, 7]]
-
-
-def test_what_generate_of_transformers_returns_is_as_many_generations(store: Recording) -> None:
-    @localtrace.op(kind="generation")
-    def generate(input_ids: Any) -> Any:
-        return torch.tensor([[7, 8, 9], [6, 0, 0]])
-
-    with localtrace.trajectory(step=1):
-        generate(torch.tensor([[1, 2], [3, 4]]))
-    with read(store) as opened:
-        assert column(opened, "output_ids") == [[7, 8, 9], [6, 0, 0]]
-        assert column(opened, "prompt_ids") == [[1, 2], [3, 4]]
 
 
 def test_lists_of_the_only_token_of_a_row_are_lists(store: Recording) -> None:

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import localtrace
-from localtrace.record import active
 from localtrace.values.arrays import Array, read_array
 from localtrace.values.codec import encode
-from tests.devices import OnDevice, SlowDevice, is_left_out, on_device, use
+from tests.devices import OnDevice, SlowDevice, is_left_out, marker_prefix, on_device, use
 from tests.recording import Recording
 
 IDS = [f"{n:032x}" for n in range(3)]
@@ -111,8 +110,8 @@ def test_tensors_are_recorded_wherever_they_are(store: Recording, device: SlowDe
     span = store.span("identity")
     for place in ("inputs", "outputs"):
         value = span[place]["value"] if place == "inputs" else span[place]
-        found = [value[0]["a"][0], value[1]["logprobs"], value[2]["logprobs"], value[3]]
-        assert [array.tolist() for array in found] == [[1.5, 2.5]] * 4
+        arrays = [value[0]["a"][0], value[1]["logprobs"], value[2]["logprobs"], value[3]]
+        assert [array.tolist() for array in arrays] == [[1.5, 2.5]] * 4
         assert value[0]["a"][1] == "text"
 
 
@@ -188,12 +187,11 @@ def test_outcomes_and_what_is_set_may_be_tensors(store: Recording, device: SlowD
 
 
 def test_no_journal_ever_holds_a_marker(store: Recording, device: SlowDevice) -> None:
-    prefix = active.recorder.copies._prefix  # type: ignore[union-attr]
     for _ in range(20):
         identity(on_device(torch.ones(5)))
     localtrace.flush()
     (journal,) = (store.path / "journals").glob("*.journal")
-    assert prefix not in journal.read_bytes()
+    assert marker_prefix() not in journal.read_bytes()
     assert len(store.spans()) == 20
 
 

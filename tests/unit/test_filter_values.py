@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
 import localtrace
 from localtrace import testing
-from localtrace.cli import main
 from localtrace.errors import QueryError
 from localtrace.read.filter_registry import FILTERS
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.uploader.selection import choose
+from tests.commands import run
 from tests.snapshots import Row, store_of
 
 SECOND = 10**9
@@ -63,7 +63,7 @@ class Named(str, Enum):  # noqa: UP042  (its str() is not its value)
     TWO = "2"
 
 
-@pytest.mark.parametrize(("filters", "found"), [
+@pytest.mark.parametrize(("filters", "expected"), [
     ({"sample_index": [1, 2]}, [0, 1]),
     ({"sample_index": (1, "3")}, [0, 2]),
     ({"sample_index": range(1, 4)}, [0, 1, 2]),
@@ -122,22 +122,22 @@ class Named(str, Enum):  # noqa: UP042  (its str() is not its value)
     ({"op": "!=search", "step": "<2"}, [1]),
 ])  # fmt: skip
 def test_lists_and_signs_mean_what_they_say(
-    store: Store, filters: dict[str, Any], found: list[int]
+    store: Store, filters: dict[str, Any], expected: list[int]
 ) -> None:
-    assert places(store, **filters) == found
+    assert places(store, **filters) == expected
 
 
-@pytest.mark.parametrize("key", FILTERS)
 @pytest.mark.parametrize("value", [
     {"a": 1}, b"1", object(), date(2026, 1, 1), Decimal(1), [None], [[1]], {1: 2}.keys(), 1.5 + 1j,
-    (one for one in "12"), np.datetime64("2026-01-01"), float, print, ["1", b"2"],
+    (sign for sign in "12"), np.datetime64("2026-01-01"), float, print, ["1", b"2"],
 ])  # fmt: skip
-def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(QueryError, match=key):
-        Filters(**{key: value})
+def test_a_value_of_another_type_is_refused(value: Any) -> None:
+    for key in FILTERS:
+        with pytest.raises(QueryError, match=f"^{key}[ :=]"):
+            Filters(**{key: value})
 
 
-@pytest.mark.parametrize(("filters", "said"), [
+@pytest.mark.parametrize(("filters", "message"), [
     ({"sample_index": 17.0}, r"^sample_index .*text.* list .*float: 17\.0"),
     ({"sample_index": True}, "^sample_index .*text.* list .*bool: True"),
     ({"run": float("nan")}, "^run .*text.*float: nan"),
@@ -152,8 +152,10 @@ def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
     ({"where": ["true"]}, "^where .*text.*list: "),
     ({"contains": 7}, "^contains .*text.*int: 7"),
 ])  # fmt: skip
-def test_what_would_match_nothing_by_its_type_says_so(filters: dict[str, Any], said: str) -> None:
-    with pytest.raises(QueryError, match=said):
+def test_what_would_match_nothing_by_its_type_says_so(
+    filters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(QueryError, match=message):
         Filters(**filters)
 
 
@@ -170,8 +172,8 @@ def test_text_that_is_searched_may_begin_with_a_sign() -> None:
 
 
 def test_filters_are_said_as_they_are_written() -> None:
-    said = ["step!=3", "sample_index=1,2", "run=latest", "validate=true"]
-    assert str(Filters.parse(said)).split() == said
+    texts = ["step!=3", "sample_index=1,2", "run=latest", "validate=true"]
+    assert str(Filters.parse(texts)).split() == texts
     assert str(Filters(step=list(range(40)))).endswith("9,… (40 values)")
 
 
@@ -204,8 +206,8 @@ def test_a_run_that_was_resumed_last_is_the_newest() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs one after the other, of four samples each."""
     folder: Path = tmp_path_factory.mktemp("values") / "store"
-    for run in ("one", "two", "three"):
-        with testing.recording(folder, project="p", run_id=run):
+    for run_id in ("one", "two", "three"):
+        with testing.recording(folder, project="p", run_id=run_id):
             for sample in range(4):
                 with localtrace.trajectory(step=sample, sample_index=sample) as t:
                     t.set(reward=0.0)
@@ -219,21 +221,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_understands_them(
     folder: Path, tmp_path: Path, texts: list[str], n: int
 ) -> None:
-    def said(*words: str) -> Any:
-        return CliRunner().invoke(main, [*words, *texts, "-s", str(folder)])
+    def command(*words: object) -> Result:
+        return run(*words, *texts, "-s", folder)
 
-    shown = json.loads(said("ls", "--format", "json", "--limit", "0").stdout)
-    assert len(shown) == n
+    assert len(json.loads(command("ls", "--format", "json", "--limit", "0").stdout)) == n
     with localtrace.open_store(folder) as opened:
         assert len(choose(opened, Filters.parse(texts)).trace_ids) == n
     if n:
-        assert f"{n} trajectories" in said("bundle", "-o", str(tmp_path / "bundle")).stdout
-        assert f"{n} of {n}" in said("export", "jsonl", "-o", str(tmp_path / "out")).stderr
-        assert len(said("tail", "--no-follow", "-n", "99").stdout.splitlines()) == n
+        assert f"{n} trajectories" in command("bundle", "-o", tmp_path / "bundle").stdout
+        assert f"{n} of {n}" in command("export", "jsonl", "-o", tmp_path / "out").stderr
+        assert len(command("tail", "--no-follow", "-n", "99").stdout.splitlines()) == n
     if texts == ["run=latest"]:
-        done = CliRunner().invoke(
-            main,
-            ["export", "jsonl", "--run", "latest", "-s", str(folder), "-o", str(tmp_path / "run")],
-        )
+        done = run("export", "jsonl", "--run", "latest", "-s", folder, "-o", tmp_path / "run")
         assert f"{n} of {n}" in done.stderr
         assert {json.loads(line)["run_id"] for line in (tmp_path / "run").open()} == {"three"}

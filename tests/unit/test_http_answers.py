@@ -43,8 +43,8 @@ def events(*values: Any, line_end: str = "\n") -> bytes:
 def outputs(*values: Any) -> dict[str, Any]:
     """Outputs of the only generation of a stream."""
     generations, _, _ = read([events(*values)], EVENTS)
-    ((found, _),) = generations.values()
-    return found
+    ((generation, _),) = generations.values()
+    return generation
 
 
 def chunk(**choice: Any) -> Any:
@@ -139,45 +139,45 @@ def test_deep_and_wide_json_does_no_harm() -> None:
 
 
 def test_numbers_that_are_no_json_are_read() -> None:
-    (found,) = read([b'{"text": "\\ud800", "meta_info": {"loss": NaN}}'], {})[0].values()
-    assert found[0]["text"] == "\ud800"
+    (generation,) = read([b'{"text": "\\ud800", "meta_info": {"loss": NaN}}'], {})[0].values()
+    assert generation[0]["text"] == "\ud800"
 
 
 def test_the_data_of_an_event_may_have_several_lines() -> None:
-    (found,) = read([b'data: {"text":\ndata:  "a"}\ndata\n\ndata: 5\n\n'], EVENTS)[0].values()
-    assert found[0]["text"] == "a"
+    (generation,) = read([b'data: {"text":\ndata:  "a"}\ndata\n\ndata: 5\n\n'], EVENTS)[0].values()
+    assert generation[0]["text"] == "a"
 
 
 # -- SGLang's own streams ------------------------------------------------------------------
 
 
 def test_a_cumulative_stream_ends_with_all_of_it() -> None:
-    found = outputs(sglang([5], 1, "a"), sglang([5, 5], 2, "aa"), sglang([5, 5, 6], 3, "aab"))
-    assert (found["output_ids"], found["text"]) == ([5, 5, 6], "aab")
+    generation = outputs(sglang([5], 1, "a"), sglang([5, 5], 2, "aa"), sglang([5, 5, 6], 3, "aab"))
+    assert (generation["output_ids"], generation["text"]) == ([5, 5, 6], "aab")
 
 
 def test_an_incremental_stream_is_added_up() -> None:
     entries = [[[-0.5, 5, None]], [[-0.5, 5, None]], []]
-    found = outputs(
+    generation = outputs(
         sglang([5], 1, "a", output_token_logprobs=entries[0]),
         sglang([5], 2, "a", output_token_logprobs=entries[1]),
         sglang([], 2, "", output_token_logprobs=[], finish_reason={"type": "length"}),
     )
-    assert (found["output_ids"], found["output_logprobs"]) == ([5, 5], [-0.5, -0.5])
-    assert (found["text"], found["finish_reason"]) == ("aa", "length")
+    assert (generation["output_ids"], generation["output_logprobs"]) == ([5, 5], [-0.5, -0.5])
+    assert (generation["text"], generation["finish_reason"]) == ("aa", "length")
 
 
 def test_the_last_piece_of_an_aborted_incremental_stream_repeats_nothing() -> None:
     logprobs = [[-0.5, 5, None], [-0.25, 6, None], [-0.125, 7, None]]
     abort = {"type": "abort", "message": "aborted"}
-    found = outputs(
+    generation = outputs(
         sglang([5, 6], 2, "ab", output_token_logprobs=logprobs[:2]),
         sglang([7], 3, "c", output_token_logprobs=logprobs[2:]),
         sglang([7], 3, "abc", output_token_logprobs=logprobs, finish_reason=abort),
     )
-    assert (found["output_ids"], found["text"]) == ([5, 6, 7], "abc")
-    assert found["output_logprobs"] == [-0.5, -0.25, -0.125]
-    assert found["finish_reason"] == "abort"
+    assert (generation["output_ids"], generation["text"]) == ([5, 6, 7], "abc")
+    assert generation["output_logprobs"] == [-0.5, -0.25, -0.125]
+    assert generation["finish_reason"] == "abort"
 
 
 def test_a_stream_without_counts_is_told_by_its_tokens() -> None:
@@ -200,7 +200,7 @@ def test_generations_of_one_stream_are_told_apart() -> None:
         sglang([1, 3], 2) | {"index": 1},
     ]
     generations, _, _ = read([events(*pieces)], EVENTS)
-    assert {index: found[0]["output_ids"] for index, found in generations.items()} == {
+    assert {index: generation[0]["output_ids"] for index, generation in generations.items()} == {
         0: [2],
         1: [1, 3],
     }
@@ -210,18 +210,19 @@ def test_generations_of_one_stream_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "rest"),
+    ("choice", "rest", "logprobs"),
     [
-        ({"token_ids": [1, 2], "prompt_token_ids": [9]}, {}),
-        ({"token_ids": [1, 2]}, {"prompt_token_ids": [9]}),
-        ({"response_token_ids": [1, 2], "prompt_token_ids": [9]}, {}),
-        ({}, {"sglext": {"input_ids": [9], "output_ids": [[1, 2]]}}),
+        ({"token_ids": [1, 2], "prompt_token_ids": [9]}, {}, None),
+        ({"token_ids": [1, 2]}, {"prompt_token_ids": [9]}, None),
+        ({"response_token_ids": [1, 2], "prompt_token_ids": [9]}, {}, None),
+        ({}, {"sglext": {"input_ids": [9], "output_ids": [[1, 2]]}}, None),
         (
             {
                 "prompt_token_ids": [9],
                 "meta_info": {"output_token_logprobs": [[-0.5, 1, "a"], [-0.25, 2, "b"]]},
             },
             {},
+            [-0.5, -0.25],
         ),
         (
             {
@@ -232,41 +233,42 @@ def test_generations_of_one_stream_are_told_apart() -> None:
                 }
             },
             {"prompt_token_ids": [9]},
+            [-0.5, -0.25],
         ),
     ],
 )
-def test_ids_are_found_wherever_a_server_puts_them(choice: Any, rest: Any) -> None:
+def test_ids_are_found_wherever_a_server_puts_them(choice: Any, rest: Any, logprobs: Any) -> None:
     whole = json.dumps({"choices": [{"index": 0, "text": "ab", **choice}], **rest}).encode()
-    ((found, prompt_ids),) = read([whole], {})[0].values()
-    assert (found["output_ids"], prompt_ids) == ([1, 2], [9])
-    assert "token_ids" not in found
-    assert found.get("output_logprobs") in (None, [-0.5, -0.25])
+    ((generation, prompt_ids),) = read([whole], {})[0].values()
+    assert (generation["output_ids"], prompt_ids) == ([1, 2], [9])
+    assert "token_ids" not in generation
+    assert generation.get("output_logprobs") == logprobs
 
 
 def test_ids_that_the_logprobs_are_not_of_are_said() -> None:
     entries = [[-0.5, 5, None], [-0.25, 6, None]]
-    found = outputs(sglang([5], 1, output_token_logprobs=entries))
-    assert (found["output_ids"], found["logprob_ids"]) == ([5], [5, 6])
-    assert found["output_logprobs"] == [-0.5, -0.25]
+    generation = outputs(sglang([5], 1, output_token_logprobs=entries))
+    assert (generation["output_ids"], generation["logprob_ids"]) == ([5], [5, 6])
+    assert generation["output_logprobs"] == [-0.5, -0.25]
 
 
 def test_logprobs_of_the_prompt_stand_on_top() -> None:
-    found = outputs(sglang([5], 1, input_token_logprobs=[[None, 1, None], [-0.5, 2, None]]))
-    assert found["prompt_logprobs"] == [None, -0.5]
-    assert "input_token_logprobs" not in found["meta_info"]
+    generation = outputs(sglang([5], 1, input_token_logprobs=[[None, 1, None], [-0.5, 2, None]]))
+    assert generation["prompt_logprobs"] == [None, -0.5]
+    assert "input_token_logprobs" not in generation["meta_info"]
 
 
 def test_alternatives_to_the_tokens_stay() -> None:
     entry = {"token": "a", "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1.0}]}
-    found = outputs(chunk(logprobs={"content": [entry]}), chunk(logprobs={"content": [entry]}))
-    assert found["output_logprobs"] == [-0.5, -0.5]
-    assert found["logprobs"]["content"] == [entry, entry]
+    generation = outputs(chunk(logprobs={"content": [entry]}), chunk(logprobs={"content": [entry]}))
+    assert generation["output_logprobs"] == [-0.5, -0.5]
+    assert generation["logprobs"]["content"] == [entry, entry]
 
 
 def test_routed_experts_stand_where_records_leave_them_out() -> None:
-    found = outputs(sglang([1], 1, routed_experts="AAAA"))
-    assert found["routed_experts"] == "AAAA"
-    assert "routed_experts" not in found["meta_info"]
+    generation = outputs(sglang([1], 1, routed_experts="AAAA"))
+    assert generation["routed_experts"] == "AAAA"
+    assert "routed_experts" not in generation["meta_info"]
 
 
 def test_tool_calls_are_told_apart_by_their_index() -> None:
@@ -279,8 +281,10 @@ def test_tool_calls_are_told_apart_by_their_index() -> None:
             }
         )
 
-    found = outputs(calls((0, "a")), calls((1, "x")), calls((0, "b"), (1, "y")), calls((3, "z")))
-    made = [call["function"]["arguments"] for call in found["message"]["tool_calls"]]
+    generation = outputs(
+        calls((0, "a")), calls((1, "x")), calls((0, "b"), (1, "y")), calls((3, "z"))
+    )
+    made = [call["function"]["arguments"] for call in generation["message"]["tool_calls"]]
     assert made == ["ab", "xy", "z"]
 
 

@@ -1,4 +1,7 @@
-"""Calls to an engine's server, recorded at each kind of client."""
+"""Calls to an engine's server, recorded at each kind of client.
+
+What concerns requests and answers alone is tried with one client.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from tests.http_engine import (
     Engine,
     Reply,
     answer,
+    ask_httpx,
     compressed,
     running_engine,
     stream,
@@ -105,7 +109,7 @@ def test_a_call_of_sglangs_own_route_is_a_turn(store: Recording, engine: Engine,
     assert store.trajectory(t.trace_id)["turn_count"] == 1
 
 
-def test_a_chat_is_a_turn_with_its_messages(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_a_chat_is_a_turn_with_its_messages(store: Recording, engine: Engine) -> None:
     message = {
         "role": "assistant",
         "content": None,
@@ -139,7 +143,7 @@ def test_a_chat_is_a_turn_with_its_messages(store: Recording, engine: Engine, as
         }
     )
     with localtrace.trajectory():
-        ask(f"{engine.url}/v1/chat/completions", CHAT)
+        ask_httpx(f"{engine.url}/v1/chat/completions", CHAT)
     span = store.span("http.chat")
     assert span["is_turn"]
     assert (span["messages_name"], span["prompt_ids"]) == ("messages", PROMPT_IDS)
@@ -154,7 +158,7 @@ def test_a_chat_is_a_turn_with_its_messages(store: Recording, engine: Engine, as
     assert "logprobs" not in span["outputs"]
 
 
-def test_a_streamed_chat_is_put_together(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_a_streamed_chat_is_put_together(store: Recording, engine: Engine) -> None:
     def chunk(delta: Any, **fields: Any) -> Any:
         return {"id": "c", "model": "q", "choices": [{"index": 0, "delta": delta, **fields}]}
 
@@ -173,7 +177,7 @@ def test_a_streamed_chat_is_put_together(store: Recording, engine: Engine, ask: 
         {"id": "c", "model": "q", "choices": [], "usage": {"completion_tokens": 3}},
     )
     with localtrace.trajectory():
-        got = ask(f"{engine.url}/v1/chat/completions", {**CHAT, "stream": True}, streams=True)
+        got = ask_httpx(f"{engine.url}/v1/chat/completions", {**CHAT, "stream": True}, streams=True)
     assert got.whole == (200, b"".join(engine.reply.pieces), None)
     span = store.span("http.chat")
     assert (span["status"], span["is_turn"], span["finish_reason"]) == ("ok", True, "tool_calls")
@@ -184,33 +188,6 @@ def test_a_streamed_chat_is_put_together(store: Recording, engine: Engine, ask: 
     assert made["id"] == "c1"
     assert made["function"] == {"name": "m", "arguments": '{"a": 2}'}
     assert span["outputs"]["usage"] == {"completion_tokens": 3}
-
-
-@pytest.mark.parametrize("incremental", [False, True])
-def test_both_of_sglangs_streams_give_the_same_turn(
-    store: Recording, engine: Engine, ask: Ask, incremental: bool
-) -> None:
-    if incremental:
-        events = [
-            sglang([1, 1], finish=None, total=2),
-            sglang([1, 1], finish=None, total=4),
-            sglang([7], total=5),
-        ]
-    else:
-        events = [
-            sglang([1, 1], finish=None),
-            sglang([1, 1, 1, 1], finish=None),
-            sglang([1, 1, 1, 1, 7]),
-        ]
-    engine.reply = stream(*events)
-    got = generate(engine, ask, streams=True)
-    assert got.whole == (200, b"".join(engine.reply.pieces), None)
-    span = store.span("http.generate")
-    assert (span["status"], span["finish_reason"]) == ("ok", "stop")
-    assert span["output_ids"] == [1, 1, 1, 1, 7]
-    assert span["output_logprobs"] == [-0.25, -0.25, -0.25, -0.25, -1.75]
-    assert span["outputs"]["text"] == "aaaag"
-    assert span["outputs"]["meta_info"]["completion_tokens"] == 5
 
 
 def test_the_caller_gets_what_an_unrecorded_client_gets(
@@ -228,14 +205,10 @@ def test_the_caller_gets_what_an_unrecorded_client_gets(
             recorded = generate(engine, ask, streams=streams)
             plain = generate(engine, ask, streams=streams, recorded=False)
             assert recorded.whole == plain.whole
-    assert len(store.spans()) == 10
+    spans = store.spans()
+    assert len(spans) == 10
+    assert [span["output_ids"] for span in spans[:4]] == [[1, 2]] * 4  # those of gzip too
     assert localtrace.losses()["records"] == {}
-
-
-def test_a_compressed_answer_is_read(store: Recording, engine: Engine, ask: Ask) -> None:
-    engine.reply = compressed(answer(sglang([1, 2])))
-    generate(engine, ask)
-    assert store.span("http.generate")["output_ids"] == [1, 2]
 
 
 def test_an_encoding_that_is_not_read_is_said(store: Recording, engine: Engine, ask: Ask) -> None:
@@ -257,9 +230,9 @@ def test_a_refused_request_is_an_error(
     assert not span["is_turn"]
 
 
-def test_an_error_inside_a_stream_is_an_error(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_an_error_inside_a_stream_is_an_error(store: Recording, engine: Engine) -> None:
     engine.reply = stream(sglang([1], finish=None), {"error": {"message": "out of memory"}})
-    generate(engine, ask, streams=True)
+    generate(engine, ask_httpx, streams=True)
     span = store.span("http.generate")
     assert (span["status"], span["error"]) == ("error", "ServerError: out of memory")
     assert span["output_ids"] == [1]
@@ -329,7 +302,7 @@ def test_a_server_that_is_not_there_is_an_error(store: Recording, ask: Ask) -> N
     assert "secret" not in str(span)
 
 
-def test_each_of_several_samples_is_a_turn(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_each_of_several_samples_is_a_turn(store: Recording, engine: Engine) -> None:
     engine.reply = answer([sglang([i]) for i in (1, 2, 3, 4)])
     payload = {
         "input_ids": [[10], [20, 21]],
@@ -337,7 +310,7 @@ def test_each_of_several_samples_is_a_turn(store: Recording, engine: Engine, ask
         "rid": ["a", "b"],
     }
     with localtrace.trajectory() as t:
-        ask(f"{engine.url}/generate", payload)
+        ask_httpx(f"{engine.url}/generate", payload)
     spans = sorted(store.spans(), key=lambda span: span["seq"])
     assert [span["output_ids"] for span in spans] == [[1], [2], [3], [4]]
     assert [span["prompt_tokens"] for span in spans] == [1, 1, 2, 2]
@@ -347,7 +320,7 @@ def test_each_of_several_samples_is_a_turn(store: Recording, engine: Engine, ask
     assert engine.asked[0].headers["localtrace-parent"].split("-")[2] == spans[0]["span_id"]
 
 
-def test_choices_of_a_stream_are_told_apart(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_choices_of_a_stream_are_told_apart(store: Recording, engine: Engine) -> None:
     def chunk(index: int, text: str, **fields: Any) -> Any:
         return {"choices": [{"index": index, "text": text, **fields}]}
 
@@ -358,7 +331,7 @@ def test_choices_of_a_stream_are_told_apart(store: Recording, engine: Engine, as
         chunk(0, "b", token_ids=[2], finish_reason="length"),
     )
     with localtrace.trajectory():
-        ask(
+        ask_httpx(
             f"{engine.url}/v1/completions",
             {"prompt": PROMPT_IDS, "n": 2, "stream": True},
             streams=True,
@@ -371,10 +344,10 @@ def test_choices_of_a_stream_are_told_apart(store: Recording, engine: Engine, as
     assert all(span["prompt_tokens"] == 3 for span in spans)
 
 
-def test_a_batch_that_is_refused_is_one_record(store: Recording, engine: Engine, ask: Ask) -> None:
+def test_a_batch_that_is_refused_is_one_record(store: Recording, engine: Engine) -> None:
     engine.reply = Reply([b"busy"], status=503, content_type="text/plain")
     with localtrace.trajectory():
-        ask(f"{engine.url}/generate", {"text": ["a", "b"], "sampling_params": {}})
+        ask_httpx(f"{engine.url}/generate", {"text": ["a", "b"], "sampling_params": {}})
     span = store.span("http.generate")
     assert span["inputs"]["prompts"] == ["a", "b"]
     assert span["outputs"] == {"status_code": 503, "body": "busy"}
@@ -402,7 +375,7 @@ def test_other_routes_pass_untouched(store: Recording, engine: Engine, ask: Ask)
         for path in ("/v1/embeddings", "/flush_cache", "/generate/x"):
             ask(engine.url + path, {"input": "x"})
     assert store.spans() == []
-    assert all("localtrace-parent" not in asked.headers for asked in engine.asked)
+    assert ["localtrace-parent" in request.headers for request in engine.asked] == [False] * 3
 
 
 def test_nothing_is_sent_or_kept_where_nothing_records(engine: Engine, ask: Ask) -> None:
@@ -424,13 +397,13 @@ def test_keys_do_not_reach_the_record(store: Recording, engine: Engine, ask: Ask
 
 
 def test_a_call_inside_a_recorded_generation_is_a_detail_of_it(
-    store: Recording, engine: Engine, ask: Ask
+    store: Recording, engine: Engine
 ) -> None:
     engine.reply = answer(sglang([1]))
 
     @localtrace.op
     def sample(prompt_ids: list[int]) -> Any:
-        ask(f"{engine.url}/generate", {"input_ids": prompt_ids})
+        ask_httpx(f"{engine.url}/generate", {"input_ids": prompt_ids})
         return {"output_ids": [1], "finish_reason": "stop"}
 
     with localtrace.trajectory() as t:
@@ -470,19 +443,19 @@ def test_nothing_is_kept_of_an_answer_that_the_caller_holds(
     with record(httpx.Client()) as client:
         held = client.post(f"{engine.url}/generate", json={"input_ids": [1]})
     assert store.span("http.generate")["output_ids"] == [11, 12]
-    kept = [one for one in gc.get_objects() if type(one) is Answer and one.generations()]
-    assert kept == []
+    answers = [value for value in gc.get_objects() if type(value) is Answer]
+    assert [value for value in answers if value.generations()] == []
     assert held.json()["output_ids"] == [11, 12]
 
 
-def test_no_more_is_kept_than_a_record_may_hold(tmp_path: Path, engine: Engine, ask: Ask) -> None:
+def test_no_more_is_kept_than_a_record_may_hold(tmp_path: Path, engine: Engine) -> None:
     pieces = [{"choices": [{"index": 0, "text": "x" * 3000}]}] * 10
     huge = {"choices": [{"index": 0, "text": "x" * 20_000}]}
     with recording(tmp_path / "store", record_max_bytes=10_000) as store:
         for reply in (stream(*pieces), stream(huge), answer(huge)):
             engine.reply = reply
             with localtrace.trajectory():
-                ask(f"{engine.url}/v1/completions", {"prompt": "z" * 20_000}, streams=True)
+                ask_httpx(f"{engine.url}/v1/completions", {"prompt": "z" * 20_000}, streams=True)
         spans = store.spans()
     assert [span["inputs"]["body"].reason for span in spans] == ["too_large"] * 3
     whole, *others = [span["outputs"] for span in spans]
@@ -497,5 +470,5 @@ def test_a_request_that_is_no_json_object_is_kept_as_text(
     with localtrace.trajectory():
         ask(f"{engine.url}/generate", ["unusual"])
     span = store.span("http.generate")
-    assert span["inputs"]["body"] in ('["unusual"]', '["unusual"]'.replace(" ", ""))
+    assert span["inputs"]["body"] == '["unusual"]'
     assert span["output_ids"] == [1]

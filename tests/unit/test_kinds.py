@@ -69,10 +69,10 @@ def test_the_record_says_whether_a_coroutine_was_called_where_its_code_does(
             made[t.trace_id] = (is_async, kind or "agent")
     for _ in range(2):
         with open_store(tmp_path) as store:
-            for one in store.read(made):
-                first, inner = one.spans
-                assert (first.is_async, first.kind) == made[one.trace_id]
-                assert inner.is_async is None
+            trajectories = list(store.read(made))
+            outer_calls = {t.trace_id: (t.spans[0].is_async, t.spans[0].kind) for t in trajectories}
+            assert outer_calls == made
+            assert [t.spans[1].is_async for t in trajectories] == [None] * len(made)
         seal(open_layout(tmp_path))
 
 
@@ -201,4 +201,7 @@ def test_queries_and_the_detector_count_failed_tools_whatever_their_names(tmp_pa
         assert store.sql("select tool_errors from detectors").to_dicts() == [{"tool_errors": 3}]
         assert len(store.trajectories(tool_errors="3").to_dicts()) == 1
         (times,) = store.query("time_by_kind").to_dicts()
-        assert times["tool_s"] > 0
+        (spent,) = store.sql(
+            "select sum(end_ns - start_ns) / 1e9 as tool_s from spans where op <> 'policy'"
+        ).to_dicts()
+        assert times["tool_s"] == pytest.approx(spent["tool_s"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from localtrace.uploader.receipts import bring, read_receipt
 from tests.bundled import bundle, contents, roll_out
 from tests.commands import rows as printed
 from tests.commands import run
+from tests.servers.otlp_endpoint import Endpoint
 
 
 def node(path: Path, *steps: int) -> Path:
@@ -94,8 +94,8 @@ def test_show_and_export_read_from_every_store(nodes: list[Path]) -> None:
 def test_where_nothing_matches_all_stores_are_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         node(tmp_path / name)
-    said = run("ls", "-s", tmp_path / "a", "-s", tmp_path / "b", "step=1").stderr
-    assert f"{tmp_path}/a, {tmp_path}/b " in said
+    message = run("ls", "-s", tmp_path / "a", "-s", tmp_path / "b", "step=1").stderr
+    assert f"{tmp_path}/a, {tmp_path}/b " in message
 
 
 @pytest.mark.parametrize(
@@ -137,36 +137,19 @@ def test_a_bundle_is_made_of_one_store(nodes: list[Path], tmp_path: Path) -> Non
 # -- uploads -------------------------------------------------------------------------------
 
 
-class _Collector(BaseHTTPRequestHandler):
-    """Takes every trace."""
-
-    trace_ids: list[bytes]
-    """The trace id of each span."""
-
-    def do_POST(self) -> None:
-        sent = ExportTraceServiceRequest()
-        sent.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
-        for resource in sent.resource_spans:
-            for scope in resource.scope_spans:
-                self.trace_ids += [span.trace_id for span in scope.spans]
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """Its address, and the trace id of each span that it got."""
+    """An OpenTelemetry endpoint: its address, and the trace id of each span that it got."""
     trace_ids: list[bytes] = []
-    handler = type("Collector", (_Collector,), {"trace_ids": trace_ids})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", trace_ids
-        server.shutdown()
-        thread.join()
+
+    def collect(request: ExportTraceServiceRequest) -> tuple[int, bytes]:
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        trace_ids.extend(span.trace_id for scope in scopes for span in scope.spans)
+        return 200, b""
+
+    with closing(Endpoint()) as endpoint:
+        endpoint.answer = collect
+        yield endpoint.url, trace_ids
 
 
 @pytest.fixture
@@ -212,8 +195,8 @@ def test_a_receipt_of_several_stores_comes_back_into_each_and_is_read_once(
     with open_store(*nodes) as store:
         upload(store, Filters(), collector[0], kind="otlp")
     (path,) = (state / "receipts").glob("*.json")
-    for one in nodes:
-        bring(read_receipt(path), one)
+    for own in nodes:
+        bring(read_receipt(path), own)
     with open_store(*nodes) as store:
         joined = store.sql("select step, state from trajectories join uploads using (trace_id)")
         assert sorted(row["step"] for row in joined.to_dicts()) == [0, 1, 2]

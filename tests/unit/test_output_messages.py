@@ -23,9 +23,9 @@ from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from tests.bundled import bundle
-from tests.recording import Recording
+from tests.recording import Recording, recording
 
-ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 ARGUMENTS = '{"city": "Paris", "unit": "°C"}'
 CALL = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
 THOUGHT = "They ask about Paris."
@@ -106,12 +106,12 @@ FORMS = {
 }  # fmt: skip
 
 
-def asked(answer: Any, messages: Any = None) -> None:
+def record_chat(answer: Any, messages: Any = None) -> None:
     @localtrace.op
     def chat(messages: list[dict[str, Any]]) -> Any:
         return answer
 
-    chat(ASKED if messages is None else messages)
+    chat(QUESTION if messages is None else messages)
 
 
 def both_ways(store: Recording, sql: str) -> list[dict[str, Any]]:
@@ -130,30 +130,27 @@ def both_ways(store: Recording, sql: str) -> list[dict[str, Any]]:
 # -- forms of results --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_an_answer_is_one_turn_with_the_same_message(
-    store: Recording, form: str
-) -> None:
-    with localtrace.trajectory(step=1):
-        asked(FORMS[form])
-    (row,) = both_ways(store, "select output_text, output_message from turns")
-    assert row["output_text"] == "Let me look."
-    told = json.loads(row["output_message"])
-    (call,) = told["tool_calls"]
-    assert json.loads(call["function"].pop("arguments")) == json.loads(ARGUMENTS)
-    assert call == {**CALL, "function": {"name": "weather"}}
-    assert {**told, "tool_calls": [CALL]} == BOTH
-    assert [one["turn_count"] for one in store_rows(store, "trajectories")] == [1]
-
-
-def store_rows(store: Recording, view: str) -> list[dict[str, Any]]:
-    with open_store(store.path) as opened:
-        return opened.sql(f"select * from {view}").to_dicts()
+def test_every_form_of_an_answer_is_one_turn_with_the_same_message(store: Recording) -> None:
+    for form, answer in FORMS.items():
+        with localtrace.trajectory(step=1, agent=form):
+            record_chat(answer)
+    rows = both_ways(
+        store, "select agent, turn_count, output_text, output_message "
+        "from trajectories join turns using (trace_id)",
+    )  # fmt: skip
+    assert sorted(row["agent"] for row in rows) == sorted(FORMS)
+    for row in rows:
+        assert (row["turn_count"], row["output_text"]) == (1, "Let me look."), row["agent"]
+        message = json.loads(row["output_message"])
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"].pop("arguments")) == json.loads(ARGUMENTS)
+        assert call == {**CALL, "function": {"name": "weather"}}
+        assert {**message, "tool_calls": [CALL]} == BOTH
 
 
 def test_ids_logprobs_and_the_reason_of_a_raw_answer_are_in_columns(store: Recording) -> None:
     with localtrace.trajectory(step=1):
-        asked(CHAT)
+        record_chat(CHAT)
     (row,) = both_ways(
         store, "select output_ids, output_logprobs, finish_reason, outputs, output_tokens "
         "from spans join trajectories using (trace_id)",
@@ -170,8 +167,8 @@ def test_logprobs_of_sglangs_own_answer_are_in_columns(store: Recording) -> None
         "meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": entries},
     }  # fmt: skip
     with localtrace.trajectory(step=1):
-        asked(answer)
-        asked(of_httpx(answer))
+        record_chat(answer)
+        record_chat(of_httpx(answer))
     rows = both_ways(store, "select output_ids, output_logprobs, output_text from turns")
     assert [list(row.values()) for row in rows] == [[[7, 8], [-0.5, -0.25], "ab"]] * 2
 
@@ -180,39 +177,38 @@ def test_tokens_that_only_the_usage_counts_are_unknown(store: Recording) -> None
     answer = {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}],
               "usage": {"completion_tokens": 17}}  # fmt: skip
     with localtrace.trajectory(step=1):
-        asked(answer)
+        record_chat(answer)
     (row,) = both_ways(store, "select output_tokens, turn_count from trajectories")
     assert row == {"output_tokens": None, "turn_count": 1}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"content": None, "tool_calls": []},
-        {"content": [{"type": "image", "source": "…"}]},
-        {"choices": []},
-        {"choices": ["yes", "no"]},
-        {"choices": [{"delta": {"content": "4"}, "finish_reason": None}]},
-        [{"choices": [{"delta": {"content": "4"}, "finish_reason": None}]}],
-        of_httpx({"error": {"message": "too many requests"}}),
-        httpx.Response(503, text="no"),
-    ],
-    ids=repr,
-)
-def test_what_says_nothing_that_was_generated_is_no_turn(store: Recording, answer: Any) -> None:
-    asked(answer)
-    assert [span["is_turn"] for span in store.spans()] == [False]
+NOTHING_SAID = [
+    {"content": None, "tool_calls": []},
+    {"content": [{"type": "image", "source": "…"}]},
+    {"choices": []},
+    {"choices": ["yes", "no"]},
+    {"choices": [{"delta": {"content": "4"}, "finish_reason": None}]},
+    [{"choices": [{"delta": {"content": "4"}, "finish_reason": None}]}],
+    of_httpx({"error": {"message": "too many requests"}}),
+    httpx.Response(503, text="no"),
+]
+
+
+def test_what_says_nothing_that_was_generated_is_no_turn(store: Recording) -> None:
+    for answer in NOTHING_SAID:
+        record_chat(answer)
+    assert [span["is_turn"] for span in store.spans()] == [False] * len(NOTHING_SAID)
 
 
 def test_a_completion_and_an_older_function_call_are_read(store: Recording) -> None:
     called = {"name": "weather", "arguments": ARGUMENTS}
     with localtrace.trajectory(step=1):
-        asked({"choices": [{"text": "4", "finish_reason": "length"}]})
-        asked({"content": None, "function_call": called})
+        record_chat({"choices": [{"text": "4", "finish_reason": "length"}]})
+        record_chat({"content": None, "function_call": called})
     rows = both_ways(store, "select output_text, output_message, finish_reason from turns")
     assert list(rows[0].values()) == ["4", None, "length"]
-    told = json.loads(rows[1]["output_message"])
-    assert told["tool_calls"] == [{"type": "function", "function": called}]
+    message = json.loads(rows[1]["output_message"])
+    assert message["tool_calls"] == [{"type": "function", "function": called}]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +229,7 @@ def test_what_is_said_to_be_a_generation_is_a_turn_also_without_names(
 
 def test_text_in_a_result_is_known_where_no_tokenizer_can_read_the_ids(store: Recording) -> None:
     with localtrace.trajectory(step=1):
-        asked({"output_ids": [1, 2], "text": "let me see"})
+        record_chat({"output_ids": [1, 2], "text": "let me see"})
     (row,) = both_ways(store, "select output_text, output_ids from turns")
     assert row == {"output_text": "let me see", "output_ids": [1, 2]}
 
@@ -243,7 +239,7 @@ def test_text_in_a_result_is_known_where_no_tokenizer_can_read_the_ids(store: Re
 
 def test_a_response_is_recorded_as_its_status_and_body_without_keys(store: Recording) -> None:
     for answer in (of_httpx(CHAT), of_requests(CHAT)):
-        asked(answer)
+        record_chat(answer)
     for span in store.spans():
         assert span["outputs"] == {"status_code": 200, "body": CHAT}
     assert "secret" not in json.dumps(store.spans(), default=str)
@@ -256,7 +252,7 @@ def test_a_stream_that_was_not_read_is_left_alone(store: Recording) -> None:
             yield b'{"choices": []}'
 
     response = httpx.Response(200, stream=Stream())
-    asked(response)
+    record_chat(response)
     assert store.span(".chat")["outputs"] == {"status_code": 200}
     assert not response.is_stream_consumed
     assert response.read() == b'{"choices": []}'
@@ -269,12 +265,12 @@ def test_a_stream_that_was_not_read_is_left_alone(store: Recording) -> None:
 def test_a_body_that_is_no_plain_json_is_recorded_too(
     store: Recording, body: bytes, recorded: Any
 ) -> None:
-    asked(httpx.Response(200, content=body))
+    record_chat(httpx.Response(200, content=body))
     assert repr(store.span(".chat")["outputs"]["body"]) == repr(recorded)
 
 
 def test_a_large_body_is_told_by_its_size(store: Recording) -> None:
-    asked(httpx.Response(200, content=b" " * (16 * 2**20 + 1)))
+    record_chat(httpx.Response(200, content=b" " * (16 * 2**20 + 1)))
     body = store.span(".chat")["outputs"]["body"]
     assert (body.reason, body.size_bytes) == ("too_large", 16 * 2**20 + 1)
 
@@ -285,35 +281,37 @@ ANSWERED = {"role": "tool", "tool_call_id": "call-1", "content": "12 °C"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-@pytest.fixture
-def read(store: Recording) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Two rollouts of one prompt: one asks a tool and answers, the other's last turn asks one."""
-    with localtrace.trajectory(step=1, sample_index=1, rollout_n=0, group_id="g") as t:
-        asked(CHAT, [SYSTEM, *ASKED])
-        given = {"role": "assistant", "content": "Let me look.", "tool_calls": [CALL]}
-        asked({"content": " It is cold.\n"}, [SYSTEM, *ASKED, given, ANSWERED])
-        thanks = [{"role": "assistant", "content": "It is cold."},
-                  {"role": "user", "content": "Thanks."}]  # fmt: skip
-        asked({"content": "Bye.", "tool_calls": None},
-              [SYSTEM, *ASKED, given, ANSWERED, *thanks])  # fmt: skip
-        t.set(reward=1.0)
-    with localtrace.trajectory(step=1, sample_index=1, rollout_n=1, group_id="g") as t:
-        asked({"content": None, "tool_calls": [CALL]}, [SYSTEM, *ASKED])
-        t.set(reward=0.0)
-    localtrace.close()
-    seal(open_layout(store.path))
-    with open_store(store.path) as opened:
+    path = tmp_path_factory.mktemp("conversations") / "store"
+    place = {"step": 1, "sample_index": 1, "group_id": "g"}
+    with recording(path):
+        with localtrace.trajectory(**place, rollout_n=0) as t:
+            record_chat(CHAT, [SYSTEM, *QUESTION])
+            call = {"role": "assistant", "content": "Let me look.", "tool_calls": [CALL]}
+            record_chat({"content": " It is cold.\n"}, [SYSTEM, *QUESTION, call, ANSWERED])
+            thanks = [{"role": "assistant", "content": "It is cold."},
+                      {"role": "user", "content": "Thanks."}]  # fmt: skip
+            record_chat({"content": "Bye.", "tool_calls": None},
+                        [SYSTEM, *QUESTION, call, ANSWERED, *thanks])  # fmt: skip
+            t.set(reward=1.0)
+        with localtrace.trajectory(**place, rollout_n=1) as t:
+            record_chat({"content": None, "tool_calls": [CALL]}, [SYSTEM, *QUESTION])
+            t.set(reward=0.0)
+    seal(open_layout(path))
+    with open_store(path) as opened:
         yield opened
 
 
 def test_messages_tell_each_message_once_in_its_place(read: Store) -> None:
-    found = read.sql(
+    rows = read.sql(
         "select turn, position, role, content, generated from messages "
         "join trajectories using (trace_id) where rollout_n = 0 order by position"
     ).to_dicts()
-    assert [tuple(row.values()) for row in found] == [
+    assert [tuple(row.values()) for row in rows] == [
         (0, 0, "system", "Be brief.", False),
-        (0, 1, "user", ASKED[0]["content"], False),
+        (0, 1, "user", QUESTION[0]["content"], False),
         (0, 2, "assistant", "Let me look.", True),
         (1, 3, "tool", "12 °C", False),
         (1, 4, "assistant", " It is cold.\n", True),
@@ -326,8 +324,8 @@ def test_an_answer_that_was_changed_before_it_was_given_back_has_both_rows(
     store: Recording,
 ) -> None:
     with localtrace.trajectory(step=1):
-        asked({"content": "forty"}, ASKED)
-        asked({"content": "ok"}, [*ASKED, {"role": "assistant", "content": "42"}])
+        record_chat({"content": "forty"}, QUESTION)
+        record_chat({"content": "ok"}, [*QUESTION, {"role": "assistant", "content": "42"}])
     rows = both_ways(store, "select content, generated from messages order by turn, position")
     assert [row["content"] for row in rows[1:]] == ["forty", "42", "ok"]
 
@@ -335,20 +333,20 @@ def test_an_answer_that_was_changed_before_it_was_given_back_has_both_rows(
 def test_messages_of_a_long_conversation_stand_once_although_whole_lists_repeat(
     store: Recording,
 ) -> None:
-    said = [{"role": "user", "content": "0"}]
+    messages = [{"role": "user", "content": "0"}]
     with localtrace.trajectory(step=1):
         for number in range(40):
-            asked({"content": f"answer {number}"}, said)
-            said = [*said, {"role": "assistant", "content": f"answer {number}"},
-                    {"role": "user", "content": f"question {number + 1}"}]  # fmt: skip
+            record_chat({"content": f"answer {number}"}, messages)
+            messages = [*messages, {"role": "assistant", "content": f"answer {number}"},
+                        {"role": "user", "content": f"question {number + 1}"}]  # fmt: skip
     rows = both_ways(store, "select position, content from messages order by position")
     assert [row["position"] for row in rows] == list(range(80))
 
 
 def test_a_conversation_that_begins_anew_with_other_words_is_told_too(store: Recording) -> None:
     with localtrace.trajectory(step=1):
-        asked({"content": "yes"}, [{"role": "user", "content": "a"}])
-        asked({"content": "no"}, [{"role": "user", "content": "b"}])
+        record_chat({"content": "yes"}, [{"role": "user", "content": "a"}])
+        record_chat({"content": "no"}, [{"role": "user", "content": "b"}])
     rows = both_ways(store, "select turn, content from messages order by turn, position")
     assert [row["content"] for row in rows] == ["a", "yes", "b", "no"]
 
@@ -366,7 +364,7 @@ def test_an_answer_that_calls_a_tool_is_neither_empty_nor_the_same_as_another_ca
     for number, city in enumerate(("Paris", "Rome")):
         call = {"function": {"name": "weather", "arguments": json.dumps({"city": city})}}
         with localtrace.trajectory(step=1, sample_index=1, rollout_n=number, group_id="g"):
-            asked({"content": "", "tool_calls": [call]})
+            record_chat({"content": "", "tool_calls": [call]})
     rows = both_ways(store, 'select "empty", duplicate from detectors')
     assert rows == [{"empty": False, "duplicate": False}] * 2
 
@@ -409,7 +407,7 @@ def test_what_must_not_leave_is_taken_out_of_messages_too(store: Recording, tmp_
     key = "sk-ant-api03-" + "X" * 40
     call = {"function": {"name": "login", "arguments": json.dumps({"key": key})}}
     with localtrace.trajectory(step=1):
-        asked({"content": "", "reasoning": f"the key is {key}", "tool_calls": [call]})
+        record_chat({"content": "", "reasoning": f"the key is {key}", "tool_calls": [call]})
     localtrace.close()
     built = bundle(store.path, tmp_path / "bundle")
     with open_store(built.path) as opened:

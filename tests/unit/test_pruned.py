@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from localtrace.viewer.app import make_app
 from localtrace.viewer.shared_store import SharedStore
 from tests.bundled import bundle
 from tests.commands import answer, record, rows, run
+from tests.servers.otlp_endpoint import Endpoint
 
 ANSWERED = {"answers": [answer("four", [4]), answer("five", [5])], "tools": ["sums"]}
 
@@ -40,8 +40,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(store: Path) -> Iterator[Store]:
-    with open_store(store) as found:
-        yield found
+    with open_store(store) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def test_show_and_its_tokens_say_it(store: Path, ids: list[str]) -> None:
 
 
 def test_a_pruned_trajectory_is_not_compared(store: Path, ids: list[str]) -> None:
-    said = run("diff", ids[0], ids[2], "-s", store).stdout
-    assert re.search(r"^A .*Z step=3$", said, re.MULTILINE)
-    assert "differ" not in said
+    shown = run("diff", ids[0], ids[2], "-s", store).stdout
+    assert re.search(r"^A .*Z step=3$", shown, re.MULTILINE)
+    assert "differ" not in shown
     both = run("diff", ids[0], ids[1], "-s", store).stdout
     assert re.search(r"^B .*Z step=3$", both, re.MULTILINE)
     assert "identical" not in both
@@ -79,8 +79,8 @@ def test_the_pages_of_rollouts_say_it(store: Path, opened: Store, ids: list[str]
     for path in (f"/trajectory/{ids[0]}", f"/trajectory/{ids[0]}/tokens"):
         assert "its calls were pruned: 2" in client.get(path).text
     assert "were pruned" not in client.get(f"/trajectory/{ids[2]}").text
-    for row in client.get("/trajectories/rows.json?q=step=3").json()["rows"]:
-        assert row["badges"] == ["calls pruned"]
+    rows = client.get("/trajectories/rows.json?q=step=3").json()["rows"]
+    assert [row["badges"] for row in rows] == [["calls pruned"]] * 2
 
 
 def test_columns_side_by_side_say_it(store: Path, opened: Store, ids: list[str]) -> None:
@@ -94,7 +94,7 @@ def test_columns_side_by_side_say_it(store: Path, opened: Store, ids: list[str])
     both = f"ids={ids[2]},{ids[0]}"
     compared = client.get(f"/compare.json?{both}").json()
     assert compared["prompt"] is not None
-    assert [one["parts_at"] for one in compared["columns"]] == [None, None]
+    assert [column["parts_at"] for column in compared["columns"]] == [None, None]
     page = client.get(f"/compare?{both}").text
     assert "not compared" in page
     assert "never" not in page
@@ -112,16 +112,16 @@ def test_group_ls_and_stats_say_it(store: Path, ids: list[str]) -> None:
 
 
 def test_a_filter_that_looks_into_calls_says_that_some_are_gone(store: Path) -> None:
-    said = run("ls", "contains=seven", "-s", store).stderr
-    assert re.search(r"\b2 trajectories .*pruned", said)
+    message = run("ls", "contains=seven", "-s", store).stderr
+    assert re.search(r"\b2 trajectories .*pruned", message)
 
 
 def test_queries_leave_pruned_ones_out_of_means_and_say_so(store: Path, opened: Store) -> None:
     (calls,) = opened.query("tool_calls_by_step").to_dicts()
     assert (calls["step"], calls["trajectories"], calls["mean_tool_calls"]) == (4, 1, 1.0)
     assert [row["step"] for row in opened.query("time_by_kind")] == [4]
-    said = run("query", "finish_reasons_by_step", "-s", store).stderr
-    assert re.search(r"\b2 of 3 trajectories .*pruned", said)
+    message = run("query", "finish_reasons_by_step", "-s", store).stderr
+    assert re.search(r"\b2 of 3 trajectories .*pruned", message)
     assert "pruned" not in run("query", "reward_by_step", "-s", store).stderr
 
 
@@ -138,8 +138,8 @@ def test_lists_of_tokens_are_not_counted_as_lists_that_fit_no_turn(tmp_path: Pat
         localtrace.outcome(trace_id, old_log_probs=[-1.0, -2.0])
     seal(open_layout(tmp_path / "store"))
     assert run("prune", "-s", tmp_path / "store", "step=3", "--yes").exit_code == 0
-    with open_store(tmp_path / "store") as found:
-        (gaps,) = found.query("recording_gaps").to_dicts()
+    with open_store(tmp_path / "store") as opened:
+        (gaps,) = opened.query("recording_gaps").to_dicts()
     assert gaps["unplaced"] == 0
 
 
@@ -147,8 +147,8 @@ def test_a_bundle_carries_the_marks_and_says_what_it_lacks(store: Path, tmp_path
     built = bundle(store, tmp_path / "bundle")
     assert built.bags[0].info.left_out == {"only their calls, which were pruned": 2}
     assert check_bundle(built.path).problems == []
-    with open_store(built.path) as found:
-        marks = [row["spans_pruned"] is None for row in found.trajectories()]
+    with open_store(built.path) as carried:
+        marks = [row["spans_pruned"] is None for row in carried.trajectories()]
     assert marks == [False, False, True]
 
 
@@ -180,33 +180,11 @@ def test_a_replay_is_refused(store: Path, opened: Store, ids: list[str], tmp_pat
     assert re.search(rf"failed {ids[1]}: .*Z step=3", done.stderr)
 
 
-class _Taker(BaseHTTPRequestHandler):
-    """Takes every trace."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Taker) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
 def test_an_upload_says_what_to_do_about_pruned_ones(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
-    target = ("--to", "otlp", "--uri", endpoint, "-s", store)
-    done = run("upload", "step=3", *target)
+    with closing(Endpoint()) as endpoint:
+        done = run("upload", "step=3", "--to", "otlp", "--uri", endpoint.url, "-s", store)
     assert done.exit_code == 1
     assert done.stderr.count("exclude such trajectories with 'where=spans_pruned is null'") == 2
