@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 import localtrace
 from localtrace import testing
@@ -18,10 +16,10 @@ from localtrace.types import Outcome, no_text
 from localtrace.uploader.transcripts import CONTENT_MAX_CHARS
 from localtrace.values.placeholder import Placeholder
 from tests.atif_rules import check
+from tests.commands import run
 from tests.unit.test_rollout_messages import decode
 from tests.unit.test_uploader_mlflow_spans import START_NS, call, trajectory
 
-Command = Callable[..., Result]
 ASKED = {"role": "user", "content": "2 + 3?"}
 
 
@@ -29,7 +27,7 @@ def written(
     *calls: dict[str, Any], decode: Any = decode, model: str | None = None, **fields: Any
 ) -> tuple[dict[str, Any], Counter[str]]:
     """The document of a rollout of these calls, and what it does not hold."""
-    spans = [call(seq, **{"is_turn": True, **one}) for seq, one in enumerate(calls, 1)]
+    spans = [call(seq, **{"is_turn": True, **fields}) for seq, fields in enumerate(calls, 1)]
     left_out: Counter[str] = Counter()
     rollout = trajectory(spans=spans, decode=decode, model=model, **fields)
     data = b"".join(line(rollout, left_out))
@@ -46,8 +44,8 @@ def tool(op: str, **fields: Any) -> dict[str, Any]:
 def asks(*calls: tuple[Any, str, Any]) -> dict[str, Any]:
     """An answer that asks for tools, each with id, name and arguments."""
     return {"content": None, "tool_calls": [
-        {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for one, name, arguments in calls
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, name, arguments in calls
     ]}  # fmt: skip
 
 
@@ -98,7 +96,7 @@ def test_an_answer_of_a_tool_stands_at_the_call_that_it_is_for() -> None:
     # Ids begin anew in every turn, as engines give them; one is there twice.
     twice = asks(("call_0", "add", '{"a": 2}'), ("call_0", "add", {"a": 3}))
     once = asks(("call_0", "look_up", "no object"))
-    answers = [{"role": "tool", "tool_call_id": "call_0", "content": said} for said in "abc"]
+    answers = [{"role": "tool", "tool_call_id": "call_0", "content": content} for content in "abc"]
     lost = {"role": "tool", "tool_call_id": "gone", "name": "add", "content": "d"}
     first = [ASKED]
     second = [*first, {"role": "assistant", **twice}, *answers[:2]]
@@ -108,37 +106,37 @@ def test_an_answer_of_a_tool_stands_at_the_call_that_it_is_for() -> None:
         {"messages": second, "output_message": once},
         {"messages": third, "output_message": {"content": "5"}},
     )
-    _, one, two, three = document["steps"]
-    assert one["tool_calls"] == [
+    _, first_step, second_step, third_step = document["steps"]
+    assert first_step["tool_calls"] == [
         {"tool_call_id": "call_0", "function_name": "add", "arguments": {"a": 2}},
         {"tool_call_id": "call_0'", "function_name": "add", "arguments": {"a": 3}},
     ]  # fmt: skip
-    assert one["observation"]["results"] == [
+    assert first_step["observation"]["results"] == [
         {"source_call_id": "call_0", "content": "a"}, {"source_call_id": "call_0'", "content": "b"},
     ]  # fmt: skip
-    (asked,) = two["tool_calls"]
-    assert (asked["arguments"], asked["extra"]) == ({}, {"arguments": "no object"})
-    assert two["observation"]["results"] == [
+    (call,) = second_step["tool_calls"]
+    assert (call["arguments"], call["extra"]) == ({}, {"arguments": "no object"})
+    assert second_step["observation"]["results"] == [
         {"source_call_id": "call_0", "content": "c"},
         {"content": "d"},
     ]
-    assert three["message"] == "5"
+    assert third_step["message"] == "5"
 
 
 def test_recorded_tools_stand_where_no_message_answers() -> None:
     both = asks(("x", "add", "{}"), ("y", "look_up", "{}"))
-    said = [ASKED, {"role": "assistant", **both}, {"role": "tool", "tool_call_id": "x"}]
+    messages = [ASKED, {"role": "assistant", **both}, {"role": "tool", "tool_call_id": "x"}]
     document, left_out = written(
         tool("early"),
         {"messages": [ASKED], "output_message": both},
         tool("add"), tool("look_up"),
-        {"messages": said, "output_message": asks(("z", "add", "{}"), ("w", "look_up", "{}"))},
+        {"messages": messages, "output_message": asks(("z", "add", "{}"), ("w", "look_up", "{}"))},
         tool("add", outputs={"sum": 5}, inputs={"a": 2}),
         tool("other", status="error", error="OSError: none"),
         {"op": "grade", "is_turn": False, "kind": "reward"},
     )  # fmt: skip
     last = document["steps"][-1]["observation"]["results"]
-    assert [(one.get("source_call_id"), one["content"]) for one in last] == [
+    assert [(result.get("source_call_id"), result["content"]) for result in last] == [
         ("z", '{"sum":5}'), (None, "OSError: none"),
     ]  # fmt: skip
     assert "extra" not in last[0]
@@ -193,11 +191,11 @@ def test_whatever_was_recorded_becomes_a_document_of_the_format() -> None:
     assert sum(left_out.values()) == 1  # the second turn's tools
 
 
-def test_a_rollout_without_a_turn_is_counted(command: Command, tmp_path: Path) -> None:
+def test_a_rollout_without_a_turn_is_counted(tmp_path: Path) -> None:
     with testing.recording(tmp_path / "store"), localtrace.trajectory():
         pass
     out = tmp_path / "out.json"
-    done = command("export", "atif", "--all", "-s", tmp_path / "store", "-o", out)
+    done = run("export", "atif", "--all", "-s", tmp_path / "store", "-o", out)
     assert done.exit_code == 0, done.output
     assert "left out    1 trajectories without a turn" in done.stderr
     assert out.read_bytes() == b""
@@ -205,18 +203,20 @@ def test_a_rollout_without_a_turn_is_counted(command: Command, tmp_path: Path) -
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_file_holds_a_document_a_line(
-    recorded: tuple[Path, dict[str, str]], command: Command, tmp_path: Path, step: int
+    recorded: tuple[Path, dict[str, str]], tmp_path: Path, step: int
 ) -> None:
     out = tmp_path / "out.jsonl"
-    done = command("export", "atif", f"step={step}", "-s", recorded[0], "-o", out)
+    done = run("export", "atif", f"step={step}", "-s", recorded[0], "-o", out)
     assert done.exit_code == 0, done.output
     documents = [json.loads(line) for line in out.read_bytes().splitlines()]
     for document in documents:
         check(document)
     names = ("1.0", "1.1") if step == 1 else ("ids",)
-    assert [one["trajectory_id"] for one in documents] == [recorded[1][name] for name in names]
+    assert [document["trajectory_id"] for document in documents] == [
+        recorded[1][name] for name in names
+    ]
     if step == 3:
-        metrics = [one["metrics"] for one in documents[0]["steps"]]
+        metrics = [step["metrics"] for step in documents[0]["steps"]]
         assert metrics[1] == {
             "prompt_tokens": 6, "completion_tokens": 2,
             "prompt_token_ids": [10, 11, 12, 12, 13, 20], "completion_token_ids": [14, 21],
@@ -228,14 +228,14 @@ def test_a_file_holds_a_document_a_line(
 
 
 def test_an_answer_that_comes_late_stands_at_its_call_too() -> None:
-    asked = [ASKED, {"role": "assistant", **asks(("early", "add", "{}"))}]
+    prompt = [ASKED, {"role": "assistant", **asks(("early", "add", "{}"))}]
     both = asks(("slow", "add", "{}"))
     early = {"role": "tool", "tool_call_id": "early", "content": "in the first prompt"}
-    second = [*asked, early, {"role": "assistant", **both}]
+    second = [*prompt, early, {"role": "assistant", **both}]
     third = [*second, {"role": "assistant", "content": "I wait"},
              {"role": "tool", "tool_call_id": "slow", "content": "two turns later"}]  # fmt: skip
     document, _ = written(
-        {"messages": [*asked, early], "output_message": both},
+        {"messages": [*prompt, early], "output_message": both},
         {"messages": second, "output_message": {"content": "I wait"}, "output_text": "I wait"},
         {"messages": third, "output_message": {"content": "5"}},
     )

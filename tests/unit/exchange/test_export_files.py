@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
+from google.protobuf import json_format
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from localtrace.exporters.formats import atif, chrome, jsonl, otlp
+from localtrace.exporters import source
+from localtrace.exporters.formats import atif, jsonl, otlp
 from localtrace.exporters.formats.sft import Rows
 from localtrace.read.flat_rows import flat_rows
 from localtrace.read.store import open_store
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import from_json
+from tests.commands import run
 from tests.unit.exchange.rollouts import KEY
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
-Command = Callable[..., Result]
 Recorded = tuple[Path, dict[str, str]]
 
 
-def test_a_line_holds_all_of_a_trajectory(
-    recorded: Recorded, tmp_path: Path, command: Command
-) -> None:
+def test_a_line_holds_all_of_a_trajectory(recorded: Recorded, tmp_path: Path) -> None:
     store, ids = recorded
     out = tmp_path / "out.jsonl"
-    result = command("export", "jsonl", "--all", "-s", store, "-o", out)
+    result = run("export", "jsonl", "--all", "-s", store, "-o", out)
     assert result.exit_code == 0, result.output
-    lines = {found["trace_id"]: found for found in map(from_json, out.read_bytes().splitlines())}
+    lines = {line["trace_id"]: line for line in map(from_json, out.read_bytes().splitlines())}
     assert set(lines) == set(ids.values())
     with open_store(store) as opened:
         for trace_id, line in lines.items():
             whole = opened.trajectory(trace_id)
             assert (line["step"], line["reward"]) == (whole.step, whole.reward)
             assert line["outcomes"] == [
-                {"name": "advantage", "value": one.number, "step": one.step,
-                 "time_ns": one.time_ns, "source": None}
-                for one in whole.outcomes
+                {"name": "advantage", "value": outcome.number, "step": outcome.step,
+                 "time_ns": outcome.time_ns, "source": None}
+                for outcome in whole.outcomes
             ]  # fmt: skip
             for call, span in zip(line["spans"], whole.spans, strict=True):
                 for name in ("op", "seq", "start_ns", "prompt_ids", "output_ids", "messages"):
@@ -49,39 +49,33 @@ def test_a_line_holds_all_of_a_trajectory(
 
 
 def test_prompts_are_whole_in_every_row_of_a_parquet_file(
-    recorded: Recorded, tmp_path: Path, command: Command
+    recorded: Recorded, tmp_path: Path
 ) -> None:
     store, ids = recorded
     out = tmp_path / "turns.parquet"
-    assert command("export", "parquet", "step=3", "-s", store, "-o", out).exit_code == 0
-    found = pq.read_table(out).to_pylist()
-    assert [row["turn"] for row in found] == [0, 1]
-    assert [row["prompt_ids"] for row in found] == [[10, 11, 12], [10, 11, 12, 12, 13, 20]]
-    assert {row["trace_id"] for row in found} == {ids["ids"]}
+    assert run("export", "parquet", "step=3", "-s", store, "-o", out).exit_code == 0
+    turns = pq.read_table(out).to_pylist()
+    assert [row["turn"] for row in turns] == [0, 1]
+    assert [row["prompt_ids"] for row in turns] == [[10, 11, 12], [10, 11, 12, 12, 13, 20]]
+    assert {row["trace_id"] for row in turns} == {ids["ids"]}
 
 
 @pytest.mark.parametrize(
     ("rows", "count"), [("trajectories", 5), ("turns", 10), ("spans", 14), ("outcomes", 4)]
 )
 def test_a_parquet_file_can_have_rows_of_each_kind(
-    recorded: Recorded, tmp_path: Path, command: Command, rows: str, count: int
+    recorded: Recorded, tmp_path: Path, rows: str, count: int
 ) -> None:
     out = tmp_path / "rows.parquet"
-    command("export", "parquet", "--all", "--rows", rows, "-s", recorded[0], "-o", out)
+    run("export", "parquet", "--all", "--rows", rows, "-s", recorded[0], "-o", out)
     assert pq.read_table(out).num_rows == count
 
 
-def test_otlp_lines_hold_the_spans_that_an_upload_sends(
-    recorded: Recorded, tmp_path: Path, command: Command
-) -> None:
-    pytest.importorskip("opentelemetry.proto")
-    from google.protobuf import json_format
-    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
-
-    store, _ = recorded
+def test_otlp_lines_hold_the_spans_that_an_upload_sends(recorded: Recorded, tmp_path: Path) -> None:
     out = tmp_path / "traces.json"
-    assert command("export", "otlp", "step=1", "-s", store, "-o", out).exit_code == 0
+    assert run("export", "otlp", "step=1", "-s", recorded[0], "-o", out).exit_code == 0
     lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert len(lines) == 2
     for line in lines:
         json_format.ParseDict(line, TracesData())  # knows every field
         (block,) = line["resourceSpans"]
@@ -90,35 +84,31 @@ def test_otlp_lines_hold_the_spans_that_an_upload_sends(
         assert {call["parentSpanId"] for call in calls} == {root["spanId"]}
         assert len(bytes.fromhex(root["traceId"])) == 16
         assert isinstance(root["startTimeUnixNano"], str)
-    again = tmp_path / "again.json"
-    command("export", "otlp", "step=1", "-s", store, "-o", again)
-    assert again.read_bytes() == out.read_bytes()
 
 
 def test_a_long_trajectory_is_several_requests_that_come_back_as_one(
-    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("opentelemetry.proto")
     store, ids = recorded
     whole, split = tmp_path / "whole.json", tmp_path / "split.json"
-    command("export", "otlp", "step=3", "-s", store, "-o", whole)
+    run("export", "otlp", "step=3", "-s", store, "-o", whole)
     monkeypatch.setattr(otlp, "_REQUEST_MAX_BYTES", 1)
-    command("export", "otlp", "step=3", "-s", store, "-o", split)
+    run("export", "otlp", "step=3", "-s", store, "-o", split)
     with open_store(store) as opened:
         calls = opened.trajectory(ids["ids"]).spans
     assert len(whole.read_bytes().splitlines()) == 1
     assert len(split.read_bytes().splitlines()) == 1 + len(calls)
-    result = command("import", "otlp", split, "-s", tmp_path / "new")
+    result = run("import", "otlp", split, "-s", tmp_path / "new")
     assert f"1 trajectories, {len(calls)} calls" in result.stdout
     with open_store(tmp_path / "new") as opened:
-        assert [one.prompt_ids for one in opened.trajectory(ids["ids"]).spans] == [
-            one.prompt_ids for one in calls
+        assert [call.prompt_ids for call in opened.trajectory(ids["ids"]).spans] == [
+            call.prompt_ids for call in calls
         ]
 
 
 def test_a_long_trajectory_is_never_whole_in_memory() -> None:
     ids = [list(range(1000 * turn)) for turn in range(1, 40)]
-    turns = [call(seq, is_turn=True, prompt_ids=one, output_ids=[7]) for seq, one in enumerate(ids)]
+    turns = [call(at, is_turn=True, prompt_ids=own, output_ids=[7]) for at, own in enumerate(ids)]
 
     def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return "x" * len(ids)
@@ -135,12 +125,12 @@ def test_a_long_trajectory_is_never_whole_in_memory() -> None:
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "sft", "chrome", "otlp"])
 def test_what_an_upload_redacts_is_redacted_and_said(
-    recorded: Recorded, tmp_path: Path, command: Command, form: str
+    recorded: Recorded, tmp_path: Path, form: str
 ) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[pattern]]\nname = "questions"\nregex = "question"\n')
     out = tmp_path / "out"
-    result = command("export", form, "--all", "--redact", rules, "-s", recorded[0], "-o", out)
+    result = run("export", form, "--all", "--redact", rules, "-s", recorded[0], "-o", out)
     assert result.exit_code == 0, result.output
     data = out.read_bytes()
     assert KEY.encode() not in data
@@ -150,39 +140,38 @@ def test_what_an_upload_redacts_is_redacted_and_said(
 
 @pytest.mark.parametrize("form", ["jsonl", "sft", "chrome", "otlp", "parquet"])
 def test_an_export_goes_to_standard_output_and_messages_do_not(
-    recorded: Recorded, tmp_path: Path, command: Command, form: str
+    recorded: Recorded, tmp_path: Path, form: str
 ) -> None:
     out = tmp_path / "out"
-    command("export", form, "--all", "-s", recorded[0], "-o", out)
-    result = command("export", form, "--all", "-s", recorded[0], "-o", "-")
+    run("export", form, "--all", "-s", recorded[0], "-o", out)
+    result = run("export", form, "--all", "-s", recorded[0], "-o", "-")
     assert result.stdout_bytes == out.read_bytes()
     assert "5 of 5 trajectories" in result.stderr
 
 
-def test_a_file_is_replaced_only_by_force(
-    recorded: Recorded, tmp_path: Path, command: Command
-) -> None:
+def test_a_file_is_replaced_only_by_force(recorded: Recorded, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("mine")
-    refused = command("export", "jsonl", "--all", "-s", recorded[0], "-o", out)
+    refused = run("export", "jsonl", "--all", "-s", recorded[0], "-o", out)
     assert (refused.exit_code, out.read_text()) == (2, "mine")
     assert "--force" in refused.stderr
-    command("export", "jsonl", "--all", "-s", recorded[0], "-o", out, "--force")
+    run("export", "jsonl", "--all", "-s", recorded[0], "-o", out, "--force")
     assert out.read_text() != "mine"
 
 
 def test_a_timeline_whose_first_trajectory_failed_can_be_read(
-    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    details, failures = chrome._details, iter(["odd"])
+    count: Any = Span.generated_count
+    failures = iter(["odd"])
 
     def fail_once(span: Span) -> Any:
         for message in failures:
             raise ValueError(message)
-        return details(span)
+        return count.__get__(span)
 
-    monkeypatch.setattr(chrome, "_details", fail_once)
-    result = command("export", "chrome", "--all", "-s", recorded[0], "-o", tmp_path / "out")
+    monkeypatch.setattr(Span, "generated_count", property(fail_once))
+    result = run("export", "chrome", "--all", "-s", recorded[0], "-o", tmp_path / "out")
     assert "4 of 5 trajectories" in result.stderr
     events = json.loads((tmp_path / "out").read_text())["traceEvents"]
     named = {event["pid"] for event in events if event["name"] == "process_name"}
@@ -190,22 +179,20 @@ def test_a_timeline_whose_first_trajectory_failed_can_be_read(
 
 
 def test_a_failed_export_leaves_nothing_behind(
-    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localtrace.exporters import source
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(source.Source, "each", full)
     (tmp_path / "into").mkdir()
-    result = command("export", "jsonl", "--all", "-s", recorded[0], "-o", tmp_path / "into" / "o")
+    result = run("export", "jsonl", "--all", "-s", recorded[0], "-o", tmp_path / "into" / "o")
     assert result.exit_code == 1
     assert list((tmp_path / "into").iterdir()) == []
 
 
 def test_a_trajectory_that_cannot_be_written_is_named_and_all_others_are_there(
-    recorded: Recorded, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ids = recorded
     line = jsonl.line
@@ -218,26 +205,22 @@ def test_a_trajectory_that_cannot_be_written_is_named_and_all_others_are_there(
         yield from pieces
 
     monkeypatch.setattr(jsonl, "line", refusing)
-    result = command("export", "jsonl", "--all", "-s", store, "-o", tmp_path / "out")
+    result = run("export", "jsonl", "--all", "-s", store, "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert f"failed {ids['1.0']}: ValueError: hostile" in result.stderr
     assert len((tmp_path / "out").read_bytes().splitlines()) == 4
 
 
-def test_no_match_says_what_there_is(recorded: Recorded, tmp_path: Path, command: Command) -> None:
-    result = command("export", "jsonl", "step=77", "-s", recorded[0], "-o", tmp_path / "out")
+def test_no_match_says_what_there_is(recorded: Recorded, tmp_path: Path) -> None:
+    result = run("export", "jsonl", "step=77", "-s", recorded[0], "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert "nothing to export: nothing has step=77" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_ids_that_the_store_does_not_hold_are_named(
-    recorded: Recorded, tmp_path: Path, command: Command
-) -> None:
+def test_ids_that_the_store_does_not_hold_are_named(recorded: Recorded, tmp_path: Path) -> None:
     store, ids = recorded
     (tmp_path / "ids").write_text(f"{ids['ids']}\n{'0' * 32}\n")
-    result = command(
-        "export", "jsonl", "--ids", tmp_path / "ids", "-s", store, "-o", tmp_path / "out"
-    )
+    result = run("export", "jsonl", "--ids", tmp_path / "ids", "-s", store, "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert f"failed {'0' * 32}: not in the store" in result.stderr

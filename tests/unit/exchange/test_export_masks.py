@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
 
+from tests.commands import run
 from tests.unit.exchange.masked import assistant, record, tool, user, words
 
-Command = Callable[..., Result]
 CALL = {"id": "c", "type": "function",
         "function": {"name": "lookup", "arguments": '{"key": "112"}'}}  # fmt: skip
 
 
 class Masked:
-    def __init__(self, command: Command, folder: Path) -> None:
-        self._command, self._folder = command, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.ids = record(folder / "store")
 
     def __call__(self, form: str, name: str, *options: str) -> Any:
         """The lines of an export of one rollout; what the command said is kept."""
         out = self._folder / "out.jsonl"
         sql = f"select '{self.ids[name]}' as trace_id"
-        done = self._command("export", form, "--sql", sql, *options, "-s", self._folder / "store",
+        done = run("export", form, "--sql", sql, *options, "-s", self._folder / "store",
                              "-o", out, "--force")  # fmt: skip
         assert done.exit_code == 0, done.stderr
-        self.said = done.stderr
+        self.printed = done.stderr
         if form == "parquet":
             return pq.read_table(out).to_pylist()
         return [json.loads(line) for line in out.read_bytes().splitlines()]
 
 
-@pytest.fixture
-def export(tmp_path: Path, command: Command) -> Masked:
-    return Masked(command, tmp_path)
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Masked:
+    return Masked(tmp_path_factory.mktemp("masked"))
 
 
 def test_completions_hold_no_token_that_a_recorded_mask_rules_out(export: Masked) -> None:
@@ -83,11 +81,11 @@ def test_an_answer_that_was_generated_again_is_left_out_and_counted(export: Mask
         {"prompt": [*first, assistant(10), tool(108)], "completion": [assistant(11)]},
         {"prompt": words(100, 109), "completion": " w12"},
     ]
-    assert "left out    2 answers that were discarded" in export.said
+    assert "left out    2 answers that were discarded" in export.printed
     assert export("sft", "retried", "--rows", "tokens") == [
         {"input_ids": [100, 109, 12], "labels": [-100, -100, 12]}
     ]
-    assert "left out    2 turns without token ids" in export.said
+    assert "left out    2 turns without token ids" in export.printed
 
 
 def test_a_late_mask_is_read_without_discarded_answers(export: Masked) -> None:
@@ -102,23 +100,23 @@ def test_an_answer_whose_late_mask_fits_nowhere_is_left_out_and_counted(
     export: Masked, rows: str
 ) -> None:
     assert export("sft", "unplaced", "--rows", rows) == []
-    assert export.said.count("left out") == 1
-    assert "left out    1 answers whose mask is not known" in export.said
+    assert export.printed.count("left out") == 1
+    assert "left out    1 answers whose mask is not known" in export.printed
 
 
 def test_reasoning_stays_in_its_answer(export: Masked) -> None:
-    asked = [assistant(110), user(111)]
+    prompt = [assistant(110), user(111)]
     assert export("sft", "conversation") == [
         {
-            "prompt": asked,
+            "prompt": prompt,
             "completion": [assistant(13, reasoning_content=words(14), tool_calls=[CALL])],
         },
         {
-            "prompt": [*asked, assistant(13, tool_calls=[CALL]), tool(112)],
+            "prompt": [*prompt, assistant(13, tool_calls=[CALL]), tool(112)],
             "completion": [assistant(15)],
         },
     ]
-    assert "left out" not in export.said
+    assert "left out" not in export.printed
 
 
 def test_weights_tell_what_was_generated_from_examples(export: Masked) -> None:
@@ -137,8 +135,10 @@ def test_weights_tell_what_was_generated_from_examples(export: Masked) -> None:
 def test_rows_of_turns_tell_the_mask_whenever_it_came(export: Masked, form: str) -> None:
     def masks(name: str) -> list[Any]:
         rows = export(form, name)
-        turns = rows if form == "parquet" else [one for one in rows[0]["spans"] if one["is_turn"]]
-        return [one["response_mask"] for one in turns]
+        turns = (
+            rows if form == "parquet" else [call for call in rows[0]["spans"] if call["is_turn"]]
+        )
+        return [turn["response_mask"] for turn in turns]
 
     assert masks("recorded") == [[True, True, False, False, True]]
     assert masks("late") == [[True, False], [True, True]]
@@ -149,10 +149,10 @@ def test_rows_of_turns_tell_the_mask_whenever_it_came(export: Masked, form: str)
 def test_atif_tells_masks_and_discarded_answers_and_counts_them(export: Masked) -> None:
     (document,) = export("atif", "late")
     metrics = [step["metrics"] for step in document["steps"] if "metrics" in step]
-    assert [one["extra"]["response_mask"] for one in metrics] == [[True, False], [True, True]]
-    assert [one["completion_tokens"] for one in metrics] == [1, 2]
-    assert "left out    1 masks" in export.said
+    assert [metric["extra"]["response_mask"] for metric in metrics] == [[True, False], [True, True]]
+    assert [metric["completion_tokens"] for metric in metrics] == [1, 2]
+    assert "left out    1 masks" in export.printed
     (document,) = export("atif", "retried")
     assert [step["extra"].get("is_discarded", False) for step in document["steps"]
             if "metrics" in step] == [True, False, False, True, False]  # fmt: skip
-    assert "left out    2 answers that were discarded" in export.said
+    assert "left out    2 answers that were discarded" in export.printed

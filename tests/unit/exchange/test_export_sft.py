@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 import localtrace
 from localtrace import testing
+from tests.commands import run
 
-Command = Callable[..., Result]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
 ASKED = [{"role": "user", "content": "2 + 2?"}]
 
@@ -29,36 +27,34 @@ def record(folder: Path, rollouts: list[dict[str, Any]]) -> list[str]:
     ids = []
     with testing.recording(folder, project="p", run_id="r"):
         for number, rollout in enumerate(rollouts):
-            given = {"rollout_n": number, **rollout}
-            result, reward = given.pop("result", {"text": "4"}), given.pop("reward", 1.0)
-            with localtrace.trajectory(**{"step": 1, "sample_index": 0, **given}) as t:
+            place = {"rollout_n": number, **rollout}
+            result, reward = place.pop("result", {"text": "4"}), place.pop("reward", 1.0)
+            with localtrace.trajectory(**{"step": 1, "sample_index": 0, **place}) as t:
                 chat(ASKED, result)
                 t.set(reward=reward)
             ids.append(t.trace_id)
     return ids
 
 
-def answered(said: Any, **more: Any) -> dict[str, Any]:
-    return {"prompt": ASKED, "completion": [{"role": "assistant", "content": said}], **more}
+def answered(content: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": ASKED, "completion": [{"role": "assistant", "content": content}], **more}
 
 
 class Export:
-    def __init__(self, command: Command, folder: Path) -> None:
-        self._command, self._folder = command, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def __call__(self, *words: str) -> list[dict[str, Any]]:
         out = self._folder / "out.jsonl"
-        done = self._command(
-            "export", "sft", *words, "-s", self._folder / "store", "-o", out, "--force"
-        )
+        done = run("export", "sft", *words, "-s", self._folder / "store", "-o", out, "--force")
         assert done.exit_code == 0, done.stderr
-        self.said = done.stderr
+        self.printed = done.stderr
         return [json.loads(line) for line in out.read_bytes().splitlines()]
 
 
 @pytest.fixture
-def export(tmp_path: Path, command: Command) -> Export:
-    return Export(command, tmp_path)
+def export(tmp_path: Path) -> Export:
+    return Export(tmp_path)
 
 
 def test_validation_is_left_out_unless_it_is_asked_for(export: Export, tmp_path: Path) -> None:
@@ -68,9 +64,9 @@ def test_validation_is_left_out_unless_it_is_asked_for(export: Export, tmp_path:
         [{"validate": is_validation, "result": {"text": text}} for is_validation, text in places],
     )
     assert export("--all") == [answered("a"), answered("c")]
-    assert "left out    3 validation rollouts: add --validate" in export.said
+    assert "left out    3 validation rollouts: add --validate" in export.printed
     assert len(export("--all", "--validate")) == 5
-    assert "validation rollouts" not in export.said
+    assert "validation rollouts" not in export.printed
     assert export("validate=true") == [answered("b"), answered("d"), answered("e")]
     # A limit counts what is written.
     assert len(export("--all", "--limit", "2")) == 2
@@ -85,7 +81,7 @@ def test_equal_rows_are_written_once_where_asked(export: Export, tmp_path: Path)
     assert sorted(row["completion"][0]["content"] for row in export("--all", "--dedupe")) == [
         "4", "5",
     ]  # fmt: skip
-    assert "left out    2 rows that were written already" in export.said
+    assert "left out    2 rows that were written already" in export.printed
     # What tells rollouts apart does not make their rows differ.
     rows = export("--all", "--dedupe", "--meta")
     assert len(rows) == 2
@@ -128,6 +124,23 @@ def test_a_conversation_that_ends_on_a_tool_call_keeps_the_call(
     }
 
 
+def test_a_conversation_that_nothing_continues_is_a_row_of_its_own(
+    export: Export, tmp_path: Path
+) -> None:
+    with testing.recording(tmp_path / "store"), localtrace.trajectory():
+        for question in "ab":
+            chat([{"role": "user", "content": question}], {"text": "4"})
+    rows = export("--all", "--rows", "messages")
+    assert [row["messages"][0]["content"] for row in rows] == ["a", "b"]
+
+
+def test_imported_dumps_become_prompt_and_completion(export: Export, tmp_path: Path) -> None:
+    line = {"input": "2 + 2?", "output": "4", "score": 1.0, "step": 1}
+    (tmp_path / "1.jsonl").write_text(json.dumps(line))
+    run("import", "verl-jsonl", tmp_path / "1.jsonl", "-s", tmp_path / "store")
+    assert export("--all") == [{"prompt": "2 + 2?", "completion": "4"}]
+
+
 def test_text_beside_a_tool_call_is_kept(export: Export, tmp_path: Path) -> None:
     record(tmp_path / "store", [{"result": {"text": "let me add", "tool_calls": [CALL]}}])
     (row,) = export("--all")
@@ -138,7 +151,7 @@ def test_text_beside_a_tool_call_is_kept(export: Export, tmp_path: Path) -> None
 def test_what_gives_no_row_is_counted_by_its_own_reason(export: Export, tmp_path: Path) -> None:
     record(tmp_path / "store", [{"result": {"output_ids": [1]}}, {"result": {"text": "4"}}])
     assert export("--all") == [answered("4")]
-    assert "1 turns without text: the store keeps no tokenizer for their run" in export.said
+    assert "1 turns without text: the store keeps no tokenizer for their run" in export.printed
 
 
 ODD = [math.nan, math.inf, -math.inf]
@@ -148,17 +161,19 @@ def test_a_reward_that_is_not_finite_teaches_nothing(export: Export, tmp_path: P
     record(tmp_path / "store", [{"reward": reward} for reward in [*ODD, None, 0.5]])
     for rows in ("completions", "messages"):
         assert [row["reward"] for row in export("--all", "--meta", "--rows", rows)] == [None, 0.5]
-        assert "3 trajectories whose reward is NaN or infinite" in export.said
+        assert "3 trajectories whose reward is NaN or infinite" in export.printed
 
 
 @pytest.mark.parametrize("form", ["verifiers", "hub"])
 def test_no_episode_and_no_session_has_a_reward_that_is_not_finite(
-    form: str, tmp_path: Path, command: Command
+    form: str, tmp_path: Path
 ) -> None:
-    said = {"text": "4", "output_ids": [1]}
-    ids = record(tmp_path / "store", [{"reward": one, "result": said} for one in [*ODD, 0.5]])
+    result = {"text": "4", "output_ids": [1]}
+    ids = record(
+        tmp_path / "store", [{"reward": reward, "result": result} for reward in [*ODD, 0.5]]
+    )
     out = tmp_path / "out"
-    done = command("export", form, "--all", "-s", tmp_path / "store", "-o", out)
+    done = run("export", form, "--all", "-s", tmp_path / "store", "-o", out)
     assert done.exit_code == 0, done.stderr
     assert "3 trajectories whose reward is NaN or infinite" in done.stderr
     files = [out] if out.is_file() else list(out.glob("traces/*/*.jsonl"))
@@ -177,17 +192,20 @@ def test_rows_hold_no_objects_for_values_that_json_has_no_word_for(
     assert row["labels"] == [{"name": "rating", "value": "NaN", "who": "ann"}]
 
 
-def test_json_lines_have_words_for_rewards_that_are_not_finite(
-    tmp_path: Path, command: Command
-) -> None:
+def test_json_lines_have_words_for_rewards_that_are_not_finite(tmp_path: Path) -> None:
     logprobs = {"output_ids": [1, 2], "output_logprobs": [-0.5, -math.inf]}
     rewards = [*ODD, None]
-    ids = record(tmp_path / "store", [{"reward": one, "result": logprobs} for one in rewards])
+    ids = record(tmp_path / "store", [{"reward": reward, "result": logprobs} for reward in rewards])
     with testing.recording(tmp_path / "store", run_id="r2"):
         localtrace.outcome(ids[0], score=math.inf)
     out = tmp_path / "out.jsonl"
-    assert command("export", "jsonl", "--all", "-s", tmp_path / "store", "-o", out).exit_code == 0
-    found = {row["trace_id"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert [found[one]["reward"] for one in ids] == ["NaN", "Infinity", "-Infinity", None]
-    assert [one["value"] for one in found[ids[0]]["outcomes"]] == ["Infinity"]
-    assert found[ids[0]]["spans"][0]["output_logprobs"] == [-0.5, "-Infinity"]
+    assert run("export", "jsonl", "--all", "-s", tmp_path / "store", "-o", out).exit_code == 0
+    written = {row["trace_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert [written[trace_id]["reward"] for trace_id in ids] == [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        None,
+    ]
+    assert [outcome["value"] for outcome in written[ids[0]]["outcomes"]] == ["Infinity"]
+    assert written[ids[0]]["spans"][0]["output_logprobs"] == [-0.5, "-Infinity"]

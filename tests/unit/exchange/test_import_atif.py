@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import localtrace
-from localtrace.importers import building, intake
+from localtrace.importers import building
 from localtrace.read.store import open_store
 from localtrace.types import Trajectory
 from tests.atif_rules import check
@@ -26,14 +26,14 @@ IMAGE = {"type": "image", "source": {"media_type": "image/png", "path": "1.png"}
 
 def asks(*calls: tuple[str, str, Any]) -> list[dict[str, Any]]:
     return [
-        {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for one, name, arguments in calls
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, name, arguments in calls
     ]
 
 
 @localtrace.op
-def chat(messages: list[Any], said: dict[str, Any]) -> dict[str, Any]:
-    return said
+def chat(messages: list[Any], answer: dict[str, Any]) -> dict[str, Any]:
+    return answer
 
 
 @localtrace.op(kind="tool")
@@ -44,16 +44,16 @@ def add(a: int) -> Any:
 
 
 @localtrace.op
-def generate(prompt_ids: list[int], said: list[int]) -> dict[str, Any]:
-    return {"output_ids": said, "output_logprobs": [-0.5] * len(said), "finish_reason": "stop"}
+def generate(prompt_ids: list[int], ids: list[int]) -> dict[str, Any]:
+    return {"output_ids": ids, "output_logprobs": [-0.5] * len(ids), "finish_reason": "stop"}
 
 
 def count() -> None:
     """A rollout of token ids, of which the last do not follow on, and which fails."""
     with localtrace.trajectory(agent="solver", step=1):
-        generate([10, 11], said=[12])
-        generate([10, 11, 12, 13], said=[14])
-        generate([20], said=[21])
+        generate([10, 11], ids=[12])
+        generate([10, 11, 12, 13], ids=[14])
+        generate([20], ids=[21])
         add(-1)
 
 
@@ -63,15 +63,15 @@ def answer(call_id: str, content: Any) -> dict[str, Any]:
 
 def talk() -> None:
     """A conversation as agents have it: thoughts are not repeated, and once it is compacted."""
-    asked = [{"role": "developer", "content": "Add.", "cache": True},
+    prompt = [{"role": "developer", "content": "Add.", "cache": True},
              {"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]}]  # fmt: skip
     calls = asks(("x", "add", '{"a": 2}'), ("x", "add", {"a": -1}), ("y", "add", "no object"))
-    chat(asked, {"content": "I add", "reasoning_content": "how?", "tool_calls": calls,
+    chat(prompt, {"content": "I add", "reasoning_content": "how?", "tool_calls": calls,
                  "output_ids": [7, 8], "output_logprobs": [-0.5, -0.25]})  # fmt: skip
     add(2)
     with pytest.raises(ValueError, match="too small"):
         add(-1)
-    seen = [*asked, {"role": "assistant", "content": "I add", "tool_calls": calls},
+    seen = [*prompt, {"role": "assistant", "content": "I add", "tool_calls": calls},
             answer("x", '{"sum":2}'), answer("x", [{"type": "text", "text": "none"}, IMAGE]),
             answer("lost", "late")]  # fmt: skip
     chat(seen, {"content": "", "tool_calls": asks(("", "add", "{}"))})
@@ -86,10 +86,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A store of all that a document may hold, and its documents."""
     folder = tmp_path_factory.mktemp("atif")
     localtrace.init(folder / "store", project="maths", run_id="run", min_free_bytes=0, seal=False)
-    with localtrace.trajectory(step=1, sample_index=7, rollout_n=0, group_id="g") as one:
+    with localtrace.trajectory(step=1, sample_index=7, rollout_n=0, group_id="g") as t:
         talk()
-        one.set(reward=0.5, note=float("nan"), deep={"$type": 1})
-    localtrace.outcome(one.trace_id, step=1, source="trainer", advantage=-0.5, per_token=[0.5, 1.0])
+        t.set(reward=0.5, note=float("nan"), deep={"$type": 1})
+    localtrace.outcome(t.trace_id, step=1, source="trainer", advantage=-0.5, per_token=[0.5, 1.0])
     with pytest.raises(ValueError, match="too small"):
         count()
     localtrace.close()
@@ -105,9 +105,11 @@ def export(store: Path, out: Path) -> Path:
 
 
 def taken(store: Path) -> dict[str, Trajectory]:
-    with open_store(store) as found:
-        ids = [one["trace_id"] for one in found.sql("select trace_id from trajectories").to_dicts()]
-        return {trace_id: found.trajectory(trace_id) for trace_id in ids}
+    with open_store(store) as opened:
+        ids = [
+            row["trace_id"] for row in opened.sql("select trace_id from trajectories").to_dicts()
+        ]
+        return {trace_id: opened.trajectory(trace_id) for trace_id in ids}
 
 
 def test_what_was_exported_comes_back_with_its_place_its_reward_and_its_turns(
@@ -149,8 +151,8 @@ def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> N
         "1 extras of tool calls", "1 extras of observations",
         "1 references to trajectories of subagents",
     }  # fmt: skip
-    found = {one.agent: one for one in taken(tmp_path / "store").values()}
-    coder, searcher = found["coder"], found["searcher"]
+    by_agent = {rollout.agent: rollout for rollout in taken(tmp_path / "store").values()}
+    coder, searcher = by_agent["coder"], by_agent["searcher"]
     assert (coder.reward, coder.attributes["task"], coder.attributes["style"]) == (0.5, "ls", 1.0)
     assert (coder.sample_index, coder.group_id) == ("org/list-files", "org/list-files")
     assert (coder.name, coder.data_source) == ("list-files__abc", "org/tasks")
@@ -169,13 +171,13 @@ def test_a_document_of_harbor_keeps_its_turns_tools_and_ids(tmp_path: Path) -> N
     }  # fmt: skip
     assert (first.outputs["model"], last.outputs["model"]) == ("tiny", "other")
     assert first.inputs["tools"][0]["function"]["name"] == "bash"
-    assert [one["role"] for one in first.messages or ()] == ["system", "user", "assistant"]
+    assert [message["role"] for message in first.messages or ()] == ["system", "user", "assistant"]
     parts = (first.messages or ())[1]["content"]
     assert [part["type"] for part in parts] == ["text", "image", "audio"]
-    roles = [one["role"] for one in last.messages or ()]
+    roles = [message["role"] for message in last.messages or ()]
     assert roles[3:] == ["assistant", "tool", "tool", "assistant", "tool"]
     assert last.start_ns - first.start_ns == 500_000_000
-    assert [(one.op, one.kind, one.outputs) for one in coder.spans if not one.is_turn] == [
+    assert [(span.op, span.kind, span.outputs) for span in coder.spans if not span.is_turn] == [
         ("bash", "tool", "a.txt"), ("delegate", "tool", None),
     ]  # fmt: skip
     # Exported, it is a document again, its images as text.
@@ -189,14 +191,14 @@ def test_a_reward_that_comes_later_is_added_once(tmp_path: Path) -> None:
     (trial / "agent").mkdir(parents=True)
     shutil.copy(HARBOR / "trajectory.json", trial / "agent")
     run("import", "atif", tmp_path / "job", "-s", store)
-    assert {one.reward for one in taken(store).values()} == {None}
+    assert {rollout.reward for rollout in taken(store).values()} == {None}
     shutil.copy(HARBOR / "result.json", trial)
     again = ("import", "atif", tmp_path / "job", "-s", store)
     assert "1 outcomes would be imported" in run(*again, "--dry-run").output
     assert "0 trajectories, 0 calls, 1 outcomes imported" in run(*again).output
     for _ in range(2):
         # The trajectory of the trial has it, that of its subagent has none.
-        assert {one.reward for one in taken(store).values()} == {None, 0.5}
+        assert {rollout.reward for rollout in taken(store).values()} == {None, 0.5}
         assert "0 trajectories, 0 calls imported" in run(*again).output
 
 
@@ -217,8 +219,11 @@ def test_trials_of_steps_and_unreadable_results(tmp_path: Path) -> None:
     done = run("import", "atif", tmp_path / "job", "-s", tmp_path / "store")
     assert "4 trajectories" in done.output
     assert "two/result.json is not the result of a trial (not JSON" in done.output
-    found = {one.attributes.get("session_id"): one for one in taken(tmp_path / "store").values()}
-    assert {name: (one.reward, one.sample_index) for name, one in found.items()} == {
+    by_session = {
+        rollout.attributes.get("session_id"): rollout
+        for rollout in taken(tmp_path / "store").values()
+    }
+    assert {name: (own.reward, own.sample_index) for name, own in by_session.items()} == {
         "a": (None, "t"), "b": (1.0, "t"), "s": (None, "t"), None: (None, None),
     }  # fmt: skip
 
@@ -256,7 +261,7 @@ def test_what_is_no_document_is_refused_by_its_line(
              "status": [], "start_ns": 2**80, "repeated": 5},
              "observation": {"results": [{"content": None, "extra": {"span_id": 5}}]}}]},
     ]  # fmt: skip
-    lines = [json.dumps(one) for one in (GOOD, *bad, *odd)]
+    lines = [json.dumps(document) for document in (GOOD, *bad, *odd)]
     lines.insert(1, "[" * 100_000)
     (tmp_path / "in.jsonl").write_bytes("\n".join([*lines, "cut"]).encode() + b"\xff{")
     done = run("import", "atif", tmp_path / "in.jsonl", "-s", tmp_path / "store")
@@ -264,19 +269,3 @@ def test_what_is_no_document_is_refused_by_its_line(
     assert "3 trajectories" in done.output, done.output
     for number in range(2, len(bad) + 3):
         assert f"in.jsonl:{number}: " in done.output
-
-
-def test_a_killed_import_is_completed_by_repeating_it(
-    exported: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(intake, "end_item", killed)  # between calls and outcomes, and their rollout
-        run("import", "atif", exported[1], "-s", tmp_path / "new")
-    run("import", "atif", exported[1], "-s", tmp_path / "new")
-    before, after = taken(exported[0]), taken(tmp_path / "new")
-    assert before.keys() == after.keys()
-    for trace_id, was in before.items():
-        assert len(after[trace_id].turns) == len(was.turns)

@@ -45,9 +45,9 @@ def imported(store: Path, *options: object) -> tuple[str, list[Trajectory]]:
 
 
 def held(store: Path) -> list[Trajectory]:
-    with open_store(store) as found:
-        ids = found.sql("select trace_id from trajectories order by step, start_ns").to_dicts()
-        return list(found.read([row["trace_id"] for row in ids]))
+    with open_store(store) as opened:
+        ids = opened.sql("select trace_id from trajectories order by step, start_ns").to_dicts()
+        return list(opened.read([row["trace_id"] for row in ids]))
 
 
 # Traces that the instrumentations of others wrote
@@ -56,32 +56,32 @@ def held(store: Path) -> list[Trajectory]:
 @pytest.mark.parametrize("name", ["messages", "openinference", "mlflow"])
 def test_the_conversation_is_read_from_every_convention(name: str, tmp_path: Path) -> None:
     options = ("--step", "train.step", "--sample-index", "sample")
-    _, (one,) = imported(tmp_path / "store", DATA / f"{name}.json", *options)
-    assert (one.step, one.sample_index, one.status) == (3, "q-7", "ok")
-    assert [(span.kind, span.is_turn) for span in one.spans] == [
+    _, (rollout,) = imported(tmp_path / "store", DATA / f"{name}.json", *options)
+    assert (rollout.step, rollout.sample_index, rollout.status) == (3, "q-7", "ok")
+    assert [(span.kind, span.is_turn) for span in rollout.spans] == [
         ("generation", True), ("tool", False), ("generation", True),
     ]  # fmt: skip
-    first, tool, last = one.spans
+    first, tool, last = rollout.spans
     assert first.messages == [SYSTEM, QUESTION]
-    (asked,) = first.output_message["tool_calls"]
-    arguments = asked["function"]["arguments"]
-    assert (asked["id"], asked["function"]["name"]) == ("call_1", "add")
+    (called,) = first.output_message["tool_calls"]
+    arguments = called["function"]["arguments"]
+    assert (called["id"], called["function"]["name"]) == ("call_1", "add")
     assert (json.loads(arguments) if isinstance(arguments, str) else arguments) == {"a": 2, "b": 3}
     assert (tool.op, tool.inputs["a"], tool.inputs["b"], tool.outputs) == ("add", 2, 3, "5")
     assert [message["role"] for message in last.messages] == ["system", "user", "assistant", "tool"]
     assert last.messages[3] == {"role": "tool", "content": "5", "tool_call_id": "call_1"}
-    assert last.messages[2]["tool_calls"][0]["function"] == asked["function"]
+    assert last.messages[2]["tool_calls"][0]["function"] == called["function"]
     assert (last.output_text, last.finish_reason) == ("It is 5.", "stop")
-    assert [turn.usage for turn in turns_of(one)] == [(40, 12), (60, 5)]
-    assert [turn.inputs["temperature"] for turn in one.turns] == [0.5, 0.5]
-    assert {turn.outputs["model"] for turn in one.turns} == {"tiny-1"}
-    assert [turn.inputs["tools"][0]["type"] for turn in one.turns] == ["function"] * 2
+    assert [turn.usage for turn in turns_of(rollout)] == [(40, 12), (60, 5)]
+    assert [turn.inputs["temperature"] for turn in rollout.turns] == [0.5, 0.5]
+    assert {turn.outputs["model"] for turn in rollout.turns} == {"tiny-1"}
+    assert [turn.inputs["tools"][0]["type"] for turn in rollout.turns] == ["function"] * 2
     if name == "mlflow":  # it has no evaluations in spans, and no conventional name of an agent
         return
-    assert (one.agent, one.reward) == ("adder", 1.0)
-    found = {outcome.name: outcome.number or outcome.text for outcome in one.outcomes}
-    assert found["correctness"] == 1.0
-    assert found["correctness_explanation"] == "5 is right"
+    assert (rollout.agent, rollout.reward) == ("adder", 1.0)
+    outcomes = {outcome.name: outcome.number or outcome.text for outcome in rollout.outcomes}
+    assert outcomes["correctness"] == 1.0
+    assert outcomes["correctness_explanation"] == "5 is right"
 
 
 def test_an_import_that_was_killed_within_a_trajectory_counts_all_of_it(
@@ -94,11 +94,11 @@ def test_an_import_that_was_killed_within_a_trajectory_counts_all_of_it(
         return call_item(*args, **options)
 
     monkeypatch.setattr(intake, "call_item", killed)
-    assert run("import", "otlp", DATA / "messages.json", "-s", tmp_path / "s").exit_code
+    assert run("import", "otlp", DATA / "messages.json", "-s", tmp_path / "s").exit_code == 1
     monkeypatch.undo()
-    said, (one,) = imported(tmp_path / "s", DATA / "messages.json")
-    assert "1 trajectories, 2 calls" in said
-    assert len(one.spans) == 3
+    output, (rollout,) = imported(tmp_path / "s", DATA / "messages.json")
+    assert "1 trajectories, 2 calls" in output
+    assert len(rollout.spans) == 3
     sql = "select span_count, turn_count, output_tokens, prompt_hash from trajectories"
     (row,) = rows("sql", sql, "-s", tmp_path / "s")
     imported(tmp_path / "whole", DATA / "messages.json")
@@ -137,7 +137,7 @@ def line(body: bytes) -> bytes:
 FORMS = {
     "lines": lambda bodies: b"".join(map(line, bodies)),
     "one pretty request": lambda bodies: json.dumps(
-        {"resourceSpans": [json.loads(line(one))["resourceSpans"][0] for one in bodies]}, indent=1
+        {"resourceSpans": [json.loads(line(body))["resourceSpans"][0] for body in bodies]}, indent=1
     ).encode(),
 }
 
@@ -160,14 +160,14 @@ def test_every_form_of_the_files_gives_the_same_calls(finished: Any, tmp_path: P
     assert read == [read[0]] * len(FORMS)
     assert len(read[0]) == 2
     options = ("--reward", "score", "--step", "job.step")
-    said, (one,) = imported(tmp_path / "store", tmp_path / "one pretty request", *options)
-    assert "1 trajectories, 1 calls imported" in said
-    assert one.trace_id == f"{root.context.trace_id:032x}"
-    assert (one.name, one.reward, one.step) == ("task", 0.125, 12)
-    assert one.attributes["ids"] == [1, 2]
-    assert one.attributes["ratio"] == float("inf")
-    assert (one.start_ns, one.end_ns) == (root.start_time, root.end_time)
-    (call,) = one.spans
+    output, (rollout,) = imported(tmp_path / "store", tmp_path / "one pretty request", *options)
+    assert "1 trajectories, 1 calls imported" in output
+    assert rollout.trace_id == f"{root.context.trace_id:032x}"
+    assert (rollout.name, rollout.reward, rollout.step) == ("task", 0.125, 12)
+    assert rollout.attributes["ids"] == [1, 2]
+    assert rollout.attributes["ratio"] == float("inf")
+    assert (rollout.start_ns, rollout.end_ns) == (root.start_time, root.end_time)
+    (call,) = rollout.spans
     assert call.span_id == f"{inner.context.span_id:016x}"
     assert (call.op, call.status, call.error) == ("inner", "error", "ValueError: odd")
     assert call.inputs == {"a": [1, None]}
@@ -191,22 +191,22 @@ def test_spans_of_several_files_are_joined_and_a_later_import_adds_what_is_new(
                                      "gen_ai.evaluation.score.label": "good"})  # fmt: skip
     inner, outer, root, other = spans.get_finished_spans()
     for name, parts in {"a": [other, inner], "b": [root], "c": [outer, inner]}.items():
-        (tmp_path / f"{name}.json").write_bytes(b"".join(line(encoded(one)) for one in parts))
+        (tmp_path / f"{name}.json").write_bytes(b"".join(line(encoded(span)) for span in parts))
     files = [tmp_path / f"{name}.json" for name in "abc"]
     _, (first, second) = imported(tmp_path / "store", *files[:2], "--run", "r")
     outer_id = f"{outer.context.span_id:016x}"
-    assert [(one.op, one.parent_id) for one in first.spans] == [("inner", outer_id)]
+    assert [(call.op, call.parent_id) for call in first.spans] == [("inner", outer_id)]
     assert (second.status, second.error, second.spans) == ("error", "broken", [])
-    assert [(one.name, one.text) for one in second.outcomes] == [("style", "good")]
-    said, (first, _) = imported(tmp_path / "store", *files, "--run", "r")
-    assert "0 trajectories, 1 calls imported" in said
-    assert "counts of turns" in said
-    parents = {one.op: one.parent_id for one in first.spans}
+    assert [(outcome.name, outcome.text) for outcome in second.outcomes] == [("style", "good")]
+    output, (first, _) = imported(tmp_path / "store", *files, "--run", "r")
+    assert "0 trajectories, 1 calls imported" in output
+    assert "counts of turns" in output
+    parents = {call.op: call.parent_id for call in first.spans}
     assert parents == {"outer": None, "inner": outer_id}
-    assert "left out    1 links between spans" in said
-    said, _ = imported(tmp_path / "store", tmp_path, "--run", "r", "--step", "job.step")
-    assert "0 trajectories, 0 calls imported" in said
-    assert "skipped     2" in said
+    assert "left out    1 links between spans" in output
+    output, _ = imported(tmp_path / "store", tmp_path, "--run", "r", "--step", "job.step")
+    assert "0 trajectories, 0 calls imported" in output
+    assert "skipped     2" in output
 
 
 def test_evaluations_that_arrive_later_are_added_and_one_is_chosen_as_reward(
@@ -221,14 +221,14 @@ def test_evaluations_that_arrive_later_are_added_and_one_is_chosen_as_reward(
     judge, root = spans.get_finished_spans()
     (tmp_path / "a.json").write_bytes(line(encoded(judge)))
     (tmp_path / "b.json").write_bytes(line(encoded(root)))
-    _, (one,) = imported(tmp_path / "store", tmp_path / "a.json", "--run", "r")
-    assert (one.reward, one.outcomes) == (None, [])
-    said, (one,) = imported(tmp_path / "store", tmp_path, "--run", "r")
-    assert one.reward is None
-    assert "1 rewards: several evaluations may be it, so name one by --reward" in said
+    _, (rollout,) = imported(tmp_path / "store", tmp_path / "a.json", "--run", "r")
+    assert (rollout.reward, rollout.outcomes) == (None, [])
+    output, (rollout,) = imported(tmp_path / "store", tmp_path, "--run", "r")
+    assert rollout.reward is None
+    assert "1 rewards: several evaluations may be it, so name one by --reward" in output
     for _ in range(2):
-        _, (one,) = imported(tmp_path / "store", tmp_path, "--run", "r", "--reward", "style")
-    assert one.reward == 0.25
+        _, (rollout,) = imported(tmp_path / "store", tmp_path, "--run", "r", "--reward", "style")
+    assert rollout.reward == 0.25
     counted = rows("sql", "select name, count(*)::int as n from outcomes group by 1 order by 1",
                    "-s", tmp_path / "store")  # fmt: skip
     assert counted == [{"name": name, "n": 1} for name in ("reward", "style", "truth")]
@@ -253,19 +253,19 @@ def test_what_localtrace_exported_comes_back_with_its_place_and_reward(tmp_path:
             localtrace.op(kind="reward", name="judge")(lambda: generate([1], answer("", [8])))()
             t.set(reward=0.1 + 0.2, note={"deep": [1, float("nan")]})
         localtrace.outcome(t.trace_id, step=3, source="trainer", old_log_probs=[-0.5, -0.25])
-    before = {one.trace_id: one for one in held(tmp_path / "store")}
+    before = {rollout.trace_id: rollout for rollout in held(tmp_path / "store")}
     out = tmp_path / "out.json"
     assert run("export", "otlp", "run=golden", "-s", tmp_path / "store", "-o", out).exit_code == 0
-    said, after = imported(tmp_path / "again", out, "--run", "golden", "--project", "maths")
-    assert f"{len(before)} trajectories" in said
+    output, after = imported(tmp_path / "again", out, "--run", "golden", "--project", "maths")
+    assert f"{len(before)} trajectories" in output
     assert len(after) == len(before) == len(SESSIONS) + 1
-    for one in after:
-        was = before[one.trace_id]
+    for rollout in after:
+        was = before[rollout.trace_id]
         for name in ("step", "sample_index", "rollout_n", "group_id", "validate", "start_ns",
                      "end_ns", "reward", "data_source"):  # fmt: skip
-            assert getattr(one, name) == getattr(was, name), name
-    said, _ = imported(tmp_path / "store", out, "--run", "golden", "--project", "maths")
-    assert "0 trajectories, 0 calls imported" in said
+            assert getattr(rollout, name) == getattr(was, name), name
+    output, _ = imported(tmp_path / "store", out, "--run", "golden", "--project", "maths")
+    assert "0 trajectories, 0 calls imported" in output
 
 
 # Hostile files
@@ -308,11 +308,11 @@ BAD = {
 def test_bad_lines_are_named_and_the_rest_is_imported(tmp_path: Path) -> None:
     good = [request({**ID, "traceId": f"{n:032x}"}) for n in (1, 2)]
     (tmp_path / "in.json").write_bytes(good[0] + b"".join(BAD.values()) + good[1])
-    said, found = imported(tmp_path / "store", tmp_path / "in.json")
-    assert f"skipped     {len(BAD)} that cannot be read" in said
+    output, rollouts = imported(tmp_path / "store", tmp_path / "in.json")
+    assert f"skipped     {len(BAD)} that cannot be read" in output
     for number, name in enumerate(BAD, 2):
-        assert f"in.json:{number}: " in said, name
-    assert [one.trace_id for one in found] == [f"{n:032x}" for n in (1, 2)]
+        assert f"in.json:{number}: " in output, name
+    assert [rollout.trace_id for rollout in rollouts] == [f"{n:032x}" for n in (1, 2)]
 
 
 ODD = {
@@ -349,10 +349,10 @@ def test_odd_traces_are_kept(tmp_path: Path) -> None:
     lines = [request(*({**span, "traceId": f"{number:032x}"} for span in spans))
              for number, spans in enumerate(ODD.values(), 1)]  # fmt: skip
     (tmp_path / "in.json").write_bytes(b"".join(lines))
-    said, found = imported(tmp_path / "store", tmp_path / "in.json")
-    assert f"{len(ODD)} trajectories" in said
-    assert "skipped" not in said
-    calls = {name: len(one.spans) for name, one in zip(ODD, found, strict=True)}
+    output, rollouts = imported(tmp_path / "store", tmp_path / "in.json")
+    assert f"{len(ODD)} trajectories" in output
+    assert "skipped" not in output
+    calls = {name: len(rollout.spans) for name, rollout in zip(ODD, rollouts, strict=True)}
     assert calls["a circle of callers"] == 1  # the other one is the root
     assert calls["two roots"] == 2
 
@@ -378,9 +378,9 @@ def test_a_trace_that_is_too_large_is_refused_alone(
     text = {"key": "k", "value": {"stringValue": "x" * 2**19}}
     many = [{**ID, "spanId": f"{n:016x}", "attributes": [text]} for n in range(1, 4)]
     (tmp_path / "in.json").write_bytes(request(*many) + request({**ID, "traceId": "c" * 32}))
-    said, (one,) = imported(tmp_path / "store", tmp_path / "in.json")
-    assert f"{'a' * 32}: a trace of more than 1 MiB" in said
-    assert one.trace_id == "c" * 32
+    output, (rollout,) = imported(tmp_path / "store", tmp_path / "in.json")
+    assert f"{'a' * 32}: a trace of more than 1 MiB" in output
+    assert rollout.trace_id == "c" * 32
 
 
 def test_an_attribute_that_is_no_place_costs_its_own_trace(tmp_path: Path) -> None:
@@ -388,6 +388,6 @@ def test_an_attribute_that_is_no_place_costs_its_own_trace(tmp_path: Path) -> No
     (tmp_path / "in.json").write_bytes(
         request({**ID, "attributes": named}) + request({**ID, "traceId": "c" * 32})
     )
-    said, (one,) = imported(tmp_path / "store", tmp_path / "in.json", "--step", "s")
-    assert "the value of s is not a step" in said
-    assert (one.trace_id, one.step) == ("c" * 32, None)
+    output, (rollout,) = imported(tmp_path / "store", tmp_path / "in.json", "--step", "s")
+    assert "the value of s is not a step" in output
+    assert (rollout.trace_id, rollout.step) == ("c" * 32, None)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 import localtrace
+from localtrace import testing
 from localtrace.record.propagation import trace_id_of
+from localtrace.trainer_hooks.generations import record_generation
+from tests.commands import rows, run
 
-Command = Callable[..., Result]
-Rows = Callable[[Path, str], list[dict[str, Any]]]
 SPANS = "select * from spans order by trace_id"
 LOGPROBS = [[-0.5, 7, None], [-0.25, 8, None], [-1.0, 9, None]]
 
@@ -38,7 +37,7 @@ def line(rid: str, parameters: dict[str, Any], **meta: Any) -> str:
 def log(folder: Path, *lines: str) -> Path:
     folder.mkdir(exist_ok=True)
     file = folder / "sglang-request-metrics-20261121_11.log"
-    file.write_text("".join(f"{one}\n" for one in lines))
+    file.write_text("".join(f"{text}\n" for text in lines))
     return folder
 
 
@@ -51,12 +50,10 @@ IDS = line(
 TEXT = line("mine-1", {"text": "2 + 2?", "sampling_params": {"max_new_tokens": 3}})
 
 
-def test_ids_logprobs_and_times_are_the_engines(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
-    result = command("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
+def test_ids_logprobs_and_times_are_the_engines(tmp_path: Path) -> None:
+    result = run("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
     assert result.exit_code == 0, result.output
-    (span,) = rows(tmp_path / "s", SPANS)
+    (span,) = rows("sql", SPANS, "-s", tmp_path / "s")
     assert (span["op"], span["is_turn"], span["trace_id"]) == ("sglang.generate", True, "a" * 32)
     assert (span["prompt_ids"], span["output_ids"]) == ([1, 2], [7, 8, 9])
     assert span["output_logprobs"] == [-0.5, -0.25, -1.0]
@@ -65,27 +62,23 @@ def test_ids_logprobs_and_times_are_the_engines(
     inputs = {"rid": "a" * 32, "sampling_params": {"temperature": 1.0}, "return_logprob": True}
     assert json.loads(span["inputs"]) == inputs
     assert json.loads(span["outputs"])["meta_info"]["cached_tokens"] == 1
-    (trajectory,) = rows(tmp_path / "s", "select * from trajectories")
+    (trajectory,) = rows("sql", "select * from trajectories", "-s", tmp_path / "s")
     assert (trajectory["name"], trajectory["turn_count"], trajectory["output_tokens"]) == (
         "sglang.generate", 1, 3,
     )  # fmt: skip
 
 
-def test_a_request_of_text_alone_has_its_text_and_the_time_of_the_file(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_a_request_of_text_alone_has_its_text_and_the_time_of_the_file(tmp_path: Path) -> None:
     logs = log(tmp_path / "logs", TEXT)
     os.utime(next(logs.iterdir()), ns=(10**18, 10**18))
-    command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
-    (span,) = rows(tmp_path / "s", SPANS)
+    run("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    (span,) = rows("sql", SPANS, "-s", tmp_path / "s")
     assert json.loads(span["inputs"])["text"] == "2 + 2?"
     assert (span["end_ns"], span["end_ns"] - span["start_ns"]) == (10**18, 500_000_000)
     assert span["trace_id"] == trace_id_of("mine-1")
 
 
-def test_a_request_id_that_carries_a_place_hangs_below_the_call_there(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_a_request_id_that_carries_a_place_hangs_below_the_call_there(tmp_path: Path) -> None:
     store = tmp_path / "s"
 
     @localtrace.op
@@ -99,18 +92,16 @@ def test_a_request_id_that_carries_a_place_hangs_below_the_call_there(
         generate([1, 2])
     localtrace.close()
     logs = log(tmp_path / "logs", line(str(rids[0]), {"input_ids": [1, 2]}))
-    command("import", "sglang-metrics", logs, "--run", "job", "-s", store)
-    (joined,) = rows(store, "select * from engine_calls")
+    run("import", "sglang-metrics", logs, "--run", "job", "-s", store)
+    (joined,) = rows("sql", "select * from engine_calls", "-s", store)
     assert (joined["joined"], joined["step"]) == ("carried", 4)
-    (count,) = rows(store, "select count(*) as n, sum(turn_count) as turns from trajectories")
+    (count,) = rows(
+        "sql", "select count(*) as n, sum(turn_count) as turns from trajectories", "-s", store
+    )
     assert count == {"n": 1, "turns": 1}
 
 
-def test_importing_again_and_what_a_hook_recorded_add_nothing(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
-    from localtrace.trainer_hooks.generations import record_generation
-
+def test_importing_again_and_what_a_hook_recorded_add_nothing(tmp_path: Path) -> None:
     store = tmp_path / "s"
     localtrace.init(store, run_id="live", seal=False, min_free_bytes=0)
     record_generation(
@@ -119,39 +110,49 @@ def test_importing_again_and_what_a_hook_recorded_add_nothing(
     localtrace.close()
     logs = log(tmp_path / "logs", IDS, TEXT)
     for known in (1, 2):
-        result = command("import", "sglang-metrics", logs, "-s", store)
+        result = run("import", "sglang-metrics", logs, "-s", store)
         assert f"{known} that are in the store already" in result.stdout
-    assert len(rows(store, SPANS)) == 2
+    assert len(rows("sql", SPANS, "-s", store)) == 2
 
 
-def test_a_request_id_used_twice_is_one_trajectory_with_both_calls(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_a_request_id_used_twice_is_one_trajectory_with_both_calls(tmp_path: Path) -> None:
     again = line("mine-1", {"text": "3 + 3?"})
     logs = log(tmp_path / "logs", TEXT, again)
     for _ in range(2):
-        command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
-    assert len(rows(tmp_path / "s", SPANS)) == 2
-    assert len(rows(tmp_path / "s", "select * from trajectories")) == 1
+        run("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    assert len(rows("sql", SPANS, "-s", tmp_path / "s")) == 2
+    assert len(rows("sql", "select * from trajectories", "-s", tmp_path / "s")) == 1
 
 
 def test_where_a_trainers_hook_records_the_trajectories_none_is_made(
-    tmp_path: Path, command: Command, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALTRACE_LONE_GENERATIONS", "0")
     for _ in range(2):
-        command("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
-    assert len(rows(tmp_path / "s", SPANS)) == 1
-    assert rows(tmp_path / "s", "select * from trajectories") == []
+        run("import", "sglang-metrics", log(tmp_path / "logs", IDS), "-s", tmp_path / "s")
+    assert len(rows("sql", SPANS, "-s", tmp_path / "s")) == 1
+    assert rows("sql", "select * from trajectories", "-s", tmp_path / "s") == []
 
 
-def test_what_generates_nothing_is_left_out_and_bad_lines_are_named(
-    tmp_path: Path, command: Command
-) -> None:
+def test_an_engines_log_and_its_hook_agree_on_the_prompt(tmp_path: Path) -> None:
+    @localtrace.op
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"output_ids": [7]}
+
+    with testing.recording(tmp_path / "s", run_id="live"), localtrace.trajectory(step=0):
+        generate([1, 2])
+    run("import", "sglang-metrics", log(tmp_path / "logs", IDS, TEXT), "-s", tmp_path / "s")
+    sql = "select prompt_hash from trajectories order by step, output_tokens nulls last"
+    live, of_ids, of_text = [row["prompt_hash"] for row in rows("sql", sql, "-s", tmp_path / "s")]
+    assert live == of_ids
+    assert of_text not in (None, live)
+
+
+def test_what_generates_nothing_is_left_out_and_bad_lines_are_named(tmp_path: Path) -> None:
     embedding = json.dumps({"request_parameters": "{}", "id": "e", "prompt_tokens": 3})
     prompt_alone = line("b" * 32, {"sampling_params": {"n": 2}}, completion_tokens=0)
     logs = log(tmp_path / "logs", embedding, "{torn", '{"id": "x"}', IDS, prompt_alone)
-    result = command("import", "sglang-metrics", logs, "-s", tmp_path / "s")
+    result = run("import", "sglang-metrics", logs, "-s", tmp_path / "s")
     assert result.exit_code == 1
     assert "left out    2 " in result.stdout
     assert "_11.log:2: " in result.stdout

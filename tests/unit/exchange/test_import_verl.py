@@ -1,4 +1,4 @@
-"""Rollouts that verl dumped: by verl's own code, from what a trainer gives it."""
+"""Rollouts from dumps of verl; `tests/verl/trainers/test_dumps.py` has verl write some."""
 
 from __future__ import annotations
 
@@ -8,174 +8,130 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
-from tests.environment import unavailable
+import localtrace
+from localtrace import testing
+from tests.commands import rows, run
 
-try:
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-except ImportError:
-    unavailable("verl is not installed: its own code writes the dumps")
-
-Command = Callable[..., Result]
-Rows = Callable[[Path, str], list[dict[str, Any]]]
-TRAJECTORIES = "select * from trajectories order by step, trace_id"
+TRAJECTORIES = "select * from trajectories order by step, reward, trace_id"
 
 
-def dump(trainer: type[Any], folder: Path, step: int, columns: dict[str, list[Any]]) -> Path:
-    """Have verl write the file of a step."""
-    concrete: Any = type("Concrete", (trainer,), {})
-    concrete.__abstractmethods__ = frozenset()
-    made = object.__new__(concrete)
-    made.global_steps = step
-    made._init_dump_executor()
-    inputs = [f"user\n{number} + 2?\nassistant\n" for number in range(4)]
-    outputs = [f"It is {number + 2}. ✓" for number in range(4)]
-    truths = [str(number + 2) for number in range(4)]
-    made._dump_generations(inputs, outputs, truths, [0.0, 1.0, 0.5, 1.0], columns, str(folder))
-    made._shutdown_dump_executor()
-    return folder / f"{step}.jsonl"
+def dump(folder: Path, *steps: int) -> Path:
+    """For each step the file of two prompts with two rollouts each."""
+    folder.mkdir(exist_ok=True)
+    for step in steps:
+        lines = [
+            {"input": f"{number} + 2?", "output": answer, "gts": f"{number + 2}",
+             "score": float(answer == f"{number + 2}"), "step": step}
+            for number in (2, 3) for answer in ("4", "5")
+        ]  # fmt: skip
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
-    folder = tmp_path / "rollouts"
-    for step in (1, 2, 10):
-        requests = [f"r{step}-{number}" for number in range(4)]
-        dump(RayPPOTrainer, folder, step, {"acc": [True, False] * 2, "request_id": requests})
-    return folder
+    return dump(tmp_path / "rollouts", 1, 2, 10)
 
 
-def test_each_line_becomes_a_trajectory_with_its_texts_reward_and_truth(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows
-) -> None:
-    store = tmp_path / "store"
-    result = command("import", "verl-jsonl", dumps, "-s", store, "--run", "job", "--project", "p")
-    assert result.exit_code == 0, result.output
-    found = rows(store, TRAJECTORIES)
-    assert [row["step"] for row in found] == [1] * 4 + [2] * 4 + [10] * 4
-    assert {(row["run_id"], row["project"], row["validate"]) for row in found} == {
-        ("job", "p", False)
-    }
-    spans = {row["trace_id"]: row for row in rows(store, "select * from spans")}
-    for row in found:
-        inputs = json.loads(spans[row["trace_id"]]["inputs"])
-        outputs = json.loads(spans[row["trace_id"]]["outputs"])
-        number = int(inputs["prompt"].split()[1])
-        assert outputs == {"text": f"It is {number + 2}. ✓"}
-        assert row["reward"] == [0.0, 1.0, 0.5, 1.0][number]
-        assert json.loads(row["attributes"]) == {
-            "ground_truth": str(number + 2), "acc": number % 2 == 0,
-            "request_id": f"r{row['step']}-{number}",
-        }  # fmt: skip
+def stored(store: Path, table: str) -> list[dict[str, Any]]:
+    return rows("sql", f"select * from stored.{table}", "-s", store)
 
 
-def test_a_rollout_has_the_time_of_its_file(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_dumps_of_text_have_turns_answers_and_prompts(dumps: Path, tmp_path: Path) -> None:
+    run("import", "verl-jsonl", dumps, "-s", tmp_path / "s")
+    rollouts = rows("sql", TRAJECTORIES, "-s", tmp_path / "s")
+    assert [row["step"] for row in rollouts] == [1] * 4 + [2] * 4 + [10] * 4
+    assert {(row["turn_count"], row["output_tokens"]) for row in rollouts} == {(1, None)}
+    turns = rows("sql", "select * from turns order by output_text", "-s", tmp_path / "s")
+    assert [row["output_text"] for row in turns] == ["4"] * 6 + ["5"] * 6
+    by_hash = rows(
+        "sql", "select prompt_hash, count(*) as rollouts, sum(reward) as right from trajectories "
+        "group by prompt_hash", "-s", tmp_path / "s",
+    )  # fmt: skip
+    assert [(row["rollouts"], row["right"]) for row in by_hash] == [(6, 3.0), (6, 3.0)]
+
+
+def test_a_dump_and_a_recording_of_the_same_text_have_the_same_hash(tmp_path: Path) -> None:
+    @localtrace.op
+    def complete(prompt: str) -> dict[str, str]:
+        return {"text": "4"}
+
+    with testing.recording(tmp_path / "s", run_id="live"), localtrace.trajectory(step=0):
+        complete("2 + 2?")
+    run("import", "verl-jsonl", dump(tmp_path / "dumps", 1), "-s", tmp_path / "s")
+    live, *imported = rows("sql", TRAJECTORIES, "-s", tmp_path / "s")
+    assert [row["prompt_hash"] for row in imported].count(live["prompt_hash"]) == 2
+
+
+def test_a_rollout_has_the_time_of_its_file(dumps: Path, tmp_path: Path) -> None:
     os.utime(dumps / "2.jsonl", ns=(10**18, 10**18))
-    command("import", "verl-jsonl", dumps / "2.jsonl", "-s", tmp_path / "store")
-    found = rows(tmp_path / "store", TRAJECTORIES)
-    assert {(row["start_ns"], row["end_ns"]) for row in found} == {(10**18, 10**18)}
+    run("import", "verl-jsonl", dumps / "2.jsonl", "-s", tmp_path / "store")
+    rollouts = rows("sql", TRAJECTORIES, "-s", tmp_path / "store")
+    assert [(row["start_ns"], row["end_ns"]) for row in rollouts] == [(10**18, 10**18)] * 4
 
 
-def test_keys_of_the_new_trainer_become_groups_and_rollouts(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
-    keys = ["u_1_0_0", "u_1_1_0", "v_0_0", "w"]
-    dump(PPOTrainer, tmp_path / "val", 5, {"uid": keys})
-    command("import", "verl-jsonl", tmp_path / "val", "--validate", "-s", tmp_path / "store")
-    found = rows(tmp_path / "store", TRAJECTORIES)
-    places = {(row["group_id"], row["rollout_n"], row["validate"]) for row in found}
-    assert places == {("u_1", 0, True), ("u_1", 1, True), ("v", 0, True), ("w", None, True)}
-
-
-def test_importing_again_adds_nothing_not_even_a_run(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows
+def test_importing_again_adds_nothing_but_steps_that_came_since(
+    dumps: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    command("import", "verl-jsonl", dumps, "-s", store)
-    before = [rows(store, f"select * from stored.{table}") for table in ("runs", "trajectories")]
-    again = command("import", "verl-jsonl", dumps, dumps / "1.jsonl", "-s", store)
+    tried = run("import", "verl-jsonl", dumps, "--dry-run", "-s", store)
+    assert tried.stdout.startswith("12 trajectories, 12 calls would be imported")
+    assert not store.exists()
+    run("import", "verl-jsonl", dumps, "-s", store)
+    # Everything is sealed, and nothing goes on in the background.
+    assert [path for path in (store / "journals").iterdir() if path.name[0] != "."] == []
+    assert run("verify", "-s", store).exit_code == 0
+    before = stored(store, "runs"), stored(store, "trajectories")
+    again = run("import", "verl-jsonl", dumps, dumps / "1.jsonl", "-s", store)
     assert again.exit_code == 0
     assert "0 trajectories" in again.stdout
     assert "12 that are in the store already" in again.stdout
-    after = [rows(store, f"select * from stored.{table}") for table in ("runs", "trajectories")]
-    assert after == before
+    assert (stored(store, "runs"), stored(store, "trajectories")) == before
+    later = run("import", "verl-jsonl", dump(dumps, 11), "-s", store)
+    assert later.stdout.startswith("4 trajectories")
+    assert len(stored(store, "trajectories")) == 16
 
 
-def test_steps_that_came_since_are_added(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows
-) -> None:
-    command("import", "verl-jsonl", dumps, "-s", tmp_path / "store")
-    dump(RayPPOTrainer, dumps, 11, {})
-    again = command("import", "verl-jsonl", dumps, "-s", tmp_path / "store")
-    assert again.stdout.startswith("4 trajectories")
-    assert len(rows(tmp_path / "store", TRAJECTORIES)) == 16
-
-
-def test_equal_rollouts_of_one_step_are_all_kept(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_equal_rollouts_of_one_step_are_all_kept(tmp_path: Path) -> None:
     line = json.dumps({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 3})
     (tmp_path / "3.jsonl").write_text(f"{line}\n" * 3)
-    command("import", "verl-jsonl", tmp_path / "3.jsonl", "-s", tmp_path / "store")
-    assert len(rows(tmp_path / "store", TRAJECTORIES)) == 3
+    run("import", "verl-jsonl", tmp_path / "3.jsonl", "-s", tmp_path / "store")
+    assert len(stored(tmp_path / "store", "trajectories")) == 3
 
 
-def test_bad_lines_are_named_and_all_others_come_in(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_bad_lines_are_named_and_all_others_come_in(dumps: Path, tmp_path: Path) -> None:
     file = dumps / "1.jsonl"
     good = file.read_bytes().splitlines()
     bad = [b"{torn", b"[1, 2]", b'{"input": "no output"}', b"[" * 100_000, b"\xff\xfe"]
     file.write_bytes(b"\n".join([good[0], *bad, b"", *good[1:]]))
-    result = command("import", "verl-jsonl", file, "-s", tmp_path / "store")
+    result = run("import", "verl-jsonl", file, "-s", tmp_path / "store")
     assert result.exit_code == 1
     assert [f"1.jsonl:{number}:" in result.stdout for number in range(1, 9)] == [
         False, True, True, True, True, True, False, False,
     ]  # fmt: skip
     assert "5 that cannot be read" in result.stdout
-    assert len(rows(tmp_path / "store", TRAJECTORIES)) == 4
+    assert len(stored(tmp_path / "store", "trajectories")) == 4
 
 
-def test_numbers_that_json_lacks_come_in(tmp_path: Path, command: Command, rows: Rows) -> None:
+def test_numbers_that_json_lacks_come_in(tmp_path: Path) -> None:
     line = {"input": "a", "output": "b", "score": float("nan"), "step": 1, "kl": float("inf")}
     (tmp_path / "1.jsonl").write_text(json.dumps(line))
-    command("import", "verl-jsonl", tmp_path / "1.jsonl", "-s", tmp_path / "store")
-    (found,) = rows(tmp_path / "store", "select attributes, isnan(reward) as nan from trajectories")
-    assert found["nan"] is True
-    assert '"inf"' in found["attributes"]
+    run("import", "verl-jsonl", tmp_path / "1.jsonl", "-s", tmp_path / "store")
+    sql = "select attributes, isnan(reward) as nan from trajectories"
+    (row,) = rows("sql", sql, "-s", tmp_path / "store")
+    assert row["nan"] is True
+    assert '"inf"' in row["attributes"]
 
 
-def test_a_dry_run_counts_and_makes_no_store(dumps: Path, tmp_path: Path, command: Command) -> None:
-    result = command("import", "verl-jsonl", dumps, "--dry-run", "-s", tmp_path / "store")
-    assert result.stdout.startswith("12 trajectories, 12 calls would be imported")
-    assert not (tmp_path / "store").exists()
-
-
-def test_everything_is_sealed_and_nothing_goes_on_in_the_background(
-    dumps: Path, tmp_path: Path, command: Command
-) -> None:
-    store = tmp_path / "store"
-    command("import", "verl-jsonl", dumps, "-s", store)
-    journals = [path for path in (store / "journals").iterdir() if not path.name.startswith(".")]
-    assert journals == []
-    assert command("verify", "-s", store).exit_code == 0
-
-
-def test_a_killed_import_goes_on_without_loss_or_double(
-    tmp_path: Path, command: Command, rows: Rows
-) -> None:
+def test_a_killed_import_goes_on_without_loss_or_double(tmp_path: Path) -> None:
     lines = (
         json.dumps({"input": f"p{n}", "output": "o" * 2000, "score": 1.0, "step": 1})
-        for n in range(6_000)
+        for n in range(2_000)
     )
     file, store = tmp_path / "1.jsonl", tmp_path / "store"
     file.write_text("\n".join(lines))
@@ -187,40 +143,21 @@ def test_a_killed_import_goes_on_without_loss_or_double(
     ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    result = command("import", "verl-jsonl", file, "-s", store)
+    assert process.wait() == -signal.SIGKILL
+    result = run("import", "verl-jsonl", file, "-s", store)
     assert result.exit_code == 0, result.output
-    (found,) = rows(
-        store,
-        "select (select count(*) from trajectories) as rows, "
+    (counts,) = rows(
+        "sql", "select (select count(*) from trajectories) as rows, "
         "(select count(distinct trace_id) from trajectories where status = 'ok') as ids, "
         "(select count(*) from spans) as spans, (select count(distinct span_id) from spans) as own",
-    )
-    assert found == dict.fromkeys(("rows", "ids", "spans", "own"), 6_000)
+        "-s", store,
+    )  # fmt: skip
+    assert counts == dict.fromkeys(("rows", "ids", "spans", "own"), 2_000)
 
 
-def test_calls_that_a_killed_import_left_get_their_trajectory(
-    dumps: Path, tmp_path: Path, command: Command, rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from localtrace.importers import intake
-
-    store = tmp_path / "store"
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(intake, "end_item", killed)  # between a call and its trajectory
-        command("import", "verl-jsonl", dumps, "-s", store)
-    assert len(rows(store, "select * from spans")) == 1
-    command("import", "verl-jsonl", dumps, "-s", store)
-    assert len(rows(store, "select * from spans")) == 12
-    assert len(rows(store, "select * from trajectories where span_count = 1")) == 12
-
-
-def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, command: Command) -> None:
+def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "none", tmp_path / "empty"):
-        result = command("import", "verl-jsonl", path, "-s", tmp_path / "store")
+        result = run("import", "verl-jsonl", path, "-s", tmp_path / "store")
         assert result.exit_code == 2
         assert "*.jsonl" in result.stderr
