@@ -17,8 +17,8 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from tests.unit.test_viewer_pages import Pages
 
-TURNS = 200
-HIDDEN_TURN = 150
+TURNS = 80
+HIDDEN_TURN = 50
 LONG = "a " * 15_000 + "Zebra <in> the long grass" + " b" * 15_000
 RAW = "only-in-the-settings"
 
@@ -45,9 +45,9 @@ def chat(messages: list[dict[str, Any]], stop: str) -> dict[str, Any]:
 def roll_out() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Which ibex?"}]
     for number in range(TURNS):
-        said = chat(list(messages), stop=RAW)["choices"][0]["message"]
+        answer = chat(list(messages), stop=RAW)["choices"][0]["message"]
         result = look_up(f"gnu-{number}")
-        messages += [said, {"role": "tool", "content": result}]
+        messages += [answer, {"role": "tool", "content": result}]
         messages.append({"role": "user", "content": f"Go on, kudu {number}."})
 
 
@@ -55,12 +55,12 @@ def roll_out() -> None:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
     folder = tmp_path_factory.mktemp("long") / "store"
     with recording(folder, run_id="long"):
-        with localtrace.trajectory(step=1, sample_index="s", rollout_n=0) as one:
+        with localtrace.trajectory(step=1, sample_index="s", rollout_n=0) as long:
             roll_out()
         with localtrace.trajectory(step=1, sample_index="s", rollout_n=1) as other:
             localtrace.record_turn({"text": "Short, with Zebra."}, prompt="p", duration_ns=1)
     seal(open_layout(folder))
-    ids = {(1, "s", 0): one.trace_id, (1, "s", 1): other.trace_id}
+    ids = {(1, "s", 0): long.trace_id, (1, "s", 1): other.trace_id}
     with open_store(folder) as store:
         yield Pages(store, ids)
 
@@ -84,13 +84,13 @@ PARTS = 5 * TURNS
     ("find", "count"),
     [
         ("quagga", TURNS),  # reasoning
-        ("QUAGGA 199.", 1),
+        ("QUAGGA 79.", 1),
         ("ibex", 1),  # a prompt
         ("kudu", TURNS - 1),  # further prompts; nobody is asked the last one
         ("zebra", 1),  # in an answer, behind what a page shows of it
         ('"word": "gnu-7"', 1),  # arguments of the model's call
-        ("OKAPI gnu-13\n", 0),
-        ("OKAPI gnu-13", 1 + 10),  # results: 13 and 130 to 139
+        ("OKAPI gnu-1\n", 0),
+        ("OKAPI gnu-1", 1 + 10),  # results: 1 and 10 to 19
         ("look_up", 2 * TURNS),  # names of tools: asked for, and called
         (".*", 0),
         ("<in>", 1),
@@ -141,7 +141,7 @@ def test_further_parts_are_whole_pages_at_their_place(pages: Pages) -> None:
     parts = _every_part(pages)
     assert [part["part"] for part in parts] == list(range(PARTS))
     first = pages.html(address(pages))
-    (link,) = re.findall(r'<a href="([^"]+)">940 further parts</a>', first)
+    (link,) = re.findall(r'<a href="([^"]+)">340 further parts</a>', first)
     path, _, anchor = unescape(link).partition("#")
     html = pages.html(path)
     assert all(piece in html for piece in ("<!doctype html>", "<header", "</nav>", "<h1>"))
@@ -156,7 +156,7 @@ def test_further_parts_are_whole_pages_at_their_place(pages: Pages) -> None:
 def test_what_only_a_call_holds_is_found_in_the_call(pages: Pages) -> None:
     facts = pages.facts(address(pages, find=RAW))["find"]
     assert facts["total"] == 0
-    assert [(one["op"], one["field"]) for one in facts["calls"]] == [("chat", "arguments")] * 5
+    assert [(call["op"], call["field"]) for call in facts["calls"]] == [("chat", "arguments")] * 5
     html = pages.html(address(pages, find=RAW))
     assert RAW in pages.html(facts["calls"][0]["url"])
     assert "Not in the conversation" in html
@@ -166,11 +166,11 @@ def test_what_only_a_call_holds_is_found_in_the_call(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("find", "by", "inside", "marks"),
     [
-        ("quagga 123", "text", "generated", "quagga 123"),
+        ("quagga 63", "text", "generated", "quagga 63"),
         ("kudu 17.", "text", "calls", "kudu 17."),
-        (r"qua[g]+a 12\d\.", "regex", "generated", "quagga 120."),
-        (r"gnu-19\d is a", "regex", "calls", "gnu-190 is a"),
-        ('word": "gnu-188', "text", "calls", 'word": "gnu-188'),
+        (r"qua[g]+a 6\d\.", "regex", "generated", "quagga 60."),
+        (r"gnu-7\d is a", "regex", "calls", "gnu-70 is a"),
+        ('word": "gnu-68', "text", "calls", 'word": "gnu-68'),
         ("Zebra <in>", "text", "generated", "Zebra <in>"),
     ],
 )
@@ -178,8 +178,8 @@ def test_a_search_hit_leads_to_its_place_marked(
     pages: Pages, find: str, by: str, inside: str, marks: str
 ) -> None:
     q = "run=long rollout_n=0"
-    found = pages.facts(f"/search?{urlencode({'find': find, 'by': by, 'in': inside, 'q': q})}")
-    (row,) = found["rows"]
+    facts = pages.facts(f"/search?{urlencode({'find': find, 'by': by, 'in': inside, 'q': q})}")
+    (row,) = facts["rows"]
     path, _, anchor = row["url"].partition("#")
     assert anchor == "here"
     html = pages.html(path)
@@ -188,13 +188,13 @@ def test_a_search_hit_leads_to_its_place_marked(
 
 
 def test_the_hit_of_the_call_in_the_address_is_the_one_that_is_shown(pages: Pages) -> None:
-    calls = [one["span_id"] for one in pages.facts(address(pages) + "/calls?to=300")["calls"]]
-    html = pages.html(address(pages, find="quagga", call=calls[2 * 100]))  # chat, look_up, chat, …
-    assert '<mark id="here">quagga</mark> 100.' in html
-    assert "101 of 200" in html
+    calls = [call["span_id"] for call in pages.facts(address(pages) + "/calls?to=300")["calls"]]
+    html = pages.html(address(pages, find="quagga", call=calls[2 * 40]))  # chat, look_up, chat, …
+    assert '<mark id="here">quagga</mark> 40.' in html
+    assert "41 of 80" in html
     # A tool's call holds none: the next one is shown.
-    html = pages.html(address(pages, find="quagga", call=calls[2 * 100 + 1]))
-    assert '<mark id="here">quagga</mark> 101.' in html
+    html = pages.html(address(pages, find="quagga", call=calls[2 * 40 + 1]))
+    assert '<mark id="here">quagga</mark> 41.' in html
 
 
 def test_a_search_hit_without_text_marks_its_part(pages: Pages) -> None:

@@ -61,9 +61,9 @@ def groups(pages: Pages, q: str, **more: str) -> Any:
 
 
 def test_the_mean_reward_of_groups_is_that_of_their_rollouts(odd: Pages) -> None:
-    found = groups(odd, "run=one step=1")
-    assert found["mean_reward"] == pytest.approx(180 / 7)
-    assert (found["low"], found["high"]) == (20.0, 40.0)
+    facts = groups(odd, "run=one step=1")
+    assert facts["mean_reward"] == pytest.approx(180 / 7)
+    assert (facts["low"], facts["high"]) == (20.0, 40.0)
     assert "7 rollouts" not in odd.html("/groups?q=run=one+step=1")
     assert "8 rollouts, mean reward 25.7" in odd.html("/groups?q=run=one+step=1")
 
@@ -79,14 +79,16 @@ def test_groups_without_variance_are_a_click_away(odd: Pages) -> None:
     assert str(Markup.escape(link)) in html
     first, *others = groups(odd, "run=one", sort="flat")["groups"]
     assert (first["sample_index"], first["zero_variance"]) == ("even", True)
-    assert not any(one["zero_variance"] for one in others)
+    assert not any(group["zero_variance"] for group in others)
 
 
 def test_bars_reach_their_end_at_the_largest_value_only(odd: Pages) -> None:
     html = odd.html("/groups?q=run=one+step=1")
     assert html.count('width="100.0"') == 1
     assert html.count('width="50.0"') == 1
-    (group,) = [one for one in groups(odd, "run=one step=1")["groups"] if one["max_reward"] == 50]
+    (group,) = [
+        group for group in groups(odd, "run=one step=1")["groups"] if group["max_reward"] == 50
+    ]
     facts = odd.facts(group["url"])
     assert (facts["low"], facts["high"]) == (30.0, 50.0)
 
@@ -101,7 +103,7 @@ def test_the_step_that_was_clicked_is_the_first_of_the_later_side(odd: Pages, pa
     path = facts.get("prompts_url", page)  # by itself the page takes the middle of steps 1 to 3
     prompts = odd.facts(path)
     assert prompts["at"] == 2
-    (even,) = [one for one in prompts["prompts"] if one["sample_index"] == "even"]
+    (even,) = [prompt for prompt in prompts["prompts"] if prompt["sample_index"] == "even"]
     assert (even["before"], even["after"]) == (40.0, -3.0)  # of step 1; of step 2
     assert (even["rollouts_before"], even["rollouts_after"]) == (2, 2)
     assert (prompts["low"], prompts["high"]) == (-3.0, 40.0)
@@ -116,14 +118,14 @@ def test_rollouts_without_a_step_have_a_group_of_their_own(odd: Pages) -> None:
     (group,) = groups(odd, "run=one where='step is null'")["groups"]
     facts = odd.facts(group["url"])
     assert "without a step" in odd.html(group["url"])
-    assert [one["group_key"] for one in odd.facts(facts["step_url"])["groups"]] == [
+    assert [shown["group_key"] for shown in odd.facts(facts["step_url"])["groups"]] == [
         group["group_key"]
     ]
     rollout = odd.facts(facts["columns"][0]["url"])
     assert odd.facts(rollout["step_url"])["rollouts"] == 2
     assert odd.facts(rollout["group_url"])["rollouts"] == 2
     rows = odd.facts(facts["rollouts_url"])["rows"]
-    assert {row["trace_id"] for row in rows} == {one["trace_id"] for one in facts["columns"]}
+    assert {row["trace_id"] for row in rows} == {column["trace_id"] for column in facts["columns"]}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_names_that_never_end_are_cut_in_lists(odd: Pages) -> None:
 def test_what_is_copied_from_a_list_gives_its_rows(odd: Pages) -> None:
     for q in ("run=one step=1", "run=one where='step is null'", "reward=50"):
         facts = groups(odd, q)
-        keys = {(one["run_id"], one["step"], one["group_key"]) for one in facts["groups"]}
+        keys = {(group["run_id"], group["step"], group["group_key"]) for group in facts["groups"]}
         names: dict[str, Any] = {"localtrace": localtrace}
         exec(facts["copies"]["Python"].replace("store.sql", "rows = store.sql"), names)
         rows = names["rows"].astype(object).where(names["rows"].notna(), None)
@@ -172,6 +174,7 @@ def test_an_empty_store_says_what_begins_it(tmp_path: Path) -> None:
         empty = Pages(store, {})
         assert "Remove a filter" not in empty.html("/trajectories") + empty.html("/groups")
         assert "localtrace.trajectory" in empty.html("/trajectories")
+        assert "No group is recorded yet" in empty.html("/groups")
         assert "Remove a filter" in empty.html("/trajectories?q=step=1")
         assert "No rollout is recorded yet" in empty.html("/tokens")
         assert "such a text" in empty.html("/search?find=a")
@@ -211,10 +214,10 @@ def test_shares_are_not_rounded_to_all_or_to_others() -> None:
 def test_lines_of_a_query_are_named_by_what_differs(odd: Pages) -> None:
     sql = "select step, run_id, count(*) as n from trajectories where {} group by all"
     both = odd.facts(f"/sql?{urlencode({'sql': sql.format('step is not null')})}")["chart"]
-    assert {one["name"] for one in both["series"]} == {"lr=one", "lr=two"}
-    of_one = "step is not null and run_id = 'one'"
-    chart = odd.facts(f"/sql?{urlencode({'sql': sql.format(of_one)})}")["chart"]
-    assert [one["name"] for one in chart["series"]] == ["n"]
+    assert {line["name"] for line in both["series"]} == {"lr=one", "lr=two"}
+    of_one_run = "step is not null and run_id = 'one'"
+    chart = odd.facts(f"/sql?{urlencode({'sql': sql.format(of_one_run)})}")["chart"]
+    assert [line["name"] for line in chart["series"]] == ["n"]
 
 
 def test_columns_of_one_name_can_be_read_from_the_file(odd: Pages) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 import math
 import shlex
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
@@ -17,6 +20,7 @@ from starlette.testclient import TestClient
 import localtrace
 from localtrace.cli import main
 from localtrace.read.filters import Filters
+from localtrace.read.named_queries import load_queries
 from localtrace.read.store import Store, open_store
 from localtrace.read.turns import question
 from localtrace.store.layout import open_layout
@@ -24,6 +28,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from localtrace.viewer.app import make_app
 from localtrace.viewer.pages import PAGES
+from localtrace.viewer.pages.prompts import pairs_of
 from localtrace.viewer.shared_store import SharedStore
 from tests.golden.chat.loop import record
 from tests.golden.chat.script import ADD, SESSIONS
@@ -62,7 +67,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
 
 
 def sessions(**wanted: object) -> list[Any]:
-    return [one for one in SESSIONS if all(getattr(one, k) == v for k, v in wanted.items())]
+    return [
+        session for session in SESSIONS if all(getattr(session, k) == v for k, v in wanted.items())
+    ]
 
 
 def test_a_single_run_is_the_first_page(pages: Pages) -> None:
@@ -80,22 +87,22 @@ def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
             t.set(reward=seed)
     with open_store(tmp_path) as store:
         two = Pages(store, {})
-        names = {one["run_id"]: one["run_name"] for one in two.facts("/runs")["runs"]}
+        names = {row["run_id"]: row["run_name"] for row in two.facts("/runs")["runs"]}
         assert names == {"run1": "seed=1", "run2": "seed=2"}
         assert "seed=1" in two.html("/run/run1")
         assert "seed=2" in two.html("/run/run1")
         chart = two.facts("/chart?name=reward&run=run1&also=run2")
-        assert {one["name"].rpartition(" ")[2] for one in chart["series"]} == set(names.values())
+        assert {line["name"].rpartition(" ")[2] for line in chart["series"]} == set(names.values())
 
 
 def test_the_steps_of_a_run(pages: Pages) -> None:
     steps = pages.facts("/run/golden")["steps"]
     for row in steps:
         here = sessions(step=row["step"], validate=False)
-        rewards = [one.reward for one in here]
+        rewards = [session.reward for session in here]
         assert row["rollouts"] == len(here)
         assert row["mean_reward"] == pytest.approx(sum(rewards) / len(rewards))
-    assert [row["step"] for row in steps] == sorted({one.step for one in SESSIONS})
+    assert [row["step"] for row in steps] == sorted({session.step for session in SESSIONS})
 
 
 ORDERS: dict[str, Callable[[Any], Any]] = {
@@ -114,6 +121,7 @@ def unordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
         for number in range(60):
             place = {"step": (None, 1, 2, 10)[number % 4], "sample_index": f"s{number % 3}"}
             with localtrace.trajectory(**place, rollout_n=number % 2) as t:
+                localtrace.record_turn({"output_ids": [7] * (number % 5)}, prompt_ids=[1])
                 t.set(reward=(0.0, 1.0, math.nan, None, 0.5, -math.inf)[number % 6])
     seal(open_layout(folder))
     with open_store(folder) as store:
@@ -147,15 +155,18 @@ def test_rows_at_any_place_stand_in_the_asked_order(unordered: Pages, sort: str,
     for at in (0, len(ids) // 2, len(ids) - 1):
         around = unordered.facts(f"/trajectory/{ids[at]}?{urlencode({'q': q, 'sort': sort})}")
         assert (around["position"], around["total"]) == (at + 1, len(ids))
-        after = ids[at + 1] if at + 1 < len(ids) else "None"
-        assert after in str(around["after_url"])
+        for side, next_to in (("before_url", at - 1), ("after_url", at + 1)):
+            if 0 <= next_to < len(ids):
+                assert around[side].startswith(f"/trajectory/{ids[next_to]}?")
+            else:
+                assert around[side] is None
 
 
 def test_the_groups_of_a_step_come_worst_first(pages: Pages) -> None:
     groups = pages.facts("/groups?q=step=1+validate=false")["groups"]
     means = {
-        sample: sum(one.reward for one in here) / len(here)
-        for sample in {one.sample for one in sessions(step=1, validate=False)}
+        sample: sum(session.reward for session in here) / len(here)
+        for sample in {session.sample for session in sessions(step=1, validate=False)}
         if (here := sessions(step=1, sample=sample, validate=False))
     }
     assert {row["sample_index"]: row["mean_reward"] for row in groups} == pytest.approx(means)
@@ -164,28 +175,28 @@ def test_the_groups_of_a_step_come_worst_first(pages: Pages) -> None:
 
 def test_a_filter_finds_whole_groups(pages: Pages) -> None:
     groups = pages.facts("/groups?q=reward=0.5")["groups"]
-    assert {(row["sample_index"], row["rollouts"]) for row in groups} >= {("add", 3)}
+    assert [(row["sample_index"], row["rollouts"]) for row in groups] == [("add", 3)]
 
 
 def test_a_group_aligns_its_rollouts_from_the_best_to_the_worst(pages: Pages) -> None:
     row = next(
-        one for one in pages.facts("/groups?q=step=1")["groups"] if one["sample_index"] == "add"
+        row for row in pages.facts("/groups?q=step=1")["groups"] if row["sample_index"] == "add"
     )
     group = pages.facts(row["url"])
-    assert [one["reward"] for one in group["columns"]] == [1.0, 0.5, 0.0]
-    assert [one["mark"] for one in group["columns"]] == ["best", None, "worst"]
-    assert [one["advantage"] for one in group["columns"]] == [0.5, 0.0, -0.5]
+    assert [column["reward"] for column in group["columns"]] == [1.0, 0.5, 0.0]
+    assert [column["mark"] for column in group["columns"]] == ["best", None, "worst"]
+    assert [column["advantage"] for column in group["columns"]] == [0.5, 0.0, -0.5]
     assert group["prompt"] == f"user: {ADD}"
     # All ask for another calculation in their first turn.
-    assert [one["parts_at"] for one in group["columns"]] == [None, "turn 0", "turn 0"]
-    assert [one["name"] for one in group["turns"] if one["first"]] == ["turn 0"]
+    assert [column["parts_at"] for column in group["columns"]] == [None, "turn 0", "turn 0"]
+    assert [turn["name"] for turn in group["turns"] if turn["first"]] == ["turn 0"]
 
 
 def test_a_group_without_variance_says_that_it_teaches_nothing(pages: Pages) -> None:
     row = next(
-        one
-        for one in pages.facts("/groups?q=step=1+validate=false")["groups"]
-        if one["sample_index"] == "double"
+        row
+        for row in pages.facts("/groups?q=step=1+validate=false")["groups"]
+        if row["sample_index"] == "double"
     )
     assert row["zero_variance"] is True
     assert "teaches nothing" in pages.html(row["url"])
@@ -193,26 +204,26 @@ def test_a_group_without_variance_says_that_it_teaches_nothing(pages: Pages) -> 
 
 def test_a_conversation_shows_each_part_once(pages: Pages) -> None:
     blocks = pages.facts(f"/trajectory/{pages.ids[1, 'add', 0]}")["blocks"]
-    said = [(one["role"], one["name"], one["text"]) for one in blocks]
-    assert said[:4] == [
+    parts = [(block["role"], block["name"], block["text"]) for block in blocks]
+    assert parts[:4] == [
         ("user", None, ADD),
         ("reasoning", None, "I should add the numbers."),
         ("tool call", "calculator", '{"expression":"2+3"}'),
         ("tool", "calculator", "5"),
     ]
-    assert ("assistant", None, "The answer is 5.") in said
-    assert len([one for one in said if one[2] == "5"]) == 1
+    assert ("assistant", None, "The answer is 5.") in parts
+    assert len([part for part in parts if part[2] == "5"]) == 1
 
 
 def test_a_failed_tool_is_marked(pages: Pages) -> None:
     blocks = pages.facts(f"/trajectory/{pages.ids[1, 'add', 1]}")["blocks"]
-    (failed,) = [one for one in blocks if one["is_error"]]
+    (failed,) = [block for block in blocks if block["is_error"]]
     assert "ZeroDivisionError" in failed["text"]
 
 
 def test_trajectories_come_in_the_asked_order_with_every_filter(pages: Pages) -> None:
     facts = pages.facts("/trajectories?q=step=1+validate=false&sort=reward")
-    rewards = [one.reward for one in sessions(step=1, validate=False)]
+    rewards = [session.reward for session in sessions(step=1, validate=False)]
     assert [row["reward"] for row in facts["rows"]] == sorted(rewards)
     assert facts["total"] == len(rewards)
     rows = pages.facts("/trajectories/rows?q=step=1+validate=false&sort=reward&from=2&to=4")["rows"]
@@ -223,18 +234,11 @@ def test_trajectories_come_in_the_asked_order_with_every_filter(pages: Pages) ->
     assert all(row["prompt"] and row["answer"] for row in rows)
 
 
-@pytest.mark.parametrize("sort", ["step", "-step", "-tokens"])
-def test_first_rows_are_the_beginning_of_all(pages: Pages, sort: str) -> None:
-    first, all_but_one = (
-        pages.facts(f"/trajectories/rows?sort={sort}&from={start}&to=5")["rows"] for start in (0, 1)
-    )
-    assert len(first) == 5
-    assert first[1:] == all_but_one
-
-
 def test_rows_tell_what_looks_wrong(pages: Pages) -> None:
     rows = pages.facts("/trajectories/rows?q=step=1+sample_index=add+validate=false")["rows"]
-    failed = {row["trace_id"]: [one for one in row["badges"] if "tool" in one] for row in rows}
+    failed = {
+        row["trace_id"]: [badge for badge in row["badges"] if "tool" in badge] for row in rows
+    }
     assert failed[pages.ids[1, "add", 1]] == ["1 tool error"]
     assert failed[pages.ids[1, "add", 0]] == []
 
@@ -247,16 +251,6 @@ def test_a_prompt_of_a_chat_template_is_listed_by_its_question() -> None:
     assert question(f"{begin}system\nBe kind.{end}\n") == f"{begin}system\nBe kind.{end}\n"
 
 
-def test_neighbours_obey_the_filter(pages: Pages) -> None:
-    rows = pages.facts("/trajectories?q=step=1+validate=false&sort=reward")["rows"]
-    middle = pages.facts(rows[1]["url"])
-    assert rows[0]["trace_id"] in middle["before_url"]
-    assert rows[2]["trace_id"] in middle["after_url"]
-    assert middle["position"] == 2
-    assert pages.facts(rows[0]["url"])["before_url"] is None
-    assert pages.facts(rows[-1]["url"])["after_url"] is None
-
-
 def test_sql_that_is_offered_gives_the_rows_of_the_page(pages: Pages) -> None:
     facts = pages.facts("/trajectories?q=step=1+reward%3C1&sort=reward")
     rows = pages.store.sql(facts["copies"]["SQL"]).to_dicts()
@@ -266,9 +260,9 @@ def test_sql_that_is_offered_gives_the_rows_of_the_page(pages: Pages) -> None:
 def test_commands_that_are_offered_work(pages: Pages) -> None:
     group = pages.facts("/groups?q=step=1")["groups"][0]["url"]
     trajectory = f"/trajectory/{pages.ids[1, 'add', 0]}"
-    found = "/search?find=answer+is&q=step=1"
+    search = "/search?find=answer+is&q=step=1"
     for path in (
-        "/runs", "/trajectories?q=step=1+reward%3C1", group, trajectory, "/run/golden", found,
+        "/runs", "/trajectories?q=step=1+reward%3C1", group, trajectory, "/run/golden", search,
     ):  # fmt: skip
         command = pages.facts(path)["copies"]["Command"].replace(" --plot", "")
         done = CliRunner().invoke(main, shlex.split(command)[1:])
@@ -276,14 +270,11 @@ def test_commands_that_are_offered_work(pages: Pages) -> None:
 
 
 def test_python_that_is_offered_works(pages: Pages) -> None:
-    import localtrace
-    from localtrace.read.filters import Filters
-
     group = pages.facts("/groups?q=step=1")["groups"][0]["url"]
     trajectory = f"/trajectory/{pages.ids[1, 'add', 0]}"
-    found = "/search?find=4&by=regex"
+    search = "/search?find=4&by=regex"
     for path in (
-        "/runs", "/trajectories?q=step=1", group, trajectory, "/run/golden", "/tokens", found,
+        "/runs", "/trajectories?q=step=1", group, trajectory, "/run/golden", "/tokens", search,
     ):  # fmt: skip
         exec(pages.facts(path)["copies"]["Python"], {"localtrace": localtrace, "Filters": Filters})
 
@@ -291,126 +282,128 @@ def test_python_that_is_offered_works(pages: Pages) -> None:
 def test_rollouts_of_different_groups_are_compared(pages: Pages) -> None:
     ids = [pages.ids[1, "double", 0], pages.ids[1, "add", 2], pages.ids[1, "double", 1]]
     facts = pages.facts(f"/compare?ids={','.join(ids)}")
-    assert [one["trace_id"] for one in facts["columns"]] == ids
-    assert [one["parts_at"] for one in facts["columns"]] == [None, "turn 0", None]
-    assert [one["reward"] for one in facts["columns"]] == [1.0, 0.0, 1.0]
+    assert [column["trace_id"] for column in facts["columns"]] == ids
+    assert [column["parts_at"] for column in facts["columns"]] == [None, "turn 0", None]
+    assert [column["reward"] for column in facts["columns"]] == [1.0, 0.0, 1.0]
     assert facts["prompt"] is None
     assert pages.client.get(f"/compare?ids={ids[0]}").status_code == 400
 
 
 def test_answers_before_and_after_a_step_are_paired(pages: Pages) -> None:
     key = next(
-        one["url"] for one in pages.facts("/prompts?run=golden&at=2")["prompts"]
-        if one["sample_index"] == "add"
+        prompt["url"] for prompt in pages.facts("/prompts?run=golden&at=2")["prompts"]
+        if prompt["sample_index"] == "add"
     )  # fmt: skip
     facts = pages.facts(key)
     # Step 1: a call of run_python, Maybe 6. and The answer is 5.; step 2: nothing, The answer is
-    sides = [[one["answer"] for one in facts[side]["answers"]] for side in ("before", "after")]
-    assert [len(one) for one in sides] == [3, 2]
+    sides = [
+        [answer["answer"] for answer in facts[side]["answers"]] for side in ("before", "after")
+    ]
+    assert [len(side) for side in sides] == [3, 2]
     pairs = {(pair["before"], pair["after"]): pair for pair in facts["pairs"]}
     assert sorted(pairs, key=str) == sorted([(0, 0), (1, 1), (2, None)], key=str)
     assert not any(pair["is_same"] for pair in facts["pairs"])
     for (left, right), pair in pairs.items():
         if right is not None:
             for side, at in (("before", left), ("after", right)):
-                text = "".join(one[side] for one in pair["stretches"])
+                text = "".join(stretch[side] for stretch in pair["stretches"])
                 assert text == facts[side]["answers"][at]["answer"]
-            assert all(one["before"] == one["after"] for one in pair["stretches"] if one["is_same"])
+            assert all(
+                stretch["before"] == stretch["after"]
+                for stretch in pair["stretches"]
+                if stretch["is_same"]
+            )
 
 
 def test_words_that_changed_are_marked() -> None:
-    from localtrace.viewer.pages.prompts import pairs_of
-
     def side(*answers: str | None) -> list[dict[str, Any]]:
-        return [{"answer": one} for one in answers]
+        return [{"answer": answer} for answer in answers]
 
-    found = pairs_of(side("It is 5.", "both", "old"), side("both", "It is 6.", None))
-    places = [(one["before"], one["after"], one["is_same"]) for one in found]
+    pairs = pairs_of(side("It is 5.", "both", "old"), side("both", "It is 6.", None))
+    places = [(pair["before"], pair["after"], pair["is_same"]) for pair in pairs]
     assert places == [(1, 0, True), (0, 1, False), (2, 2, False)]
-    changed = [(one["before"], one["after"]) for one in found[1]["stretches"]]
+    changed = [(stretch["before"], stretch["after"]) for stretch in pairs[1]["stretches"]]
     assert changed == [("It is ", "It is "), ("5", "6"), (".", ".")]
-    assert found[2]["stretches"] is None
+    assert pairs[2]["stretches"] is None
     (long,) = pairs_of(side("a " * 90_000 + "b"), side("a " * 90_000 + "c"))
-    assert [one["compared"] for one in long["stretches"]] == [True, False]
-    assert sum(len(one["before"]) for one in long["stretches"]) < 5_000
+    assert [stretch["compared"] for stretch in long["stretches"]] == [True, False]
+    assert sum(len(stretch["before"]) for stretch in long["stretches"]) < 5_000
 
 
 def test_sql_gives_rows_a_chart_and_files(pages: Pages) -> None:
-    import csv
-    import io
-
-    import pyarrow.parquet as pq
-
     sql = "select step, count(*) as n, any_value(trace_id) as trace_id from trajectories "
     query = f"sql={sql}group by step order by step"
     facts = pages.facts(f"/sql?{query}")
-    steps = sorted({one.step for one in SESSIONS})
+    steps = sorted({session.step for session in SESSIONS})
     counts = [[step, len(sessions(step=step))] for step in steps]
     assert [row[:2] for row in facts["rows"]] == counts
     assert facts["chart"]["series"][0]["points"] == counts
     text = pages.client.get(f"/sql/rows.csv?{query}").text
-    assert [[int(one) for one in row[:2]] for row in list(csv.reader(io.StringIO(text)))[1:]] == (
+    assert [[int(cell) for cell in row[:2]] for row in list(csv.reader(io.StringIO(text)))[1:]] == (
         counts
     )
     data = pages.client.get(f"/sql/rows.parquet?{query}").content
     assert pq.read_table(io.BytesIO(data))["n"].to_pylist() == [n for _, n in counts]
 
 
-@pytest.mark.parametrize(
-    "sql", ["drop table runs", "select * from read_csv('/etc/passwd')", "copy runs to '/tmp/x'",
-            "select 1; select 2", "set threads = 1"],
-)  # fmt: skip
-def test_sql_that_is_not_one_select_is_refused(pages: Pages, sql: str) -> None:
-    facts = pages.facts(f"/sql?sql={sql}")
-    assert facts["why"]
-    assert facts["rows"] is None
-    assert pages.client.get(f"/sql/rows.csv?sql={sql}").status_code == 400
+def test_sql_that_does_more_than_read_is_refused_with_the_reason(pages: Pages) -> None:
+    facts = pages.facts("/sql?sql=drop table runs")
+    assert (facts["why"], facts["rows"]) == (
+        "only one SELECT can be run on a store: write one, such as FROM runs", None,
+    )  # fmt: skip
+    assert pages.client.get("/sql/rows.csv?sql=drop table runs").status_code == 400
 
 
 def test_every_named_query_has_a_page(pages: Pages) -> None:
-    from localtrace.read.named_queries import load_queries
-
     for name in load_queries():
         assert pages.client.get(f"/sql?query={name}").status_code == 200, name
 
 
+NEEDED = {
+    "/chart": ["run"], "/prompts": ["run"], "/prompt": ["run", "key"], "/group": ["run", "key"],
+    "/compare": ["ids"], "/sql/rows.csv": ["sql"], "/sql/rows.parquet": ["sql"],
+}  # fmt: skip
+"""What the address of a page must hold."""
+FILTERED = (
+    "/run/{run_id}", "/groups", "/trajectories", "/trajectories/rows", "/trajectory/{trace_id}",
+    "/trajectory/{trace_id}/tokens", "/tokens", "/search",
+)  # fmt: skip
+NAMING = ("/prompt", "/group", "/trajectory/{trace_id}/call/{span_id}")
+"""Pages of something that the odd addresses name, and that is not there."""
+ODD = (
+    "", "q=step", "q='", "sort=;drop", "run=golden", "run=golden&at=x&step=y&key=z",
+    "q=where=%22select", "from=-1&to=x", "q=step=99", "run=golden&key=1&at=99999999999",
+    "shown=99999999999999999999&from=99999999999999999", "find=x&by=y", "find=(&by=regex",
+    "find=-1&by=ids&q=step%3C1", "find=%00&in=calls",
+)  # fmt: skip
+
+
+def status(path: str, values: dict[str, str]) -> int:
+    """The status that a page answers an odd address with."""
+    lacks = any(name not in values for name in NEEDED.get(path, ()))
+    is_no_filter = path in FILTERED and values.get("q") in ("step", "'", 'where="select')
+    is_unknown = (path == "/tokens" and "sort" in values) or (
+        path == "/search" and values.get("by") == "y"
+    )
+    if lacks or is_no_filter or is_unknown:
+        return 400
+    return 404 if path in NAMING else 200
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
-def test_no_address_makes_a_page_fail(pages: Pages, page: Any) -> None:
+def test_an_odd_address_is_shown_or_refused_for_what_it_lacks(pages: Pages, page: Any) -> None:
     trace_id = pages.ids[1, "add", 0]
     path = page.path.format(run_id="golden", trace_id=trace_id, span_id="0" * 16)
-    odd = ("", "?q=step", "?q='", "?sort=;drop", "?run=golden", "?run=golden&at=x&step=y&key=z",
-           "?q=where=%22select", "?from=-1&to=x", "?q=step=99", "?run=golden&key=1&at=99999999999",
-           "?shown=99999999999999999999&from=99999999999999999", "?find=x&by=y",
-           "?find=(&by=regex", "?find=-1&by=ids&q=step%3C1", "?find=%00&in=calls")  # fmt: skip
-    for query in odd:
-        assert pages.client.get(f"{path}{query}").status_code in (200, 400, 404), query
-        answer = pages.client.get(f"{path if path != '/' else '/index'}.json{query}")
-        assert answer.status_code in (200, 400, 404)
-        json.loads(answer.text)
-
-
-def test_new_rollouts_are_shown_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import localtrace
-
-    with recording(tmp_path / "store", run_id="live"):
-        with localtrace.trajectory(step=1) as first:
-            first.set(reward=1.0)
-        localtrace.flush()
-        with open_store(tmp_path / "store") as store:
-            live = Pages(store, {})
-            monkeypatch.setattr("localtrace.viewer.shared_store._LOOK_INTERVAL_S", 0.0)
-            assert live.facts("/trajectories")["total"] == 1
-            with localtrace.trajectory(step=2):
-                pass
-            localtrace.flush()
-            assert live.facts("/trajectories")["total"] == 2
+    for query in ODD:
+        expected = status(page.path, dict(parse_qsl(query)))
+        assert pages.client.get(f"{path}?{query}").status_code == expected, query
+        answer = pages.client.get(f"{path if path != '/' else '/index'}.json?{query}")
+        assert answer.status_code == expected, query
+        if not page.path.startswith("/sql/rows"):
+            assert isinstance(answer.json(), dict)
 
 
 def test_a_run_tells_how_its_recording_does(tmp_path: Path) -> None:
-    import localtrace
-
     @localtrace.op
     def say(text: str) -> None: ...
 
@@ -422,8 +415,7 @@ def test_a_run_tells_how_its_recording_does(tmp_path: Path) -> None:
             live = Pages(store, {}).facts("/run/lossy")["recording"]
         lost = localtrace.losses()["values"]["too_large"]
     assert (live["processes"], live["closed_processes"], live["lost"]) == (1, 0, {})
-    assert live["unsealed_rows"]["trajectories"] > 0
-    assert lost > 0
+    assert (live["unsealed_rows"]["trajectories"], lost) == (1, 1)
     with open_store(tmp_path / "store") as store:
         ended = Pages(store, {})
         facts = ended.facts("/run/lossy")["recording"]
@@ -440,15 +432,6 @@ def test_an_unchanged_page_is_not_sent_again(pages: Pages) -> None:
     assert pages.client.get("/run/golden", headers={"If-None-Match": tag}).status_code == 304
 
 
-def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
-    with recording(tmp_path / "store"):
-        pass
-    with open_store(tmp_path / "store") as store:
-        empty = Pages(store, {})
-        for path in ("/trajectories", "/groups", "/tokens"):
-            assert "empty" in empty.html(path)
-
-
 def test_other_machines_are_refused_unless_exposed(pages: Pages) -> None:
     done = CliRunner().invoke(main, ["view", "-s", str(pages.store.path), "--host", "0.0.0.0"])
     assert done.exit_code == 2
@@ -456,8 +439,6 @@ def test_other_machines_are_refused_unless_exposed(pages: Pages) -> None:
 
 
 def test_a_taken_port_is_told(pages: Pages) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = CliRunner().invoke(main, ["view", "-s", str(pages.store.path), "--port", port])

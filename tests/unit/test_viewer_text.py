@@ -88,21 +88,20 @@ def test_a_long_text_takes_time_in_proportion() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0.0, "0"), (1.0, "1"), (0.8512, "0.851"), (1e-6, "1e-6"), (-2.5, "−2.5"),
+    [(None, "–"), (0.0, "0"), (1.0, "1"), (0.8512, "0.851"), (1e-6, "1e−6"), (-2.5, "−2.5"),
      (15776, "15,776"), (1234.5, "1,234"), (999.7, "1,000"), (float("nan"), "NaN"),
      (-math.inf, "−Infinity"), (True, "true")],
 )  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
-    assert number(value).replace("−6", "-6") == text
+    assert number(value) == text
 
 
 def test_shares_times_and_signs() -> None:
-    assert [percent(one) for one in (None, 0.0, 0.005, 0.5, 1.0)] == ["–", "0%", "0.5%", "50%",
-                                                                     "100%"]  # fmt: skip
-    assert [duration(one) for one in (None, 1_500, 2_500_000, 3 * 10**9, 90 * 10**9)] == [
-        "–", "1.5 µs", "2.5 ms", "3.00 s", "1.5 min",
-    ]  # fmt: skip
-    assert [signed(one) for one in (0.5, -0.5, 0.0)] == ["+0.5", "−0.5", "0"]
+    shares = [*map(percent, (None, 0.0, 0.005, 0.5, 1.0))]
+    assert shares == ["–", "0%", "0.5%", "50%", "100%"]
+    times = [*map(duration, (None, 1_500, 2_500_000, 3 * 10**9, 90 * 10**9))]
+    assert times == ["–", "1.5 µs", "2.5 ms", "3.00 s", "1.5 min"]
+    assert [*map(signed, (0.5, -0.5, 0.0))] == ["+0.5", "−0.5", "0"]
 
 
 def test_json_has_words_for_nan_and_takes_any_text() -> None:
