@@ -23,7 +23,6 @@ from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks.slime import (
-    hook,
     log_eval_rollout_data,
     log_rollout_data,
     note_sample,
@@ -83,12 +82,12 @@ SECONDS_NS = 10**9
 
 def plain(index: int, group: int | None, **fields: Any) -> Sample:
     """A sample of one turn, with the prompt [1, 2] and three generated tokens."""
-    given = {
+    usual = {
         "prompt": "1+1=", "tokens": [1, 2, 10, 11, 12], "response": "two", "response_length": 3,
         "label": "2", "reward": 1.0, "loss_mask": [1, 1, 1], "weight_versions": ["7"],
         "rollout_log_probs": [-0.1, -0.2, -0.3], "status": DONE,
     }  # fmt: skip
-    return Sample(index=index, group_index=group, **{**given, **fields})
+    return Sample(index=index, group_index=group, **{**usual, **fields})
 
 
 def traced(name: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
@@ -135,8 +134,8 @@ class Recorded:
                 "from tokens order by trace_id, turn, position"
             ).to_dicts()
             self.metrics = store.sql("select step, name, value from metrics").to_dicts()
-            found = store.read([row["trace_id"] for row in self.rows])
-            self.rollouts = {one.attributes["slime_index"]: one for one in found}
+            rollouts = store.read([row["trace_id"] for row in self.rows])
+            self.rollouts = {rollout.attributes["slime_index"]: rollout for rollout in rollouts}
 
     def row(self, index: int) -> dict[str, Any]:
         """The row of a sample."""
@@ -148,8 +147,6 @@ class Recorded:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The store that this process records into."""
     monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", "1")
-    hook._noted.clear()
-    hook._recorded.clear()
     with testing.recording(tmp_path / "store", run_id="slime") as path:
         yield path
 
@@ -170,17 +167,22 @@ def test_a_sample_is_a_trajectory_with_its_own_times(store: Path) -> None:
     assert log_rollout_data(3, args, [sample], extra, 8.0) is None
     assert sample == before
     assert vars(sample)["trace"] == vars(before)["trace"]
-    found = recorded(store)
-    one, row = found.rollouts[0], found.row(0)
-    assert (one.step, one.sample_index, one.rollout_n, one.group_id) == (3, "row-9", 0, "3-0")
-    assert (one.status, one.reward, one.validate) == ("ok", 0.5, False)
-    assert one.attributes["ground_truth"] == "2"
-    assert one.attributes["reward_extra_info"] == {"score": 0.5, "format": 1.0}
-    assert "times_of" not in one.attributes
-    assert one.start_ns == pytest.approx(10**18, abs=SECONDS_NS)
-    assert one.end_ns is not None
-    assert one.end_ns - one.start_ns == pytest.approx(5 * SECONDS_NS, abs=SECONDS_NS)
-    (turn,) = one.spans
+    content = recorded(store)
+    rollout, row = content.rollouts[0], content.row(0)
+    assert (rollout.step, rollout.sample_index, rollout.rollout_n, rollout.group_id) == (
+        3,
+        "row-9",
+        0,
+        "3-0",
+    )
+    assert (rollout.status, rollout.reward, rollout.validate) == ("ok", 0.5, False)
+    assert rollout.attributes["ground_truth"] == "2"
+    assert rollout.attributes["reward_extra_info"] == {"score": 0.5, "format": 1.0}
+    assert "times_of" not in rollout.attributes
+    assert rollout.start_ns == pytest.approx(10**18, abs=SECONDS_NS)
+    assert rollout.end_ns is not None
+    assert rollout.end_ns - rollout.start_ns == pytest.approx(5 * SECONDS_NS, abs=SECONDS_NS)
+    (turn,) = rollout.spans
     assert (turn.start_ns, turn.duration_ns) == (10**18, 3 * SECONDS_NS)
     assert (turn.prompt_ids, turn.output_ids) == ([1, 2], [10, 11, 12])
     assert turn.output_logprobs == pytest.approx([-0.1, -0.2, -0.3])
@@ -188,7 +190,7 @@ def test_a_sample_is_a_trajectory_with_its_own_times(store: Path) -> None:
     assert turn.inputs["sampling_params"] == {"temperature": 0.7, "max_new_tokens": 64}
     assert turn.outputs["weight_version"] == "7"
     assert row["fate"] is None
-    numbers = {(one["name"], one["step"]): one["value"] for one in found.metrics}
+    numbers = {(metric["name"], metric["step"]): metric["value"] for metric in content.metrics}
     assert numbers == {("rollout/drop", 3): 2.0, ("perf/rollout_time", 3): 8.0}
 
 
@@ -196,27 +198,31 @@ def test_the_loss_mask_tells_turns_from_the_answers_of_tools(store: Path) -> Non
     masked = plain(2, 1, loss_mask=[0, 1, 1])
     ruled_out = plain(3, 1, loss_mask=[0, 0, 0], rollout_log_probs=None)
     log_rollout_data(0, ARGS, [plain(0, 0), with_tools(), masked, ruled_out], None, 2.0)
-    found = recorded(store)
-    one = found.rollouts[1]
-    assert (one.rollout_n, one.sample_index, one.data_source) == (1, "41", "sums")
-    assert [(turn.prompt_ids, turn.output_ids) for turn in one.spans] == [
+    content = recorded(store)
+    rollout = content.rollouts[1]
+    assert (rollout.rollout_n, rollout.sample_index, rollout.data_source) == (1, "41", "sums")
+    assert [(turn.prompt_ids, turn.output_ids) for turn in rollout.spans] == [
         ([1, 2], [10, 11]),
         ([1, 2, 10, 11, 90, 91], [12]),
     ]
-    assert [turn.finish_reason for turn in one.spans] == [None, "length"]
-    assert [turn.outputs["weight_version"] for turn in one.spans] == ["7", "8"]
-    assert one.spans[0].messages == [{"role": "user", "content": "1+1="}]
-    assert one.attributes["times_of"] == "batch"
-    assert one.spans[0].duration_ns == 2 * SECONDS_NS
-    values = {outcome.name: outcome.values for outcome in one.outcomes}
+    assert [turn.finish_reason for turn in rollout.spans] == [None, "length"]
+    assert [turn.outputs["weight_version"] for turn in rollout.spans] == ["7", "8"]
+    assert rollout.spans[0].messages == [{"role": "user", "content": "1+1="}]
+    assert rollout.attributes["times_of"] == "batch"
+    assert rollout.spans[0].duration_ns == 2 * SECONDS_NS
+    values = {outcome.name: outcome.values for outcome in rollout.outcomes}
     assert values == {"response_mask": [1, 1, 0, 0, 1, 0]}
-    assert found.rollouts[0].outcomes == []
+    assert content.rollouts[0].outcomes == []
     # Tokens that the loss leaves out were generated if the engine gave logprobs for them.
     for index, mask in ((2, [0, 1, 1]), (3, [0, 0, 0])):
-        assert [turn.output_ids for turn in found.rollouts[index].spans] == [[10, 11, 12]]
-        values = {one.name: one.values for one in found.rollouts[index].outcomes if one.values}
+        assert [turn.output_ids for turn in content.rollouts[index].spans] == [[10, 11, 12]]
+        values = {
+            outcome.name: outcome.values
+            for outcome in content.rollouts[index].outcomes
+            if outcome.values
+        }
         assert values == {"loss_mask": mask}
-    assert [found.row(index)["fate"] for index in (2, 3)] == [None, "filtered"]
+    assert [content.row(index)["fate"] for index in (2, 3)] == [None, "filtered"]
 
 
 def test_each_status_and_fate_is_told(store: Path) -> None:
@@ -236,27 +242,27 @@ def test_each_status_and_fate_is_told(store: Path) -> None:
         args = types.SimpleNamespace(**{**vars(ARGS), **changed})
         note_sample(args, plain(98, 9), rollout_id=5)
     log_rollout_data(5, ARGS, samples, None, 1.0)
-    found = recorded(store)
-    assert {index: one.status for index, one in found.rollouts.items()} == {
+    content = recorded(store)
+    assert {index: rollout.status for index, rollout in content.rollouts.items()} == {
         0: "ok", 1: "error", 2: "cancelled", 3: "cancelled", 4: "ok",
     }  # fmt: skip
-    fates = {index: found.row(index)["fate"] for index in found.rollouts}
+    fates = {index: content.row(index)["fate"] for index in content.rollouts}
     assert fates == {0: "filtered", 1: None, 2: None, 3: "filtered", 4: "filtered"}
-    assert found.rollouts[2].reward is None
-    assert found.rollouts[3].spans == []
-    assert found.rollouts[3].attributes["prompt"] == "1+1="
-    assert (found.rollouts[4].rollout_n, found.rollouts[4].group_id) == (0, "5-2")
+    assert content.rollouts[2].reward is None
+    assert content.rollouts[3].spans == []
+    assert content.rollouts[3].attributes["prompt"] == "1+1="
+    assert (content.rollouts[4].rollout_n, content.rollouts[4].group_id) == (0, "5-2")
 
 
 def batch(samples: list[Sample], **lists: Any) -> dict[str, Any]:
     """The data of a rank of slime's trainer."""
-    masks = [torch.tensor(one.loss_mask, dtype=torch.int) for one in samples]
+    masks = [torch.tensor(sample.loss_mask, dtype=torch.int) for sample in samples]
     return {
-        "sample_indices": [one.index for one in samples],
-        "response_lengths": [one.response_length for one in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
         "loss_masks": masks,
         "rollout_mask_sums": torch.tensor([float(mask.sum()) for mask in masks]),
-        "rollout_log_probs": [torch.tensor(one.rollout_log_probs) for one in samples],
+        "rollout_log_probs": [torch.tensor(sample.rollout_log_probs) for sample in samples],
         **lists,
     }
 
@@ -267,40 +273,46 @@ def test_what_is_trained_on_has_its_advantage_and_logprobs(
     samples = [plain(0, 0), with_tools(), plain(2, 1, remove_sample=True)]
     log_rollout_data(4, ARGS, samples, None, 1.0)
     samples[2].loss_mask = [0, 0, 0]
-    old = [torch.tensor(one.rollout_log_probs) - 0.5 for one in samples]
+    old = [torch.tensor(sample.rollout_log_probs) - 0.5 for sample in samples]
     old[1][2:4] = -9.0  # tokens of the tool
-    advantages = [torch.full((one.response_length,), float(one.index or 0)) for one in samples]
+    advantages = [
+        torch.full((sample.response_length,), float(sample.index or 0)) for sample in samples
+    ]
     advantages[1][2] = 100.0
     data = batch(samples, advantages=advantages, log_probs=old)
     postprocess_rollout_data(ARGS, 4, data)
     megatron.get_tensor_model_parallel_rank = lambda: 1  # the other ranks say nothing
     postprocess_rollout_data(ARGS, 4, {**data, "advantages": old})
-    found = recorded(store)
-    assert [found.row(index)["fate"] for index in range(3)] == ["trained", "trained", "filtered"]
-    assert [found.row(index)["trained_step"] for index in range(3)] == [4, 4, None]
-    assert [found.row(index)["advantage"] for index in range(3)] == [0.0, 1.0, None]
-    numbers = {one.name: one.number for one in found.rollouts[1].outcomes if one.values is None}
+    content = recorded(store)
+    assert [content.row(index)["fate"] for index in range(3)] == ["trained", "trained", "filtered"]
+    assert [content.row(index)["trained_step"] for index in range(3)] == [4, 4, None]
+    assert [content.row(index)["advantage"] for index in range(3)] == [0.0, 1.0, None]
+    numbers = {
+        outcome.name: outcome.number
+        for outcome in content.rollouts[1].outcomes
+        if outcome.values is None
+    }
     assert numbers["logprob_diff_mean"] == pytest.approx(0.5)
     assert numbers["logprob_diff_max"] == pytest.approx(0.5)
-    own = [one for one in found.tokens if one["trace_id"] == found.rollouts[1].trace_id]
-    assert [(one["turn"], one["id"], one["advantage"]) for one in own] == [
+    own = [token for token in content.tokens if token["trace_id"] == content.rollouts[1].trace_id]
+    assert [(token["turn"], token["id"], token["advantage"]) for token in own] == [
         (0, 10, 1.0), (0, 11, 1.0), (1, 12, 1.0),
     ]  # fmt: skip
-    assert [one["trainer_logprob"] for one in own] == pytest.approx([-0.6, -0.7, -0.8])
-    assert [one["logprob"] for one in own] == pytest.approx([-0.1, -0.2, -0.3])
+    assert [token["trainer_logprob"] for token in own] == pytest.approx([-0.6, -0.7, -0.8])
+    assert [token["logprob"] for token in own] == pytest.approx([-0.1, -0.2, -0.3])
 
 
 def test_parts_of_responses_and_siblings_get_no_values(store: Path) -> None:
     samples = [plain(0, 0), plain(1, 0), plain(1, 0), plain(2, 1)]
-    log_rollout_data(0, ARGS, samples, None, 1.0)
+    log_rollout_data(6, ARGS, samples, None, 1.0)
     parts = [torch.ones(2) for _ in samples]
     data = batch(samples, advantages=parts, rollout_log_probs=parts)
     data["rollout_mask_sums"] = torch.tensor([3.0, 6.0, 6.0, 6.0])  # 2 has a sibling elsewhere
-    postprocess_rollout_data(ARGS, 0, data)
+    postprocess_rollout_data(ARGS, 6, data)
     rows = recorded(store).rows
     assert len({row["trace_id"] for row in rows}) == 4
-    assert [row["fate"] for row in rows if row["fate"]] == ["trained"]
-    assert not any(row["advantage"] for row in rows)
+    assert sorted(str(row["fate"]) for row in rows) == ["None", "None", "None", "trained"]
+    assert [row["advantage"] for row in rows] == [None] * 4
 
 
 def test_evaluations_are_validation_rollouts(store: Path) -> None:
@@ -310,16 +322,19 @@ def test_evaluations_are_validation_rollouts(store: Path) -> None:
         "none": {"rewards": [0.0]},
     }
     assert log_eval_rollout_data(9, ARGS, data, {"eval/aime": 0.5}) is None
-    found = recorded(store)
-    assert [found.row(number)["validate"] for number in range(3)] == [True] * 3
-    places = [(one.group_id, one.rollout_n, one.data_source) for one in found.rollouts.values()]
+    content = recorded(store)
+    assert [content.row(number)["validate"] for number in range(3)] == [True] * 3
+    places = [
+        (rollout.group_id, rollout.rollout_n, rollout.data_source)
+        for rollout in content.rollouts.values()
+    ]
     assert sorted(places) == [
         ("9-aime-0", 0, "aime"),
         ("9-aime-0", 1, "aime"),
         ("9-aime-1", 0, "aime"),
     ]
-    assert found.rollouts[0].attributes["times_of"] == "logging"
-    assert [(one["name"], one["value"]) for one in found.metrics] == [("eval/aime", 0.5)]
+    assert content.rollouts[0].attributes["times_of"] == "logging"
+    assert [(metric["name"], metric["value"]) for metric in content.metrics] == [("eval/aime", 0.5)]
 
 
 def test_bad_samples_are_counted_and_the_others_recorded(store: Path) -> None:
@@ -340,9 +355,9 @@ def test_recording_starts_where_the_environment_says(
     for _ in range(2):
         assert log_rollout_data(0, ARGS, [plain(0, 0)], None, 1.0) is None
         postprocess_rollout_data(ARGS)
-    said = capsys.readouterr().err
-    assert said.count("set LOCALTRACE_STORE") == 1
-    assert said.count("passes no data") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("set LOCALTRACE_STORE") == 1
+    assert printed.count("passes no data") == 1
     with monkeypatch.context() as required:
         required.setenv("LOCALTRACE_REQUIRED", "1")
         with pytest.raises(ConfigError, match="set LOCALTRACE_STORE"):

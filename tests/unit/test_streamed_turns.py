@@ -18,7 +18,7 @@ from localtrace.store.journal.results import whole
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from tests.environment import examples
-from tests.recording import Recording
+from tests.recording import Recording, recording
 
 ANSWER = "The answer is 4, as 2 and 2 are 4."
 IDS = [5, 6, 7, 8, 9]
@@ -28,7 +28,7 @@ LOGPROBS = [-0.5, -0.25, -1.0, -2.0, -0.125]
 def cut(values: Any, *places: int) -> list[Any]:
     """The parts between these places."""
     ends = [0, *places, len(values)]
-    return [values[one:other] for one, other in pairwise(ends)]
+    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def so_far(values: Any, *places: int) -> list[Any]:
@@ -42,7 +42,7 @@ def chunk(delta: dict[str, Any], reason: str | None = None, index: int = 0) -> d
 
 
 def sglang(ids: list[int], text: str, reason: str | None = None) -> dict[str, Any]:
-    logprobs = [[LOGPROBS[at], one, None] for at, one in enumerate(ids)]
+    logprobs = [[LOGPROBS[at], token, None] for at, token in enumerate(ids)]
     meta = {"finish_reason": reason and {"type": reason}, "completion_tokens": len(ids)}
     return {
         "text": text,
@@ -67,14 +67,14 @@ def generate(store: Recording, items: list[Any], returned: Any = None, **prompt:
 
 def read(store: Recording) -> Store:
     """The store, live and sealed found to be the same."""
-    asked = [f"select * from {view} order by all" for view in ("turns", "trajectories", "tokens")]
+    views = [f"select * from {view} order by all" for view in ("turns", "trajectories", "tokens")]
     localtrace.flush()
     with open_store(store.path) as opened:
-        live = [opened.sql(sql).to_dicts() for sql in asked]
+        live = [opened.sql(sql).to_dicts() for sql in views]
     localtrace.close()
     seal(open_layout(store.path))
     opened = open_store(store.path)
-    assert [opened.sql(sql).to_dicts() for sql in asked] == live
+    assert [opened.sql(sql).to_dicts() for sql in views] == live
     return opened
 
 
@@ -92,7 +92,7 @@ def turn_of(store: Recording) -> dict[str, Any]:
 PIECES: dict[str, list[Any]] = {
     "ids": list(IDS),
     "lists of ids": cut(IDS, 1, 3),
-    "arrays of ids": [np.array(one) for one in cut(IDS, 2)],
+    "arrays of ids": [np.array(part) for part in cut(IDS, 2)],
     "all ids so far": so_far(IDS, 1, 2, 4),
     "texts": cut(ANSWER, 3, 9, 20),
     "all text so far": so_far(ANSWER, 3, 9, 20),
@@ -107,11 +107,11 @@ PIECES: dict[str, list[Any]] = {
             so_far(ANSWER, 8, 9), so_far(IDS, 2, 3), so_far(LOGPROBS, 2, 3), strict=True
         )
     ],
-    "parts and then all": [*({"text": one} for one in cut(ANSWER, 8)),
+    "parts and then all": [*({"text": part} for part in cut(ANSWER, 8)),
                            {"text": ANSWER, "output_ids": IDS}],
     "deltas": [{"role": "assistant", "content": ""}, *({"content": o} for o in cut(ANSWER, 5))],
     "chunks": [chunk({"role": "assistant", "content": ""}),
-               *(chunk({"content": one}) for one in cut(ANSWER, 5, 6)), chunk({}, "stop"),
+               *(chunk({"content": part}) for part in cut(ANSWER, 5, 6)), chunk({}, "stop"),
                {"id": "c", "choices": [], "usage": {"completion_tokens": 5}}],
     "sglang": [sglang(ids, text) for ids, text in
                zip(so_far(IDS, 1, 2), so_far(ANSWER, 5, 6), strict=True)],
@@ -126,18 +126,41 @@ HAVE_LOGPROBS = {"maps", "maps of all so far", "sglang"}
 HAVE_TEXT = set(PIECES) - {"ids", "lists of ids", "arrays of ids", "all ids so far"}
 
 
-@pytest.mark.parametrize("form", PIECES)
-def test_the_pieces_of_a_stream_are_one_turn(store: Recording, form: str) -> None:
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The turn of each form, with what its call yielded and what its trajectory counts."""
+    forms = {}
+
     @localtrace.op
-    def stream(prompt_ids: list[int]) -> Iterator[Any]:
+    def stream(prompt_ids: list[int], form: str) -> Iterator[Any]:
         yield from PIECES[form]
 
-    with localtrace.trajectory(step=1):
-        list(stream([1, 2, 3]))
-    assert len(store.span("stream")["outputs"]) == len(PIECES[form])  # as it was yielded
-    turn = turn_of(store)
+    with recording(tmp_path_factory.mktemp("streamed") / "store") as store:
+        for form in PIECES:
+            with localtrace.trajectory(step=1) as t:
+                list(stream([1, 2, 3], form))
+            forms[t.trace_id] = form
+        yielded = {span["trace_id"]: span["outputs"] for span in store.spans()}
+        with read(store) as opened:
+            rows = opened.sql("from turns join trajectories using (trace_id)").to_dicts()
+            sql = "select trace_id, count(*) as n from tokens group by 1"
+            counts = {row["trace_id"]: row["n"] for row in opened.sql(sql)}
+    assert len(rows) == len(PIECES)
+    return {
+        forms[row["trace_id"]]: row
+        | {"yielded": yielded[row["trace_id"]], "tokens": counts.get(row["trace_id"], 0)}
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize("form", PIECES)
+def test_the_pieces_of_a_stream_are_one_turn(turns: dict[str, dict[str, Any]], form: str) -> None:
+    turn = turns[form]
+    assert len(turn["yielded"]) == len(PIECES[form])  # as they came
     assert turn["output_text"] == (ANSWER if form in HAVE_TEXT else None)
-    assert turn["output_ids"] == (IDS if form in HAVE_IDS else None)
+    ids = IDS if form in HAVE_IDS else None
+    assert (turn["output_ids"], turn["output_tokens"]) == (ids, ids and len(ids))
+    assert (turn["turn_count"], turn["tokens"]) == (1, len(ids or ()))
     assert turn["output_logprobs"] == (LOGPROBS if form in HAVE_LOGPROBS else None)
     assert turn["finish_reason"] == ("stop" if form == "chunks" else None)
 
@@ -176,8 +199,8 @@ def test_choices_of_a_stream_are_turns_of_their_own(store: Recording) -> None:
 def test_what_a_generator_returns_completes_its_turn(store: Recording) -> None:
     generate(store, cut(ANSWER, 5), {"finish_reason": "length", "weight_version": "7"})
     turn = turn_of(store)
-    found = (turn["output_text"], turn["finish_reason"], turn["weight_version"])
-    assert found == (ANSWER, "length", "7")
+    completed = (turn["output_text"], turn["finish_reason"], turn["weight_version"])
+    assert completed == (ANSWER, "length", "7")
 
 
 def test_a_generator_that_yields_the_answer_of_each_prompt_is_as_many_turns(
@@ -192,8 +215,8 @@ def test_a_generator_that_yields_the_answer_of_each_prompt_is_as_many_turns(
 def test_a_stream_whose_reader_leaves_is_a_turn_of_what_came(store: Recording) -> None:
     @localtrace.op(kind="generation")
     async def stream(question: str) -> AsyncIterator[str]:
-        for one in cut(ANSWER, 10, 20):
-            yield one
+        for part in cut(ANSWER, 10, 20):
+            yield part
 
     async def ask() -> None:
         async for _ in (items := stream("2 + 2?")):
@@ -205,33 +228,31 @@ def test_a_stream_whose_reader_leaves_is_a_turn_of_what_came(store: Recording) -
     assert turn_of(store)["output_text"] == ANSWER[:10]
 
 
-@pytest.mark.parametrize("items", [["a", "ab"], [[5], [5, 6]], [{"text": "a"}, {"text": "ab"}]])
 def test_pieces_that_may_be_parts_or_all_so_far_have_no_content_and_are_counted(
-    store: Recording, items: list[Any]
+    store: Recording,
 ) -> None:
-    generate(store, items)
+    for items in (["a", "ab"], [[5], [5, 6]], [{"text": "a"}, {"text": "ab"}]):
+        generate(store, items)
     localtrace.flush()
-    assert localtrace.losses()["values"] == {"token_list": 1}
-    turn = turn_of(store)
-    assert turn["output_text"] is turn["output_ids"] is None
+    assert localtrace.losses()["values"] == {"token_list": 3}
+    with read(store) as opened:
+        rows = opened.sql("select output_text, output_ids from turns").to_dicts()
+    assert rows == [{"output_text": None, "output_ids": None}] * 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "items"),
-    [("tool", ["a", "b"]), ("agent", ["a", "b"]), (None, [1.5, 2.5]), (None, []),
-     (None, [{"score": 1}, {"score": 2}]), (None, [{"step": 1}, "a"])],
-)  # fmt: skip
-def test_a_generator_of_anything_else_is_no_turn(
-    store: Recording, kind: str | None, items: list[Any]
-) -> None:
-    @localtrace.op(kind=kind)
-    def stream(prompt: str) -> Iterator[Any]:
+def test_a_generator_of_anything_else_is_no_turn(store: Recording) -> None:
+    def stream(prompt: str, items: list[Any]) -> Iterator[Any]:
         yield from items
 
-    with localtrace.trajectory(step=1):
-        list(stream("2 + 2?"))
+    for kind, items in (
+        ("tool", ["a", "b"]), ("agent", ["a", "b"]), (None, [1.5, 2.5]), (None, []),
+        (None, [{"score": 1}, {"score": 2}]), (None, [{"step": 1}, "a"]),
+    ):  # fmt: skip
+        with localtrace.trajectory(step=1):
+            list(localtrace.op(kind=kind)(stream)("2 + 2?", items))
     with read(store) as opened:
         assert opened.sql("from turns").to_dicts() == []
+        assert len(opened.sql("from spans")) == 6
 
 
 def test_a_generator_without_a_prompt_is_a_turn_only_if_it_says_so(store: Recording) -> None:
@@ -248,9 +269,9 @@ def test_a_generator_without_a_prompt_is_a_turn_only_if_it_says_so(store: Record
 @settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6))
 def test_parts_are_never_taken_for_something_shorter_by_coincidence(parts: list[str]) -> None:
-    found = whole(parts, 8)
-    if found is not None and "".join(found) != "".join(parts):
-        repeated = [one for one in parts if parts[-1].startswith(one)]
+    joined = whole(parts, 8)
+    if joined is not None and "".join(joined) != "".join(parts):
+        repeated = [part for part in parts if parts[-1].startswith(part)]
         assert sum(map(len, repeated)) >= 8 or "".join(parts[:-1]) == parts[-1]
 
 
@@ -265,6 +286,6 @@ def test_everything_so_far_is_never_doubled(
 ) -> None:
     text = "".join(letters)
     pieces = [text[:place] for place in sorted(places)] + [text] * (1 + is_repeated)
-    found = whole(pieces, 8)
+    joined = whole(pieces, 8)
     is_certain = sum(places) >= 8 or not (any(places) or is_repeated)
-    assert found == ([text] if is_certain else None)
+    assert joined == ([text] if is_certain else None)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import localtrace
-from localtrace.cli import main
 from localtrace.field_names import OUTPUT_TEXT_NAMES
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.trainer_hooks.generations import record_generation
+from tests.commands import rows, run
 from tests.recording import Recording
 
 ASKED = [{"role": "user", "content": "2 + 2?"}]
@@ -38,9 +35,9 @@ def generate(prompt_ids: list[int]) -> dict[str, Any]:
 
 def turns(store: Recording) -> list[tuple[str, str | None]]:
     """Name and text of each, as many as the trajectories count."""
-    found = [span for span in store.spans() if span["is_turn"]]
-    assert len(found) == sum(row["turn_count"] for row in store.rows("trajectories"))
-    return [(span["op"].rpartition(".")[2], span["output_text"]) for span in found]
+    spans = [span for span in store.spans() if span["is_turn"]]
+    assert len(spans) == sum(row["turn_count"] for row in store.rows("trajectories"))
+    return [(span["op"].rpartition(".")[2], span["output_text"]) for span in spans]
 
 
 # -- what is one -------------------------------------------------------------------------------
@@ -198,11 +195,11 @@ def read(store: Recording) -> Store:
 
 def test_answers_and_detectors_look_at_them(read: Store) -> None:
     with read:
-        found = read.sql(
+        answers = read.sql(
             "select rollout_n, output_text, turn, empty, duplicate, truncated "
             "from answers join detectors using (trace_id, rollout_n) order by rollout_n"
         ).to_dicts()
-    assert [tuple(row.values()) for row in found] == [
+    assert [tuple(row.values()) for row in answers] == [
         (0, "4", 1, False, True, False),
         (1, "", 1, True, False, False),
         (2, "4", 1, False, True, False),
@@ -213,19 +210,18 @@ def test_texts_are_found_and_answers_shown(read: Store) -> None:
     with read:
         assert len(read.trajectories(contains="let me see").to_dicts()) == 3
         path = str(read.path)
-    for words in (["text_hits", "text=4"], ["same_prompt", "sample_index=1"]):
-        result = CliRunner().invoke(main, ["query", *words, "-s", path, "--format", "json"])
-        assert result.exit_code == 0, result.output
-        assert json.loads(result.stdout)
-    result = CliRunner().invoke(main, ["group", "g", "-s", path, "--format", "json"])
-    assert [row["output"] for row in json.loads(result.stdout)] == ["4", "", "4"]
+    (hits,) = rows("query", "text_hits", "text=4", "-s", path)
+    assert (hits["trajectories"], hits["hits"], hits["mean_reward_hits"]) == (3, 2, 1.0)
+    (prompt,) = rows("query", "same_prompt", "sample_index=1", "-s", path)
+    assert (prompt["rollouts"], prompt["best_answer"]) == (3, "4")
+    assert [row["output"] for row in rows("group", "g", "-s", path)] == ["4", "", "4"]
 
 
-def test_a_prompt_as_text_is_shown(store: Recording, tmp_path: Path) -> None:
+def test_a_prompt_as_text_is_shown(store: Recording) -> None:
     with localtrace.trajectory() as t:
         complete("what is 2 + 2?")
     localtrace.flush()
-    shown = CliRunner().invoke(main, ["show", t.trace_id, "--messages", "-s", str(store.path)])
+    shown = run("show", t.trace_id, "--messages", "-s", store.path)
     assert "prompt: what is 2 + 2?\nassistant: 4" in shown.output
 
 
@@ -234,6 +230,6 @@ def test_show_tells_the_tokens_that_the_engine_counted(store: Recording) -> None
         chat(ASKED, {"content": "4", "usage": {"prompt_tokens": 11, "completion_tokens": 2}})
         complete("2 + 2?")
     localtrace.flush()
-    shown = CliRunner().invoke(main, ["show", t.trace_id, "--tree", "-s", str(store.path)])
+    shown = run("show", t.trace_id, "--tree", "-s", store.path)
     assert "turn 0: 11 -> 2 tokens" in shown.output
     assert "turn 1: ? -> ? tokens" in shown.output

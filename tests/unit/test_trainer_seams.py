@@ -15,7 +15,7 @@ from localtrace.errors import ConfigError
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.seams import System
-from localtrace.trainer_hooks.verl import operations
+from localtrace.trainer_hooks.verl import VERL
 from tests.recording import Recording
 
 TRAINER = """
@@ -181,8 +181,8 @@ def test_one_object_is_entered_alone_and_once(
     system.enter(engine, "Engine")
     system.enter(engine, "Engine")
     assert asyncio.run(read(engine)) == asyncio.run(read(other)) == ["p"]
-    ((found, recording),) = heard
-    assert found is engine
+    ((entered, recording),) = heard
+    assert entered is engine
     assert recording.items == ["p", None]
     system.install()
     system.enter(other, "Engine")
@@ -214,7 +214,7 @@ def test_a_version_without_a_place_is_told_of_once(
         System("a", "a_trainer", (), seams=system.seams).install()
 
 
-def test_a_base_class_keeps_what_it_does_with_its_subclasses() -> None:
+def test_a_base_class_keeps_what_it_does_with_its_subclasses(store: Recording) -> None:
     known: list[Any] = []
 
     class Parent:
@@ -227,11 +227,15 @@ def test_a_base_class_keeps_what_it_does_with_its_subclasses() -> None:
             super().__init_subclass__(**options)
 
     known.clear()
-    operations._record_subclasses(Tool, "execute", lambda function: lambda self: "decorated")
+    module: Any = ModuleType("tools")
+    module.BaseTool = Tool
+    (seam,) = [seam for seam in VERL.seams if seam.names == ("BaseTool",)]
+    seam.enter(module)
 
     class Add(Tool, color="red"):
         def execute(self) -> str:
             return "plain"
 
     assert known == [("Tool", "Add", {"color": "red"}), ("Parent", "Add", {"color": "red"})]
-    assert Add().execute() == "decorated"
+    assert Add().execute() == "plain"
+    assert store.span("Add.execute")["outputs"] == "plain"

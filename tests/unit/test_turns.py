@@ -8,28 +8,18 @@ import pytest
 
 from localtrace.read.turns import argument_object, chat_form, messages_of, turns_of
 from localtrace.types import Message, Span, ToolCall, Trajectory
+from tests.unit.test_uploader_mlflow_spans import call
+from tests.unit.test_uploader_mlflow_spans import trajectory as trajectory_of
 
 
 def span(seq: int, **fields: Any) -> Span:
     """Return a turn that was recorded with these fields."""
-    empty: dict[str, Any] = {
-        "trace_id": "a" * 32, "span_id": f"{seq:016x}", "parent_id": None, "seq": seq,
-        "op": "generate", "status": "ok", "error": None, "start_ns": seq, "duration_ns": 1,
-        "inputs": {}, "outputs": None, "is_turn": True, "prompt_ids": None, "output_ids": None,
-        "output_logprobs": None, "messages": None, "output_text": None, "finish_reason": None,
-    }  # fmt: skip
-    return Span(**{**empty, **fields})
+    return call(seq, **{"is_turn": True, **fields})
 
 
 def trajectory(*spans: Span, **fields: Any) -> Trajectory:
     """Return a trajectory of these spans."""
-    empty: dict[str, Any] = {
-        "trace_id": "a" * 32, "run_id": "r", "attempt": 0, "project": "p", "experiment": "e",
-        "step": 1, "sample_index": "0", "rollout_n": 0, "group_id": None, "validate": False,
-        "name": None, "agent": None, "data_source": None, "status": "ok", "error": None,
-        "start_ns": 0, "end_ns": 9, "reward": None,
-    }  # fmt: skip
-    return Trajectory(**{**empty, **fields}, spans=list(spans))
+    return trajectory_of(spans=list(spans), **fields)
 
 
 def words(ids: list[int]) -> str:
@@ -40,13 +30,17 @@ def words(ids: list[int]) -> str:
 
 def test_a_turn_adds_what_no_earlier_turn_held_or_generated() -> None:
     ask = {"role": "user", "content": "2+2?"}
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    tool_call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 2}'},
+    }
+    message = {"role": "assistant", "content": None, "tool_calls": [tool_call]}
     result = {"role": "tool", "tool_call_id": "c", "content": "4"}
     first, second = turns_of(
         trajectory(
-            span(0, messages=[ask], output_message={"content": None, "tool_calls": [call]}),
-            span(1, messages=[ask, said, result], output_text="<think>sum</think>It is 4."),
+            span(0, messages=[ask], output_message={"content": None, "tool_calls": [tool_call]}),
+            span(1, messages=[ask, message, result], output_text="<think>sum</think>It is 4."),
         )
     )
     assert first.new == (Message("user", "2+2?", recorded=ask),)

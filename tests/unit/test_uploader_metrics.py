@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +14,25 @@ import localtrace
 from localtrace import testing
 from localtrace.read.store import Store
 from localtrace.types import Run
-from localtrace.uploader import metrics
 from localtrace.uploader.metrics import metric_batches
 from localtrace.uploader.targets import Metric, mlflow_runs
 from localtrace.uploader.targets.http import HttpSession
 from localtrace.uploader.targets.mlflow_runs import ShownNames
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A run of two attempts with metrics, some without a step."""
+    folder = tmp_path_factory.mktemp("metrics") / "store"
     for attempt in range(2):
-        with testing.recording(tmp_path / "store", run_id="run", attempt=attempt):
+        with testing.recording(folder, run_id="run", attempt=attempt):
             for step in range(10):
                 localtrace.log_metrics(
                     {"loss": float(step), "b": attempt, "a": math.nan}, step=step
                 )
             localtrace.log_metrics({"late": math.inf})
             localtrace.log_metrics({"loss": 100.0}, step=3)
-    with localtrace.open_store(tmp_path / "store") as opened:
+    with localtrace.open_store(folder) as opened:
         yield opened
 
 
@@ -62,14 +61,14 @@ def read(store: Store, attempt: int) -> list[Metric]:
 def test_values_come_in_the_order_of_recording_whatever_the_batch(
     store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr(metrics, "BATCH_VALUES", batch)
-    found = read(store, 1)
-    assert len(found) == 32
-    names = [(metric.name, metric.step) for metric in found]
+    monkeypatch.setattr("localtrace.uploader.metrics.BATCH_VALUES", batch)
+    metrics = read(store, 1)
+    assert len(metrics) == 32
+    names = [(metric.name, metric.step) for metric in metrics]
     assert names[:4] == [("a", 0), ("b", 0), ("loss", 0), ("a", 1)]
     assert names[-2:] == [("late", 0), ("loss", 3)]
-    assert {metric.value for metric in found if metric.name == "b"} == {1.0}
-    assert found[-1].value == 100.0
+    assert {metric.value for metric in metrics if metric.name == "b"} == {1.0}
+    assert metrics[-1].value == 100.0
 
 
 def test_a_run_without_metrics_has_none(store: Store) -> None:

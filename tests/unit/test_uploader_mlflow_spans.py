@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from localtrace.types import Outcome, Span, Trajectory
-from localtrace.uploader.targets import Place, Record
+from localtrace.uploader.targets import Place, Record, otlp_spans, weave_calls
 from localtrace.uploader.targets.mlflow_spans import encode as encode_record
 from localtrace.uploader.targets.otlp_values import TEXT_MAX_CHARS
 from localtrace.uploader.transcripts import transcript_of
@@ -24,55 +25,36 @@ START_NS = 1_700_000_000_123_456_789
 PROMPTS = {1: None, 2: [1, 2]}
 
 
-def encode(one: Trajectory, place: Place, **options: Any) -> Record:
+def encode(rollout: Trajectory, place: Place, **options: Any) -> Record:
     """Encode a trajectory together with its form to read."""
-    return encode_record(one, place, transcript_of(one), **options)
+    return encode_record(rollout, place, transcript_of(rollout), **options)
 
 
-def call(seq: int, **fields: Any) -> Span:
+def call(seq: int = 1, **fields: Any) -> Span:
     defaults: dict[str, Any] = {
-        "trace_id": "a" * 32,
-        "span_id": f"{seq:016x}",
-        "parent_id": None,
-        "seq": seq,
-        "op": "Loop.run",
-        "status": "ok",
-        "error": None,
-        "start_ns": START_NS + seq * 1000,
-        "duration_ns": 500,
-        "inputs": {},
-        "outputs": None,
-        "is_turn": False,
-        "prompt_ids": None,
-        "output_ids": None,
-        "output_logprobs": None,
-        "messages": None,
-        "output_text": None,
+        "trace_id": "a" * 32, "span_id": f"{seq:016x}", "parent_id": None, "seq": seq,
+        "op": "Loop.run", "status": "ok", "error": None, "start_ns": START_NS + seq * 1000,
+        "duration_ns": 500, "inputs": {}, "outputs": None, "is_turn": False, "prompt_ids": None,
+        "output_ids": None, "output_logprobs": None, "messages": None, "output_text": None,
         "finish_reason": None,
-    }
+    }  # fmt: skip
     return Span(**{**defaults, **fields})
 
 
 def trajectory(**fields: Any) -> Trajectory:
+    """A trajectory, of two calls unless others are named."""
     unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
     defaults: dict[str, Any] = {
         **dict.fromkeys((*unknown, "error", "reward")),
-        "trace_id": "a" * 32,
-        "run_id": "run",
-        "attempt": 0,
-        "project": "project",
-        "experiment": "experiment",
-        "validate": False,
-        "status": "ok",
-        "start_ns": START_NS,
-        "end_ns": START_NS + 10**9,
-        "spans": [call(1), call(2)],
-    }
+        "trace_id": "a" * 32, "run_id": "run", "attempt": 0, "project": "project",
+        "experiment": "experiment", "validate": False, "status": "ok", "start_ns": START_NS,
+        "end_ns": START_NS + 10**9, "spans": [call(1), call(2)],
+    }  # fmt: skip
     return Trajectory(**{**defaults, **fields})
 
 
-def spans(one: Trajectory, assessments: bool = False) -> list[OtlpSpan]:
-    body = encode(one, PLACE, assessments=assessments).parts[0]
+def spans(rollout: Trajectory, assessments: bool = False) -> list[OtlpSpan]:
+    body = encode(rollout, PLACE, assessments=assessments).parts[0]
     return list(ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans)
 
 
@@ -99,13 +81,13 @@ def test_a_trajectory_without_an_end_or_calls_ends_where_it_starts() -> None:
 
 
 def test_a_call_whose_caller_was_not_recorded_is_under_the_root() -> None:
-    root, one, two = spans(trajectory(spans=[call(1, parent_id="f" * 16), call(2)]))
-    assert one.parent_span_id == two.parent_span_id == root.span_id
+    root, lost, other = spans(trajectory(spans=[call(1, parent_id="f" * 16), call(2)]))
+    assert lost.parent_span_id == other.parent_span_id == root.span_id
 
 
 def test_a_cancelled_call_keeps_its_exception_and_has_no_output() -> None:
-    one = call(1, status="cancelled", error="CancelledError: stop: now")
-    _, shown = spans(trajectory(spans=[one]))
+    cancelled = call(1, status="cancelled", error="CancelledError: stop: now")
+    _, shown = spans(trajectory(spans=[cancelled]))
     (event,) = shown.events
     assert event.attributes[0].value.string_value == "CancelledError"
     assert event.attributes[1].value.string_value == "stop: now"
@@ -117,16 +99,16 @@ def test_a_cancelled_call_keeps_its_exception_and_has_no_output() -> None:
     [("agent", "AGENT"), ("tool", "TOOL"), ("reward", "EVALUATOR"), ("generation", "CHAT_MODEL")],
 )
 def test_the_type_follows_from_the_kind(kind: str, shown: str) -> None:
-    _, one = spans(trajectory(spans=[call(1, kind=kind)]))
-    assert attributes(one)["mlflow.spanType"] == shown
+    _, typed = spans(trajectory(spans=[call(1, kind=kind)]))
+    assert attributes(typed)["mlflow.spanType"] == shown
 
 
 @pytest.mark.parametrize(
     ("status", "error", "level"), [("ok", None, 10), ("error", "ValueError: no", 40)]
 )
 def test_level_is_that_of_a_client_that_names_none(status, error, level) -> None:
-    one = call(1, status=status, error=error)
-    shown = [*map(attributes, spans(trajectory(status=status, error=error, spans=[one])))]
+    failed = call(1, status=status, error=error)
+    shown = [*map(attributes, spans(trajectory(status=status, error=error, spans=[failed])))]
     assert [span["mlflow.spanType"] for span in shown] == ["AGENT", "CHAIN"]
     assert [span["mlflow.spanLogLevel"] for span in shown] == [level] * 2
 
@@ -148,8 +130,8 @@ def test_an_exceptions_class_is_named_as_mlflow_names_it(recorded: str, shown: l
 
 @pytest.mark.parametrize("is_async", [True, False, None])
 def test_only_what_is_said_to_be_no_coroutine_has_the_short_name(is_async: bool | None) -> None:
-    one = trajectory(spans=[call(0, op="Add.total", is_async=is_async)])
-    (_, span) = spans(one)
+    rollout = trajectory(spans=[call(0, op="Add.total", is_async=is_async)])
+    (_, span) = spans(rollout)
     assert span.name == ("total" if is_async is False else "Add.total")
     shown = attributes(span).get("mlflow.spanFunctionName")
     assert shown == ("total" if is_async is False else None)
@@ -198,22 +180,25 @@ def test_a_record_changes_its_digest_with_its_content_and_keeps_its_id() -> None
     assert before.digest != after.digest
 
 
-def test_another_process_makes_the_same_bytes() -> None:
-    code = f"""
-import importlib.util
-spec = importlib.util.spec_from_file_location("this", {__file__!r})
-this = importlib.util.module_from_spec(spec); spec.loader.exec_module(this)
-one = this.trajectory(attributes={{"b": 1, "a": [1.5, None]}}, reward=0.5)
-print(this.encode(one, this.PLACE, assessments=True).parts[0].hex())
-"""
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    here = trajectory(attributes={"b": 1, "a": [1.5, None]}, reward=0.5)
-    assert seen == {encode(here, PLACE, assessments=True).parts[0].hex().encode() + b"\n"}
+def parts_for_every_target() -> list[str]:
+    """What each target is sent of one trajectory, in hex."""
+    turn = call(1, is_turn=True, messages=[{"role": "user", "content": "a"}], output_text="b")
+    rollout = trajectory(spans=[turn], attributes={"b": 1, "a": [1.5, None]}, reward=0.5)
+    records = (
+        encode(rollout, PLACE, assessments=True),
+        otlp_spans.encode(rollout, Place("otlp:", "maths", "run"), transcript_of(rollout)),
+        weave_calls.encode(rollout, Place("weave:", "team/project", ""), transcript_of(rollout)),
+    )
+    return [part.hex() for record in records for part in record.parts]
+
+
+def test_another_process_makes_the_same_bytes_for_every_target() -> None:
+    code = (
+        "from tests.unit.test_uploader_mlflow_spans import parts_for_every_target as parts;"
+        "print(*parts())"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"},
+        cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert child.stdout.split() == parts_for_every_target()

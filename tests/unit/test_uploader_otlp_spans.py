@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,71 +12,29 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from localtrace.types import Outcome, Span, Trajectory
+from localtrace.types import Outcome, Trajectory
 from localtrace.uploader.targets import Place, Record
 from localtrace.uploader.targets.otlp_spans import encode as encode_record
 from localtrace.uploader.transcripts import transcript_of
 from localtrace.values.placeholder import Placeholder
+from tests.unit.test_uploader_mlflow_spans import START_NS, call, trajectory
 
 PLACE = Place("otlp:http://127.0.0.1:4318/v1/traces:maths", "maths", "run")
-START_NS = 1_700_000_000_123_456_789
 
 
-def encode(one: Trajectory, place: Place, **options: Any) -> Record:
+def encode(rollout: Trajectory, place: Place, **options: Any) -> Record:
     """Encode a trajectory together with its form to read."""
-    return encode_record(one, place, transcript_of(one), **options)
+    return encode_record(rollout, place, transcript_of(rollout), **options)
 
 
-def call(seq: int = 1, **fields: Any) -> Span:
-    defaults: dict[str, Any] = {
-        "trace_id": "a" * 32,
-        "span_id": f"{seq:016x}",
-        "parent_id": None,
-        "seq": seq,
-        "op": "Loop.step",
-        "status": "ok",
-        "error": None,
-        "start_ns": START_NS + seq * 1000,
-        "duration_ns": 500,
-        "inputs": {},
-        "outputs": None,
-        "is_turn": False,
-        "prompt_ids": None,
-        "output_ids": None,
-        "output_logprobs": None,
-        "messages": None,
-        "output_text": None,
-        "finish_reason": None,
-    }
-    return Span(**{**defaults, **fields})
+def block(rollout: Trajectory) -> ResourceSpans:
+    (body,) = encode(rollout, PLACE).parts
+    (spans,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    return spans
 
 
-def trajectory(*spans: Span, **fields: Any) -> Trajectory:
-    unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
-    defaults: dict[str, Any] = {
-        **dict.fromkeys((*unknown, "error", "reward")),
-        "trace_id": "a" * 32,
-        "run_id": "run",
-        "attempt": 0,
-        "project": "project",
-        "experiment": "experiment",
-        "validate": False,
-        "status": "ok",
-        "start_ns": START_NS,
-        "end_ns": START_NS + 10**9,
-        "spans": list(spans),
-    }
-    return Trajectory(**{**defaults, **fields})
-
-
-def block(one: Trajectory) -> ResourceSpans:
-    (body,) = encode(one, PLACE).parts
-    (found,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    return found
-
-
-def sent(one: Trajectory) -> list[OtlpSpan]:
-    return list(block(one).scope_spans[0].spans)
+def sent(rollout: Trajectory) -> list[OtlpSpan]:
+    return list(block(rollout).scope_spans[0].spans)
 
 
 def values(attributes: Any) -> dict[str, Any]:
@@ -98,7 +53,7 @@ def of_root(**fields: Any) -> dict[str, Any]:
 
 
 def of_call(**fields: Any) -> dict[str, Any]:
-    return values(sent(trajectory(call(**fields)))[1].attributes)
+    return values(sent(trajectory(spans=[call(**fields)]))[1].attributes)
 
 
 def test_the_facts_of_training_stand_on_the_root_under_names_of_their_own() -> None:
@@ -130,7 +85,7 @@ def test_a_reward_is_an_evaluation_too() -> None:
 
 
 def test_a_reward_that_is_no_number_is_no_evaluation() -> None:
-    (root,) = sent(trajectory(reward=float("nan")))
+    root, *_ = sent(trajectory(reward=float("nan")))
     assert not root.events
     assert "nan" in values(root.attributes)["localtrace.reward"]
 
@@ -264,17 +219,17 @@ def test_calls_of_another_kind_are_neither_tools_nor_model_calls(op: str) -> Non
     ("kind", "shown"), [("agent", "AGENT"), ("tool", "TOOL"), ("reward", "EVALUATOR")]
 )
 def test_the_kind_of_a_call_is_shown_and_whether_it_is_derived(kind: str, shown: str) -> None:
-    found = of_call(op="anything", kind=kind)
-    assert found["openinference.span.kind"] == shown
-    assert found["localtrace.kind_derived"] is True
+    attributes = of_call(op="anything", kind=kind)
+    assert attributes["openinference.span.kind"] == shown
+    assert attributes["localtrace.kind_derived"] is True
 
 
 def test_names_and_nesting_are_those_of_the_calls() -> None:
     inner = call(2, op="generate", parent_id=f"{1:016x}")
     lost = call(3, parent_id="f" * 16)
-    root, *calls = sent(trajectory(call(1, op="Agent.run"), inner, lost))
+    root, *calls = sent(trajectory(spans=[call(1, op="Agent.run"), inner, lost]))
     assert [span.name for span in (root, *calls)] == [
-        "agent_loop", "Agent.run", "generate", "Loop.step",
+        "agent_loop", "Agent.run", "generate", "Loop.run",
     ]  # fmt: skip
     assert not root.parent_span_id
     assert [span.parent_span_id for span in calls] == [
@@ -285,7 +240,7 @@ def test_names_and_nesting_are_those_of_the_calls() -> None:
 
 
 def test_times_are_the_original_ones() -> None:
-    root, shown = sent(trajectory(call(1)))
+    root, shown, _ = sent(trajectory())
     assert root.start_time_unix_nano == START_NS
     assert root.end_time_unix_nano == START_NS + 10**9
     assert shown.start_time_unix_nano == START_NS + 1000
@@ -293,14 +248,14 @@ def test_times_are_the_original_ones() -> None:
 
 
 def test_a_trajectory_without_an_end_ends_with_its_last_call() -> None:
-    root, *_ = sent(trajectory(call(1), call(2), status="interrupted", end_ns=None))
+    root, *_ = sent(trajectory(status="interrupted", end_ns=None))
     assert root.end_time_unix_nano == START_NS + 2500
     assert root.status.code == Status.STATUS_CODE_ERROR
 
 
 def test_an_exception_is_an_event_of_a_span_that_failed() -> None:
     error = "ValueError: no such tool: broken"
-    _, shown = sent(trajectory(call(1, status="error", error=error)))
+    _, shown = sent(trajectory(spans=[call(status="error", error=error)]))
     (event,) = shown.events
     assert values(event.attributes) == {
         "exception.type": "ValueError",
@@ -321,35 +276,16 @@ def test_the_project_is_the_service() -> None:
 
 def test_another_destination_means_other_ids() -> None:
     elsewhere = Place("otlp:http://127.0.0.1:4318/v1/traces:other", "maths", "run")
-    one = trajectory(call(1))
-    assert encode(one, PLACE).entry.remote_id != encode(one, elsewhere).entry.remote_id
+    assert (
+        encode(trajectory(), PLACE).entry.remote_id
+        != encode(trajectory(), elsewhere).entry.remote_id
+    )
 
 
 def test_requests_joined_end_to_end_are_one_request() -> None:
     parts = [encode(trajectory(trace_id=name * 32), PLACE).parts[0] for name in "ab"]
     whole = ExportTraceServiceRequest.FromString(b"".join(parts))
     assert len(whole.resource_spans) == 2
-
-
-def test_another_process_makes_the_same_bytes() -> None:
-    code = f"""
-import importlib.util
-spec = importlib.util.spec_from_file_location("this", {__file__!r})
-this = importlib.util.module_from_spec(spec); spec.loader.exec_module(this)
-turn = this.call(is_turn=True, messages=[{{"role": "user", "content": "a"}}], output_text="b")
-one = this.trajectory(turn, attributes={{"b": 1, "a": [1.5, None]}}, reward=0.5)
-print(this.encode(one, this.PLACE).parts[0].hex())
-"""
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(seen) == 1
 
 
 def test_names_are_those_of_the_conventions_or_ones_own() -> None:
@@ -369,28 +305,28 @@ def test_names_are_those_of_the_conventions_or_ones_own() -> None:
             trace_id="a", name="comment", step=1, time_ns=START_NS, text="<b>good", source="ann"
         ),
     ]
-    one = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
-    body = encode(one, PLACE).parts[0]
+    rollout = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
+    body = encode(rollout, PLACE).parts[0]
     request = ExportTraceServiceRequest.FromString(body)
-    root, said, did = request.resource_spans[0].scope_spans[0].spans
-    holders = [root, said, did, *root.events]
+    root, generation, execution = request.resource_spans[0].scope_spans[0].spans
+    holders = [root, generation, execution, *root.events]
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
     named = {attribute.key for holder in holders for attribute in holder.attributes}
     assert {name for name in named if name.startswith("gen_ai.")} <= known
     assert not [name for name in named if name.startswith("rl.")]
-    shown = values(said.attributes)
+    shown = values(generation.attributes)
     assert json.loads(shown["gen_ai.input.messages"]) == [
         {"role": "user", "parts": [{"type": "text", "content": "2 + 3?"}]}
     ]
-    asked = {"type": "tool_call", "id": "c", "name": "add", "arguments": "{}"}
+    tool_call = {"type": "tool_call", "id": "c", "name": "add", "arguments": "{}"}
     assert json.loads(shown["gen_ai.output.messages"]) == [
-        {"role": "assistant", "parts": [asked], "finish_reason": "stop"}
+        {"role": "assistant", "parts": [tool_call], "finish_reason": "stop"}
     ]
     assert shown["gen_ai.request.model"] == "tiny"
-    assert values(did.attributes)["gen_ai.tool.call.result"] == "5"
+    assert values(execution.attributes)["gen_ai.tool.call.result"] == "5"
     assert values(root.attributes)["input.value"] == "2 + 3?"
     judged = [values(event.attributes) for event in root.events]
-    assert [one["gen_ai.evaluation.name"] for one in judged] == [
+    assert [score["gen_ai.evaluation.name"] for score in judged] == [
         "reward", "rating", "tag", "comment",
     ]  # fmt: skip
     assert judged[1]["gen_ai.evaluation.score.value"] == 4.0

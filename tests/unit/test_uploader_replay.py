@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,25 +25,14 @@ from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun
 from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
+from tests.unit.test_uploader_mlflow_spans import trajectory as trajectory_of
 
 RUN = Run("run", 0, "project", "experiment", 1, None, None)
 IDS = [f"{number:032x}" for number in range(1, 101)]
 
 
 def trajectory(trace_id: str, attributes: dict[str, Any] | None = None) -> Trajectory:
-    known = {"status": "ok", "error": None, "start_ns": 1, "end_ns": 2, "reward": 1.0}
-    unknown = ("step", "sample_index", "rollout_n", "group_id", "name", "agent", "data_source")
-    return Trajectory(
-        trace_id=trace_id,
-        run_id="run",
-        attempt=0,
-        project="project",
-        experiment="experiment",
-        validate=False,
-        attributes=attributes or {},
-        **dict.fromkeys(unknown),
-        **known,
-    )
+    return trajectory_of(trace_id=trace_id, attributes=attributes or {}, spans=[])
 
 
 class MemoryStore:
@@ -80,7 +70,7 @@ class MemoryTarget(Target):
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
-        self.asked = 0
+        self.finds = 0
         self.batches: list[list[str]] = []
         self.before: Callable[[list[str]], None] = lambda ids: None
         self.after: Callable[[list[str]], None] = lambda ids: None
@@ -105,7 +95,7 @@ class MemoryTarget(Target):
         return Record(entry, (b"x" * size_bytes,))
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
-        self.asked += 1
+        self.finds += 1
         there = [entry for entry in entries if entry.trace_id in self.held]
         return {entry.trace_id: self.held[entry.trace_id] == entry.digest for entry in there}
 
@@ -375,15 +365,16 @@ def test_two_uploads_to_one_target_do_not_run_at_once(tmp_path) -> None:
 
 @pytest.mark.parametrize("version", [3, 99])
 def test_a_ledger_of_another_version_is_refused(tmp_path, version) -> None:
-    with closing(Ledger(tmp_path)) as ledger:
-        ledger._db.execute(f"pragma user_version = {version}")
+    Ledger(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as database:
+        database.execute(f"pragma user_version = {version}")
     with pytest.raises(UploadError, match=rf"/ledger\.sqlite .*version {version}\b.*use"):
         Ledger(tmp_path)
 
 
 def test_nothing_is_asked_for_where_nothing_can_be(upload, target) -> None:
     assert upload().complete
-    assert target.asked == 1  # reading back
+    assert target.finds == 1  # reading back
 
 
 def test_after_a_crash_only_what_was_under_way_is_asked_for(upload, target, tmp_path) -> None:
@@ -457,7 +448,7 @@ def test_only_a_few_batches_wait_for_a_slow_target(upload, target, store) -> Non
 def test_a_target_that_cannot_be_asked_is_not_read_back(upload, target) -> None:
     target.reads_back = False
     receipt = upload()
-    assert target.asked == 0
+    assert target.finds == 0
     assert not any(trace.verified for trace in receipt.traces)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -19,6 +17,7 @@ from localtrace.trainer_hooks import doctor as examination
 from localtrace.trainer_hooks.environment import hook_settings, record_this_process
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.uploader.ledger import state_folder
+from tests.commands import run
 from tests.environment import as_new_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +42,8 @@ def test_every_switch_takes_the_same_words(words: tuple[str, ...], expected: boo
         for kind in VARIABLES_ONLY:
             for field in msgspec.structs.fields(kind):
                 if field.type.__origin__ is bool:
-                    found = read_environment(kind, {variable(field.name): word})
-                    assert getattr(found, field.name) is expected, (field.name, word)
+                    settings = read_environment(kind, {variable(field.name): word})
+                    assert getattr(settings, field.name) is expected, (field.name, word)
 
 
 @pytest.mark.parametrize("word", ON)
@@ -133,24 +132,24 @@ def test_every_variable_that_the_code_names_is_in_the_list() -> None:
 
 def test_only_the_settings_read_the_words_of_variables() -> None:
     by_hand = re.compile(r"environ(?:\.get\(|\[)\s*\"LOCALTRACE_\w+\"\)?\s*(?:==|!=|in\b)")
-    found = [
+    reading = [
         path.name
         for folder in ("localtrace", "trainer_hooks", "uploader")
         for path in (ROOT / folder).rglob("*.py")
         if by_hand.search(path.read_text("utf-8"))
     ]
-    assert found == []
+    assert reading == []
 
 
 # -- doctor --------------------------------------------------------------------------------
 
 
 def test_what_is_set_is_told_with_its_effect() -> None:
-    (found,) = examination.settings(
+    (finding,) = examination.settings(
         {"LOCALTRACE_SEAL": "off", "HOME": "/root", "LOCALTRACE_KEEP": ""}
     )
-    assert found.state == "ok"
-    assert re.fullmatch(r"LOCALTRACE_SEAL=off \(off\): .*\bsealer\b.*", found.text)
+    assert finding.state == "ok"
+    assert re.fullmatch(r"LOCALTRACE_SEAL=off \(off\): .*\bsealer\b.*", finding.text)
 
 
 @pytest.mark.parametrize(
@@ -164,36 +163,32 @@ def test_what_is_set_is_told_with_its_effect() -> None:
     ],
 )
 def test_a_mistyped_variable_is_named_with_what_was_probably_meant(name: str, remedy: str) -> None:
-    (found,) = examination.settings({name: "1"})
-    assert found.state == "problem"
-    assert found.text.startswith(f"{name} ")
-    assert remedy in str(found.remedy)
+    (finding,) = examination.settings({name: "1"})
+    assert finding.state == "problem"
+    assert finding.text.startswith(f"{name} ")
+    assert remedy in str(finding.remedy)
 
 
-def doctor(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "localtrace", "doctor"],
-        env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_doctor_names_mistyped_and_bad_variables_without_any_trainer(tmp_path: Path) -> None:
-    done = doctor(
-        tmp_path, LOCALTRACE_REQIRED="1", LOCALTRACE_SEAL="perhaps", LOCALTRACE_PROJECT="gsm8k"
-    )
-    assert done.returncode == 1, done.stderr
+def test_doctor_names_mistyped_and_bad_variables_without_any_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCALTRACE_REQIRED", "1")
+    monkeypatch.setenv("LOCALTRACE_SEAL", "perhaps")
+    monkeypatch.setenv("LOCALTRACE_PROJECT", "gsm8k")
+    done = run("doctor")
+    assert done.exit_code == 1, done.output
     lines = done.stdout.splitlines()
     assert re.search("LOCALTRACE_REQIRED .*LOCALTRACE_REQUIRED[?]", lines[1])
     assert re.search(r"LOCALTRACE_SEAL .*'perhaps': .*\b1 or 0\b", done.stdout)
     assert [line for line in lines if line.startswith("ok") and "LOCALTRACE_PROJECT=gsm8k" in line]
 
 
-def test_doctor_is_content_with_an_environment_that_says_what_it_means(tmp_path: Path) -> None:
-    done = doctor(tmp_path, LOCALTRACE_REQUIRED="TRUE")
-    assert done.returncode == 0, done.stdout
+def test_doctor_is_content_with_an_environment_that_says_what_it_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "TRUE")
+    done = run("doctor")
+    assert done.exit_code == 0, done.output
     assert "LOCALTRACE_REQUIRED=TRUE (on): " in done.stdout

@@ -129,6 +129,9 @@ def test_a_training_that_resumes_from_a_named_checkpoint_is_the_next_attempt_too
     [
         pytest.param(["trainer.resume_mode=disable"], id="resuming switched off"),
         pytest.param(["trainer.experiment_name=other"], id="another experiment"),
+        pytest.param(
+            ["actor_rollout_ref.rollout.trace.project_name=other"], id="another project of traces"
+        ),
     ],
 )
 def test_the_same_folder_without_resuming_is_a_new_run(
