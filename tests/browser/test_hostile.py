@@ -20,7 +20,7 @@ INJECTED = (
 def paths(page: Page, viewer: Viewer) -> list[str]:
     trajectory = f"/trajectory/{viewer.ids['attack 0']}"
     groups = facts(page, f"/groups?q=run={HOSTILE_RUN}")["groups"]
-    attacked = next(one for one in groups if one["step"] == 1)
+    attacked = next(group for group in groups if group["step"] == 1)
     return [
         "/runs",
         f"/run/{HOSTILE_RUN}",
@@ -39,13 +39,11 @@ def paths(page: Page, viewer: Viewer) -> list[str]:
         f"/search?q=run={HOSTILE_RUN}+step=1&find=window.*&by=regex",
         f"/prompt?run={HOSTILE_RUN}&key={attacked['prompt_hash']}",
         f"/prompts?run={HOSTILE_RUN}",
-        "/trajectories?q=%3Cscript%3Ewindow.attacked%3D1%3C%2Fscript%3E",
-        "/%3Cscript%3Ewindow.attacked=1%3C/script%3E",
     ]
 
 
 def test_no_text_of_a_model_runs_or_is_fetched(page: Page, viewer: Viewer) -> None:
-    for path in paths(page, viewer)[:-2]:
+    for path in paths(page, viewer):
         visit(page, path)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("window.attacked") is None, path
@@ -62,12 +60,14 @@ def test_what_is_found_in_a_hostile_text_is_marked_as_text(page: Page, viewer: V
     assert len(page.content()) < 200_000
 
 
-@pytest.mark.parametrize("place", [-2, -1])
-def test_an_address_that_attacks_is_answered_as_text(
-    page: Page, viewer: Viewer, place: int
-) -> None:
-    answer = page.request.get(paths(page, viewer)[place])
-    assert answer.status in (400, 404)
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/trajectories?q=%3Cscript%3Ewindow.attacked%3D1%3C%2Fscript%3E", 400),
+     ("/%3Cscript%3Ewindow.attacked=1%3C/script%3E", 404)],
+)  # fmt: skip
+def test_an_address_that_attacks_is_answered_as_text(page: Page, path: str, status: int) -> None:
+    answer = page.request.get(path)
+    assert answer.status == status
     assert "<script>window" not in answer.text()
 
 

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import pytest
 from playwright.sync_api import Page
 
 from tests.browser.conftest import CHAT_RUN, Viewer, facts, ready, visit
 
 UNNAMED = """() => [...document.querySelectorAll('a, button, input, select, summary')]
-    .filter(one => !(one.textContent.trim() || one.getAttribute('aria-label')
-        || one.labels?.length || one.type === 'hidden'))
-    .map(one => one.outerHTML.slice(0, 120))"""
+    .filter(control => !(control.textContent.trim() || control.getAttribute('aria-label')
+        || control.labels?.length || control.type === 'hidden'))
+    .map(control => control.outerHTML.slice(0, 120))"""
 """Elements that can be pressed and have no name."""
 POOR_CONTRAST = """() => {
     const channel = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
     const light = c => .2126 * channel(c[0]) + .7152 * channel(c[1]) + .0722 * channel(c[2]);
     const parse = text => text.match(/[\\d.]+/g).map(Number);
-    const ground = one => {
-        for (; one; one = one.parentElement) {
-            const c = parse(getComputedStyle(one).backgroundColor);
+    const ground = element => {
+        for (; element; element = element.parentElement) {
+            const c = parse(getComputedStyle(element).backgroundColor);
             if (c.length === 3 || c[3] > .5) return c;
         }
         return [255, 255, 255];
     };
     const poor = new Set();
-    for (const one of document.querySelectorAll('main *, header *')) {
-        if (one.closest('svg') || !one.offsetParent) continue;
-        if (![...one.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-        const style = getComputedStyle(one);
+    for (const element of document.querySelectorAll('main *, header *')) {
+        if (element.closest('svg') || !element.offsetParent) continue;
+        if (![...element.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+        const style = getComputedStyle(element);
         if (style.opacity < 1) continue;
-        const [a, b] = [light(parse(style.color)), light(ground(one))].sort((x, y) => y - x);
-        if ((a + .05) / (b + .05) < 4.5) poor.add(one.outerHTML.slice(0, 99));
+        const [a, b] = [light(parse(style.color)), light(ground(element))].sort((x, y) => y - x);
+        if ((a + .05) / (b + .05) < 4.5) poor.add(element.outerHTML.slice(0, 99));
     }
     return [...poor];
 }"""
@@ -63,20 +60,21 @@ def paths(page: Page, viewer: Viewer) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-def test_every_page_fits_is_readable_and_names_its_controls(
-    page: Page, viewer: Viewer, width: int, theme: Literal["light", "dark"]
-) -> None:
-    page.emulate_media(color_scheme=theme)
-    page.set_viewport_size({"width": width, "height": 800})
+def test_every_page_fits_is_readable_and_names_its_controls(page: Page, viewer: Viewer) -> None:
     for name, path in paths(page, viewer).items():
+        page.set_viewport_size({"width": 1280, "height": 800})
         visit(page, path)
         page.wait_for_load_state("networkidle")
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
         assert page.locator("h1").count() == 1, name
-        assert page.evaluate(UNNAMED) == [], name
-        if name != "tokens":  # their ground is the colour scale
-            assert page.evaluate(POOR_CONTRAST) == [], name
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+            assert page.evaluate(UNNAMED) == [], name
+            page.emulate_media(color_scheme="dark")
+            assert name == "tokens" or page.evaluate(POOR_CONTRAST) == [], name
+            page.emulate_media(color_scheme="light")
+            # The ground of tokens is the colour scale.
+            assert name == "tokens" or page.evaluate(POOR_CONTRAST) == [], name
 
 
 def test_charts_are_drawn_when_they_come_into_view(page: Page, viewer: Viewer) -> None:
@@ -159,17 +157,19 @@ def test_the_tokens_of_a_rollout_are_shown(page: Page, viewer: Viewer) -> None:
 def test_tokens_that_are_not_finite_have_a_colour_and_come_last(page: Page, viewer: Viewer) -> None:
     rows = facts(page, f"/trajectories?q=run={viewer.demo_run}+fate=trained&sort=-tokens")["rows"]
     path = f"/trajectory/{rows[0]['trace_id']}/tokens"
-    given = facts(page, path)
-    given["columns"]["logprob"][1:3] = ["NaN", "-Infinity"]  # JSON has no numbers for them
-    page.route("**/tokens.json", lambda route: route.fulfill(json=given))
+    tokens = facts(page, path)
+    logprobs = tokens["columns"]["logprob"]
+    logprobs[1:3] = ["NaN", "-Infinity"]  # JSON has no numbers for them
+    page.route("**/tokens.json", lambda route: route.fulfill(json=tokens))
     visit(page, f"{path}?by=logprob")
     page.locator("#token-view[data-drawn]").wait_for()
     assert "2 not finite" in page.locator("#scale").inner_text()
-    tokens = page.locator(".token-line b")
-    colours = [tokens.nth(at).evaluate("one => one.style.background") for at in range(4)]
+    shown = page.locator(".token-line b")
+    colours = [shown.nth(at).evaluate("token => token.style.background") for at in range(4)]
     assert colours[1] == colours[2]
     assert colours[1] not in ("", colours[0], colours[3])
-    known = [one for one in given["columns"]["logprob"] if not isinstance(one, str)]
-    for _ in range(len(known) + 1):  # the worst first, and after all others what is not finite
+    for _ in range(
+        len(logprobs) - 2 + 1
+    ):  # the worst first, and after all others what is not finite
         page.keyboard.press("n")
     assert "engine logprob\nNaN" in page.locator("#token").inner_text()
