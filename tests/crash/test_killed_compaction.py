@@ -22,7 +22,7 @@ from localtrace.store.tables import log
 from localtrace.store.tables.drafts import commit_rows
 from tests.crash.moments import different, killed_before, named
 from tests.crash.processes import child, wait_until
-from tests.crash.test_killed_sealer import cuts
+from tests.crash.test_killed_sealer import CALLS, cuts
 from tests.environment import soaks
 
 _ANY = 10**9
@@ -112,7 +112,7 @@ def test_a_compaction_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(
         patch.object(log, "ENTRIES_MAX", 3),
     ):
         killed = killed_before({name: name for name in TOUCHES}, prepared, tmp_path, compact_all)
-        for copy in different(killed):
+        for copy in different(killed, CALLS):
             at = named(killed, copy)
             assert counted(copy) == wanted, at
             assert rewards(copy) == wanted_rewards, at

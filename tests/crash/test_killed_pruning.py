@@ -24,6 +24,7 @@ from localtrace.testing import recording
 from tests.crash.moments import different, killed_before
 from tests.crash.processes import child
 from tests.crash.test_killed_compaction import REWRITING
+from tests.crash.test_killed_sealer import CALLS
 from tests.sampled import roll_out
 
 RULES = "keep-every=3,keep=errors"
@@ -113,9 +114,8 @@ def check_done(store: Path, wanted: dict[str, list[Row]]) -> None:
 def test_a_pruning_killed_at_any_touch_of_the_disk_loses_and_doubles_nothing(
     prepared: Path, wanted: dict[str, list[Row]], tmp_path: Path
 ) -> None:
-    for copy in different(
-        killed_before({name: name for name in TOUCHES}, prepared, tmp_path, prune_all)
-    ):
+    killed = killed_before({name: name for name in TOUCHES}, prepared, tmp_path, prune_all)
+    for copy in different(killed, CALLS):
         check_any(copy, wanted)
         prune_all(copy)
         check_done(copy, wanted)

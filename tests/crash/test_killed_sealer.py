@@ -34,7 +34,7 @@ STEPS = {
     "before removing leftovers": "localtrace.store.sealing.seal.leftovers",
 }
 CALLS = (0, 1, 3, 9, 27)
-"""The calls of each step before which sealers are killed; all by `make soak`."""
+"""The calls of each step before which work is killed; all by `make soak`."""
 
 
 def seal_store(store: Path) -> None:
