@@ -25,6 +25,7 @@ from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from tests.servers.weave import WeaveServer
+from tests.servers.weave_client import WeaveClient
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
@@ -110,15 +111,6 @@ def database(mlflow_server: MlflowServer, tmp_path: Path) -> Path:
     return Path(shutil.copy(mlflow_server.empty_database, tmp_path / "mlflow.db"))
 
 
-@pytest.fixture
-def own_server(database: Path) -> Iterator[MlflowServer]:
-    """A server that a test may kill."""
-    server = MlflowServer(database.parent)
-    server.start()
-    yield server
-    server.end()
-
-
 @pytest.fixture(autouse=True)
 def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty ledger for each test."""
@@ -190,13 +182,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def large_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """400 trajectories with 20 KB of text each."""
+    """200 trajectories with 20 KB of text each."""
     folder = tmp_path_factory.mktemp("large") / "store"
     localtrace.init(folder, project="large", min_free_bytes=0, seal=False)
-    for number in range(400):
+    for number in range(200):
         with localtrace.trajectory(step=number // 40, sample_index=number) as t:
             odd(text="x" * 20_000)
-            t.set(reward=number / 400)
+            t.set(reward=number / 200)
     localtrace.close()
     seal(open_layout(folder))
     with localtrace.open_store(folder) as opened:
@@ -295,6 +287,15 @@ def weave_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServ
     server.start()
     yield server
     server.end()
+
+
+@pytest.fixture(scope="session")
+def weave_client(
+    weave_server: WeaveServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WeaveClient]:
+    client = WeaveClient(weave_server, tmp_path_factory.mktemp("home"))
+    yield client
+    client.end()
 
 
 @pytest.fixture

@@ -17,9 +17,11 @@ def test_the_demo_ends_with_its_traces_read_back_by_mlflow(
     monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
     run_demo(
         tmp_path / "demo",
-        DemoConfig(steps=2, warm_up_steps=60, problems_per_step=4, validation_problems=4),
+        DemoConfig(
+            steps=2, warm_up_steps=5, problems_per_step=2, group_size=2, validation_problems=2
+        ),
     )
     printed = capfd.readouterr().out
     sent, read_back = re.findall(r"(\d+) sent \(.*; (\d+) read back", printed)[0]
-    assert int(sent) == int(read_back) == 4 * 8
+    assert int(sent) == int(read_back) == 2 * 2
     assert re.search(r"localtrace view -s \S+/store", printed)

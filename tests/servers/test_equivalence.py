@@ -20,10 +20,10 @@ from localtrace.read.store import open_store
 from localtrace.uploader import upload
 from localtrace.uploader.receipts import Receipt
 from localtrace.uploader.selection import Selection
-from tests.servers.equivalence.run import LiveRun, run_live
+from tests.servers.equivalence.run import MLFLOW, WEAVE, run_live
 from tests.servers.equivalence.trees import Comparison, Node, named, names, tree, without
 from tests.servers.weave import WeaveServer
-from tests.servers.weave_client import read_back
+from tests.servers.weave_client import WeaveClient
 
 ADDED_CALLS = {
     "Tools.run", "SingleTurn.run", "Failing.run", "AgentLoopWorker._compute_score",
@@ -125,14 +125,12 @@ def traced_live(
     return folder
 
 
-@pytest.mark.parametrize("token2text", [True, False])
 def test_mlflow_shows_the_same_as_after_verls_live_tracing(
-    mlflow_url: str, traced_live: Path, token2text: bool
+    mlflow_url: str, traced_live: Path
 ) -> None:
-    run = LiveRun("mlflow", token2text)
-    live, replayed = run.project, f"replayed {token2text}"
+    live, replayed = MLFLOW.project, "replay of verl"
     client = MlflowClient(mlflow_url)
-    with open_store(run.store(traced_live)) as store:
+    with open_store(MLFLOW.store(traced_live)) as store:
         receipt = upload(store, Selection(), mlflow_url, container=replayed)
     trees = [mlflow_trees(client, name) for name in (live, replayed)]
     check_conversations(trees[1])
@@ -145,21 +143,21 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     assert compared.only_ours == MLFLOW_ADDS
     assert compared.types == {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
     assert compared.only_live == MLFLOW_LIVE_ONLY
-    assert has_text(trees[0]) is token2text
+    assert has_text(trees[0]) is MLFLOW.token2text is True
     for query in MLFLOW_FILTERS:
-        found = [mlflow_trees(client, name, query) for name in (live, replayed)]
-        for forest in found:
+        shown = [mlflow_trees(client, name, query) for name in (live, replayed)]
+        for forest in shown:
             take_off_what_only_roots_of_ours_show(forest)
-        assert 0 < len(found[0]) < len(trees[0])
-        assert Comparison().forests(found[0], without(found[1], ADDED_CALLS)).differences == []
+        assert 0 < len(shown[0]) < len(trees[0])
+        assert Comparison().forests(shown[0], without(shown[1], ADDED_CALLS)).differences == []
 
 
 def check_conversations(ours: list[Node]) -> None:
     """Check that the messages of all turns, the question and the answer stand on the roots."""
     assert {node.facts["attribute mlflow.spanType"] for node in ours} == {"AGENT"}
-    asked = [root for root in ours if root.inputs is not None]  # in the others no turn was made
-    assert asked
-    for root in asked:
+    with_turns = [root for root in ours if root.inputs is not None]
+    assert with_turns
+    for root in with_turns:
         assert root.inputs["messages"][-1]["role"] == "user"
         turns = named("LLMServerClient.generate", [root])
         chats = [turn.facts["attribute mlflow.chat.messages"] for turn in turns]
@@ -225,21 +223,18 @@ def short(name: str, start: str) -> str:
     return start if name.startswith(f"{start}.") else name
 
 
-@pytest.mark.parametrize("token2text", [True, False])
 def test_weave_shows_the_same_as_after_verls_live_tracing(
     weave_server: WeaveServer,
+    weave_client: WeaveClient,
     traced_live: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    token2text: bool,
 ) -> None:
-    run = LiveRun("weave", token2text)
-    live, replayed = run.project, f"team/replayed-{token2text}"
+    live, replayed = WEAVE.project, "team/replay-of-verl"
     for name, value in weave_server.environment.items():
         monkeypatch.setenv(name, value)
-    with open_store(run.store(traced_live)) as store:
+    with open_store(WEAVE.store(traced_live)) as store:
         receipt = upload(store, Selection(), kind="weave", container=replayed)
-    calls = {name: read_back(weave_server, tmp_path, name) for name in (live, replayed)}
+    calls = {name: weave_client.read_back(name) for name in (live, replayed)}
     check_readable_calls(calls[replayed])
     # Weave's own client writes `._` of a name as a dash.
     added_calls = {name.replace("._", "-") for name in ADDED_CALLS} | {"agent_loop"}
@@ -250,15 +245,15 @@ def test_weave_shows_the_same_as_after_verls_live_tracing(
     assert compared.only_live == WEAVE_LIVE_ONLY
     roots = [set(root.facts) for root in trees[1]]
     assert set().union(*roots) == WEAVE_ROOT_SHOWS
-    assert has_text(trees[0]) is token2text
+    assert has_text(trees[0]) is WEAVE.token2text is False
     for field, value in WEAVE_FILTERS.items():
         query = {"$expr": {"$eq": [{"$getField": field}, {"$literal": value}]}}
-        found = []
+        shown = []
         for name in (live, replayed):
             ids = {call["id"] for call in weave_server.calls(name, query=query)}
-            found.append(weave_trees([call for call in calls[name] if call["id"] in ids]))
-        assert 0 < len(found[0]) < len(trees[0])
-        assert Comparison().forests(found[0], without(found[1], added_calls)).differences == []
+            shown.append(weave_trees([call for call in calls[name] if call["id"] in ids]))
+        assert 0 < len(shown[0]) < len(trees[0])
+        assert Comparison().forests(shown[0], without(shown[1], added_calls)).differences == []
 
 
 def check_readable_calls(ours: list[dict[str, Any]]) -> None:
@@ -312,13 +307,13 @@ def test_the_comparison_finds_every_kind_of_difference() -> None:
 
     live = node({"a": "7", "b": {}, "c": [1, 1]}, {"x": 1, "y": 2}, 1)
     ours = node({"a": 7, "b": {"$type": "omitted", "reason": "dropped"}, "c": [1, 2]}, {"y": 2.0})
-    found = Comparison().forests([live], [ours])
-    assert sorted(found.differences) == [
+    compared = Comparison().forests([live], [ours])
+    assert sorted(compared.differences) == [
         "/run inputs.c[1]: '1' and '2'",
         "/run y: '2' and '2.0'",
     ]
-    assert (found.only_live, found.only_ours) == ({"x"}, set())
-    assert (found.dropped, found.numbers) == ({"b (dropped)"}, {"a"})
+    assert (compared.only_live, compared.only_ours) == ({"x"}, set())
+    assert (compared.dropped, compared.numbers) == ({"b (dropped)"}, {"a"})
     nested = node({}, {}, 1, node({}, {}))
     assert len(Comparison().forests([nested], [node({}, {})]).differences) == 1
     assert Comparison().forests([nested], [node({}, {}, 5, node({}, {}))]).differences == []

@@ -24,7 +24,7 @@ from tests.golden.chat.script import SESSIONS, TOOLS, Said, Session
 from tests.servers.otlp_endpoint import Endpoint
 from tests.servers.test_labels_upload import feedback
 from tests.servers.weave import WeaveServer
-from tests.servers.weave_client import read_back
+from tests.servers.weave_client import WeaveClient
 
 TYPES = {
     "chat": "CHAT_MODEL", "chat_in_a_thread": "CHAT_MODEL", "calculator": "TOOL",
@@ -35,11 +35,13 @@ WEAVE_KINDS = {
     "run_python": "tool", "grade": "scorer",
 }  # fmt: skip
 LABELLED, COMMENT = (1, "add", 0), "good, but <b>slow</b>"
-TRAINING = [one for one in SESSIONS if not one.validate]
+TRAINING = [session for session in SESSIONS if not session.validate]
 
 
-def record_all(folder: Path) -> tuple[Path, Any]:
-    """Record chats, labelled, and rollouts of ids, into one store; return it and the trace ids."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A store of chats, labelled, and of rollouts of ids; and the chats' trace ids."""
+    folder = tmp_path_factory.mktemp("golden")
     model = rollouts.tokenizer(folder / "model")
     with recording(folder / "store", run_id="golden", tokenizer=model):
         ids = record()
@@ -50,11 +52,14 @@ def record_all(folder: Path) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module", params=["store", "bundle"])
 def sent(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mlflow_url: str
-) -> tuple[list[Trace], dict[tuple[int, str, int], str]]:
+    request: pytest.FixtureRequest,
+    recorded: tuple[Path, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    mlflow_url: str,
+) -> list[Trace]:
     """The traces of the training rollouts, from the store itself or carried in a bundle."""
     folder, name = tmp_path_factory.mktemp("golden"), f"golden-{request.param}"
-    source, ids = record_all(folder)
+    source, _ = recorded
     if request.param == "bundle":
         with open_store(source) as store:
             build_bundle(store, Filters(), folder / "bundle")
@@ -64,43 +69,44 @@ def sent(
         upload(store, Filters(run="golden", validate=False), mlflow_url, container=name)
     client = MlflowClient(mlflow_url)
     place = client.get_experiment_by_name(name).experiment_id
-    return list(client.search_traces(locations=[place], max_results=100)), ids
+    return list(client.search_traces(locations=[place], max_results=100))
 
 
 def by_key(traces: list[Trace]) -> dict[tuple[int, str, int], Trace]:
-    tags = ((one.info.tags, one) for one in traces)
-    return {(int(t["step"]), t["sample_index"], int(t["rollout_n"])): one for t, one in tags}
+    tags = ((trace.info.tags, trace) for trace in traces)
+    return {(int(t["step"]), t["sample_index"], int(t["rollout_n"])): trace for t, trace in tags}
 
 
-def test_the_selection_is_there_and_nothing_else(sent: Any) -> None:
-    assert by_key(sent[0]).keys() == {one.key for one in TRAINING} | {(7, one, 0) for one in SHOWN}
-    assert len(sent[0]) == len(TRAINING) + len(SHOWN)
+def test_the_selection_is_there_and_nothing_else(sent: list[Trace]) -> None:
+    keys = {session.key for session in TRAINING} | {(7, name, 0) for name in SHOWN}
+    assert by_key(sent).keys() == keys
+    assert len(sent) == len(keys)
 
 
-@pytest.mark.parametrize("session", TRAINING, ids=lambda one: "-".join(map(str, one.key)))
-def test_every_call_is_shown_as_what_it_is(sent: Any, session: Any) -> None:
-    trace = by_key(sent[0])[session.key]
+@pytest.mark.parametrize("session", TRAINING, ids=lambda session: "-".join(map(str, session.key)))
+def test_every_call_is_shown_as_what_it_is(sent: list[Trace], session: Any) -> None:
+    trace = by_key(sent)[session.key]
     assert float(trace.info.tags["reward"]) == session.reward
     calls = [span for span in trace.data.spans if span.parent_id is not None]
     assert {(span.name, span.span_type) for span in calls} <= set(TYPES.items())
     chats = [span for span in calls if span.span_type == "CHAT_MODEL"]
-    said = [span.outputs["choices"][0]["message"]["content"] for span in chats]
-    assert said == [one.content for one in session.answers]
+    texts = [span.outputs["choices"][0]["message"]["content"] for span in chats]
+    assert texts == [answer.content for answer in session.answers]
     tools = sorted(span.name for span in calls if span.span_type == "TOOL")
-    assert tools == sorted(name for one in session.answers for name, _ in one.tools)
+    assert tools == sorted(name for answer in session.answers for name, _ in answer.tools)
 
 
-def said_in_chat(said: Said) -> dict[str, Any]:
+def chat_message(answer: Said) -> dict[str, Any]:
     """An answer of the script as a chat message."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or ""}
-    if said.reasoning:
-        message["reasoning"] = said.reasoning
-    if said.tools:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or ""}
+    if answer.reasoning:
+        message["reasoning"] = answer.reasoning
+    if answer.tools:
         message["tool_calls"] = [
             {"id": f"call_{place}", "type": "function", "function": {
                 "name": name, "arguments": json.dumps(arguments, separators=(",", ":")),
             }}
-            for place, (name, arguments) in enumerate(said.tools)
+            for place, (name, arguments) in enumerate(answer.tools)
         ]  # fmt: skip
     return message
 
@@ -117,54 +123,54 @@ def conversation(session: Session) -> list[list[dict[str, Any]]]:
     """The messages up to each answer, worked out from the script."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": session.question}]
     upto = []
-    for said in session.answers:
-        messages = [*messages, said_in_chat(said)]
+    for answer in session.answers:
+        messages = [*messages, chat_message(answer)]
         upto.append(messages)
-        messages = [*messages, *(tool_answer(n, *tool) for n, tool in enumerate(said.tools))]
+        messages = [*messages, *(tool_answer(n, *tool) for n, tool in enumerate(answer.tools))]
     return upto
 
 
-def answer(session: Session) -> str:
+def last_answer(session: Session) -> str:
     """The last answer's text, or the calls of tools that stand in its place."""
     last = session.answers[-1]
-    asked = [f"{name}({json.dumps(a, separators=(',', ':'))})" for name, a in last.tools]
-    return "\n".join(asked) if last.content is None else last.content
+    calls = [f"{name}({json.dumps(a, separators=(',', ':'))})" for name, a in last.tools]
+    return "\n".join(calls) if last.content is None else last.content
 
 
 def without_empty(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # The loop gives the model's own message back, where no text is null.
-    return [{**one, "content": one.get("content") or ""} for one in messages]
+    return [{**message, "content": message.get("content") or ""} for message in messages]
 
 
-@pytest.mark.parametrize("session", TRAINING, ids=lambda one: "-".join(map(str, one.key)))
-def test_the_conversation_is_shown_as_messages(sent: Any, session: Any) -> None:
-    trace = by_key(sent[0])[session.key]
+@pytest.mark.parametrize("session", TRAINING, ids=lambda session: "-".join(map(str, session.key)))
+def test_the_conversation_is_shown_as_messages(sent: list[Trace], session: Any) -> None:
+    trace = by_key(sent)[session.key]
     root, *calls = sorted(
-        trace.data.spans, key=lambda one: one.attributes.get("localtrace.seq", -1)
+        trace.data.spans, key=lambda span: span.attributes.get("localtrace.seq", -1)
     )
     expected = conversation(session)
     shown = [
-        one.attributes["mlflow.chat.messages"] for one in calls if one.span_type == "CHAT_MODEL"
+        span.attributes["mlflow.chat.messages"] for span in calls if span.span_type == "CHAT_MODEL"
     ]
-    assert [without_empty(one) for one in shown] == expected
+    assert [without_empty(messages) for messages in shown] == expected
     assert root.attributes["mlflow.chat.messages"] == expected[-1]
     assert root.span_type == "AGENT"
-    models = {one.attributes.get("mlflow.llm.model") for one in calls}
+    models = {span.attributes.get("mlflow.llm.model") for span in calls}
     assert models == {"tiny", None}
 
 
-@pytest.mark.parametrize("session", TRAINING, ids=lambda one: "-".join(map(str, one.key)))
-def test_the_list_shows_question_answer_and_reward(sent: Any, session: Any) -> None:
-    info = by_key(sent[0])[session.key].info
+@pytest.mark.parametrize("session", TRAINING, ids=lambda session: "-".join(map(str, session.key)))
+def test_the_list_shows_question_answer_and_reward(sent: list[Trace], session: Any) -> None:
+    info = by_key(sent)[session.key].info
     assert info.request_preview == session.question
-    shown = {"answer": answer(session), "reward": session.reward}
+    shown = {"answer": last_answer(session), "reward": session.reward}
     assert json.loads(info.response_preview) == shown
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_ids_are_shown_as_text_with_their_usage(sent: Any, name: str) -> None:
-    trace, wanted = by_key(sent[0])[7, name, 0], SHOWN[name]
-    root, turn = sorted(trace.data.spans, key=lambda one: one.parent_id is not None)
+def test_ids_are_shown_as_text_with_their_usage(sent: list[Trace], name: str) -> None:
+    trace, wanted = by_key(sent)[7, name, 0], SHOWN[name]
+    root, turn = sorted(trace.data.spans, key=lambda span: span.parent_id is not None)
     assert turn.span_type == "CHAT_MODEL"
     assert turn.attributes["mlflow.chat.messages"] == [
         {"role": "user", "content": wanted["question"]},
@@ -184,18 +190,18 @@ def test_ids_are_shown_as_text_with_their_usage(sent: Any, name: str) -> None:
     assert (root.status.status_code.value == "ERROR") == cancelled
 
 
-def test_labels_are_feedback_of_a_person(sent: Any) -> None:
-    for key, trace in by_key(sent[0]).items():
-        found = {(a.name, a.value, a.source.source_type, a.source.source_id)
+def test_labels_are_feedback_of_a_person(sent: list[Trace]) -> None:
+    for key, trace in by_key(sent).items():
+        shown = {(a.name, a.value, a.source.source_type, a.source.source_id)
                  for a in trace.info.assessments}  # fmt: skip
         labels = {("rating", 4.0, "HUMAN", "ann"), ("comment", COMMENT, "HUMAN", "ann")}
-        assert found == (labels if key == LABELLED else set())
+        assert shown == (labels if key == LABELLED else set())
 
 
-def test_the_tools_that_failed_are_shown_as_failed(sent: Any) -> None:
+def test_the_tools_that_failed_are_shown_as_failed(sent: list[Trace]) -> None:
     failed = [
         (key, span.name)
-        for key, trace in by_key(sent[0]).items()
+        for key, trace in by_key(sent).items()
         for span in trace.data.spans
         if span.span_type == "TOOL" and span.status.status_code.value == "ERROR"
     ]
@@ -205,154 +211,161 @@ def test_the_tools_that_failed_are_shown_as_failed(sent: Any) -> None:
 
 
 def test_weave_shows_what_was_said_and_of_what_kind_each_call_is(
-    weave_server: WeaveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weave_server: WeaveServer,
+    weave_client: WeaveClient,
+    recorded: tuple[Path, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in weave_server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / "state"))
-    source, _ = record_all(tmp_path)
-    with open_store(source) as store:
+    with open_store(recorded[0]) as store:
         upload(store, Filters(validate=False), kind="weave", container="team/golden")
-    calls = read_back(weave_server, tmp_path, "team/golden")
+    calls = weave_client.read_back("team/golden")
     keys = ("step", "sample_index", "rollout_n")
 
     def of(*key: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        mine = [one for one in calls if tuple(one["attributes"][k] for k in keys) == key]
-        (root,) = (one for one in mine if one["parent_id"] is None)
+        mine = [call for call in calls if tuple(call["attributes"][k] for k in keys) == key]
+        (root,) = (call for call in mine if call["parent_id"] is None)
         mine.remove(root)
-        return root, sorted(mine, key=lambda one: one["started_at"])
+        return root, sorted(mine, key=lambda call: call["started_at"])
 
     for session in TRAINING:
         root, mine = of(*session.key)
         assert root["inputs"] == {"messages": [{"role": "user", "content": session.question}]}
         assert (root["output"]["answer"], root["output"]["reward"]) == (
-            answer(session), session.reward,
+            last_answer(session), session.reward,
         )  # fmt: skip
         assert root["display_name"] == "step {}, sample {}, rollout {}".format(*session.key)
-        turns = [one for one in mine if one["func_name"].startswith("chat")]
-        chats = [one["attributes"]["localtrace"]["chat"] for one in turns]
+        turns = [call for call in mine if call["func_name"].startswith("chat")]
+        chats = [turn["attributes"]["localtrace"]["chat"] for turn in turns]
         assert [with_reasoning(chat) for chat in chats] == conversation(session)
-        assert [one["display_name"].rpartition(", ")[2] for one in turns] == [
+        assert [turn["display_name"].rpartition(", ")[2] for turn in turns] == [
             f"turn {number}" for number in range(1, len(session.answers) + 1)
         ]
-        kinds = {(one["func_name"], one["attributes"]["weave"]["kind"]) for one in mine
-                 if "weave" in one["attributes"]}  # fmt: skip
-        assert kinds == {(one["func_name"], WEAVE_KINDS[one["func_name"]]) for one in mine
-                         if one["func_name"] in WEAVE_KINDS}  # fmt: skip
+        kinds = {(call["func_name"], call["attributes"]["weave"]["kind"]) for call in mine
+                 if "weave" in call["attributes"]}  # fmt: skip
+        assert kinds == {(call["func_name"], WEAVE_KINDS[call["func_name"]]) for call in mine
+                         if call["func_name"] in WEAVE_KINDS}  # fmt: skip
     for name, wanted in SHOWN.items():
         root, (turn,) = of(7, name, 0)
         chat = turn["attributes"]["localtrace"]["chat"]
-        assert [one["content"] for one in chat] == [wanted["question"], wanted["answer"]]
+        assert [message["content"] for message in chat] == [wanted["question"], wanted["answer"]]
         assert turn["inputs"]["prompt_ids"] == rollouts.GENERATED[name][0]
-        for one in (root, turn):
-            (usage,) = one["summary"]["usage"].values()
+        for call in (root, turn):
+            (usage,) = call["summary"]["usage"].values()
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == wanted["usage"]
         assert ("CancelledError" in str(root["exception"])) == (name == "cut")
-    said = feedback(weave_server, "team/golden")
-    assert said == [("ann", "rating", 4.0), ("ann", "wandb.note.1", None)]  # a note has no value
+    notes = feedback(weave_server, "team/golden")
+    assert notes == [("ann", "rating", 4.0), ("ann", "wandb.note.1", None)]  # a note has no value
 
 
-def test_opentelemetry_tells_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, ids = record_all(tmp_path)
+def test_opentelemetry_tells_what_was_said(recorded: tuple[Path, Any]) -> None:
+    source, ids = recorded
     endpoint = Endpoint()
     with open_store(source) as store:
         for path in ("v1/traces", "api/public/otel/v1/traces"):
             upload(store, Filters(validate=False), f"{endpoint.url}/{path}", kind="otlp")
     endpoint.close()
-    found = {path: sent_to(endpoint, path) for path in ("/v1/traces", "/api/public/otel/v1/traces")}
-    for spans in found.values():
+    paths = ("/v1/traces", "/api/public/otel/v1/traces")
+    received = {path: sent_to(endpoint, path) for path in paths}
+    for spans in received.values():
         assert len(spans) == len(TRAINING) + len(SHOWN)
     for session in TRAINING:
-        for path, spans in found.items():
+        for path, spans in received.items():
             root, *calls = spans[ids[session.key]]
             assert root["input.value"] == session.question
-            shown = {"answer": answer(session), "reward": session.reward}
+            shown = {"answer": last_answer(session), "reward": session.reward}
             assert json.loads(root["output.value"]) == shown
             assert root["localtrace.reward"] == session.reward
-            turns = [one for one in calls if one.get("gen_ai.operation.name") == "chat"]
-            assert [one["openinference.span.kind"] for one in turns] == ["LLM"] * len(turns)
-            said = [
+            turns = [call for call in calls if call.get("gen_ai.operation.name") == "chat"]
+            assert [turn["openinference.span.kind"] for turn in turns] == ["LLM"] * len(turns)
+            chats = [
                 [openai(part) for name in ("input", "output")
-                 for part in json.loads(one[f"gen_ai.{name}.messages"])]
-                for one in turns
+                 for part in json.loads(turn[f"gen_ai.{name}.messages"])]
+                for turn in turns
             ]  # fmt: skip
-            assert [without_empty(one) for one in said] == conversation(session)
-            tools = [one["gen_ai.tool.name"] for one in calls
-                     if one.get("gen_ai.operation.name") == "execute_tool"]  # fmt: skip
-            assert sorted(tools) == sorted(name for one in session.answers for name, _ in one.tools)
+            assert [without_empty(chat) for chat in chats] == conversation(session)
+            tools = [call["gen_ai.tool.name"] for call in calls
+                     if call.get("gen_ai.operation.name") == "execute_tool"]  # fmt: skip
+            assert sorted(tools) == sorted(
+                name for answer in session.answers for name, _ in answer.tools
+            )
             if path != "/v1/traces":
-                chats = [json.loads(one["langfuse.observation.input"]) for one in turns]
-                assert [chat[0]["content"] for chat in chats] == [session.question] * len(turns)
-                assert all("langfuse.observation.output" in one for one in turns)
+                prompts = [json.loads(turn["langfuse.observation.input"]) for turn in turns]
+                assert [prompt[0]["content"] for prompt in prompts] == [session.question] * len(
+                    turns
+                )
+                assert all("langfuse.observation.output" in turn for turn in turns)
             else:
-                assert not any(name.startswith("langfuse") for one in turns for name in one)
+                assert not any(name.startswith("langfuse") for turn in turns for name in turn)
     for name, wanted in SHOWN.items():
-        for spans in found.values():
-            ((root, turn),) = (one for one in spans.values()
-                               if one[0]["localtrace.sample_index"] == name)  # fmt: skip
+        for spans in received.values():
+            ((root, turn),) = (own for own in spans.values()
+                               if own[0]["localtrace.sample_index"] == name)  # fmt: skip
             usage = tuple(turn[f"gen_ai.usage.{kind}_tokens"] for kind in ("input", "output"))
             assert usage == wanted["usage"]
             assert turn["gen_ai.response.finish_reasons"] == [wanted["finish"]]
-            (said,) = json.loads(turn["gen_ai.output.messages"])
-            assert said["parts"] == [{"type": "text", "content": wanted["answer"]}]
+            (message,) = json.loads(turn["gen_ai.output.messages"])
+            assert message["parts"] == [{"type": "text", "content": wanted["answer"]}]
             assert json.loads(turn["output.value"]) == rollouts.GENERATED[name][1]
             assert root["localtrace.status"] == ("cancelled" if name == "cut" else "ok")
             assert root["localtrace.output_tokens"] == wanted["usage"][1]
-    events = found["/v1/traces"][ids[LABELLED]][0]["events"]
-    assert sorted(tuple(one.values()) for one in events) == [
+    events = received["/v1/traces"][ids[LABELLED]][0]["events"]
+    assert sorted(tuple(event.values()) for event in events) == [
         ("comment", COMMENT, "ann"), ("rating", 4.0, "ann"), ("reward", 1.0),
     ]  # fmt: skip
 
 
 def sent_to(endpoint: Endpoint, path: str) -> dict[str, list[dict[str, Any]]]:
     """The attributes of each trace's spans in order, the root first, by localtrace's trace id."""
-    found = {}
+    traces = {}
     for where, _, body in endpoint.requests:
         blocks = ExportTraceServiceRequest.FromString(body).resource_spans if where == path else ()
         for block in blocks:
             spans = [
-                plain(one.attributes)
-                | {"events": [plain(event.attributes) for event in one.events
+                plain(span.attributes)
+                | {"events": [plain(event.attributes) for event in span.events
                               if event.name == "gen_ai.evaluation.result"]}
-                for one in block.scope_spans[0].spans
+                for span in block.scope_spans[0].spans
             ]  # fmt: skip
-            spans.sort(key=lambda one: one.get("localtrace.seq", -1))
+            spans.sort(key=lambda span: span.get("localtrace.seq", -1))
             if spans:  # the first request is a question without any
-                found[spans[0]["localtrace.trace_id"]] = spans
-    return found
+                traces[spans[0]["localtrace.trace_id"]] = spans
+    return traces
 
 
 def plain(attributes: Any) -> dict[str, Any]:
     """Attributes by name."""
-    found = {}
-    for one in attributes:
-        kind = one.value.WhichOneof("value")
-        value = None if kind is None else getattr(one.value, kind)
-        found[one.key] = (
+    values = {}
+    for attribute in attributes:
+        kind = attribute.value.WhichOneof("value")
+        value = None if kind is None else getattr(attribute.value, kind)
+        values[attribute.key] = (
             [item.string_value for item in value.values] if kind == "array_value" else value
         )
-    return found
+    return values
 
 
 def openai(message: dict[str, Any]) -> dict[str, Any]:
     """A message of OpenTelemetry's conventions in the form of OpenAI's."""
-    parts = {kind: [one for one in message["parts"] if one["type"] == kind]
+    parts = {kind: [part for part in message["parts"] if part["type"] == kind]
              for kind in ("text", "reasoning", "tool_call", "tool_call_response")}  # fmt: skip
     if parts["tool_call_response"]:
-        (one,) = parts["tool_call_response"]
-        return {"role": "tool", "tool_call_id": one["id"], "content": one["response"]}
-    said = {"role": message["role"], "content": "".join(one["content"] for one in parts["text"])}
+        (part,) = parts["tool_call_response"]
+        return {"role": "tool", "tool_call_id": part["id"], "content": part["response"]}
+    text = "".join(part["content"] for part in parts["text"])
+    chat = {"role": message["role"], "content": text}
     if parts["reasoning"]:
-        said["reasoning"] = parts["reasoning"][0]["content"]
+        chat["reasoning"] = parts["reasoning"][0]["content"]
     if parts["tool_call"]:
-        said["tool_calls"] = [
-            {"id": one["id"], "type": "function",
-             "function": {"name": one["name"], "arguments": one["arguments"]}}
-            for one in parts["tool_call"]
+        chat["tool_calls"] = [
+            {"id": call["id"], "type": "function",
+             "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in parts["tool_call"]
         ]  # fmt: skip
-    return said
+    return chat
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name.removesuffix("_content"): value for name, value in one.items()}
-            for one in messages]  # fmt: skip
+    return [{name.removesuffix("_content"): value for name, value in message.items()}
+            for message in messages]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -20,15 +19,15 @@ from localtrace.testing import recording
 from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.receipts import Receipt
 from tests.servers.weave import KEY, WeaveServer
-from tests.servers.weave_client import run_client
+from tests.servers.weave_client import WeaveClient
 
 READ = """
 import json, sys, weave
 client = weave.init(sys.argv[1])
 for call in client.get_calls():
-    for one in call.feedback:
-        print("SAID " + json.dumps([call.attributes["localtrace"]["trace_id"], one.creator,
-                                    one.feedback_type, one.payload]))
+    for note in call.feedback:
+        print("NOTE " + json.dumps([call.attributes["localtrace"]["trace_id"], note.creator,
+                                    note.feedback_type, note.payload]))
 """
 
 
@@ -51,15 +50,15 @@ def feedback(server: WeaveServer, project: str) -> list[Any]:
     """Feedback of a project, as the server's own route lists it."""
     answer = httpx.post(f"{server.url}/feedback/query", auth=("api", KEY), trust_env=False,
                         json={"project_id": project})  # fmt: skip
-    return sorted((one["creator"], one["feedback_type"], one["payload"].get("value"))
-                  for one in answer.json()["result"])  # fmt: skip
+    return sorted((note["creator"], note["feedback_type"], note["payload"].get("value"))
+                  for note in answer.json()["result"])  # fmt: skip
 
 
-def record(store: Path, given: list[float | None]) -> list[str]:
+def record(store: Path, rewards: list[float | None]) -> list[str]:
     """Record a trajectory for each reward, and return their ids; uploads keep this order."""
     ids = []
     with recording(store):
-        for number, reward in enumerate(given):
+        for number, reward in enumerate(rewards):
             with localtrace.trajectory(step=1, sample_index=number) as t:
                 if reward is not None:
                     t.set(reward=reward)
@@ -80,7 +79,7 @@ def rewards(*values: float) -> list[Any]:
 
 
 def test_labels_and_rewards_become_feedback_once(
-    failing_weave: WeaveServer, project: str, tmp_path: Path
+    failing_weave: WeaveServer, weave_client: WeaveClient, project: str, tmp_path: Path
 ) -> None:
     ids = record(tmp_path / "store", [0.5, None])
     sent(tmp_path / "store", project)
@@ -94,11 +93,10 @@ def test_labels_and_rewards_become_feedback_once(
     failing_weave.fault("cut_after_body", next=2, path="/feedback/create")
     sent(tmp_path / "store", project)
     sent(tmp_path / "store", project, WITH_REWARDS)
-    lines = run_client(failing_weave, tmp_path, READ, project).splitlines()
-    said = [json.loads(line.removeprefix("SAID ")) for line in lines if line.startswith("SAID ")]
-    for _, _, _, payload in said:
-        assert payload.pop("labelled_at", "T").count("T")
-    assert sorted(said, key=str) == sorted([
+    notes = weave_client.printed("NOTE ", READ, project)
+    dated = [payload.pop("labelled_at", None) for _, _, _, payload in notes]
+    assert len([date for date in dated if date]) == 4  # not of the note and the reward
+    assert sorted(notes, key=str) == sorted([
         [ids[0], "anna", "tag", {"value": "hack"}], [ids[0], "anna", "tag", {"value": "odd"}],
         [ids[0], "anna", "rating", {"value": 4.0}], [ids[0], "ben", "rating", {"value": 4.0}],
         [ids[0], "anna", "wandb.note.1", {"note": "weave: ///x π"}],
@@ -159,7 +157,7 @@ def test_an_upload_killed_among_rewards_doubles_none(
     )  # fmt: skip
     try:
         give_up = time.monotonic() + 120
-        while 503 not in [one["status"] for one in failing_weave.log("/feedback/create")[before:]]:
+        while all(r["status"] != 503 for r in failing_weave.log("/feedback/create")[before:]):
             assert child.poll() is None
             assert time.monotonic() < give_up
             time.sleep(0.05)

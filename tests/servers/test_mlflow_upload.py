@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.types import Span, Trajectory
 from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.receipts import Delivery, Receipt
+from localtrace.uploader.receipts import Receipt
 from localtrace.values.codec import to_json
+from tests.servers.conftest import ODD_VALUES
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(mlflow_url: str) -> MlflowClient:
     return MlflowClient(mlflow_url)
 
@@ -48,14 +50,57 @@ def traces(client: MlflowClient, experiment: str) -> Callable[..., list[Trace]]:
     """Search the test's experiment."""
 
     def search(query: str = "", name: str = experiment) -> list[Trace]:
-        found = client.get_experiment_by_name(name)
-        return list(
-            client.search_traces(
-                locations=[found.experiment_id], filter_string=query or None, max_results=500
-            )
-        )
+        return search_traces(client, name, query)
 
     return search
+
+
+def search_traces(client: MlflowClient, name: str, query: str = "") -> list[Trace]:
+    place = client.get_experiment_by_name(name).experiment_id
+    return list(
+        client.search_traces(locations=[place], filter_string=query or None, max_results=500)
+    )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Everything in the store after one upload, which no test changes."""
+
+    store: Store
+    client: MlflowClient
+    receipt: Receipt
+    shown: dict[str, Trace]
+    """What MLflow shows, by localtrace's trace id."""
+
+    def search(self, query: str) -> list[Trace]:
+        return search_traces(self.client, "read back", query)
+
+    def trajectory(self, trace_id: str) -> Trajectory:
+        return self.store.trajectory(trace_id)
+
+    def only(self, **filters: Any) -> tuple[Trajectory, Trace]:
+        (row,) = self.store.trajectories(**filters).to_dicts()
+        return self.trajectory(row["trace_id"]), self.shown[row["trace_id"]]
+
+    def calls(self) -> list[tuple[Span, Any]]:
+        """Every recorded call with the span that MLflow shows for it."""
+        pairs = []
+        for trace_id, trace in self.shown.items():
+            spans = {span.attributes.get("localtrace.seq"): span for span in trace.data.spans}
+            pairs += [(call, spans[call.seq]) for call in self.trajectory(trace_id).spans]
+        return pairs
+
+
+@pytest.fixture(scope="module")
+def sent(
+    store: Store, client: MlflowClient, mlflow_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Sent:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LOCALTRACE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        receipt = upload(store, Filters(), mlflow_url, container="read back")
+    assert len(remote(receipt)) == 6
+    shown = {i: client.get_trace(remote_id) for i, remote_id in remote(receipt).items()}
+    return Sent(store, client, receipt, shown)
 
 
 def as_json(value: Any) -> Any:
@@ -65,10 +110,6 @@ def as_json(value: Any) -> Any:
 
 def remote(receipt: Receipt) -> dict[str, str]:
     return {trace.trace_id: trace.remote_id or "" for trace in receipt.traces}
-
-
-def failed_one(store: Store) -> Trajectory:
-    return store.trajectory(store.trajectories(sample_index="fails").to_dicts()[0]["trace_id"])
 
 
 def tree(trace: Trace) -> dict[str, list[str]]:
@@ -91,52 +132,35 @@ def recorded_tree(trajectory: Trajectory) -> dict[str, list[str]]:
     return children
 
 
-def pairs(store: Store, client: MlflowClient, receipt: Receipt) -> list[tuple[Span, Any]]:
-    """Every recorded call with the span that MLflow shows for it."""
-    found = []
-    for trace_id, remote_id in remote(receipt).items():
-        shown = {
-            span.attributes.get("localtrace.seq"): span
-            for span in client.get_trace(remote_id).data.spans
-        }
-        found += [(span, shown[span.seq]) for span in store.trajectory(trace_id).spans]
-    return found
+def test_names_nesting_and_order_are_those_of_the_calls(sent: Sent) -> None:
+    for trace_id, trace in sent.shown.items():
+        assert tree(trace) == recorded_tree(sent.trajectory(trace_id))
 
 
-def test_names_nesting_and_order_are_those_of_the_calls(store, client, send) -> None:
-    for trace_id, remote_id in remote(send()).items():
-        assert tree(client.get_trace(remote_id)) == recorded_tree(store.trajectory(trace_id))
-
-
-def test_inputs_and_outputs_come_back_as_they_were_recorded(store, client, send) -> None:
-    for recorded, shown in pairs(store, client, send()):
+def test_inputs_and_outputs_come_back_as_they_were_recorded(sent: Sent) -> None:
+    for recorded, shown in sent.calls():
         assert shown.inputs == as_json(recorded.inputs)
         assert shown.outputs == as_json(recorded.outputs)
 
 
-def test_times_are_the_original_ones_to_the_nanosecond(store, client, send) -> None:
-    receipt = send()
-    for recorded, shown in pairs(store, client, receipt):
+def test_times_are_the_original_ones_to_the_nanosecond(sent: Sent) -> None:
+    for recorded, shown in sent.calls():
         assert (shown.start_time_ns, shown.end_time_ns) == (recorded.start_ns, recorded.end_ns)
-    for trace_id, remote_id in remote(receipt).items():
-        trajectory = store.trajectory(trace_id)
-        trace = client.get_trace(remote_id)
-        root = trace.data.spans[0]
+    for trace_id, trace in sent.shown.items():
+        trajectory, root = sent.trajectory(trace_id), trace.data.spans[0]
         assert (root.start_time_ns, root.end_time_ns) == (trajectory.start_ns, trajectory.end_ns)
         assert trace.info.request_time == trajectory.start_ns // 10**6
 
 
-def test_the_rollouts_of_a_group_are_one_session(traces, send) -> None:
-    send(Filters(group="g1"))
-    assert len(traces("metadata.`mlflow.trace.session` = 'g1'")) == 2
+def test_the_rollouts_of_a_group_are_one_session(sent: Sent) -> None:
+    assert len(sent.search("metadata.`mlflow.trace.session` = 'g1'")) == 2
 
 
-def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(store, traces, send) -> None:
-    send(Filters(step=0, rollout_n=0))
-    (trace,) = traces("tags.step = '0' AND tags.sample_index = '17' AND tags.rollout_n = '0'")
+def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(sent: Sent) -> None:
+    (trace,) = sent.search("tags.step = '0' AND tags.sample_index = '17' AND tags.rollout_n = '0'")
     own = {key: value for key, value in trace.info.tags.items() if not key.startswith("mlflow.")}
-    run = store.runs().to_dicts()[0]["run_id"]
-    assert own.pop("localtrace.digest")
+    trajectory, _ = sent.only(step=0, rollout_n=0)
+    assert len(own.pop("localtrace.digest")) == 64
     assert own == {
         "sample_index": "17",
         "step": "0",
@@ -148,21 +172,20 @@ def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(store, trac
         "attempt": "0",
         "group_id": "g0",
         "agent": "tools",
-        "localtrace.run_id": run,
+        "localtrace.run_id": trajectory.run_id,
     }
     assert trace.info.tags["mlflow.traceName"] == "agent_loop"
 
 
-def test_tags_that_were_not_recorded_are_left_out(traces, send) -> None:
-    send(Filters(sample_index="odd"))
-    (trace,) = traces("tags.validate = 'True'")
+def test_tags_that_were_not_recorded_are_left_out(sent: Sent) -> None:
+    (trace,) = sent.search("tags.validate = 'True'")
     assert {"rollout_n", "reward", "group_id"}.isdisjoint(trace.info.tags)
     assert trace.info.tags["mlflow.traceName"] == "check"
 
 
-def test_the_root_holds_attributes_and_outcomes_with_their_types(traces, send) -> None:
-    send(Filters(step=0, rollout_n=0))
-    attributes = traces()[0].data.spans[0].attributes
+def test_the_root_holds_attributes_and_outcomes_with_their_types(sent: Sent) -> None:
+    _, trace = sent.only(step=0, rollout_n=0)
+    attributes = trace.data.spans[0].attributes
     assert attributes["step"] == 0
     assert attributes["validate"] is False
     assert attributes["reward"] == 0.75
@@ -172,20 +195,18 @@ def test_the_root_holds_attributes_and_outcomes_with_their_types(traces, send) -
     assert attributes["outcomes.old_log_probs"] == as_json([-0.5, math.nan, -1.5])
 
 
-def test_odd_attributes_come_back_as_they_were_set(store, traces, send) -> None:
-    send(Filters(sample_index="odd"))
-    shown = traces()[0].data.spans[0].attributes
-    chosen = store.trajectories(sample_index="odd").to_dicts()[0]["trace_id"]
-    recorded = store.trajectory(chosen).attributes
-    assert len(recorded) > 10
-    for name, value in recorded.items():
+def test_odd_attributes_come_back_as_they_were_set(sent: Sent) -> None:
+    recorded, trace = sent.only(sample_index="odd")
+    shown = trace.data.spans[0].attributes
+    assert recorded.attributes.keys() == {f"odd {name}" for name in ODD_VALUES}
+    for name, value in recorded.attributes.items():
         assert shown[f"attributes.{name}"] == as_json(value)
 
 
-def test_an_exception_is_an_event_of_the_call_that_raised_it(store, client, send) -> None:
-    raised = [pair for pair in pairs(store, client, send()) if pair[0].status == "error"]
+def test_an_exception_is_an_event_of_the_call_that_raised_it(sent: Sent) -> None:
+    raised = [shown for recorded, shown in sent.calls() if recorded.status == "error"]
     assert len(raised) == 2
-    for _, shown in raised:
+    for shown in raised:
         assert shown.status.status_code is SpanStatusCode.ERROR
         (event,) = shown.events
         assert event.attributes == {
@@ -195,34 +216,31 @@ def test_an_exception_is_an_event_of_the_call_that_raised_it(store, client, send
         assert shown.outputs is None
 
 
-def test_a_failed_trajectory_is_a_failed_trace(store, client, traces, send) -> None:
-    receipt = send()
-    failed = failed_one(store)
-    (trace,) = traces("trace.status = 'ERROR'")
-    assert trace.info.trace_id == remote(receipt)[failed.trace_id]
+def test_a_failed_trajectory_is_a_failed_trace(sent: Sent) -> None:
+    failed, _ = sent.only(sample_index="fails")
+    (trace,) = sent.search("trace.status = 'ERROR'")
+    assert trace.info.trace_id == remote(sent.receipt)[failed.trace_id]
     assert trace.data.spans[0].events[0].attributes["exception.message"] == "out of time: 3 s"
     assert trace.info.tags["status"] == "error"
 
 
-def test_turns_count_their_tokens(client, traces, send) -> None:
-    send(Filters(step=0, rollout_n=0))
-    (trace,) = traces()
+def test_turns_count_their_tokens(sent: Sent) -> None:
+    _, trace = sent.only(step=0, rollout_n=0)
     assert trace.info.token_usage["input_tokens"] == 3 + 7
     assert trace.info.token_usage["output_tokens"] == 3 + 3
 
 
-def test_traces_are_in_the_run_which_has_the_original_start(store, client, traces, send) -> None:
-    receipt = send()
-    (run,) = receipt.runs
-    recorded = store.runs().to_dicts()[0]
-    shown = client.get_run(run.place.run)
+def test_traces_are_in_the_run_which_has_the_original_start(sent: Sent) -> None:
+    (run,) = sent.receipt.runs
+    (recorded,) = sent.store.runs().to_dicts()
+    shown = sent.client.get_run(run.place.run)
     assert shown.info.run_name == "grpo"
     assert shown.info.start_time == recorded["start_ns"] // 10**6
     assert shown.info.end_time == recorded["end_ns"] // 10**6
     assert shown.info.status == "FINISHED"
     assert shown.data.tags["localtrace.run_id"] == run.run_id
-    linked = traces(f"run_id = '{run.place.run}'")
-    assert {trace.info.trace_id for trace in linked} == set(remote(receipt).values())
+    linked = sent.search(f"run_id = '{run.place.run}'")
+    assert {trace.info.trace_id for trace in linked} == set(remote(sent.receipt).values())
 
 
 def test_the_same_selection_twice_is_stored_once(client, traces, send) -> None:
@@ -232,8 +250,8 @@ def test_the_same_selection_twice_is_stored_once(client, traces, send) -> None:
     assert second.complete
     assert len(traces()) == 6
     assert remote(first) == remote(second)
-    found = client.search_runs([first.runs[0].place.experiment])
-    assert [run.info.run_id for run in found] == [second.runs[0].place.run]
+    (run,) = client.search_runs([first.runs[0].place.experiment])
+    assert run.info.run_id == second.runs[0].place.run
 
 
 def test_without_its_ledger_the_uploader_asks_the_server_first(traces, send, state_folder) -> None:
@@ -307,14 +325,6 @@ def test_a_deleted_experiment_is_not_written_to(client, send, experiment) -> Non
     client.delete_experiment(client.get_experiment_by_name(experiment).experiment_id)
     with pytest.raises(UploadError, match=rf"'{experiment}' .*: restore"):
         send()
-
-
-def test_one_trajectory_above_the_size_limit_stops_no_other(traces, send, monkeypatch) -> None:
-    monkeypatch.setattr("localtrace.uploader.targets.mlflow.MlflowTarget.record_max_bytes", 15_000)
-    receipt = send()
-    (large,) = (trace for trace in receipt.traces if trace.delivery is Delivery.REJECTED)
-    assert " 15000 " in (large.reason or "")
-    assert receipt.counts["verified"] == len(traces()) == 5
 
 
 def test_an_upload_changes_nothing_in_the_store(store, send) -> None:

@@ -25,11 +25,11 @@ def everything_seen(process: subprocess.Popen[bytes], state_folder: Path) -> byt
                 seen.append(proc.read_bytes())
             except OSError:
                 continue
-        time.sleep(0.02)
+        time.sleep(0.1)
     printed, _ = process.communicate()
-    files = [path.read_bytes() for path in state_folder.rglob("*") if path.is_file()]
-    assert files
-    return b"\0".join([*seen, printed, *files])
+    files = {path: path.read_bytes() for path in state_folder.rglob("*") if path.is_file()}
+    assert state_folder / "ledger.sqlite" in files
+    return b"\0".join([*seen, printed, *files.values()])
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.servers.weave import KEY, WeaveServer
+from tests.servers.weave_client import WeaveClient
 
 START = "2025-01-01T00:00:00.000001Z"
 ONE_MICROSECOND_LATER = "2025-01-01T00:00:00.000002Z"
 
 LIVE_CLIENT = """
-import weave
+import json, weave
 
 @weave.op
 def tool(name):
@@ -45,7 +42,8 @@ with weave.attributes({"step": 3}):
 client.finish_call(client.create_call("by_hand", {"ids": [1, 2]}), output="done")
 client.flush()
 for call in client.get_calls():
-    print(call.op_name.rpartition("/")[2].partition(":")[0], call.summary["weave"]["status"].value)
+    shown = call.op_name.rpartition("/")[2].partition(":")[0], call.summary["weave"]["status"].value
+    print("CALL " + json.dumps(shown))
 """
 
 
@@ -101,10 +99,10 @@ def test_a_call_is_read_back_as_it_was_sent(
         wb_run_step=3,
     )
     assert send(client, project, sent).is_success
-    (found,) = failing_weave.calls(project)
-    assert found.pop("summary")["weave"]["status"] == "error"
+    (shown,) = failing_weave.calls(project)
+    assert shown.pop("summary")["weave"]["status"] == "error"
     assert sent.pop("summary") == {}
-    assert {name: found[name] for name in sent} == sent
+    assert {name: shown[name] for name in sent} == sent
     question = {"project_id": project, "id": sent["id"]}
     assert client.post("/call/read", json=question).json()["call"]["output"] == sent["output"]
 
@@ -309,21 +307,14 @@ def test_a_client_that_ends_within_its_request_stores_nothing(
     assert failing_weave.calls(project) == []
 
 
-def test_weaves_own_client_records_and_reads(weave_server: WeaveServer, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIVE_CLIENT],
-        env={**os.environ, **weave_server.environment, "HOME": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "rollout descendant_error",
-        "tool success",
-        "tool error",
-        "by_hand success",
+def test_weaves_own_client_records_and_reads(
+    weave_server: WeaveServer, weave_client: WeaveClient
+) -> None:
+    assert weave_client.printed("CALL ", LIVE_CLIENT) == [
+        ["rollout", "descendant_error"],
+        ["tool", "success"],
+        ["tool", "error"],
+        ["by_hand", "success"],
     ]
     root, tool, broken, _ = weave_server.calls("team/live")
     assert root["attributes"]["step"] == 3

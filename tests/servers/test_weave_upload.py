@@ -13,18 +13,16 @@ import pytest
 
 import localtrace
 from localtrace.errors import ConfigError, TargetRejected, UploadError
-from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.types import Run
-from localtrace.uploader import upload
 from localtrace.uploader.targets import Entry, Place, Record
 from localtrace.uploader.targets.http import TryAgain
 from localtrace.uploader.targets.weave import WeaveTarget
 from localtrace.uploader.transcripts import transcript_of
 from tests.servers.weave import KEY, WeaveServer
-from tests.servers.weave_client import read_back, run_client
+from tests.servers.weave_client import WeaveClient
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
 RUN = Run("run", 0, "arithmetic", "grpo", 1, None, None)
@@ -126,26 +124,26 @@ def many(count: int, spans: int, **fields: Any) -> list[Any]:
 
 
 def records(target: WeaveTarget, place: Place, trajectories: list[Any]) -> list[Record]:
-    return [target.encode(one, place, transcript_of(one)) for one in trajectories]
+    return [target.encode(held, place, transcript_of(held)) for held in trajectories]
 
 
-def entries(found: list[Record]) -> list[Entry]:
-    return [record.entry for record in found]
+def entries(sent: list[Record]) -> list[Entry]:
+    return [record.entry for record in sent]
 
 
-def all_ids(found: list[Record]) -> set[str]:
-    return {record.entry.trace_id for record in found}
+def all_ids(sent: list[Record]) -> set[str]:
+    return {record.entry.trace_id for record in sent}
 
 
 def test_a_replay_reads_like_live_tracing(
-    failing_weave: WeaveServer, target: WeaveTarget, project: str, tmp_path: Path
+    weave_client: WeaveClient, target: WeaveTarget, project: str, tmp_path: Path
 ) -> None:
-    run_client(failing_weave, tmp_path, PRELUDE + TRACE, f"{project}-live", json.dumps(VALUES))
+    weave_client.run(PRELUDE + TRACE, f"{project}-live", json.dumps(VALUES))
     replay(target, project, tmp_path / "store")
     live, ours = (
         {
             call["inputs"]["name"]: comparable(call)
-            for call in read_back(failing_weave, tmp_path, where)
+            for call in weave_client.read_back(where)
             if call["func_name"] != "agent_loop"
         }
         for where in (f"{project}-live", project)
@@ -176,8 +174,8 @@ def replay(target: WeaveTarget, project: str, folder: Path) -> None:
     localtrace.close()
     seal(open_layout(folder))
     with localtrace.open_store(folder) as store:
-        found = records(target, target.place(RUN, project), [store.trajectory(t.trace_id)])
-    target.send(found)
+        sent = records(target, target.place(RUN, project), [store.trajectory(t.trace_id)])
+    target.send(sent)
 
 
 def comparable(call: dict[str, Any]) -> dict[str, Any]:
@@ -208,25 +206,25 @@ def as_dicts(value: Any) -> Any:
 
 
 def test_recorded_trajectories_are_complete_and_read_back(
-    failing_weave: WeaveServer, target: WeaveTarget, place: Place, store: Store, tmp_path: Path
+    weave_client: WeaveClient, target: WeaveTarget, place: Place, store: Store
 ) -> None:
     ids = [row["trace_id"] for row in store.sql("select trace_id from trajectories").to_dicts()]
     assert target.is_empty(place)
-    found = records(target, place, [store.trajectory(trace_id) for trace_id in ids])
-    assert target.find(entries(found)) == {}
-    target.send(found)
-    assert target.find(entries(found)) == dict.fromkeys(ids, True)
-    assert target.verify(entries(found)) == set(ids)
+    sent = records(target, place, [store.trajectory(trace_id) for trace_id in ids])
+    assert target.find(entries(sent)) == {}
+    target.send(sent)
+    assert target.find(entries(sent)) == dict.fromkeys(ids, True)
+    assert target.verify(entries(sent)) == set(ids)
     assert not target.is_empty(place)
-    shown = read_back(failing_weave, tmp_path, place.experiment)
-    assert len(shown) == sum(record.entry.span_count for record in found)
-    one = next(c for c in shown if c["attributes"].get("reward") == 0.75)
-    assert one["id"] == one["trace_id"]
-    assert one["parent_id"] is None
-    assert one["func_name"] == "agent_loop"
-    assert one["output"]["outcomes"]["old_log_probs"] == [-0.5, "nan", -1.5]
-    assert one["summary"]["usage"]["unknown"]["requests"] == 2
-    spans = {c["id"]: c for c in shown if c["trace_id"] == one["id"]}
+    shown = weave_client.read_back(place.experiment)
+    assert len(shown) == sum(record.entry.span_count for record in sent)
+    root = next(c for c in shown if c["attributes"].get("reward") == 0.75)
+    assert root["id"] == root["trace_id"]
+    assert root["parent_id"] is None
+    assert root["func_name"] == "agent_loop"
+    assert root["output"]["outcomes"]["old_log_probs"] == [-0.5, "nan", -1.5]
+    assert root["summary"]["usage"]["unknown"]["requests"] == 2
+    spans = {c["id"]: c for c in shown if c["trace_id"] == root["id"]}
     tree = [
         (c["func_name"], spans.get(c["parent_id"], {}).get("func_name")) for c in spans.values()
     ]
@@ -259,22 +257,24 @@ def test_weaves_filters_find_a_trajectory(
     value: Any,
 ) -> None:
     (chosen,) = store.trajectories(where="fate = 'trained'").to_dicts()
-    found = records(target, place, [store.trajectory(chosen["trace_id"])])
-    target.send(found)
+    sent = records(target, place, [store.trajectory(chosen["trace_id"])])
+    target.send(sent)
     query = {"$expr": {"$eq": [{"$getField": field}, {"$literal": value}]}}
     shown = failing_weave.calls(place.experiment, query=query)
-    assert found[0].entry.remote_id in [c["id"] for c in shown]
+    assert sent[0].entry.remote_id in [c["id"] for c in shown]
 
 
 def test_traces_sit_on_the_wandb_run(
-    failing_weave: WeaveServer, open_weave: Callable[..., WeaveTarget], tmp_path: Path
+    weave_client: WeaveClient, open_weave: Callable[..., WeaveTarget]
 ) -> None:
     target = open_weave(wandb_run="team/beside/run1")
     place = target.place(RUN, None)
     assert place.experiment == "team/beside"
-    target.send(records(target, place, [replace(one, step=7) for one in many(1, 1)]))
-    for shown in read_back(failing_weave, tmp_path, "team/beside"):
-        assert (shown["wb_run_id"], shown["wb_run_step"]) == ("team/beside/run1", 7)
+    target.send(records(target, place, [replace(many(1, 1)[0], step=7)]))
+    shown = weave_client.read_back("team/beside")
+    assert [(call["wb_run_id"], call["wb_run_step"]) for call in shown] == [
+        ("team/beside/run1", 7)
+    ] * 2
     with pytest.raises(ConfigError, match=r"team/beside/run1 .*--project.* team/elsewhere"):
         target.place(RUN, "team/elsewhere")
 
@@ -282,10 +282,10 @@ def test_traces_sit_on_the_wandb_run(
 def test_other_content_under_the_same_ids_is_not_complete(
     target: WeaveTarget, place: Place
 ) -> None:
-    (one,) = many(1, 2)
-    target.send(records(target, place, [one]))
-    changed = records(target, place, [replace(one, reward=1.0)])
-    assert target.find(entries(changed)) == {one.trace_id: False}
+    (recorded,) = many(1, 2)
+    target.send(records(target, place, [recorded]))
+    changed = records(target, place, [replace(recorded, reward=1.0)])
+    assert target.find(entries(changed)) == {recorded.trace_id: False}
     target.send(changed)
     assert target.verify(entries(changed)) == all_ids(changed)
 
@@ -294,87 +294,87 @@ def test_calls_that_are_there_are_left_out_of_the_next_sending(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
     failing_weave.show_duplicates()
-    found = records(target, place, many(3, 5))
-    partly = replace(found[1], parts=found[1].parts[:3], keys=found[1].keys[:3])
-    target.send([found[0], partly])
-    assert target.find(entries(found)) == {found[0].entry.trace_id: True}
-    target.send(found[1:])
-    assert target.verify(entries(found)) == all_ids(found)
-    assert_each_call_was_sent_once(failing_weave, place, found)
+    sent = records(target, place, many(3, 5))
+    partly = replace(sent[1], parts=sent[1].parts[:3], keys=sent[1].keys[:3])
+    target.send([sent[0], partly])
+    assert target.find(entries(sent)) == {sent[0].entry.trace_id: True}
+    target.send(sent[1:])
+    assert target.verify(entries(sent)) == all_ids(sent)
+    assert_each_call_was_sent_once(failing_weave, place, sent)
 
 
-def assert_each_call_was_sent_once(server: WeaveServer, place: Place, found: list[Record]) -> None:
+def assert_each_call_was_sent_once(server: WeaveServer, place: Place, sent: list[Record]) -> None:
     values = server.started_at_values(place.experiment)
-    assert set(values) == {key.id for record in found for key in record.keys}
-    assert {len(sent) for sent in values.values()} == {1}
+    assert set(values) == {key.id for record in sent for key in record.keys}
+    assert {len(times) for times in values.values()} == {1}
 
 
 def test_a_trajectory_of_many_calls_goes_in_several_requests_with_its_root_last(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
     before = len(failing_weave.log())
-    found = records(target, place, many(1, 2500))
-    target.send(found)
+    sent = records(target, place, many(1, 2500))
+    target.send(sent)
     assert len(failing_weave.log()) - before == 3
-    assert target.verify(entries(found)) == all_ids(found)
-    assert list(failing_weave.started_at_values(place.experiment))[-1] == found[0].entry.remote_id
+    assert target.verify(entries(sent)) == all_ids(sent)
+    assert list(failing_weave.started_at_values(place.experiment))[-1] == sent[0].entry.remote_id
 
 
 def test_after_a_failure_in_the_middle_only_the_rest_is_sent(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
     failing_weave.show_duplicates()
-    found = records(target, place, many(1, 2500))
-    root_id = found[0].entry.remote_id
+    sent = records(target, place, many(1, 2500))
+    root_id = sent[0].entry.remote_id
     failing_weave.fault(400, containing=f'"id":"{root_id}"', next=1)
     with pytest.raises(TargetRejected):
-        target.send(found)
-    assert target.find(entries(found)) == {}
-    target.send(found)
-    assert target.verify(entries(found)) == all_ids(found)
-    assert_each_call_was_sent_once(failing_weave, place, found)
+        target.send(sent)
+    assert target.find(entries(sent)) == {}
+    target.send(sent)
+    assert target.verify(entries(sent)) == all_ids(sent)
+    assert_each_call_was_sent_once(failing_weave, place, sent)
 
 
 def test_large_calls_go_in_requests_that_the_service_takes(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
     before = len(failing_weave.log())
-    found = records(target, place, many(1, 12, outputs={"text": "x" * 3_000_000}))
-    target.send(found)
+    sent = records(target, place, many(1, 12, outputs={"text": "x" * 3_000_000}))
+    target.send(sent)
     sizes = [request["size_bytes"] for request in failing_weave.log()[before:]]
     assert len(sizes) == 2
     assert max(sizes) < 31 * 2**20
-    assert target.verify(entries(found)) == all_ids(found)
+    assert target.verify(entries(sent)) == all_ids(sent)
 
 
 def test_what_a_refused_batch_left_behind_is_not_sent_again(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place
 ) -> None:
     failing_weave.show_duplicates()
-    found = records(target, place, many(5, 3))
+    sent = records(target, place, many(5, 3))
     failing_weave.fault("half_413", next=1)
     with pytest.raises(TargetRejected, match="413"):
-        target.send(found)
-    there = target.find(entries(found))
-    assert 0 < len(there) < 5
-    target.send([record for record in found if record.entry.trace_id not in there])
-    assert target.verify(entries(found)) == all_ids(found)
-    assert_each_call_was_sent_once(failing_weave, place, found)
+        target.send(sent)
+    there = target.find(entries(sent))
+    assert there == {record.entry.trace_id: True for record in sent[:2]}  # of 20 calls 10
+    target.send([record for record in sent if record.entry.trace_id not in there])
+    assert target.verify(entries(sent)) == all_ids(sent)
+    assert_each_call_was_sent_once(failing_weave, place, sent)
 
 
 @pytest.mark.parametrize("kind", ["lost_before", "cut_after_body", "lost_200", 503, 429])
 def test_after_a_lost_answer_the_target_knows_what_is_there(
     failing_weave: WeaveServer, target: WeaveTarget, place: Place, kind: int | str
 ) -> None:
-    found = records(target, place, many(3, 2))
+    sent = records(target, place, many(3, 2))
     failing_weave.fault(kind, next=1)
     with pytest.raises(TryAgain):
-        target.send(found)
-    there = target.verify(entries(found))
-    assert there == (all_ids(found) if kind in ("cut_after_body", "lost_200") else set())
+        target.send(sent)
+    there = target.verify(entries(sent))
+    assert there == (all_ids(sent) if kind in ("cut_after_body", "lost_200") else set())
     if not there:
-        target.send(found)
-    assert_each_call_was_sent_once(failing_weave, place, found)
+        target.send(sent)
+    assert_each_call_was_sent_once(failing_weave, place, sent)
 
 
 def test_a_refusal_to_list_calls_gives_up_no_record(
@@ -386,32 +386,8 @@ def test_a_refusal_to_list_calls_gives_up_no_record(
     assert not isinstance(caught.value, TargetRejected)
 
 
-def test_an_upload_repeated_sends_nothing(
-    failing_weave: WeaveServer, store: Store, project: str
-) -> None:
-    first = upload(store, Filters(), kind="weave", container=project)
-    second = upload(store, Filters(), kind="weave", container=project)
-    assert first.complete
-    assert second.complete
-    assert first.counts["sent"] == second.counts["already there"] == 6
-    values = failing_weave.started_at_values(project)
-    assert {len(sent) for sent in values.values()} == {1}
-
-
-def test_a_poisoned_trajectory_is_the_only_one_that_stays_behind(
-    failing_weave: WeaveServer, large_store: Store, project: str
-) -> None:
-    failing_weave.fault(400, containing='"sample_index":77,')
-    receipt = upload(large_store, Filters(), kind="weave", container=project)
-    assert (receipt.counts["sent"], receipt.counts["rejected"]) == (399, 1)
-    assert not receipt.complete
-    values = failing_weave.started_at_values(project)
-    assert len(values) == 2 * 399
-    assert {len(sent) for sent in values.values()} == {1}
-
-
 def test_hostile_text_does_not_spoil_its_batch(
-    failing_weave: WeaveServer, target: WeaveTarget, place: Place, tmp_path: Path
+    weave_client: WeaveClient, target: WeaveTarget, place: Place
 ) -> None:
     texts = [
         "weave:///",
@@ -422,10 +398,10 @@ def test_hostile_text_does_not_spoil_its_batch(
     ]
     custom = {"_type": "CustomWeaveType", "weave_type": {"type": "Op"}, "load_op": texts[1]}
     inputs = {"texts": texts, "keys": dict.fromkeys(texts), "custom": custom}
-    found = records(target, place, many(1, 1, op=texts[1], inputs=inputs, outputs=texts))
-    target.send(found)
-    assert target.verify(entries(found)) == all_ids(found)
-    assert len(read_back(failing_weave, tmp_path, place.experiment)) == 2
+    sent = records(target, place, many(1, 1, op=texts[1], inputs=inputs, outputs=texts))
+    target.send(sent)
+    assert target.verify(entries(sent)) == all_ids(sent)
+    assert len(weave_client.read_back(place.experiment)) == 2
 
 
 def test_a_project_is_found_by_name_in_the_entity_of_the_environment(

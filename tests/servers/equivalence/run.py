@@ -26,16 +26,14 @@ class LiveRun:
     @property
     def project(self) -> str:
         """The project at the tracker."""
-        return (
-            f"live {self.token2text}" if self.target == "mlflow" else f"team/live-{self.token2text}"
-        )
+        return "live of verl" if self.target == "mlflow" else "team/live-of-verl"
 
     def store(self, folder: Path) -> Path:
         """The store's path, below the folder of all runs."""
-        return folder / f"{self.target}-{self.token2text}"
+        return folder / self.target
 
 
-LIVE_RUNS = [LiveRun(target, text) for target in ("mlflow", "weave") for text in (True, False)]
+MLFLOW, WEAVE = LIVE_RUNS = (LiveRun("mlflow", token2text=True), LiveRun("weave", token2text=False))
 
 
 def run_live(folder: Path, environment: dict[str, str]) -> None:
