@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from localtrace.trainer_hooks.ray import runtime_env
 from tests.environment import unavailable
 
 ROOT = Path(__file__).parents[2]
-_TRAJECTORY = """
+_TRAJECTORIES = """
 select t.*, p.worker, p.ended,
     (select list(op order by seq) from spans s where s.trace_id = t.trace_id) as ops
 from trajectories t left join processes p using (writer_id)
-where trace_id = $trace_id and status <> 'running'
+where list_contains($trace_ids, trace_id) and status <> 'running'
+qualify count(*) over () = len($trace_ids)
 """
 
 
@@ -35,10 +36,14 @@ class Job:
         with open_store(self.store) as opened:
             return opened.sql(text, params).to_dicts()
 
+    def trajectories(self, trace_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Trajectories that ended, each with its process and the ops of its calls in order."""
+        rows = self.sql_until_there(_TRAJECTORIES, trace_ids=list(trace_ids))
+        return {row["trace_id"]: row for row in rows}
+
     def trajectory(self, trace_id: str) -> dict[str, Any]:
-        """A trajectory that ended, with its process, and the ops of its calls in order."""
-        (row,) = self.sql_until_there(_TRAJECTORY, trace_id=trace_id)
-        return row
+        """One of them."""
+        return self.trajectories([trace_id])[trace_id]
 
     def sql_until_there(self, text: str, **params: Any) -> list[dict[str, Any]]:
         """Ask again until there are rows: what a process has recorded, it writes a moment later."""

@@ -1,6 +1,6 @@
 """A job of Ray that does not know of localtrace, but for its actor: `python -m tests.ray.driver`.
 
-Prints what its actor gave, then leaves as its argument says: shutdown, exit or killed.
+Prints what its actor gave, then leaves as its argument says: exit or killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,5 @@ if __name__ == "__main__":
     actor = ray.remote(Worker).remote()
     print(*(ray.get(actor.roll_out.remote(f"rollout {n}")) for n in range(3)), flush=True)
     ray.get(actor.close.remote())
-    if sys.argv[1] == "shutdown":
-        ray.shutdown()
-    elif sys.argv[1] == "killed":
+    if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
