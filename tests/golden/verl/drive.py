@@ -65,8 +65,8 @@ class Server:
         self._parts: dict[tuple[str, int], list[tuple[int, int]]] = {
             (uid, n): [
                 (turn, part)
-                for turn, one in enumerate(session.turns)
-                for part in range(len(one.parts))
+                for turn, made in enumerate(session.turns)
+                for part in range(len(made.parts))
             ]
             for uid, prompt in prompts.items()
             for n, session in enumerate(prompt.sessions)
@@ -92,7 +92,7 @@ class Server:
             self.noted[key].append(Noted(list(prompt_ids)))
         noted = self.noted[key][-1]
         places = range(len(noted.ids), len(noted.ids) + len(ids))
-        logprobs = [engine_logprob(*one) for one in zip(ids, places, strict=True)]
+        logprobs = [engine_logprob(*at) for at in zip(ids, places, strict=True)]
         noted.ids += ids
         noted.logprobs += logprobs
         await asyncio.sleep(0)
@@ -103,21 +103,6 @@ class Server:
             num_preempted=0,
             extra_fields={"global_steps": turn.weights[part]},
         )
-
-
-class Queue(in_memory.Queue):
-    """Also what the workers call of the queue."""
-
-    def init(self) -> None:
-        """There is nothing to connect to."""
-
-    async def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.kv_batch_put([key], partition_id, tags=[tag])
-
-    async def async_kv_batch_put(
-        self, keys: list[str], fields: Any, tags: list[Any], partition_id: str
-    ) -> None:
-        self.kv_batch_put(keys, partition_id, fields, tags)
 
 
 class Workers(sessions.Workers):
@@ -170,7 +155,7 @@ def run_v0(folder: Path, model: Path, trainer: v0.Trainer) -> Truth:
     trainer.global_steps = STEP
     ids = batch.batch["responses"].tolist()
     for name, logprob in (("old_log_probs", trainer_logprob), ("ref_log_prob", reference_logprob)):
-        batch.batch[name] = torch.tensor([[logprob(one) for one in of_row] for of_row in ids])
+        batch.batch[name] = torch.tensor([[logprob(token) for token in row] for row in ids])
     batch.batch["token_level_scores"] = batch.batch["rm_scores"]
     batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
     kept = np.array([uid != "plum" for uid in batch.non_tensor_batch["uid"]])
@@ -191,7 +176,7 @@ async def _roll_out_v0(shop: Workshop) -> Any:
 def run_v1(folder: Path, model: Path) -> Truth:
     """All prompts through V1's workers, one step of the trainer over what is in the queue."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    queue = Queue()
+    queue = in_memory.Queue()
     functions = {name: getattr(queue, name) for name in in_memory.FUNCTIONS}
     with (
         mock.patch.multiple(transfer_queue, **functions),
@@ -205,7 +190,7 @@ def run_v1(folder: Path, model: Path) -> Truth:
     return Truth(server.noted, tokenizer)
 
 
-async def _roll_out(shop: Workshop, queue: Queue) -> None:
+async def _roll_out(shop: Workshop, queue: in_memory.Queue) -> None:
     worker = shop.worker("v1", "FullyAsyncLLMServerClient", queue)
     for index, (uid, prompt) in enumerate(PROMPTS.items()):
         partition = "val" if prompt.validate else "train"
@@ -215,7 +200,7 @@ async def _roll_out(shop: Workshop, queue: Queue) -> None:
     await asyncio.gather(*worker.background_tasks, return_exceptions=True)
 
 
-def _train(queue: Queue) -> None:
+def _train(queue: in_memory.Queue) -> None:
     made = buffer(ReplayBufferAsync, lambda count: None, filter_groups_metric="reward")
     batch, _ = made.sample(global_steps=STEP, partition_id="train", batch_size=2)
     assert {key.split("_")[0] for key in batch.keys} == {"apple", "fig"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -20,10 +18,9 @@ from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from tests.environment import unavailable
-from tests.verl.agent_loops.given import Result
+from tests.verl import forking
+from tests.verl.agent_loops.results import Result
 
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 240
 _OWN_VARIABLES = ("LOCALTRACE_", "VERL_", "RAY_")
 _RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 
@@ -52,15 +49,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plain(model: Path) -> Result:
     """The results of verl without this hook."""
-    return _run(model.parent / "plain", {"VERL_USE_EXTERNAL_PLUGINS": "none"})
+    return _run(
+        model, "plain", "from tests.verl.agent_loops.unrecorded import main",
+        {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def recorded(model: Path) -> Job:
     """The results of verl while it is recorded, and the store, all journals sealed."""
-    folder = model.parent / "recorded"
-    backend = "actor_rollout_ref.rollout.trace.backend=localtrace"
-    result = _run(folder, {"LOCALTRACE_MIN_FREE_BYTES": "0"}, backend)
+    # The paths of Ray's sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray:
+        variables = {"LOCALTRACE_MIN_FREE_BYTES": "0", "RAY_TMPDIR": ray, **_RAY}
+        result = _run(model, "recorded", "from tests.verl.agent_loops.drive import main", variables)
     store = Path(result.runtime_env["env_vars"]["LOCALTRACE_STORE"])
     seal(open_layout(store), wait_s=30)
     return Job(result, store)
@@ -73,28 +74,15 @@ def store(recorded: Job) -> Iterator[Store]:
         yield opened
 
 
-def _run(folder: Path, variables: dict[str, str], *overrides: str) -> Result:
+def _run(model: Path, name: str, imports: str, variables: dict[str, str]) -> Result:
+    folder = model.parent / name
     folder.mkdir()
-    (folder / "overrides.txt").write_text("\n".join(overrides))
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)
     }
-    with (
-        (folder / "printed.txt").open("w+") as printed,
-        # The paths of Ray's sockets must be short.
-        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray,
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.verl.agent_loops.drive", str(folder)],
-            cwd=ROOT,
-            env={**environ, **_RAY, "RAY_TMPDIR": ray, **variables},
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        printed.seek(0)
-        assert done.returncode == 0, printed.read()[-4000:]
+    call = f"main(Path({str(folder)!r}), Path({str(model)!r}))"
+    done = forking.python(f"from pathlib import Path; {imports}; {call}", {**environ, **variables})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     result: Any = pickle.loads((folder / "result.pickle").read_bytes())
     assert isinstance(result, Result)
     return result

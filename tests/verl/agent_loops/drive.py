@@ -1,14 +1,13 @@
-"""A whole job in this process: `python -m tests.verl.agent_loops.drive DIR` writes what verl gave.
+"""A whole recorded job: its driver, in a process of its own, writes what verl gave.
 
 A job is the V0 workers and then the V1 workers, three steps and a validation each, a batch of
 agents that fail, and a worker that is killed. What verl returned, or put into its queue, and what
-the inference server answered goes to DIR/result.pickle.
+the inference server answered goes to result.pickle.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,18 @@ from verl.protocol import pad_dataproto_to_divisor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 
-from tests.verl.agent_loops.given import Batch, Result, plain
 from tests.verl.agent_loops.job import (
     AGENTS_V0,
     AGENTS_V1,
     ROLLOUTS,
     STEPS,
     WORKERS,
+    WORKERS_V0,
     Cluster,
     compose,
     rows,
 )
+from tests.verl.agent_loops.results import Batch, Result, plain
 
 BATCHES = [*((step, False) for step in STEPS), (STEPS[-1], True)]
 _POLL_INTERVAL_S = 0.05
@@ -42,28 +42,36 @@ _QUIET_S = 1.0
 _LIMIT_S = 120
 
 
-def main(folder: Path) -> None:
-    model = folder.parent / "model"
-    overrides = (folder / "overrides.txt").read_text().split()
-    config = compose(folder, model, *overrides)
+def main(folder: Path, model: Path) -> None:
+    def flush(worker: Any) -> dict[str, Any]:
+        import localtrace
+
+        localtrace.flush()
+        return localtrace.losses()
+
+    overrides = "actor_rollout_ref.rollout.trace.backend=localtrace"
+    config = compose(folder, model, overrides)
     cluster = Cluster(config, model)
     try:
         result = Result(runtime_env=cluster.runtime_env)
         surroundings = {"reward_loop_worker_handles": [cluster.reward]}
         manager = AgentLoopManager.create(config, cluster.client, **surroundings)
-        result.v0 = [run_v0(cluster, manager, step, validate) for step, validate in BATCHES]
+        for step, validate in BATCHES:
+            cluster.set_step(step)
+            batch, record = begin_v0(step, validate)
+            result.v0.append(end_v0(record, manager.generate_sequences(batch)))
         workers = list(manager.agent_loop_workers)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         # Each worker takes ten seconds to import verl.
-        config_v1 = compose(folder, model, *overrides, f"{WORKERS}=1")
+        config_v1 = compose(folder, model, overrides, f"{WORKERS}=1")
         manager_v1 = AgentLoopManagerTQ.create(config_v1, cluster.client, **surroundings)
         workers += manager_v1.agent_loop_workers
-        for step, validate in BATCHES:
-            prompts = rows("v1", step, AGENTS_V1, validate)
-            result.v1.append(run_v1(cluster, manager_v1, step, prompts, validate))
-        failing = rows("failed", STEPS[-1] + 1, ("failing", "cancelled", "single_turn_agent"))
-        result.failed = run_v1(cluster, manager_v1, STEPS[-1] + 1, failing)
-        result.losses = [ray.get(worker.__ray_call__.remote(_flush)) for worker in workers]
+        for record in batches_v1():
+            cluster.set_step(record.step)
+            manager_v1.generate_sequences(begin_v1(record))
+            result.v1.append(end_v1(record))
+        result.failed = result.v1.pop()
+        result.losses = [ray.get(worker.__ray_call__.remote(flush)) for worker in workers]
         result.generations = ray.get(cluster.server.seen.remote())
         result.killed = kill_worker(cluster, workers[0])
         generations = ray.get(cluster.server.seen.remote())
@@ -73,29 +81,20 @@ def main(folder: Path) -> None:
         ray.shutdown()
 
 
-def _flush(worker: Any) -> dict[str, Any]:
-    import localtrace
-
-    localtrace.flush()
-    return localtrace.losses()
-
-
-def run_v0(cluster: Cluster, manager: Any, step: int, validate: bool) -> Batch:
-    """One batch through V0's manager, as its trainer makes it."""
-    cluster.set_step(step)
+def begin_v0(step: int, validate: bool) -> tuple[DataProto, Batch]:
+    """A batch as V0's trainer makes it for its manager, and the beginning of its record."""
     batch = batch_v0(rows("v0", step, AGENTS_V0, validate), step, validate)
     batch = batch.repeat(1 if validate else ROLLOUTS, interleave=True)
-    batch, _ = pad_dataproto_to_divisor(batch, len(manager.agent_loop_workers))
-    given = rows_of(batch)
-    made = manager.generate_sequences(batch)
-    return Batch(
-        step,
-        validate,
-        given,
-        tensors={name: plain(value) for name, value in made.batch.items()},
-        columns={name: plain(list(column)) for name, column in made.non_tensor_batch.items()},
-        meta=plain(made.meta_info),
-    )
+    batch, _ = pad_dataproto_to_divisor(batch, WORKERS_V0)
+    return batch, Batch(step, validate, rows_of(batch))
+
+
+def end_v0(record: Batch, made: DataProto) -> Batch:
+    """Add what the manager returned."""
+    record.tensors = {name: plain(value) for name, value in made.batch.items()}
+    record.columns = {name: plain(list(column)) for name, column in made.non_tensor_batch.items()}
+    record.meta = plain(made.meta_info)
+    return record
 
 
 def batch_v0(prompts: list[dict[str, Any]], step: int, validate: bool = False) -> DataProto:
@@ -116,35 +115,35 @@ def rows_of(batch: DataProto) -> list[dict[str, Any]]:
     return [{name: plain(columns[name][at]) for name in columns} for at in range(len(batch))]
 
 
-def run_v1(
-    cluster: Cluster,
-    manager: Any,
-    step: int,
-    prompts: list[dict[str, Any]],
-    validate: bool = False,
-) -> Batch:
-    """One batch through V1's manager, as its trainer makes it, and what is then in the queue."""
-    cluster.set_step(step)
-    partition = "val" if validate else "train"
-    uids = [row["uid"] for row in prompts]
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-    tq.kv_batch_put(keys=uids, partition_id=partition, tags=tags)
-    manager.generate_sequences(batch_v1(prompts, step, validate))
-    tags = _wait_for(uids, partition)
-    records = {
-        key: tq.kv_batch_get(keys=[key], partition_id=partition) for key in tags if key not in uids
-    }
-    tq.kv_clear(keys=list(tags), partition_id=partition)
-    return Batch(
-        step,
-        validate,
-        prompts,
-        records={
-            key: {name: plain(column[0]) for name, column in record.items()}
-            for key, record in records.items()
-        },
-        tags=tags,
-    )
+def batches_v1() -> list[Batch]:
+    """The batches for V1; the last one has agents that fail."""
+    made = [Batch(step, v, rows("v1", step, AGENTS_V1, v)) for step, v in BATCHES]
+    after = STEPS[-1] + 1
+    failing = rows("failed", after, ("failing", "cancelled", "single_turn_agent"))
+    return [*made, Batch(after, False, failing)]
+
+
+def begin_v1(record: Batch) -> Any:
+    """A batch as V1's trainer makes it for its manager, its prompts in the queue."""
+    uids = [row["uid"] for row in record.rows]
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": record.step} for _ in uids]
+    tq.kv_batch_put(keys=uids, partition_id=_partition(record), tags=tags)
+    return batch_v1(record.rows, record.step, record.validate)
+
+
+def end_v1(record: Batch) -> Batch:
+    """Add what is then in the queue."""
+    uids, partition = [row["uid"] for row in record.rows], _partition(record)
+    record.tags = _wait_for(uids, partition)
+    for key in record.tags.keys() - {*uids}:
+        fields = tq.kv_batch_get(keys=[key], partition_id=partition)
+        record.records[key] = {name: plain(column[0]) for name, column in fields.items()}
+    tq.kv_clear(keys=list(record.tags), partition_id=partition)
+    return record
+
+
+def _partition(record: Batch) -> str:
+    return "val" if record.validate else "train"
 
 
 def batch_v1(prompts: list[dict[str, Any]], step: int, validate: bool = False) -> Any:
@@ -187,7 +186,3 @@ def kill_worker(cluster: Cluster, worker: Any) -> Batch:
     except ray.exceptions.RayActorError:
         return Batch(step, False, prompts)
     raise AssertionError("the worker finished")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

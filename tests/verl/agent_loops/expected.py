@@ -6,10 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from tests.verl.agent_loops.given import Batch, Result
-from tests.verl.agent_loops.job import RESPONSE_TOKENS, ROLLOUTS
-
-WORKERS = 2
+from tests.verl.agent_loops.job import RESPONSE_TOKENS, ROLLOUTS, WORKERS_V0
+from tests.verl.agent_loops.results import Batch, Result
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def rollouts(result: Result, trainer: str) -> list[Rollout]:
 def _rows_v0(batch: Batch) -> list[Rollout]:
     from verl.experimental.agent_loop.agent_loop import get_trajectory_info
 
-    share = len(batch.rows) // WORKERS
+    share = len(batch.rows) // WORKERS_V0
     infos = []
     for first in range(0, len(batch.rows), share):
         indexes = [row["index"] for row in batch.rows[first : first + share]]
@@ -130,7 +128,7 @@ def _columns(row: dict[str, Any], batch: Batch, rollout_n: int) -> dict[str, Any
 
 
 def _attributes(
-    batch: Batch, row: dict[str, Any], given: dict[str, Any], num_turns: Any
+    batch: Batch, row: dict[str, Any], values: dict[str, Any], num_turns: Any
 ) -> dict[str, Any]:
     names = (
         "reward_extra_info", "tool_rewards", "turn_scores", "min_global_steps", "max_global_steps",
@@ -139,5 +137,5 @@ def _attributes(
         "on_policy_version": batch.step - (not batch.validate),
         "ground_truth": row["reward_model"]["ground_truth"],
         "num_turns": int(num_turns),
-        **{name: given[name] for name in names},
+        **{name: values[name] for name in names},
     }

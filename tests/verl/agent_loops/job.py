@@ -14,6 +14,7 @@ AGENTS_V0 = ("tool_agent", "single_turn_agent", "tool_agent")
 """Agents of a step's prompts. There are two workers, so one group is split between them."""
 AGENTS_V1 = ("tool_agent", "several", "single_turn_agent")
 RESPONSE_TOKENS = 160
+WORKERS_V0 = 2
 WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _QUESTIONS = ("What is 3 plus 4?", "Count the digits of 1234.", "Double 21.", "Say a number.")
 _AGENT_LOOPS = """
@@ -62,7 +63,7 @@ def compose(folder: Path, model: Path, *overrides: str) -> Any:
                 f"{rollout}.prompt_length=1024",
                 f"{rollout}.response_length={RESPONSE_TOKENS}",
                 f"{rollout}.n={ROLLOUTS}",
-                f"{WORKERS}=2",
+                f"{WORKERS}={WORKERS_V0}",
                 f"{rollout}.agent.agent_loop_config_path={folder}/agent_loops.yaml",
                 f"{rollout}.multi_turn.tool_config_path={folder}/tools.yaml",
                 f"{rollout}.multi_turn.function_tool_path={HERE}/function_tools.py",

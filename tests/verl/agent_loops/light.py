@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.verl.agent_loops.given import plain
 from tests.verl.agent_loops.job import RESPONSE_TOKENS, compose, rows
 from tests.verl.agent_loops.policy import PolicyServer
+from tests.verl.agent_loops.results import plain
 
 
 class Local:

@@ -9,11 +9,11 @@ import pytest
 from localtrace.read.store import Store
 from localtrace.types import Trajectory
 from tests.verl.agent_loops.conftest import Job
-from tests.verl.agent_loops.given import Batch
 from tests.verl.agent_loops.job import ROLLOUTS
+from tests.verl.agent_loops.results import Batch
 
 
-def _found(store: Store, batch: Batch | None, agent: str) -> list[Trajectory]:
+def _read(store: Store, batch: Batch | None, agent: str) -> list[Trajectory]:
     assert batch is not None
     rows: list[dict[str, Any]] = store.trajectories(step=batch.step, agent=agent).to_dicts()
     return list(store.read([row["trace_id"] for row in rows]))
@@ -30,9 +30,9 @@ def _found(store: Store, batch: Batch | None, agent: str) -> list[Trajectory]:
 def test_agents_that_fail_are_recorded_with_their_error(
     recorded: Job, store: Store, agent: str, status: str, error: str | None
 ) -> None:
-    found = _found(store, recorded.result.failed, agent)
-    assert sorted(rollout.rollout_n or 0 for rollout in found) == list(range(ROLLOUTS))
-    for rollout in found:
+    rollouts = _read(store, recorded.result.failed, agent)
+    assert sorted(rollout.rollout_n for rollout in rollouts) == list(range(ROLLOUTS))
+    for rollout in rollouts:
         assert (rollout.status, rollout.error) == (status, error)
         assert (rollout.spans[0].status, rollout.spans[0].error) == (status, error)
         (turn,) = [span for span in rollout.spans if span.is_turn]
@@ -41,9 +41,9 @@ def test_agents_that_fail_are_recorded_with_their_error(
 
 
 def test_what_a_killed_worker_had_finished_is_in_the_store(recorded: Job, store: Store) -> None:
-    found = _found(store, recorded.result.killed, "single_turn_agent")
-    assert [rollout.status for rollout in found] == ["ok", "ok"]
-    assert all(rollout.reward is not None for rollout in found)
+    rollouts = _read(store, recorded.result.killed, "single_turn_agent")
+    assert [rollout.status for rollout in rollouts] == ["ok", "ok"]
+    assert all(rollout.reward is not None for rollout in rollouts)
 
 
 def test_rollouts_in_a_killed_worker_are_interrupted_and_keep_their_turns(
@@ -51,13 +51,15 @@ def test_rollouts_in_a_killed_worker_are_interrupted_and_keep_their_turns(
 ) -> None:
     killed = recorded.result.killed
     assert killed is not None
-    found = _found(store, killed, "tool_agent") + _found(store, killed, "single_turn_agent")
-    assert {rollout.group_id for rollout in found} == {row["uid"] for row in killed.rows}
-    assert len(found) == len(killed.rows)
-    assert {rollout.status for rollout in found} == {"ok", "interrupted"}
-    answered = {one.sampling_params["seed"]: one for one in recorded.result.generations_of_killed}
+    rollouts = _read(store, killed, "tool_agent") + _read(store, killed, "single_turn_agent")
+    assert sorted(str(t.group_id) for t in rollouts) == sorted(row["uid"] for row in killed.rows)
+    assert {rollout.status for rollout in rollouts} == {"ok", "interrupted"}
+    answered = {
+        generation.sampling_params["seed"]: generation
+        for generation in recorded.result.generations_of_killed
+    }
     assert len(answered) == len(killed.rows)
-    for rollout in found:
+    for rollout in rollouts:
         (turn,) = [span for span in rollout.spans if span.is_turn and span.status == "ok"]
         answer = answered[turn.inputs["sampling_params"]["seed"]]
         assert turn.prompt_ids == answer.prompt_ids

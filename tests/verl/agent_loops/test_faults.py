@@ -63,7 +63,7 @@ def _parts() -> Iterator[str]:
     """Yield the functions of the hook that run under a guard: the parts of seams, and others."""
     guarded = harmless(lambda: None).__code__
     for module in _modules():
-        own = [one for one in vars(module).values() if isinstance(one, type)]
+        own = [value for value in vars(module).values() if isinstance(value, type)]
         for owner in [module, *own]:
             for name, value in list(vars(owner).items()):
                 is_guarded = getattr(value, "__code__", None) is guarded or value in _RUN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.verl.agent_loops.compare import exact, split_columns, split_records, timeless
 from tests.verl.agent_loops.conftest import Job
-from tests.verl.agent_loops.given import Batch, Result
+from tests.verl.agent_loops.results import Batch, Result
 
 
 def test_v0_returns_the_same_tensors(plain: Result, recorded: Job) -> None:
@@ -45,17 +45,18 @@ def test_v1_puts_the_same_tags_into_the_queue(plain: Result, recorded: Job) -> N
 
 
 def test_the_server_is_asked_the_same(plain: Result, recorded: Job) -> None:
-    asked = [
+    before, after = (
         sorted(
-            f"{one.prompt_ids} {sorted(one.sampling_params.items())} {one.token_ids}"
-            for one in result.generations
+            f"{made.prompt_ids} {sorted(made.sampling_params.items())} {made.token_ids}"
+            for made in result.generations
         )
         for result in (plain, recorded.result)
-    ]
-    assert asked[0] == asked[1]
+    )
+    assert after == before
 
 
 def test_nothing_was_lost(recorded: Job) -> None:
+    assert len(recorded.result.losses) == 3  # two workers of V0, one of V1
     for losses in recorded.result.losses:
         assert losses["trajectories"] == losses["records"] == losses["values"] == {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -94,7 +93,3 @@ def _described(trace: Any) -> str:
     ]
     tags = {name: tag for name, tag in trace.info.tags.items() if not name.startswith("mlflow.")}
     return repr((spans, sorted(tags.items())))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -24,11 +24,12 @@ def _fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         monkeypatch.delenv(f"LOCALTRACE_{name}")
     monkeypatch.setenv("LOCALTRACE_MIN_FREE_BYTES", "0")
     monkeypatch.setenv("LOCALTRACE_SEAL", "0")
-    monkeypatch.setattr(job, "_config", None)
+    job.remember(None)
     as_new_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     yield
     localtrace.close()
+    job.remember(None)
 
 
 Compose = Callable[..., Any]
@@ -46,7 +47,7 @@ def compose(tmp_path: Path) -> Compose:
     folder = Path(verl.__file__).parent / "trainer" / "config"
 
     def composed(*overrides: str, backend: str = "localtrace") -> Any:
-        given = [
+        chosen = [
             f"actor_rollout_ref.rollout.trace.backend={backend}",
             "trainer.project_name=gsm8k",
             "trainer.experiment_name=grpo",
@@ -54,6 +55,6 @@ def compose(tmp_path: Path) -> Compose:
             *overrides,
         ]
         with initialize_config_dir(str(folder), version_base=None):
-            return hydra_compose("ppo_trainer", overrides=given)
+            return hydra_compose("ppo_trainer", overrides=chosen)
 
     return composed

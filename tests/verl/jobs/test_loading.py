@@ -39,43 +39,45 @@ def _clean() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("before", "environ"),
     [
-        pytest.param({}, id="entry point"),
-        pytest.param({"VERL_USE_EXTERNAL_PLUGINS": "localtrace"}, id="entry point by name"),
+        pytest.param("", {}, id="entry point"),
+        pytest.param("", {"VERL_USE_EXTERNAL_PLUGINS": "localtrace"}, id="entry point by name"),
         pytest.param(
+            "",
             {
                 "VERL_USE_EXTERNAL_PLUGINS": "none",
                 "VERL_USE_EXTERNAL_MODULES": "localtrace.trainer_hooks.verl",
             },
             id="external module",
         ),
+        pytest.param(
+            "import localtrace.trainer_hooks.verl as hook; hook.setup_worker(); ",
+            {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+            id="setup hook",
+        ),
     ],
 )
-def test_verl_loads_the_hook_by_itself(environ: dict[str, str]) -> None:
-    done = python(f"import verl, sys; assert 'torch' in sys.modules; {APPLIED}", **environ)
+def test_every_way_of_loading_the_hook_enters_verl(before: str, environ: dict[str, str]) -> None:
+    done = python(f"{before}import verl, sys; assert 'torch' in sys.modules; {APPLIED}", **environ)
     assert done.stdout.splitlines()[-1:] == ["[True]"], done.stderr
 
 
-def test_rays_setup_hook_loads_it_where_verl_has_no_plugins() -> None:
-    script = f"""
+def test_rays_setup_hook_loads_it_before_verl() -> None:
+    script = """
 import ray
-ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={{
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={
     "worker_process_setup_hook": "localtrace.trainer_hooks.verl.setup_worker",
-    "env_vars": {{"VERL_USE_EXTERNAL_PLUGINS": "none"}},
-}})
+    "env_vars": {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+})
 @ray.remote
-def applied():
-    import contextlib, io
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        import verl
-        exec({APPLIED!r})
-    return out.getvalue().splitlines()[-1]
-print(ray.get(applied.remote()))
+def loaded():
+    import sys
+    return [name in sys.modules for name in ("localtrace.trainer_hooks.verl", "verl")]
+print(ray.get(loaded.remote()))
 """
     done = python(script, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.stdout.splitlines()[-1:] == ["[True]"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[True, False]"], done.stderr
 
 
 def test_a_hook_that_is_loaded_too_late_says_so() -> None:

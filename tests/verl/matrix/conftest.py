@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.verl.matrix.jobs import HOOK, NO_HOOK, Job, RunningJob
+from tests.verl.matrix.jobs import HOOK, NO_HOOK, Job, run_job
 
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """The three jobs, run at the same time."""
+    """The three jobs."""
     wanted = {
         "without the hook": ("mlflow", NO_HOOK),
         "live": ("mlflow", HOOK),
         "recorded": ("localtrace", HOOK),
     }
-    running = {
-        name: RunningJob(tmp_path_factory.mktemp("job"), backend, variables)
+    finished = {
+        name: run_job(tmp_path_factory.mktemp("job"), backend, variables)
         for name, (backend, variables) in wanted.items()
     }
-    finished = {name: process.finished() for name, process in running.items()}
     for name, job in finished.items():
-        assert job.found, f"the job failed: {name}\n{job.messages}"
+        assert job.result, f"the job failed: {name}\n{job.messages}"
     return finished
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from typing import Any
@@ -30,43 +31,42 @@ _CHANCE = {"request_id", "metrics"}
 def trajectories(recorded: Job) -> dict[str, Trajectory]:
     with localtrace.open_store(recorded.store) as store:
         ids = [row["trace_id"] for row in store.trajectories().to_dicts()]
-        return {one.trace_id: one for one in store.read(ids)}
+        return {trajectory.trace_id: trajectory for trajectory in store.read(ids)}
 
 
 def _rows(job: Job, name: str) -> list[dict[str, Any]]:
     """A batch that verl returned, row by row."""
-    columns: dict[str, list[Any]] = job.found["batches"][name]
+    columns: dict[str, list[Any]] = job.result["batches"][name]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def test_the_hook_enters_every_place_that_this_version_has(
     recorded: Job, record_property: Any
 ) -> None:
-    seams = recorded.found["seams"]
+    seams = recorded.result["seams"]
     assert seams, "verl did not load the hook"
-    lacking = [one for one in seams if not one["applied"]]
+    lacking = [seam for seam in seams if not seam["applied"]]
     record_property("lacking", "; ".join(f"{s['module']}:{s['attribute']}" for s in lacking))
-    assert [one for one in lacking if one["loaded"] and not one["optional"]] == []
+    assert [seam for seam in lacking if seam["loaded"] and not seam["optional"]] == []
 
 
 def test_every_worker_is_told_where_the_job_is_recorded(
     recorded: Job, live: Job, without: Job, trajectories: dict[str, Trajectory]
 ) -> None:
-    variables = recorded.found["variables"]
+    variables = recorded.result["variables"]
     assert variables["LOCALTRACE_STORE"] == str(recorded.store)
-    assert {one.run_id for one in trajectories.values()} == {variables["LOCALTRACE_RUN_ID"]}
-    assert variables.items() >= without.found["variables"].items()
+    assert {t.run_id for t in trajectories.values()} == {variables["LOCALTRACE_RUN_ID"]}
+    assert variables.items() >= without.result["variables"].items()
     if not HAS_PLUGINS:
         assert variables["VERL_USE_EXTERNAL_MODULES"] == "localtrace.trainer_hooks.verl"
-    assert "LOCALTRACE_STORE" not in live.found["variables"]
+    assert "LOCALTRACE_STORE" not in live.result["variables"]
 
 
 def test_every_rollout_is_recorded_once(recorded: Job, trajectories: dict[str, Trajectory]) -> None:
     rows = [row for name in BATCHES for row in _rows(recorded, name)]
     assert Counter(row[KEY] for row in rows) == Counter(list(trajectories))
-    found = Counter((t.validate, t.sample_index, t.rollout_n) for t in trajectories.values())
-    asked = [(v, s, r) for v in (False, True) for s in SAMPLES for r in range(ROLLOUTS)]
-    assert found == Counter(asked)
+    places = Counter((t.validate, t.sample_index, t.rollout_n) for t in trajectories.values())
+    assert places == Counter(itertools.product((False, True), SAMPLES, range(ROLLOUTS)))
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -74,16 +74,16 @@ def test_a_trajectory_holds_what_verl_returned(
     recorded: Job, trajectories: dict[str, Trajectory], name: str
 ) -> None:
     for row in _rows(recorded, name):
-        found = trajectories[row[KEY]]
+        t = trajectories[row[KEY]]
         validate = name == "validation"
-        assert (found.project, found.experiment, found.step) == (PROJECT, EXPERIMENT, STEP)
-        assert (found.validate, found.status) == (validate, "ok")
-        assert found.group_id == f"uid-{found.sample_index}-{validate}"
-        assert (found.agent, found.data_source) == ("single_turn_agent", "sums")
-        assert found.reward == sum(row["rm_scores"])
-        assert found.attributes["num_turns"] == row["__num_turns__"]
-        assert found.attributes["reward_extra_info"] == row["reward_extra_info"]
-        assert found.attributes["ground_truth"] == f"{found.sample_index}+{found.rollout_n}"
+        assert (t.project, t.experiment, t.step) == (PROJECT, EXPERIMENT, STEP)
+        assert (t.validate, t.status) == (validate, "ok")
+        assert t.group_id == f"uid-{t.sample_index}-{validate}"
+        assert (t.agent, t.data_source) == ("single_turn_agent", "sums")
+        assert t.reward == sum(row["rm_scores"])
+        assert t.attributes["num_turns"] == row["__num_turns__"]
+        assert t.attributes["reward_extra_info"] == row["reward_extra_info"]
+        assert t.attributes["ground_truth"] == f"{t.sample_index}+{t.rollout_n}"
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -95,9 +95,9 @@ def test_a_turn_holds_the_ids_and_logprobs_that_verl_returned(
         assert (run.op, turn.parent_id) == ("SingleTurnAgentLoop.run", run.span_id)
         assert turn.op.endswith(".generate")
         masks = row["attention_mask"]
-        asked = len(row["prompts"])
+        width = len(row["prompts"])
         length = sum(row["response_mask"])
-        assert turn.prompt_ids == row["prompts"][asked - sum(masks[:asked]) :]
+        assert turn.prompt_ids == row["prompts"][width - sum(masks[:width]) :]
         assert turn.output_ids == row["responses"][:length]
         assert turn.output_logprobs == row["rollout_log_probs"][:length]
 
@@ -106,24 +106,26 @@ def test_the_trainers_advantages_are_found_by_trace_id(
     recorded: Job, trajectories: dict[str, Trajectory]
 ) -> None:
     rows = {row[KEY]: row for row in _rows(recorded, "training")}
-    assert len({row["advantages"][0] for row in rows.values()}) > 1
+    # One group has equal rewards; of two that differ each is sqrt(1/2) deviations from the mean.
+    advantages = sorted(row["advantages"][0] for row in rows.values())
+    assert advantages == pytest.approx([-(0.5**0.5), 0, 0, 0.5**0.5], rel=1e-4)
     for trace_id, trajectory in trajectories.items():
-        found = [one.number for one in trajectory.outcomes if one.name == "advantage"]
-        assert found == [rows[one]["advantages"][0] for one in rows if one == trace_id]
+        values = [value.number for value in trajectory.outcomes if value.name == "advantage"]
+        assert values == [rows[trace_id]["advantages"][0]] * (not trajectory.validate)
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_verl_returns_the_same_with_and_without_the_hook(
     recorded: Job, live: Job, without: Job, name: str
 ) -> None:
-    alone = without.found["batches"][name]
-    assert live.found["batches"][name] == alone
-    assert {k: v for k, v in recorded.found["batches"][name].items() if k != KEY} == alone
+    alone = without.result["batches"][name]
+    assert live.result["batches"][name] == alone
+    assert {k: v for k, v in recorded.result["batches"][name].items() if k != KEY} == alone
 
 
 def test_verls_own_live_tracing_is_left_as_it_is(live: Job, without: Job) -> None:
-    assert live.found["seams"]
-    assert not without.found["seams"]
+    assert live.result["seams"]
+    assert not without.result["seams"]
     assert _told(live) == _told(without)
     assert not live.store.exists()
 
@@ -136,21 +138,21 @@ def _told(job: Job) -> Counter[str]:
             return {k: without_chance(v) for k, v in value.items() if k not in _CHANCE}
         return [without_chance(v) for v in value] if isinstance(value, list) else value
 
-    assert job.found["live"]
-    return Counter(json.dumps(without_chance(trace)) for trace in job.found["live"])
+    assert job.result["live"]
+    return Counter(json.dumps(without_chance(trace)) for trace in job.result["live"])
 
 
 def test_metrics_are_recorded_under_verls_own_names(recorded: Job) -> None:
     with localtrace.open_store(recorded.store) as store:
         rows = store.sql("select name, value, step from metrics").to_dicts()
-    found = {row["name"]: row["value"] for row in rows if not row["name"].startswith("localtrace/")}
-    assert found == METRICS
+    own = {row["name"]: row["value"] for row in rows if not row["name"].startswith("localtrace/")}
+    assert own == METRICS
     assert {row["step"] for row in rows} == {STEP}
 
 
 def test_the_job_prints_where_it_is_recorded_and_no_complaint(recorded: Job, live: Job) -> None:
-    said = [line for line in recorded.messages.splitlines() if line.startswith("localtrace: ")]
-    assert any(str(recorded.store) in line for line in said)
-    assert not any("not" in line.split() for line in said), said
+    lines = [line for line in recorded.messages.splitlines() if line.startswith("localtrace: ")]
+    assert any(str(recorded.store) in line for line in lines)
+    assert not any("not" in line.split() for line in lines), lines
     # The checkout, which paths in warnings of others name, may be called so too.
     assert not any(line.startswith("localtrace") for line in live.messages.splitlines())

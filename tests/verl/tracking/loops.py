@@ -1,9 +1,7 @@
-"""Workers of the size of a test: verl's own agent-loop worker without its model."""
+"""verl's own agent-loop worker without its model."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop import agent_loop
@@ -25,8 +23,3 @@ class Worker(agent_loop.AgentLoopWorker):
             with agent_loop.rollout_trace_attr(step=1, sample_index=number, rollout_n=0):
                 self.made += 1
         return self.made
-
-    def block(self, end: Path) -> None:
-        """Answer nothing until a file is there."""
-        while not end.exists():
-            time.sleep(0.01)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from localtrace.trainer_hooks.verl import tracking
 from tests.environment import unavailable
 from tests.recording import Recording
+from tests.verl.tracking import small
 from tests.verl.tracking.conftest import MakeTracking
 
 try:
@@ -23,11 +25,10 @@ try:
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 
-    from tests.verl.tracking.loops import Worker
+    from tests.verl.tracking import loops
 except ImportError as error:
     unavailable(str(error))
 
-WITHOUT_HOOK = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": ""}
 Hire = Callable[..., Any]
 
 
@@ -48,18 +49,18 @@ def hire(stores: Path) -> Iterator[Hire]:
     )
     trace = {"project_name": "gsm8k", "experiment_name": "grpo", "backend": "localtrace"}
 
-    def hired(count: int = 1, **environ: str) -> Any:
-        told = {
+    def hired(kind: type = small.Worker, count: int = 1, **environ: str) -> Any:
+        variables = {
             "LOCALTRACE_STORE": f"{stores}/localtrace",
             "LOCALTRACE_RUN_ID": "run-1",
             "LOCALTRACE_SEAL": "0",
             "LOCALTRACE_MIN_FREE_BYTES": "0",
             **environ,
         }
-        worker = ray.remote(num_cpus=0, runtime_env={"env_vars": told})(Worker)
-        kind = type("Manager", (AgentLoopManager,), {"agent_loop_workers_class": worker})
+        worker = ray.remote(num_cpus=0, runtime_env={"env_vars": variables})(kind)
+        owner = type("Manager", (AgentLoopManager,), {"agent_loop_workers_class": worker})
         rollout = {"agent": {"num_workers": count}, "trace": trace}
-        manager = kind.create(
+        manager = owner.create(
             OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}}), None
         )
         assert manager in tracking.managers
@@ -70,15 +71,21 @@ def hire(stores: Path) -> Iterator[Hire]:
 
 
 @pytest.fixture(scope="module")
+def verls(hire: Hire) -> Any:
+    """A worker of verl's, which loads the hook by itself and records."""
+    return hire(loops.Worker)
+
+
+@pytest.fixture(scope="module")
 def team(hire: Hire) -> Any:
     """Two workers that record."""
-    return hire(2)
+    return hire(count=2)
 
 
 @pytest.fixture(scope="module")
 def stranger(hire: Hire) -> Any:
     """A worker where the hook is not loaded."""
-    return hire(**WITHOUT_HOOK)
+    return hire(small.Stranger)
 
 
 @pytest.fixture
@@ -102,29 +109,33 @@ def logged(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["data"] for line in lines]
 
 
-def wait_for_answers() -> None:
-    """Until the workers have answered what they were asked."""
-    tracking._survey.listen(60)
+def log_until(loggers: Any, tmp_path: Path, name: str, value: int) -> list[dict[str, Any]]:
+    """Log step by step until the workers' answers have arrived, which no log waits for."""
+    deadline = time.monotonic() + 60
+    while (rows := logged(tmp_path))[-1][name] != value:
+        assert time.monotonic() < deadline, rows[-1]
+        time.sleep(0.02)
+        loggers.log(data={"a": 1}, step=len(rows) + 1)
+    return rows
 
 
 def test_verls_own_loggers_get_the_counts_of_all_workers(
-    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+    verls: Any, team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
 ) -> None:
-    know(team)
-    before, data = roll_out(team, count=3), {"a": 1}
+    know(verls, team)
+    before, data = roll_out(verls, team, count=3), {"a": 1}
     loggers = make_tracking("file", backend="localtrace")
     loggers.log(data=data, step=1)
-    after = roll_out(team)
+    after = roll_out(verls, team)
     loggers.log(data=data, step=2)  # asks
-    wait_for_answers()
-    loggers.log(data=data, step=3)
+    rows = log_until(loggers, tmp_path, "localtrace/recorded", after)
     assert data == {"a": 1}
-    assert [one["a"] for one in logged(tmp_path)] == [1, 1, 1]
-    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [before, before, after]
-    assert [one["localtrace/lost"] for one in logged(tmp_path)] == [0, 0, 0]
-    assert all(one["localtrace/queue_bytes"] >= 0 for one in logged(tmp_path))
+    assert {row["localtrace/recorded"] for row in rows[:-1]} == {before}
+    names = ("recorded", "lost", "queue_bytes", "disk_free_bytes")
+    assert {tuple(row) for row in rows} == {("a", *(f"localtrace/{name}" for name in names))}
+    assert {(row["a"], row["localtrace/lost"]) for row in rows} == {(1, 0)}
     free = shutil.disk_usage(tmp_path).free
-    assert logged(tmp_path)[0]["localtrace/disk_free_bytes"] == pytest.approx(free, rel=0.2)
+    assert rows[0]["localtrace/disk_free_bytes"] == pytest.approx(free, rel=0.2)
 
 
 def test_the_counts_are_among_the_recorded_metrics_too(
@@ -133,8 +144,8 @@ def test_the_counts_are_among_the_recorded_metrics_too(
     know(team)
     made = roll_out(team)
     make_tracking("localtrace", backend="localtrace").log(data={"a": 1}, step=1)
-    found = {row["name"]: row["value"] for row in store.rows("metrics")}
-    assert found["localtrace/recorded"] == made
+    values = {row["name"]: row["value"] for row in store.rows("metrics")}
+    assert values["localtrace/recorded"] == made
 
 
 def test_after_the_first_step_one_line_says_who_records_what(
@@ -151,7 +162,7 @@ def test_after_the_first_step_one_line_says_who_records_what(
     assert "workers record" not in capsys.readouterr().err
     for step in (1, 2):
         loggers.log(data={}, step=step)
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "workers record" in one]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "workers record" in line]
     where = f"{stores}/localtrace"
     assert f"2 of 2 workers record into {where} (run run-1): {made} trajectories " in line
     assert line.endswith(f"localtrace ls -s {where}")
@@ -167,10 +178,10 @@ def test_the_line_names_workers_without_the_hook(
     know(team, stranger)
     roll_out(team, stranger)
     make_tracking(backend="localtrace").log(data={}, step=1)
-    said = capsys.readouterr().err
-    assert "2 of 3 workers " in said
-    assert f"not loaded on {os.uname().nodename}" in said
-    assert "localtrace doctor --ray" in said
+    line = capsys.readouterr().err
+    assert "2 of 3 workers " in line
+    assert f"not loaded on {os.uname().nodename}" in line
+    assert "localtrace doctor --ray" in line
 
 
 def test_a_required_recording_that_no_worker_makes_is_said_and_training_goes_on(
@@ -184,9 +195,9 @@ def test_a_required_recording_that_no_worker_makes_is_said_and_training_goes_on(
     roll_out(stranger)
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     make_tracking(backend="localtrace").log(data={}, step=1)
-    said = capsys.readouterr().err
-    assert "0 of 1 workers " in said
-    assert "LOCALTRACE_REQUIRED" in said
+    line = capsys.readouterr().err
+    assert "0 of 1 workers " in line
+    assert "LOCALTRACE_REQUIRED" in line
 
 
 def test_the_line_says_why_a_worker_cannot_record(
@@ -211,9 +222,9 @@ def test_the_line_says_that_a_worker_pauses(
     know(full)
     roll_out(full)
     make_tracking(backend="localtrace").log(data={}, step=1)
-    said = capsys.readouterr().err
-    assert "0 of 1 workers " in said
-    assert "LOCALTRACE_MIN_FREE_BYTES" in said
+    line = capsys.readouterr().err
+    assert "0 of 1 workers " in line
+    assert "LOCALTRACE_MIN_FREE_BYTES" in line
 
 
 def test_losses_of_a_worker_are_counted_and_a_dead_one_is_left_out(
@@ -232,10 +243,9 @@ def test_losses_of_a_worker_are_counted_and_a_dead_one_is_left_out(
     loggers.log(data={}, step=1)
     ray.kill(narrow.agent_loop_workers[0])
     loggers.log(data={}, step=2)
-    wait_for_answers()
-    loggers.log(data={}, step=3)
-    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [made, made, made]
-    assert [one["localtrace/lost"] for one in logged(tmp_path)] == [lost, lost, 0]
+    rows = log_until(loggers, tmp_path, "localtrace/lost", 0)
+    assert {row["localtrace/recorded"] for row in rows} == {made}
+    assert {row["localtrace/lost"] for row in rows[:-1]} == {lost}
     assert re.search(rf"\b{lost} losses.*localtrace stats -s ", capsys.readouterr().err)
 
 
@@ -247,22 +257,20 @@ def test_a_busy_worker_is_neither_waited_for_nor_asked_again(
     loggers = make_tracking("file", backend="localtrace")
     loggers.log(data={}, step=1)
     worker = team.agent_loop_workers[1]
-    busy = worker.block.remote(tmp_path / "end")
-    loggers.log(data={}, step=2)
-    owed = tracking._survey._questions[worker]
-    for step in range(3, 6):
+    asked_before = ray.get(worker.times_asked.remote())
+    worker.block.remote(tmp_path / "end")
+    for step in range(2, 6):
         loggers.log(data={}, step=step)
-    assert tracking._survey._questions[worker] is owed
-    assert [one["localtrace/recorded"] for one in logged(tmp_path)] == [made] * 5
+    assert [row["localtrace/recorded"] for row in logged(tmp_path)] == [made] * 5
     (tmp_path / "end").touch()
-    ray.get(busy)
+    assert ray.get(worker.times_asked.remote()) == asked_before + 1
 
 
 def test_workers_that_another_process_has_made_are_found_by_their_names(
-    team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
+    verls: Any, team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
 ) -> None:
     know()
-    made = roll_out(team)
+    made = roll_out(verls, team)
     make_tracking("file", backend="localtrace").log(data={}, step=1)
     assert logged(tmp_path)[0]["localtrace/recorded"] == made
 
@@ -271,6 +279,8 @@ def test_a_job_whose_rollouts_are_not_recorded_asks_nobody(
     team: Any, know: Know, make_tracking: MakeTracking, tmp_path: Path
 ) -> None:
     know(team)
+    counters = [worker.times_asked for worker in team.agent_loop_workers]
+    before = ray.get([counter.remote() for counter in counters])
     make_tracking("file", "localtrace", backend="weave").log(data={"a": 1}, step=1)
     assert logged(tmp_path) == [{"a": 1}]
-    assert not list(tracking._survey._questions)
+    assert ray.get([counter.remote() for counter in counters]) == before

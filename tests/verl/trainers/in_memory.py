@@ -1,4 +1,4 @@
-"""The functions of TransferQueue that verl's trainer calls, with everything in this process.
+"""The functions of TransferQueue that verl calls, with everything in this process.
 
 Rows come back as its simple storage packs them: tensors of one dimension as jagged ones, numbers
 in one tensor, everything else in a stack. A field that no row has is left out.
@@ -66,6 +66,19 @@ class Queue:
         for key in keys:
             self.fields.get(partition_id, {}).pop(key, None)
             self.tags.get(partition_id, {}).pop(key, None)
+
+    # -- what the workers call -------------------------------------------------------------
+
+    def init(self) -> None:
+        """There is nothing to connect to."""
+
+    async def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.kv_batch_put([key], partition_id, tags=[tag])
+
+    async def async_kv_batch_put(
+        self, keys: list[str], fields: Any, tags: list[Any], partition_id: str
+    ) -> None:
+        self.kv_batch_put(keys, partition_id, fields, tags)
 
 
 def _item(column: Any, at: int) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from localtrace.record import active
 from localtrace.trainer_hooks.verl import trainer, trainer_v1
 from localtrace.trainer_hooks.verl import trainer_outcomes as hook
 from tests.environment import unavailable
+from tests.verl import forking
 from tests.verl.trainers.conftest import Outcomes
 
 try:
@@ -26,7 +25,6 @@ try:
 except ImportError as error:
     unavailable(str(error))
 
-ROOT = Path(__file__).resolve().parents[3]
 FUNCTIONS = sorted(
     name
     for name, function in inspect.getmembers(hook, inspect.isfunction)
@@ -41,14 +39,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     environ = {
         name: text for name, text in os.environ.items() if not name.startswith("LOCALTRACE_")
     }
-    subprocess.run(
-        [sys.executable, "-m", "tests.verl.trainers.whole", str(file)],
-        cwd=ROOT,
-        env={**environ, "VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": ""},
-        check=True,
-        capture_output=True,
-        text=True,
+    done = forking.python(
+        f"from tests.verl.trainers.whole import main; main({str(file)!r})",
+        {**environ, "VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": ""},
     )
+    assert done.returncode == 0, done.stderr
     result, loaded = pickle.loads(file.read_bytes())
     assert loaded == []
     return result

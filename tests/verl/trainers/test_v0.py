@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,9 +51,9 @@ def test_rollouts_and_trainer_agree_on_the_name_of_the_column() -> None:
 
 def test_every_seam_of_the_trainer_is_in_verl() -> None:
     places = {
-        one.names[0]: one.is_entered
-        for one in VERL.seams
-        if one.module in (ray_trainer.__name__, "verl.trainer.ppo.reward")
+        seam.names[0]: seam.is_entered
+        for seam in VERL.seams
+        if seam.module in (ray_trainer.__name__, "verl.trainer.ppo.reward")
     }
     assert places == dict.fromkeys(
         (
@@ -192,12 +194,14 @@ def test_tokens_that_verl_rejects_are_still_compared(
 
 
 def test_the_mask_of_a_batch_without_trace_ids_goes_with_it(outcomes: Outcomes) -> None:
-    batch, _ = compute_rollout_correction_and_add_to_batch(
-        batches.without_ids(make_batch()), v0.REJECTION
-    )
+    before = batches.without_ids(make_batch())
+    mask = weakref.ref(before.batch["response_mask"])
+    batch, _ = compute_rollout_correction_and_add_to_batch(before, v0.REJECTION)
     compute(batch)
-    del batch
-    assert trainer._corrected is None
+    assert mask() is not None
+    del before, batch
+    gc.collect()
+    assert mask() is None
     assert outcomes.rows() == []
 
 

@@ -1,4 +1,4 @@
-"""A step of V0's and of V1's trainer: `python -m tests.verl.trainers.whole FILE`.
+"""A step of V0's and of V1's trainer.
 
 Everything that verl computes, keeps or puts into its queue comes out in a form that is equal only
 where it is the same to the last bit. Without this hook nothing of it is imported.
@@ -45,29 +45,29 @@ def _uuid(number: int) -> uuid.UUID:
 
 def _run_v0() -> dict[str, Any]:
     trainer = v0.Trainer()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for estimator in ("grpo", "gae"):
         batch = v0.everything(make_batch())
-        found[f"rewards {estimator}"] = trainer._compute_reward_colocate(batch)
+        results[f"rewards {estimator}"] = trainer._compute_reward_colocate(batch)
         corrected, metrics = compute_rollout_correction_and_add_to_batch(batch, v0.REJECTION)
         batch = v0.compute(corrected, estimator)
-        found[estimator] = batch, metrics, trainer._update_actor(batch)
-        found[f"given to the actor {estimator}"] = trainer.actor_rollout_wg.data
-    found["validation"] = [v0.validate(trainer, late) for late in (False, True)]
-    return found
+        results[estimator] = batch, metrics, trainer._update_actor(batch)
+        results[f"given to the actor {estimator}"] = trainer.actor_rollout_wg.data
+    results["validation"] = [v0.validate(trainer, late) for late in (False, True)]
+    return results
 
 
 def _run_v1(queue: in_memory.Queue) -> dict[str, Any]:
     rollouts = sessions.Rollouts(queue)
     trainer = sessions.Trainer(queue, rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.5")
-    found: dict[str, Any] = {"asynchronous": _sample(rollouts, ReplayBufferAsync, "reward")}
-    batch, _ = found["synchronous"] = _sample(rollouts, ReplayBuffer, "acc")
+    results: dict[str, Any] = {"asynchronous": _sample(rollouts, ReplayBufferAsync, "reward")}
+    batch, _ = results["synchronous"] = _sample(rollouts, ReplayBuffer, "acc")
     metrics: dict[str, Any] = {}
     batch = trainer._compute_reward_colocate(batch, metrics)
     batch = trainer.compute(batch)
-    found["update"] = trainer._update_actor(batch, metrics), metrics
-    found["validation"] = validate(trainer, rollouts, scored_late=True)
-    return found
+    results["update"] = trainer._update_actor(batch, metrics), metrics
+    results["validation"] = validate(trainer, rollouts, scored_late=True)
+    return results
 
 
 def _sample(rollouts: sessions.Rollouts, kind: Any, metric: str) -> Any:
@@ -150,7 +150,8 @@ def exact(value: Any) -> Any:
     return type(value).__name__, repr(value)
 
 
-if __name__ == "__main__":
+def main(file: str) -> None:
+    """Write down what came of it, and the modules of localtrace that are loaded then."""
     result = run()
     loaded = sorted(name for name in sys.modules if name.split(".")[0] == "localtrace")
-    Path(sys.argv[1]).write_bytes(pickle.dumps((result, loaded)))
+    Path(file).write_bytes(pickle.dumps((result, loaded)))
