@@ -93,9 +93,9 @@ def by_rid(store: Recording, rids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The recorded generations with these request ids; each must be there once."""
     wanted = list(rids)
     spans = wait_for(store, lambda spans: set(wanted) <= set(map(rid_of, spans)))
-    found = [span for span in spans if rid_of(span) in wanted]
-    assert sorted(map(rid_of, found)) == sorted(wanted)
-    return {str(rid_of(span)): span for span in found}
+    spans = [span for span in spans if rid_of(span) in wanted]
+    assert sorted(map(rid_of, spans)) == sorted(wanted)
+    return {str(rid_of(span)): span for span in spans}
 
 
 def check(span: dict[str, Any], answer: dict[str, Any]) -> None:

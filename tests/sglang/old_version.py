@@ -29,10 +29,10 @@ def main() -> None:
     fork_processes()
     engine = sglang.Engine(model_path=model, **SETTINGS)
     # It cannot compute the logprobs of a prompt without an accelerator.
-    asked = [payload for payload in payloads(36) if "logprob_start_len" not in payload]
-    received = [answer for payload in asked[:16] for answer in generate(engine, payload)]
+    requests = [payload for payload in payloads(36) if "logprob_start_len" not in payload]
+    received = [answer for payload in requests[:16] for answer in generate(engine, payload)]
     wrap(engine)
-    received += [answer for payload in asked[16:] for answer in generate(engine, payload)]
+    received += [answer for payload in requests[16:] for answer in generate(engine, payload)]
     encode = engine.tokenizer_manager.tokenizer.encode
     with open(answers, "w") as file:
         json.dump({"version": sglang.__version__, "ids": encode("one two"), "all": received}, file)

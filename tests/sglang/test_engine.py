@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -71,8 +72,8 @@ def test_mixed_calls_are_what_the_caller_received(store: Recording, engine: Any)
 
 def test_mixed_concurrent_calls_are_what_the_caller_received(store: Recording, engine: Any) -> None:
     async def everything() -> list[list[dict[str, Any]]]:
-        asked = [generate_async(engine, payload) for payload in payloads(70, 30)]
-        return await asyncio.gather(*asked)
+        calls = [generate_async(engine, payload) for payload in payloads(70, 30)]
+        return await asyncio.gather(*calls)
 
     check_all(store, [answer for answers in run(engine, everything()) for answer in answers])
 
@@ -86,7 +87,7 @@ def test_prompt_ids_are_those_that_the_engine_used(store: Recording, engine: Any
 
 def test_greedy_outputs_are_the_same_without_the_hook(store: Recording, engine: Any) -> None:
     # One after the other: how requests meet in a batch changes the last bits of their logits.
-    asked = [
+    requests = [
         {**payload, "sampling_params": {**payload["sampling_params"], "temperature": 0, "n": 1}}
         for payload in payloads(48)
         if isinstance(payload.get("text", ""), str) and payload.get("input_ids", [0])[0] != [50, 51]
@@ -95,7 +96,7 @@ def test_greedy_outputs_are_the_same_without_the_hook(store: Recording, engine: 
     def outputs() -> list[Any]:
         engine.flush_cache()
         seen = []
-        for payload in asked:
+        for payload in requests:
             (answer,) = generate(engine, payload)
             meta = answer["meta_info"]
             logprobs = [meta.get(f"{side}_token_logprobs") for side in ("input", "output")]
@@ -116,13 +117,13 @@ def test_a_wrapped_engine_records_once_with_the_plugin_and_without(
     with without_plugin(engine):
         assert wrap(engine) is engine
         try:
-            answers = [one for payload in payloads(6) for one in generate(engine, payload)]
+            answers = [answer for payload in payloads(6) for answer in generate(engine, payload)]
         finally:
             del manager.generate_request
     check_all(store, answers)
     wrap(engine)
     assert "generate_request" not in vars(manager)
-    answers += [one for payload in payloads(6) for one in generate(engine, payload)]
+    answers += [answer for payload in payloads(6) for answer in generate(engine, payload)]
     check_all(store, answers)
 
 
@@ -211,6 +212,52 @@ def test_a_generation_is_a_detail_of_the_call_that_asked(store: Recording, engin
     assert child["output_ids"] == parent["output_ids"]
 
 
+def test_the_first_item_of_a_request_that_names_its_caller_is_recorded_below_it(
+    store: Recording, engine: Any
+) -> None:
+    """As verl's server asks, whose callers are in other processes."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    async def first(rid: str, prompt_ids: list[int]) -> Any:
+        request = GenerateReqInput(
+            input_ids=prompt_ids, return_logprob=True, sampling_params=_SHORT, rid=rid
+        )
+        return await anext(engine.tokenizer_manager.generate_request(request, None))
+
+    async def in_another_context(*request: Any) -> Any:
+        return await asyncio.create_task(first(*request), context=contextvars.Context())
+
+    @localtrace.op(name="agent")
+    def ask(prompt_ids: list[int]) -> dict[str, Any]:
+        answer = run(engine, in_another_context(localtrace.rid(), prompt_ids))
+        return {"output_ids": answer["output_ids"], "answer": answer}
+
+    with localtrace.trajectory(step=5):
+        answer = ask([40, 41, 42])["answer"]
+    span, caller = store.span("sglang.generate"), store.span("agent")
+    assert (span["trace_id"], span["parent_id"]) == (caller["trace_id"], caller["span_id"])
+    assert (span["step"], span["is_turn"], caller["is_turn"]) == (5, False, True)
+    check({**span, "is_turn": True}, answer)
+    assert span["prompt_ids"] == [40, 41, 42]
+
+
+def test_chunks_that_hold_what_is_new_are_put_together(
+    store: Recording, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer_manager, "incremental_streaming_output", True)
+    sampling = {"max_new_tokens": 50, "ignore_eos": True}
+    payload = {"input_ids": [40, 41, 42], "return_logprob": True, "sampling_params": sampling}
+    chunks = list(engine.generate(**payload, stream=True))
+    (span,) = store.spans()
+    received = [token for chunk in chunks for token in chunk["output_ids"]]
+    entries = [entry for chunk in chunks for entry in chunk["meta_info"]["output_token_logprobs"]]
+    assert len(chunks) > 1
+    assert len(received) == 50
+    assert span["output_ids"] == received == [entry[1] for entry in entries]
+    assert span["output_logprobs"] == [entry[0] for entry in entries]
+    assert span["outputs"]["text"] == "".join(chunk["text"] for chunk in chunks)
+
+
 def test_several_tokenizer_workers_are_refused_where_recording_is_required(
     store: Recording, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,5 +270,5 @@ def test_several_tokenizer_workers_are_refused_where_recording_is_required(
 
 def test_the_doctor_knows_this_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", "store")
-    found = list(doctor.look(SGLANG))
-    assert [one.state for one in found] == ["ok"] * 2, found
+    findings = list(doctor.look(SGLANG))
+    assert [finding.state for finding in findings] == ["ok"] * 2, findings
