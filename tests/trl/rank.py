@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 
 import torch
@@ -13,18 +13,17 @@ from localtrace.trainer_hooks.trl import record
 from tests.trl.training import make_trainer
 
 
-def main(model: Path, folder: Path) -> None:
-    """Train for two steps; what TRL had in this process is left in a file."""
+def main(rank: int, port: int, model: Path, folder: Path) -> None:
+    """Train for two steps, as torchrun would; what TRL had in this process is left in a file."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCALTRACE_MIN_FREE_BYTES": 0}
+    os.environ.update({name: str(value) for name, value in place.items()})
     trainer = make_trainer(model, folder / "out", per_device_train_batch_size=3, max_steps=2)
-    rank = distributed.get_rank()
+    assert distributed.get_rank() == rank
     if rank == 0:
-        localtrace.init(folder / "store", project="several", experiment="ranks")
+        localtrace.init(folder / "store", project="several", experiment="ranks", seal=False)
     record(trainer)
     trainer.train()
     torch.save(trainer.launches, folder / f"rank{rank}.pt")
     localtrace.close()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import socket
 from collections import defaultdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,24 @@ import pytest
 import torch
 
 from tests.trl.conftest import Stored
-
-_ROOT = Path(__file__).parents[2]
+from tests.trl.rank import main
 
 
 @pytest.fixture(scope="module")
 def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records and the batches of two processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    settings = {"LOCALTRACE_SEAL": "0", "LOCALTRACE_MIN_FREE_BYTES": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    done = subprocess.run(
-        [*command, "-m", "tests.trl.rank", model, folder],
-        cwd=_ROOT,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Forks of a process that has imported TRL, which takes ten seconds.
+    forks = get_context("forkserver")
+    forks.set_forkserver_preload(["tests.trl.rank"])
+    ranks = [forks.Process(target=main, args=(rank, port, model, folder)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(200)
+    assert [process.exitcode for process in ranks] == [0, 0]
     return folder
 
 
@@ -61,8 +58,9 @@ def test_each_process_records_its_own_slice_of_what_was_gathered(
         " order by t.writer_seq"
     ):
         by_writer[row["pid"]].append(row)
-    found = sorted(by_writer.values(), key=lambda rows: rows[0]["group_id"])
-    for rank, rows in enumerate(found):
+    of_ranks = sorted(by_writer.values(), key=lambda rows: rows[0]["group_id"])
+    assert [len(rows) for rows in of_ranks] == [6, 6]
+    for rank, rows in enumerate(of_ranks):
         expected = [(launch, place) for launch in launches[rank] for place in range(3)]
         for row, (launch, place) in zip(rows, expected, strict=True):
             assert row["output_ids"] == launch["completion_ids"][place]

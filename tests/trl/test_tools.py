@@ -79,15 +79,15 @@ class ScriptedTrainer(ObservedTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> Any:
         texts = []
         for place, ids in enumerate(prompt_ids):
-            said = self._tokenizer.decode(ids).split(_TURN)
-            turn = len(said) - 2
-            given = re.search(r"(?:\"a\"|number)\D+(\d)", said[1])
-            texts.append(self.script[int(given[1]) if turn and given else place][turn])
+            parts = self._tokenizer.decode(ids).split(_TURN)
+            turn = len(parts) - 2
+            number = re.search(r"(?:\"a\"|number)\D+(\d)", parts[1])
+            texts.append(self.script[int(number[1]) if turn and number else place][turn])
         ids = [self._tokenizer(text + "<|im_end|>")["input_ids"] for text in texts]
-        return ids, [[-0.25 * (place % 4) for place in range(len(one))] for one in ids]
+        return ids, [[-0.25 * (place % 4) for place in range(len(of_row))] for of_row in ids]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Any:
     """The tiny model's own, which says how tool calls are parsed."""
     made = AutoTokenizer.from_pretrained(model)
@@ -112,11 +112,15 @@ def _run(model: Path, folder: Path, tokenizer: Any, script: Any, **more: Any) ->
     return trainer
 
 
-@pytest.fixture
-def job(model: Path, tmp_path: Path, tokenizer: Any, stored: Stored) -> tuple[Any, list[Any]]:
+@pytest.fixture(scope="module")
+def job(
+    model: Path, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, list[Any]]:
     """TRL's batch of four, and its record."""
-    trainer = _run(model, tmp_path / "out", tokenizer, _SCRIPT, tools=[add, double, digits])
-    return trainer.launches[0], stored.rollouts()
+    folder = tmp_path_factory.mktemp("tools")
+    with localtrace.testing.recording(folder / "store") as path:
+        trainer = _run(model, folder / "out", tokenizer, _SCRIPT, tools=[add, double, digits])
+        return trainer.launches[0], Stored(path).rollouts()
 
 
 def test_turns_and_tools_stand_in_one_trajectory_in_their_order(
@@ -161,7 +165,7 @@ def test_each_turn_has_the_whole_prompt_and_its_own_ids(job: tuple[Any, list[Any
         generated = [logprob for turn in turns for logprob in turn.output_logprobs]
         mask = launch["tool_mask"][place]
         logprobs = zip(launch["logprobs"][place], mask, strict=True)
-        assert generated == [one for one, is_generated in logprobs if is_generated]
+        assert generated == [logprob for logprob, is_generated in logprobs if is_generated]
 
 
 def test_each_turn_shows_the_conversation_so_far(job: tuple[Any, list[Any]]) -> None:
@@ -177,7 +181,7 @@ def test_each_turn_shows_the_conversation_so_far(job: tuple[Any, list[Any]]) -> 
 def test_what_tools_gave_is_masked(job: tuple[Any, list[Any]]) -> None:
     launch, rollouts = job
     for place, rollout in enumerate(rollouts):
-        masks = [one.values for one in rollout.outcomes if one.name == "response_mask"]
+        masks = [outcome.values for outcome in rollout.outcomes if outcome.name == "response_mask"]
         assert masks == [launch["tool_mask"][place]]
 
 
@@ -219,6 +223,6 @@ def test_an_environment_is_recorded_with_what_it_calls(
         )  # fmt: skip
         assert (inner.op, inner.parent_id) == ("Room._twice", tool.span_id)
         assert answer.prompt_ids[: len(turn.prompt_ids)] == turn.prompt_ids
-        rewards = {one.name: one.number for one in rollout.outcomes if one.number is not None}
+        rewards = {outcome.name: outcome.number for outcome in rollout.outcomes}
         assert rewards["Room"] == 2 * place
         assert rollout.reward == rewards["Room"] + rewards["long"]

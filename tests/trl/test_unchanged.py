@@ -54,16 +54,17 @@ def bare(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return _train(model, tmp_path_factory.mktemp("bare"), recorded=False)
 
 
-def _assert_same(found: dict[str, Any], bare: dict[str, Any]) -> None:
-    assert torch.equal(found.pop("weights"), bare["weights"])
-    assert found == {name: value for name, value in bare.items() if name != "weights"}
+def _assert_same(result: dict[str, Any], bare: dict[str, Any]) -> None:
+    assert torch.equal(result.pop("weights"), bare["weights"])
+    assert result == {name: value for name, value in bare.items() if name != "weights"}
 
 
 def test_a_recorded_training_gives_the_same_weights_batches_metrics_and_random_numbers(
     model: Path, tmp_path: Path, stored: Stored, bare: dict[str, Any]
 ) -> None:
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
-    assert len(stored.rollouts()) > 8
+    # Batches of four at steps 0 and 2, and evaluations of four after step 2 and at the end.
+    assert len(stored.rollouts()) == 2 * 4 + 2 * 4
 
 
 def test_without_a_store_one_line_says_so_and_the_trainer_is_left_alone(
@@ -87,9 +88,9 @@ def test_a_store_in_the_environment_is_enough(
     trainer = make_trainer(model, tmp_path / "out", max_steps=1)
     record(trainer)
     trainer.train()
-    found = Stored(tmp_path / "store")
-    assert len(found.rollouts()) == 4
-    assert found.sql("select worker from stored.runs")[0]["worker"] == "rank0"
+    stored = Stored(tmp_path / "store")
+    assert len(stored.rollouts()) == 4
+    assert stored.sql("select worker from stored.runs")[0]["worker"] == "rank0"
 
 
 def test_a_store_that_cannot_be_written_stops_nothing(
@@ -119,12 +120,12 @@ def test_a_recording_that_is_closed_meanwhile_stops_nothing(
     model: Path, tmp_path: Path, stored: Stored, bare: dict[str, Any]
 ) -> None:
     @functools.wraps(long)
-    def closing(**given: Any) -> list[float]:
+    def closing(**arguments: Any) -> list[float]:
         localtrace.close()
-        return long(**given)
+        return long(**arguments)
 
-    found = _train(model, tmp_path / "out", recorded=True, reward_funcs=[closing, small])
-    _assert_same(found, bare)
+    result = _train(model, tmp_path / "out", recorded=True, reward_funcs=[closing, small])
+    _assert_same(result, bare)
     assert [rollout.status for rollout in stored.rollouts()] == ["interrupted"] * 4
 
 
