@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import localtrace
-from localtrace.cli import main
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.uploader.selection import Selection, choose
+from tests.commands import run
 from tests.environment import soaks
 
 ROLLOUTS = 24
@@ -42,6 +41,12 @@ VIEWS = (
     "trajectories", "all_trajectories", "stored.flagged", "spans", "turns",
     "messages", "tokens", "outcomes", "answers", "detectors", "engine_calls",
 )  # fmt: skip
+
+
+CONDITIONS = {
+    "run_id": "'only'", "attempt": "0", "writer_id": "$writer", "trace_id": "$trace",
+}  # fmt: skip
+"""Each is true of rows of the store, by the column that it is about."""
 
 
 @localtrace.op(name="generate")
@@ -88,7 +93,7 @@ def texts(keys: tuple[str, ...]) -> list[str]:
         (key, more) for place, key in enumerate(FILTERS)
         for number, more in enumerate(MORE) if soaks() or number == place % len(MORE)
     ],
-    ids=lambda given: given if isinstance(given, str) else "".join(given) or "alone",
+    ids=lambda value: value if isinstance(value, str) else "".join(value) or "alone",
 )  # fmt: skip
 def test_a_selection_is_cut_whatever_chose_it(store, key: str, more: dict[str, Any]) -> None:
     filters = Filters(**{key: FILTERS[key]})
@@ -109,40 +114,39 @@ def test_every_command_keeps_to_its_limit(
     folder: Path, tmp_path: Path, command: str, keys: tuple[str, ...]
 ) -> None:
     limit = "--lines" if command.startswith("tail") else "--limit"
-    given = [*command.split(), *texts(keys), limit, str(LIMIT), "-s", str(folder)]
+    words = [*command.split(), *texts(keys), limit, str(LIMIT), "-s", folder]
     name = command.split()[0]
     if name in ("export", "bundle"):
-        given += ["--out", str(tmp_path / "out")]
+        words += ["--out", tmp_path / "out"]
     if name == "upload":
-        given += ["--dry-run", "--uri", "http://localhost:1"]
-    state = {"LOCALTRACE_STATE_DIR": str(tmp_path / "state")}
-    done = CliRunner().invoke(main, given, env=state)
+        words += ["--dry-run", "--uri", "http://localhost:1"]
+    done = run(*words)
     assert done.exit_code == 0, done.stderr
-    said = {
+    count = {
         "ls": lambda: len(json.loads(done.stdout)),
         "tail": lambda: len(done.stdout.splitlines()),
         "export": lambda: int(done.stderr.split(" of ")[0].split()[-1]),
         "bundle": lambda: int(done.stdout.split()[0]),
         "upload": lambda: int(done.stdout.split(" of ")[1].split()[0]),
     }
-    assert said[name]() == LIMIT
+    assert count[name]() == LIMIT
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize(
-    "condition", ["run_id = 'only'", "attempt = 0", "writer_id = $writer", "trace_id = $trace"]
-)
-@pytest.mark.parametrize("order", ["", "order by all"])
-def test_the_limit_of_ones_own_sql_holds(store, view: str, condition: str, order: str) -> None:
-    (one,) = store.sql(
+def test_the_limit_of_ones_own_sql_holds(store, view: str) -> None:
+    (row,) = store.sql(
         "select trace_id as trace, writer_id as writer from stored.spans limit 1"
     ).to_dicts()
-    params = {name: value for name, value in one.items() if f"${name}" in condition}
     columns = store.sql(f"select * from {view} limit 0").to_arrow().column_names
-    if condition.split()[0] not in columns:
-        return
-    sql = f"select * from {view} where {condition} {order} limit {LIMIT}"
-    assert len(store.sql(sql, params or None).to_dicts()) <= LIMIT
+    conditions = [f"{name} = {value}" for name, value in CONDITIONS.items() if name in columns]
+    assert {"run_id", "trace_id"} <= set(columns)
+    for condition in conditions:
+        params = {name: value for name, value in row.items() if f"${name}" in condition} or None
+        rows = f"from {view} where {condition}"
+        (count,) = store.sql(f"select count(*) as n {rows}", params).to_dicts()
+        for order in ("", "order by all"):
+            limited = store.sql(f"{rows} {order} limit {LIMIT}", params)
+            assert len(limited) == min(LIMIT, count["n"])
 
 
 def test_the_limit_of_a_join_of_ones_own_holds(store) -> None:

@@ -16,6 +16,7 @@ from localtrace.read.named_queries import load_queries
 from localtrace.read.store import Store
 from tests.environment import soaks
 from tests.queries.expected.rows import BY_STEP
+from tests.queries.facts import Facts
 from tests.queries.test_named_queries import NEEDED
 
 
@@ -39,15 +40,14 @@ def test_memory_grows_with_the_size_of_the_selection_alone(large_folder: Path) -
     assert many_grown_bytes - few_grown_bytes <= times * (many_bytes - few_bytes) + noise_bytes
 
 
-def test_a_large_selection_is_sorted_as_one(large: Store) -> None:
-    filters = {"validate": False}
-    found = large.trajectories(**filters).to_arrow()
+def test_a_large_selection_is_sorted_as_one(large: Store, large_facts: Facts) -> None:
+    selected = large.trajectories(validate=False).to_arrow()
     keys = ("step", "sample_index", "rollout_n", "trace_id")
     order = large.sql(
         f"select {', '.join(keys)} from trajectories where not validate order by all"
     ).to_arrow()
-    assert len(found) > 10_000
-    assert found.select(keys).equals(order)
+    assert len(selected) == (~large_facts.trajectories["validate"]).sum()
+    assert selected.select(keys).equals(order)
 
 
 def test_results_are_arrow_and_never_python_objects(
@@ -58,14 +58,14 @@ def test_results_are_arrow_and_never_python_objects(
 
     monkeypatch.setattr(pa, "array", refuse)
     monkeypatch.setattr(pa, "table", refuse)
-    found = small.trajectories(step=3)
-    assert found.to_arrow()["trace_id"].type == pa.string()
+    rows = small.trajectories(step=3)
+    assert rows.to_arrow()["trace_id"].type == pa.string()
 
 
 @pytest.mark.parametrize("name", [name for name in load_queries() if name.endswith("_by_step")])
 def test_steps_come_in_order_and_unknown_ones_last(name: str, small: Store) -> None:
-    found = small.query(name, **NEEDED.get(name, {})).to_dicts()
-    order = [tuple((row[key] is None, row[key] or 0) for key in BY_STEP) for row in found]
+    rows = small.query(name, **NEEDED.get(name, {})).to_dicts()
+    order = [tuple((row[key] is None, row[key] or 0) for key in BY_STEP) for row in rows]
     assert order == sorted(order)
     assert order[-1][2][0], "the store has rollouts of unknown step"
 
@@ -95,6 +95,6 @@ def test_a_value_is_never_taken_for_sql(name: str, small: Store) -> None:
     value = "'; drop view runs; --\x00"
     parameters = load_queries()[name].parameters
     texts = {"run", "experiment", "a", "b", "text", "regex", "prompt_hash", "sample_index"}
-    given = {key: value for key in parameters if key in texts}
+    chosen = {key: value for key in parameters if key in texts}
     with suppress(NothingRecorded):  # no run is called so
-        assert small.query(name, **{**NEEDED.get(name, {}), **given}).to_dicts() == []
+        assert small.query(name, **{**NEEDED.get(name, {}), **chosen}).to_dicts() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.queries.test_edges import query, said
+from tests.queries.test_edges import answer, query
 from tests.snapshots import store_of
 
 
@@ -56,7 +56,7 @@ def test_cancelled_calls_of_tools_have_not_failed() -> None:
     ("abort", False), ('{"type": "stop", "matched": "length"}', False), (None, False),
 ])  # fmt: skip
 def test_every_reason_of_a_limit_is_cut_off(reason: str | None, cut_off: bool) -> None:
-    (row,) = query("truncated_by_step", **said("so", finish_reason=reason))
+    (row,) = query("truncated_by_step", **answer("so", finish_reason=reason))
     assert row["truncated"] == cut_off
 
 

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from localtrace.read.store import Store, open_store
-from localtrace.store.layout import open_layout
-from localtrace.store.sealing.seal import seal
-from localtrace.testing import recording
+from localtrace.read.store import Store
 from tests.golden.chat import truth
-from tests.golden.chat.loop import record
+from tests.golden.chat.conftest import Golden
 from tests.golden.chat.script import SESSIONS
 from tests.golden.comparing import differences
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chat") / "store"
-    with recording(folder, run_id="golden"):
-        record()
-    seal(open_layout(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def store(folder: Path) -> Iterator[Store]:
-    with open_store(folder) as store:
-        yield store
-
-
-def trace_ids(store: Store) -> dict[tuple[int, str, int], str]:
-    return {
-        (row["step"], row["sample_index"], row["rollout_n"]): row["trace_id"]
-        for row in store.trajectories().to_dicts()
-    }
 
 
 @pytest.mark.parametrize("name", truth.QUERIES)
@@ -57,27 +30,25 @@ def test_every_call_is_of_its_kind(store: Store) -> None:
     assert sorted((row["op"], row["kind"]) for row in rows) == sorted(truth.KINDS.items())
 
 
-@pytest.mark.parametrize("session", SESSIONS, ids=lambda one: "-".join(map(str, one.key)))
-def test_the_turns_are_what_the_model_said(store: Store, session: Any) -> None:
-    trace_id = trace_ids(store)[session.key]
-    turns = store.sql("from turns where trace_id = $t order by turn", {"t": trace_id}).to_dicts()
-    assert [row["finish_reason"] for row in turns] == [one.finish for one in session.answers]
-    assert [row["output_text"] for row in turns] == [one.content for one in session.answers]
-    whole = store.trajectory(trace_id)
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda session: "-".join(map(str, session.key)))
+def test_the_turns_are_what_the_model_said(golden: Golden, session: Any) -> None:
+    place = {"t": golden.ids[session.key]}
+    turns = golden.store.sql("from turns where trace_id = $t order by turn", place).to_dicts()
+    assert [row["finish_reason"] for row in turns] == [answer.finish for answer in session.answers]
+    assert [row["output_text"] for row in turns] == [answer.content for answer in session.answers]
+    whole = golden.store.trajectory(golden.ids[session.key])
     assert whole.reward == session.reward
-    said = [span.messages[0]["content"] for span in whole.spans if span.is_turn and span.messages]
-    assert said == [session.question] * len(session.answers)
+    questions = [span.messages[0]["content"] for span in whole.spans if span.is_turn]
+    assert questions == [session.question] * len(session.answers)
 
 
 def test_the_detectors_find_what_is_wrong_and_nothing_else(store: Store) -> None:
-    rows = store.sql("from detectors").to_dicts()
-    found = {
+    assert {
         (row["step"], row["sample_index"], row["rollout_n"]): (
             row["truncated"], row["empty"], row["duplicate"], row["tool_errors"],
         )
-        for row in rows
-    }  # fmt: skip
-    assert found == truth.DETECTED
+        for row in store.sql("from detectors").to_dicts()
+    } == truth.DETECTED  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -103,7 +74,9 @@ def test_the_filter_finds_the_rollouts(
 
 
 def test_time_is_told_apart_by_kind(store: Store) -> None:
-    for row in store.query("time_by_kind").to_dicts():
+    rows = store.query("time_by_kind").to_dicts()
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
         assert row["generation_s"] > 0
         assert (row["tool_s"] > 0) == (row["step"] == 1)
         assert row["reward_s"] > 0

@@ -42,9 +42,9 @@ class Seen:
                 self.turns.append((ids, [self.logprobs[place] for place in here]))
 
     @property
-    def generated(self) -> int:
-        """Return the number of tokens that the model wrote."""
-        return sum(len(ids) for ids, _ in self.turns)
+    def written(self) -> list[int]:
+        """Return the tokens that the model wrote."""
+        return [token for ids, _ in self.turns for token in ids]
 
     def tool_calls(self, decode: Callable[[list[int]], str]) -> int:
         """Return the number of calls of the calculator: every whole call gets an answer."""
@@ -57,38 +57,38 @@ def by_step(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what named queries must say, step by step."""
     steps: dict[int, list[Seen]] = defaultdict(list)
-    for one in rollouts:
-        steps[one.step].append(one)
+    for rollout in rollouts:
+        steps[rollout.step].append(rollout)
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for step, seen in sorted(steps.items()):
-        training = [one for one in seen if not one.validate]
-        validation = [one.reward for one in seen if one.validate]
-        rewards = [one.reward for one in training]
+        training = [rollout for rollout in seen if not rollout.validate]
+        validation = [rollout.reward for rollout in seen if rollout.validate]
+        rewards = [rollout.reward for rollout in training]
+        lengths = [len(rollout.written) for rollout in training]
         rows["reward_by_step"].append({
             "step": step, "trajectories": len(training), "mean_reward": fmean(rewards),
             "min_reward": min(rewards), "max_reward": max(rewards),
             "validation_reward": fmean(validation) if validation else None,
         })  # fmt: skip
         rows["length_by_step"].append({
-            "step": step, "mean_tokens": fmean(one.generated for one in training),
-            "max_tokens": max(one.generated for one in training),
-            "mean_turns": fmean(len(one.turns) for one in training),
+            "step": step, "mean_tokens": fmean(lengths), "max_tokens": max(lengths),
+            "mean_turns": fmean(len(rollout.turns) for rollout in training),
         })  # fmt: skip
-        calls = [one.tool_calls(decode) for one in training]
-        failures = sum(one.tool_errors for one in training)
+        calls = [rollout.tool_calls(decode) for rollout in training]
+        failures = sum(rollout.tool_errors for rollout in training)
         rows["tool_calls_by_step"].append({
             "step": step, "tool_calls": sum(calls), "max_tool_calls": max(calls),
             "failed_share": failures / sum(calls) if sum(calls) else None, "derived_share":
             0.0 if sum(calls) else None,
         })  # fmt: skip
-        logprobs = [value for one in training for _, of in one.turns for value in of]
+        logprobs = [value for rollout in training for _, of in rollout.turns for value in of]
         rows["entropy_by_step"].append({
-            "step": step, "turns": sum(len(one.turns) for one in training),
+            "step": step, "turns": sum(len(rollout.turns) for rollout in training),
             "tokens": len(logprobs), "mean_surprise": -fmean(logprobs),
         })  # fmt: skip
         groups: dict[str, list[float]] = defaultdict(list)
-        for one in training:
-            groups[one.group_id].append(one.reward)
+        for rollout in training:
+            groups[rollout.group_id].append(rollout.reward)
         same = sum(len(set(values)) == 1 for values in groups.values())
         rows["group_spread"].append({
             "step": step, "groups": len(groups), "zero_variance_groups": same,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from math import comb
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from localtrace.cli import main
 from localtrace.errors import NothingRecorded
+from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
+from localtrace.uploader.selection import Selection, choose
+from tests.commands import run
 from tests.golden.comparing import differences
 
 # What training and validation wrote: by prompt, the answers and scores of its rollouts. A rollout
@@ -29,7 +31,8 @@ TRAINING: dict[int, dict[str, list[tuple[list[str], float]]]] = {
         "fig": [(["a b c d e a b c d e"], 0.5), (["Fig."], 0.0), (["Yes."], 1.0)],
     },
 }
-VALIDATION = {"kiwi": [(["Green."], 1.0)]}
+VALIDATION = {"apple": [(["Green."], 1.0)]}
+"""A prompt of training, at a step of training."""
 SIZE = 3
 
 
@@ -54,7 +57,7 @@ def write(folder: Path, version: str, steps: dict[int, Any]) -> Path:
         if version == "v1":
             copy = lines[0] | {"score": 0.0, "uid": f"pad{'0f' * 16}_0_0"}
             lines = [copy, *lines]
-        (folder / f"{step}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+        (folder / f"{step}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder
 
 
@@ -88,13 +91,11 @@ def store(
         ("validation", {2: VALIDATION}, ["--validate"]),
     ):
         dumps = write(folder / name, version, steps)
-        arguments = ["import", "verl-jsonl", str(dumps), "-s", str(path), "--run", "job", *more]
-        result = CliRunner().invoke(main, arguments)
+        result = run("import", "verl-jsonl", dumps, "-s", path, "--run", "job", *more)
         assert result.exit_code == 0, result.output
         told[name] = result.output
     if origin.endswith("in a bundle"):
-        arguments = ["bundle", "-s", str(path), "--all", "-o", str(folder / "bundle")]
-        assert CliRunner().invoke(main, arguments).exit_code == 0
+        assert run("bundle", "-s", path, "--all", "-o", folder / "bundle").exit_code == 0
         path = folder / "bundle"
     with open_store(path) as opened:
         yield opened
@@ -111,7 +112,7 @@ def rollouts(step: int) -> list[tuple[str, int, list[str], float]]:
 def test_every_rollout_is_one_trajectory_with_its_last_answer_and_score(
     store: Store, version: str
 ) -> None:
-    found = store.sql(
+    rows = store.sql(
         "select t.step, t.validate, t.reward, t.turn_count, a.output_text, t.group_id, t.rollout_n "
         "from trajectories as t join answers as a using (trace_id)"
     ).to_dicts()
@@ -121,22 +122,21 @@ def test_every_rollout_is_one_trajectory_with_its_last_answer_and_score(
         for _, _, answers, score in rollouts(step)
     ] + [(2, True, 1.0, 1, "Green.")]
     names = ("step", "validate", "reward", "turn_count", "output_text")
-    assert sorted(tuple(row[name] for name in names) for row in found) == sorted(truth)
+    assert sorted(tuple(row[name] for name in names) for row in rows) == sorted(truth)
     if version == "v1":
-        places = {(row["group_id"], row["rollout_n"]) for row in found if not row["validate"]}
+        places = {(row["group_id"], row["rollout_n"]) for row in rows if not row["validate"]}
         assert places == {(f"{p}{step}", n) for step in TRAINING for p, n, _, _ in rollouts(step)}
 
 
 def test_copies_that_only_fill_a_batch_are_left_out_and_counted(
     store: Store, told: dict[str, str], version: str
 ) -> None:
-    said = "copies that pad a batch" in told["training"]
-    assert said == (version == "v1")
+    assert ("copies that pad a batch" in told["training"]) == (version == "v1")
     assert store.sql("select count(*) as n from all_trajectories").to_dicts() == [{"n": 13}]
 
 
 def test_groups_are_the_rollouts_of_a_prompt_at_a_step(store: Store) -> None:
-    found = store.sql(
+    groups = store.sql(
         "select step, n, mean_reward, zero_variance from groups where not validate "
         "order by step, mean_reward"
     ).to_dicts()
@@ -147,9 +147,40 @@ def test_groups_are_the_rollouts_of_a_prompt_at_a_step(store: Store) -> None:
             "zero_variance": len({score for _, score in made}) == 1,
         }
         for step in TRAINING
-        for made in sorted(TRAINING[step].values(), key=lambda one: sum(s for _, s in one))
+        for made in sorted(TRAINING[step].values(), key=lambda made: sum(s for _, s in made))
     ]  # fmt: skip
-    assert differences(found, truth) == []
+    assert differences(groups, truth) == []
+    (validation,) = store.sql("from groups where validate").to_dicts()
+    assert (validation["step"], validation["n"], validation["mean_reward"]) == (2, 1, 1.0)
+
+
+def test_questions_about_groups_are_answered(store: Store) -> None:
+    spread = store.query("group_spread").to_dicts()
+    assert [(row["step"], row["groups"], row["zero_variance_groups"]) for row in spread] == [
+        (1, 2, 1), (2, 2, 0),
+    ]  # fmt: skip
+    (plum,) = store.query("zero_variance_groups").to_dicts()
+    assert (plum["step"], plum["n"], plum["reward"]) == (1, SIZE, 0.0)
+    gaps = store.query("recording_gaps").to_dicts()
+    assert [(row["step"], row["small_groups"]) for row in gaps] == [(1, 0), (2, 0)]
+    repeated = store.query("empty_or_duplicated").to_dicts()
+    assert sorted((row["step"], row["output_text"]) for row in repeated) == [
+        (1, " \n"), (1, "It is red."), (1, "It is red."),
+    ]  # fmt: skip
+
+
+def test_the_best_and_the_worst_of_groups_can_be_chosen_and_a_group_is_shown(store: Store) -> None:
+    rewards = {row["trace_id"]: row["reward"] for row in store.trajectories().to_dicts()}
+    training = Filters(validate=False)
+    scores = [[score for _, score in made] for step in TRAINING for made in TRAINING[step].values()]
+    best = choose(store, Selection(training, best=1)).trace_ids
+    assert sorted(rewards[trace_id] for trace_id in best) == sorted(map(max, scores))
+    worst = choose(store, Selection(training, worst=1)).trace_ids
+    assert sorted(rewards[trace_id] for trace_id in worst) == sorted(map(min, scores))
+    whole = choose(store, Selection(trace_ids=tuple(best[:1]), groups=True)).trace_ids
+    assert len(whole) == SIZE
+    shown = run("group", "-s", store.path, "step=2", "contains=fig?")
+    assert re.search(r"step=2 .*validate=false \(3 rollouts\)", shown.stdout)
 
 
 def test_pass_at_k_and_rewards_are_of_these_groups(store: Store) -> None:
@@ -157,9 +188,11 @@ def test_pass_at_k_and_rewards_are_of_these_groups(store: Store) -> None:
     for step, prompts in TRAINING.items():
         for k in range(1, SIZE + 1):
             wrong = [sum(score < 1 for _, score in made) for made in prompts.values()]
-            rates = [1 - comb(one, k) / comb(SIZE, k) for one in wrong]
+            rates = [1 - comb(count, k) / comb(SIZE, k) for count in wrong]
             truth.append({"step": step, "k": k, "prompts": 2, "pass_at_k": statistics.mean(rates)})
     assert differences(store.query("pass_at_k").to_dicts(), truth) == []
+    by_prompt = store.query("pass_at_k_by_prompt", k=1).to_dicts()
+    assert sorted(row["passed"] for row in by_prompt) == [0, 1, 2, 2]
     truth = []
     for step in TRAINING:
         scores = [score for *_, score in rollouts(step)]
@@ -174,14 +207,14 @@ def test_pass_at_k_and_rewards_are_of_these_groups(store: Store) -> None:
 
 
 def test_detectors_read_the_texts(store: Store) -> None:
-    found = store.sql(
+    rows = store.sql(
         "select a.step, a.output_text, d.empty, d.duplicate, d.repetition > 0 as repeats "
         "from detectors as d join answers as a using (trace_id) where not d.validate"
     ).to_dicts()
-    assert {row["output_text"] for row in found if row["empty"]} == {" \n"}
-    twice = [(row["step"], row["output_text"]) for row in found if row["duplicate"]]
+    assert {row["output_text"] for row in rows if row["empty"]} == {" \n"}
+    twice = [(row["step"], row["output_text"]) for row in rows if row["duplicate"]]
     assert twice == [(1, "It is red.")] * 2
-    assert {row["output_text"] for row in found if row["repeats"]} == {"a b c d e a b c d e"}
+    assert {row["output_text"] for row in rows if row["repeats"]} == {"a b c d e a b c d e"}
 
 
 def test_texts_are_found_by_step(store: Store) -> None:
@@ -224,11 +257,10 @@ def test_a_query_that_dumps_cannot_answer_says_what_must_be_recorded(
 
 def test_every_output_is_a_row_to_learn_from(store: Store, version: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    arguments = ["export", "sft", "-s", str(store.path), "reward=1", "--meta", "-o", str(file)]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
+    done = run("export", "sft", "-s", store.path, "reward=1", "--meta", "-o", file)
+    assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    found = sorted((row["step"], row["prompt"], row["completion"]) for row in rows)
-    assert found == sorted(
+    assert sorted((row["step"], row["prompt"], row["completion"]) for row in rows) == sorted(
         (step, f"user\n{prompt}?\nassistant\n", answer)
         for step in TRAINING
         for prompt, _, answers, score in rollouts(step)
@@ -242,8 +274,8 @@ def test_importing_again_adds_nothing(store: Store, version: str, tmp_path: Path
     path = tmp_path / "store"
     counts = []
     for _ in range(2):
-        arguments = ["import", "verl-jsonl", str(dumps), "-s", str(path), "--run", "job"]
-        assert CliRunner().invoke(main, arguments).exit_code == 0
+        done = run("import", "verl-jsonl", dumps, "-s", path, "--run", "job")
+        assert done.exit_code == 0, done.output
         with open_store(path) as opened:
             counts.append(opened.sql("select count(*) as n from trajectories").to_dicts())
     assert counts == [[{"n": 12}]] * 2
