@@ -25,7 +25,7 @@ DOCS = (ROOT / "docs" / "cluster.md").read_text("utf-8")
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for node in "$NODES"/*; do LOCAL=$node "$@" & running+=($!); done
-for one in "${running[@]}"; do wait $one || status=1; done
+for process in "${running[@]}"; do wait $process || status=1; done
 exit $status
 """
 """Runs a command on every node at once, as srun does with one task per node."""
@@ -37,8 +37,8 @@ exec {sys.executable} -m localtrace "$@"
 def block(language: str, holding: str) -> str:
     """The only block of code that holds a text."""
     blocks = re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
-    (found,) = [one for one in blocks if holding in one]
-    return str(found)
+    (code,) = [code for code in blocks if holding in code]
+    return str(code)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def gathered(nodes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store that was gathered, and compacted without a grace period."""
     folder = tmp_path_factory.mktemp("gathered")
     stores = sorted(nodes.glob("*/store"))
-    for one in stores:
-        assert gather([one], create_layout(folder / "store")).problems == []
+    for store in stores:
+        assert gather([store], create_layout(folder / "store")).problems == []
     merge(folder / "store")
     assert gather(stores, create_layout(folder / "store")).problems == []
     return folder
@@ -78,8 +78,7 @@ def test_the_recipe_of_srun_gathers_all_nodes_at_once(nodes: Path, tmp_path: Pat
         "NODES": str(nodes), "SHARED": str(tmp_path), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     recipe = block("sh", '"$LOCAL/store"')
-    for _ in range(2):
-        subprocess.run(["bash", "-c", recipe], env=environ, check=True, timeout=120)
+    subprocess.run(["bash", "-c", recipe], env=environ, check=True, timeout=120)
     assert contents(tmp_path / "store") == together(*sorted(nodes.glob("*/store")))
 
 
@@ -128,6 +127,7 @@ def test_other_readers_give_the_same_means(
     names: dict[str, Any] = {}
     exec(block("python", reader), names)
     as_table: Callable[[Any], pa.Table] = getattr(type(names["by_step"]), "to_arrow", pa.table)
-    found = as_table(names["by_step"])
-    assert found["step"].to_pylist() == [0, 1, 2]
-    assert found["reward"].to_pylist() == [1.5, 1.0, 2.0]
+    table = as_table(names["by_step"])
+    assert table.select(["step", "reward"]).to_pydict() == {
+        "step": [0, 1, 2], "reward": [1.5, 1.0, 2.0]
+    }  # fmt: skip

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import localtrace
 from localtrace.cli import main
-from localtrace.demo.run import run_demo
+from localtrace.demo.run import record, run_demo
 from localtrace.demo.train import DemoConfig
 
 TINY = DemoConfig(
@@ -29,18 +29,21 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_demo_in_the_same_folder_is_one_more_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(2):
-        run_demo(tmp_path / "demo", TINY, upload=False)
+    monkeypatch.setenv("LOCALTRACE_SEAL", "0")
+    (tmp_path / "demo").mkdir()
+    first = record(tmp_path / "demo", TINY)
+    run_demo(tmp_path / "demo", TINY, upload=False)
 
     with localtrace.open_store(tmp_path / "demo" / "store") as store:
-        runs = store.runs().to_dicts()
-        assert [run["closed_processes"] for run in runs] == [1, 1]
+        runs = {row["run_id"]: row["closed_processes"] for row in store.runs().to_dicts()}
+    (second,) = runs.keys() - {first}
+    assert runs == {first: 1, second: 1}
     shown = capfd.readouterr().out
-    assert all(f"group run={run['run_id']} step=2 " in shown for run in runs)
-    assert shown.count("\ntrajectory ") == 2
-    assert shown.count("mean_reward") >= 2
+    assert f"group run={second} step=2 " in shown
+    assert shown.count("\ntrajectory ") == 1
+    assert first not in shown
 
 
 @pytest.mark.parametrize("package", ["torch", "tokenizers", "mlflow"])

@@ -66,9 +66,9 @@ def stored(table: str, *sources: Path | str) -> Rows:
 
 def by_identity(table: str, store: Store) -> Rows:
     rows = store.sql(f"from stored.{table}").to_dicts()
-    found = {tuple(row[key] for key in IDENTITY[table]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    known = {tuple(row[key] for key in IDENTITY[table]): row for row in rows}
+    assert len(known) == len(rows)
+    return known
 
 
 def everything(*sources: Path | str) -> dict[str, Rows]:
@@ -116,7 +116,8 @@ def test_an_outcome_reaches_its_trajectory_in_another_store(tmp_path: Path) -> N
     with open_store(tmp_path / "trainer", tmp_path / "rollouts") as store:
         (row,) = store.trajectories().to_dicts()
         assert (row["reward"], row["fate"]) == (1.0, "trained")
-        assert {one.name for one in store.trajectory(t.trace_id).outcomes} == {"reward", "fate"}
+        outcomes = store.trajectory(t.trace_id).outcomes
+        assert {outcome.name for outcome in outcomes} == {"reward", "fate"}
 
 
 def test_a_bundle_is_read_beside_a_store(tmp_path: Path) -> None:
@@ -160,14 +161,14 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     first = [row["trace_id"] for row in stored("trajectories", store).values()]
     with recording(store, **NAMES):
         localtrace.outcome([*first, roll_out(2, 0)], step=2, advantage=[0.5, 0.25, 0.125])
-        with localtrace.trajectory(step=3, sample_index=0) as open_one:
+        with localtrace.trajectory(step=3, sample_index=0) as running:
             generate([1, 2, 3], "open")
             localtrace.flush()
             copies["killed"] = simulate_crash(store, base / "killed")
             copies["killed, sealed"] = sealed(simulate_crash(store, base / "killed-sealed"))
             copies["bundle of open"] = bundle(store, base / "bundle-of-open").path
             generate([1, 2, 3, 4], "open")
-            open_one.set(reward=1.0)
+            running.set(reward=1.0)
     copies["went on"] = node(copied(copies["early"], base / "went-on"), 8, run_id="elsewhere")
     copies["unsealed"] = copied(store, base / "unsealed")
     copies["store"] = sealed(store)
@@ -183,8 +184,8 @@ def merged(sources: Iterable[dict[str, Rows]]) -> dict[str, Rows]:
     """The rows of sources by hand: each once, and of a trajectory what says most of its end."""
     whole: dict[str, Rows] = {table: {} for table in TABLES}
     for source in sources:
-        for table, found in source.items():
-            for key, row in found.items():
+        for table, rows in source.items():
+            for key, row in rows.items():
                 known = whole[table].setdefault(key, row)
                 if table == "trajectories" and doubt(row) < doubt(known):
                     whole[table][key] = row
@@ -201,8 +202,8 @@ def comparable(tables: dict[str, Rows]) -> dict[str, dict[tuple[Any, ...], str]]
         if row["status"] in DOUBTS:  # every journal repeats that it began
             row["writer_seq"] = None
     return {
-        table: {key: repr(sorted(row.items())) for key, row in found.items()}
-        for table, found in tables.items()
+        table: {key: repr(sorted(row.items())) for key, row in rows.items()}
+        for table, rows in tables.items()
     }
 
 
@@ -211,28 +212,28 @@ def alone(history: dict[str, Path]) -> dict[str, dict[str, Rows]]:
     return {name: everything(path) for name, path in history.items()}
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @example(["part", "store"])
 @example(["other part", "part", "killed, sealed", "copy"])
 @given(st.lists(st.sampled_from(SOURCES), min_size=1, max_size=4, unique=True))
 def test_copies_in_any_state_and_order_give_every_row_of_theirs_once(
     history: dict[str, Path], alone: dict[str, dict[str, Rows]], names: list[str]
 ) -> None:
-    found = everything(*(history[name] for name in names))
-    assert comparable(found) == comparable(merged(alone[name] for name in names))
+    together = everything(*(history[name] for name in names))
+    assert comparable(together) == comparable(merged(alone[name] for name in names))
 
 
 def test_all_copies_together_are_the_store_and_what_one_recorded_elsewhere(
     history: dict[str, Path], alone: dict[str, dict[str, Rows]]
 ) -> None:
-    found = everything(*history.values())
-    assert comparable(found) == comparable(merged([alone["store"], alone["went on"]]))
-    with open_store(*history.values()) as store, open_store(history["store"]) as one:
-        assert store.store_ids == one.store_ids
+    together = everything(*history.values())
+    assert comparable(together) == comparable(merged([alone["store"], alone["went on"]]))
+    with open_store(*history.values()) as store, open_store(history["store"]) as own:
+        assert store.store_ids == own.store_ids
         for view in ("trajectories", "outcomes", "turns", "groups", "runs"):
             where = "where run_id = 'run'"
             count = f"select count(*) as n from {view} {where}"
-            assert store.sql(count).to_dicts() == one.sql(count).to_dicts()
+            assert store.sql(count).to_dicts() == own.sql(count).to_dicts()
 
 
 def test_what_is_damaged_in_one_copy_is_read_from_the_other(tmp_path: Path) -> None:
@@ -244,8 +245,8 @@ def test_what_is_damaged_in_one_copy_is_read_from_the_other(tmp_path: Path) -> N
     data[-200] ^= 1
     journal.write_bytes(data)
     for sources in ([store, copy], [copy, store]):
-        found = everything(*sources)
-        assert {table: set(rows) for table, rows in found.items()} == {
+        tables = everything(*sources)
+        assert {table: set(rows) for table, rows in tables.items()} == {
             table: set(rows) for table, rows in whole.items()
         }
 
@@ -361,12 +362,14 @@ def test_the_same_folder_named_in_several_ways_is_read_once(
     store = node(tmp_path / "store", 0)
     (tmp_path / "link").symlink_to(store)
     monkeypatch.chdir(tmp_path)
-    with open_store("store", tmp_path / "link", f"{tmp_path}/st*", store / ".." / "store") as one:
-        assert one.paths == (store,)
+    with open_store(
+        "store", tmp_path / "link", f"{tmp_path}/st*", store / ".." / "store"
+    ) as opened:
+        assert opened.paths == (store,)
 
 
-@pytest.mark.parametrize("name", ["it's", 'a "b"', "x=1", "[1]", "a;b", "ü", "$x"])
-def test_folders_of_any_name_are_read_beside_each_other(tmp_path: Path, name: str) -> None:
+def test_folders_of_any_name_are_read_beside_each_other(tmp_path: Path) -> None:
+    name = """it's "b" x=1 [1];ü$x"""
     first = sealed(node(tmp_path / name / "a", 0))
     second = sealed(node(tmp_path / name / "b", 1))
     copy = copied(first, tmp_path / f"{name} copy")

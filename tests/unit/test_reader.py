@@ -232,16 +232,6 @@ def test_names_of_every_kind_are_read_back_as_text(record: Recording, name: str)
     assert len(rows) == len(spans) == 2
 
 
-@pytest.mark.parametrize("folder", ["runs [1]*", "it's", "lr=0.1", "ü"])
-def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, folder: str) -> None:
-    (tmp_path / folder).mkdir()
-    record = Recording(tmp_path / folder / "store")
-    record(range(1))
-    sealed(record.path)
-    with open_store(record.path) as store:
-        assert len(store.spans(step=0).to_dicts()) == 2 * (2 * TURNS + 1)
-
-
 def test_unknown_steps_are_null(tmp_path: Path) -> None:
     path = tmp_path / "store"
     localtrace.init(path, min_free_bytes=0, seal=False)
