@@ -55,8 +55,8 @@ def test_no_context_is_opened_on_a_device_without_tensors(
             identity(on_cuda(torch.full((3,), device), device))
             record_tensors(IDS, x=on_cuda(torch.ones(3, 2), device))
         localtrace.flush()
-    found = [span["outputs"].tolist() for span in store.spans()]
-    assert found == [[device] * 3 for device in devices] * 3
+    outputs = [span["outputs"].tolist() for span in store.spans()]
+    assert outputs == [[device] * 3 for device in devices] * 3
     assert len(store.rows("outcomes")) == 9 * len(devices)
     assert values() == {}
     assert rules.contexts == set(devices)
@@ -123,10 +123,9 @@ def test_many_small_tensors_do_not_fill_a_device_unseen(rules: CudaRules, store:
     rules.contexts, rules.free_bytes, rules.arrive = {0}, 0, False
     for _ in range(64):
         identity(on_cuda(torch.ones(MIB // 16), 0))
-    copies = active.recorder.copies  # type: ignore[union-attr]
-    assert copies._started_bytes < MIB
     rules.arrive = True
-    assert values()["device_memory"] > 120
+    # Of 128 tensors of 256 KiB, the inputs and outputs, three are less than a mebibyte.
+    assert values() == {"device_memory": 125}
 
 
 def test_tensors_that_come_one_after_the_other_need_no_more_memory_than_one(
@@ -214,11 +213,11 @@ def test_tensors_of_any_size_come_whole_through_pieces(
     monkeypatch.setattr("localtrace.record.device.PIECE_BYTES", 64)
     with recording(tmp_path / "store") as store:
         use(SlowDevice()).room = room
-        given = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in range(0, 300, 3)]
-        identity([on_device(tensor) for tensor in given])
+        tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in range(0, 300, 3)]
+        identity([on_device(tensor) for tensor in tensors])
         span = store.span("identity")
         for place in (span["inputs"]["value"], span["outputs"]):
-            assert [array.tolist() for array in place] == [tensor.tolist() for tensor in given]
+            assert [array.tolist() for array in place] == [tensor.tolist() for tensor in tensors]
         assert values() == {}
 
 

@@ -51,48 +51,50 @@ def is_told(text: str, key: str) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_failure_does_not_repeat_a_key_in_any_form(form: str) -> None:
-    said = FORMS[form](KEY)
-    assert is_told(said, KEY)
+    repeated = FORMS[form](KEY)
+    assert is_told(repeated, KEY)
     bodies = [
-        f"the key {said} is bad".encode(),
-        json.dumps({"message": f"bad {said}"}).encode(),
-        json.dumps({"detail": [{"in": said}]}).encode(),
-        f"{' ' * 230} … {said}".encode(),
+        f"the key {repeated} is bad".encode(),
+        json.dumps({"message": f"bad {repeated}"}).encode(),
+        json.dumps({"detail": [{"in": repeated}]}).encode(),
+        f"{' ' * 230} … {repeated}".encode(),
     ]
     with (
-        serving(lambda one: one.reply(int(one.path[2:]), {}, bodies[int(one.path[1])])) as uri,
-        closing(HttpSession(uri, lambda _: None, login=("api", KEY))) as asked,
+        serving(
+            lambda request: request.reply(int(request.path[2:]), {}, bodies[int(request.path[1])])
+        ) as uri,
+        closing(HttpSession(uri, lambda _: None, login=("api", KEY))) as web,
     ):
         for path in (f"/{n}{status}" for n in range(4) for status in (400, 401, 503)):
             with pytest.raises(UploadError, match="HTTP") as caught:
-                asked.call("GET", path)
+                web.call("GET", path)
             assert not is_told(str(caught.value), KEY)
             assert "*****" in str(caught.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_does_not_repeat_a_key_in_any_form(form: str) -> None:
-    said = FORMS[form](KEY)
-    value = {"trace_id": said, "tags": {"localtrace.digest": f"a {said} b"},
-             "assessments": [{"assessment_id": said}]}  # fmt: skip
+    repeated = FORMS[form](KEY)
+    value = {"trace_id": repeated, "tags": {"localtrace.digest": f"a {repeated} b"},
+             "assessments": [{"assessment_id": repeated}]}  # fmt: skip
     with (
-        serving(lambda one: one.reply_json(value)) as uri,
-        closing(HttpSession(uri, lambda _: None, login=("api", KEY))) as asked,
+        serving(lambda request: request.reply_json(value)) as uri,
+        closing(HttpSession(uri, lambda _: None, login=("api", KEY))) as web,
     ):
-        told = [asked.ask(Trace, "GET", "/"), *asked.ask_lines(Trace, "GET", "/")]
+        told = [web.ask(Trace, "GET", "/"), *web.ask_lines(Trace, "GET", "/")]
         assert not is_told(str(told), KEY)
         assert [*told[0].tags] == ["localtrace.digest"]
 
 
 def test_words_that_are_no_secrets_stay() -> None:
-    said = b"Bearer realm, Basic login, abc, %41 &amp;"
+    repeated = b"Bearer realm, Basic login, abc, %41 &amp;"
     with (
-        serving(lambda one: one.reply(400, {}, said)) as uri,
-        closing(HttpSession(uri, lambda _: None, headers={"x-a": "Bearer abc"})) as asked,
+        serving(lambda request: request.reply(400, {}, repeated)) as uri,
+        closing(HttpSession(uri, lambda _: None, headers={"x-a": "Bearer abc"})) as web,
         pytest.raises(UploadError) as caught,
     ):
-        asked.call("GET", "/")
-    assert said.decode() in str(caught.value)
+        web.call("GET", "/")
+    assert repeated.decode() in str(caught.value)
 
 
 class Tracker:
@@ -101,32 +103,35 @@ class Tracker:
     def __init__(self, secret: str) -> None:
         self.refuses: tuple[str, int] | None = None
         """The end of a path and the status that refuses it; None: keys are everywhere else."""
-        self._said = " ".join(form(secret) for name, form in FORMS.items() if name != "a login")
+        self._repeated = " ".join(form(secret) for name, form in FORMS.items() if name != "a login")
 
-    def answer(self, one: Request) -> None:
-        said = f"{self._said} {one.headers}"
-        told = "7" if self.refuses else said
-        path = one.path.partition("?")[0]
+    def answer(self, request: Request) -> None:
+        repeated = f"{self._repeated} {request.headers}"
+        told = "7" if self.refuses else repeated
+        path = request.path.partition("?")[0]
         if self.refuses and path.endswith(self.refuses[0]):
-            one.reply_json({"message": said, "data": None}, self.refuses[1])
+            request.reply_json({"message": repeated, "data": None}, self.refuses[1])
         elif path.endswith("/version"):
-            one.reply(200, {}, f"3.17 {said}".encode())
+            request.reply(200, {}, f"3.17 {repeated}".encode())
         elif path.endswith("/v1/traces"):
             refused = ExportTraceServiceResponse()
-            refused.partial_success.error_message = said
-            one.reply(200, {}, refused.SerializeToString())
+            refused.partial_success.error_message = repeated
+            request.reply(200, {}, refused.SerializeToString())
         elif path.endswith("stream_query"):
-            facts = {"digest": said, "call_digests": said}
-            root = {"id": said, "trace_id": said, "attributes": {"localtrace": facts}}
-            one.reply(200, {}, b"" if self.refuses else json.dumps(root).encode())
+            facts = {"digest": repeated, "call_digests": repeated}
+            root = {"id": repeated, "trace_id": repeated, "attributes": {"localtrace": facts}}
+            request.reply(200, {}, b"" if self.refuses else json.dumps(root).encode())
         else:
-            run = {"info": {"run_id": told}, "data": {"tags": [{"key": said, "value": said}]}}
-            trace = {"trace_id": said, "tags": {said: said}}
-            one.reply_json({
+            run = {
+                "info": {"run_id": told},
+                "data": {"tags": [{"key": repeated, "value": repeated}]},
+            }
+            trace = {"trace_id": repeated, "tags": {repeated: repeated}}
+            request.reply_json({
                 "experiment": {"experiment_id": told, "creation_time": 1}, "run": run,
                 "runs": [run], "traces": [trace], "trace_infos": [trace],
-                "min_required_weave_python_version": said, "count": 5,
-                "errors": [{"message": said}], "data": {"project": {"name": told}},
+                "min_required_weave_python_version": repeated, "count": 5,
+                "errors": [{"message": repeated}], "data": {"project": {"name": told}},
             })  # fmt: skip
 
 
@@ -177,29 +182,29 @@ def test_an_upload_puts_a_repeated_key_nowhere(
     tracker = Tracker(secret)
     with serving(tracker.answer) as uri:
         monkeypatch.setenv("WANDB_BASE_URL", uri)
-        given = uri
+        address = uri
         if way == "the address of MLflow":
-            given = uri.replace("//", f"//somebody:{quote(PASSWORD, safe='')}@")
+            address = uri.replace("//", f"//somebody:{quote(PASSWORD, safe='')}@")
         if way == "a query of OTLP":
-            given = f"{uri}/v1/traces?key={quote(KEY, safe='')}"
+            address = f"{uri}/v1/traces?key={quote(KEY, safe='')}"
         for refuses in REFUSALS[kind]:
             tracker.refuses = refuses
-            to = ("--to", kind, "--uri", given)
+            to = ("--to", kind, "--uri", address)
             done = run("--debug", "upload", "--all", "-s", store, *to)
             assert isinstance(done.exception, SystemExit | UploadError | None)
             told = [done.output, done.stderr, *traceback.format_exception(done.exception)]
             told += [path.read_text("latin-1") for path in state.rglob("*") if path.is_file()]
             assert not any(is_told(text, secret) for text in told), (refuses, told)
-    assert list(state.rglob("*.json")) or kind == "mlflow"
+    assert len(list(state.rglob("*.json"))) == 1  # of the upload whose record alone was refused
 
 
 def test_a_login_in_the_address_is_not_in_the_log_of_the_library(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG")
-    with serving(lambda one: one.reply(200, {}, b"")) as uri:
+    with serving(lambda request: request.reply(200, {}, b"")) as uri:
         address = uri.replace("//", f"//somebody:{quote(PASSWORD, safe='')}@")
-        with closing(HttpSession(address, lambda _: None)) as asked:
-            asked.call("GET", "/")
+        with closing(HttpSession(address, lambda _: None)) as web:
+            web.call("GET", "/")
     assert "/" in caplog.text
     assert not is_told(caplog.text, PASSWORD)

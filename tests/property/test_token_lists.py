@@ -93,8 +93,8 @@ JUNK = st.recursive(
 )  # fmt: skip
 
 
-def listed(found: Any) -> Plain | None:
-    return None if found is None else list(found.values)
+def listed(values: Any) -> Plain | None:
+    return None if values is None else list(values.values)
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -118,18 +118,18 @@ def test_what_is_no_list_of_numbers_is_none_of_these(value: Any) -> None:
     numbers: list[Any] = row if isinstance(row, list) else [""]
     kinds = set(map(type, numbers))
     whole = kinds <= {bool, int, float} and all(map(_is_whole, numbers))
-    ids = whole and bool not in kinds and all(-(2**31) <= one < 2**31 for one in numbers)
-    mask = whole and all(-128 <= one < 128 for one in numbers)
+    ids = whole and bool not in kinds and all(-(2**31) <= number < 2**31 for number in numbers)
+    mask = whole and all(-128 <= number < 128 for number in numbers)
     assert listed(read_ids(encode(value))) == (list(map(int, numbers)) if ids else None)
     assert listed(read_mask(encode(value))) == (list(map(int, numbers)) if mask else None)
-    found = listed(read_logprobs(encode(value), ()))
-    in_range = all(type(one) is not int or -(2**63) <= one < 2**64 for one in numbers)
+    logprobs = listed(read_logprobs(encode(value), ()))
+    in_range = all(type(number) is not int or -(2**63) <= number < 2**64 for number in numbers)
     if kinds <= {int, float, type(None)} and in_range:
-        expected = [None if one is None else float(one) for one in numbers]
-        assert found is not None
-        assert [bits(one) for one in found] == [bits(one) for one in expected]
+        expected = [None if number is None else float(number) for number in numbers]
+        assert logprobs is not None
+        assert [bits(number) for number in logprobs] == [bits(number) for number in expected]
     else:
-        assert not found
+        assert not logprobs
 
 
 def _is_row(value: Any) -> bool:
@@ -215,7 +215,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 
 @settings(
     deadline=None,
-    max_examples=examples(3),
+    max_examples=examples(2),
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.generate],  # to shrink an example of a store takes minutes
 )
@@ -233,7 +233,7 @@ def test_all_that_reads_a_store_sees_the_same_lists_live_and_sealed(made: list[R
             with localtrace.trajectory(step=number):
                 generate([1, 2, 3], number)
         localtrace.flush()
-        lost = sum(one.lost for one in made)
+        lost = sum(rollout.lost for rollout in made)
         assert localtrace.losses()["values"].get("token_list", 0) == lost
         with open_store(store.path) as opened:
             live = check(opened, made)
@@ -247,33 +247,35 @@ def check(store: Store, made: list[Rollout]) -> list[Any]:
     """Compare all that can be asked with the truth, and return what was found."""
     turns = store.sql("select output_ids, output_logprobs, response_mask, outputs from spans "
                       "where is_turn order by step").to_dicts()  # fmt: skip
-    assert [turn["output_ids"] for turn in turns] == [one.ids for one in made]
-    assert [turn["output_logprobs"] for turn in turns] == [one.logprobs for one in made]
-    assert [turn["response_mask"] for turn in turns] == [one.mask for one in made]
-    counts = [None if one.ids is None else sum(one.generated) for one in made]
+    assert [turn["output_ids"] for turn in turns] == [rollout.ids for rollout in made]
+    assert [turn["output_logprobs"] for turn in turns] == [rollout.logprobs for rollout in made]
+    assert [turn["response_mask"] for turn in turns] == [rollout.mask for rollout in made]
+    counts = [None if rollout.ids is None else sum(rollout.generated) for rollout in made]
     rows = store.sql("select output_tokens from trajectories order by step").to_dicts()
     assert [row["output_tokens"] for row in rows] == counts
     tokens = store.sql("from tokens order by step, position").to_dicts()
     expected = [
-        (step, one_id, own, one.logprobs[at] if one.logprobs and own else None)
-        for step, one in enumerate(made)
-        for at, (one_id, own) in enumerate(zip(one.ids or (), one.generated, strict=True))
+        (step, token_id, own, rollout.logprobs[at] if rollout.logprobs and own else None)
+        for step, rollout in enumerate(made)
+        for at, (token_id, own) in enumerate(zip(rollout.ids or (), rollout.generated, strict=True))
     ]
     assert [(t["step"], t["id"], t["generated"], t["logprob"]) for t in tokens] == expected
     check_queries(store, made, counts)
-    for turn, one in zip(turns, made, strict=True):  # nothing that was lost is gone
-        said = json.loads(turn["outputs"])
-        assert ("log_probs" in said) >= ("log_probs" in one.result and one.logprobs is None)
+    for turn, rollout in zip(turns, made, strict=True):  # nothing that was lost is gone
+        outputs = json.loads(turn["outputs"])
+        assert ("log_probs" in outputs) >= (
+            "log_probs" in rollout.result and rollout.logprobs is None
+        )
     check_trajectories(store, made, counts)
     return [turns, tokens]
 
 
 def check_queries(store: Store, made: list[Rollout], counts: list[int | None]) -> None:
     entropy = {row["step"]: row for row in store.query("entropy_by_step").to_dicts()}
-    for step, one in enumerate(made):
+    for step, rollout in enumerate(made):
         known: list[float] = [
             -value
-            for value, own in zip(one.logprobs or (), one.generated, strict=False)
+            for value, own in zip(rollout.logprobs or (), rollout.generated, strict=False)
             if own and value is not None
         ]
         if known:
@@ -292,10 +294,10 @@ def check_trajectories(store: Store, made: list[Rollout], counts: list[int | Non
     ids = store.sql("select trace_id from trajectories").to_dicts()
     for trajectory in store.read(row["trace_id"] for row in ids):
         assert trajectory.step is not None
-        one = made[trajectory.step]
+        rollout = made[trajectory.step]
         (turn,) = trajectory.turns
-        assert (turn.output_ids, turn.response_mask) == (one.ids, one.mask)
-        assert turn.output_logprobs == one.logprobs
+        assert (turn.output_ids, turn.response_mask) == (rollout.ids, rollout.mask)
+        assert turn.output_logprobs == rollout.logprobs
         assert turn.generated_count == counts[trajectory.step]
 
 
@@ -307,9 +309,9 @@ def test_commands_and_exports_take_logprobs_that_are_not_known(tmp_path: Path) -
     with recording(tmp_path / "store") as store:
         ids = []
         for _ in range(2):
-            with localtrace.trajectory(step=1) as one:
+            with localtrace.trajectory(step=1) as t:
                 generate([7, 8])
-            ids.append(one.trace_id)
+            ids.append(t.trace_id)
     at = ("-s", str(store.path))
     tokens = json.loads(run("show", *at, ids[0], "--tokens", "--format", "json").stdout)
     assert [row["logprob"] for row in tokens] == [None, -1.0, -0.5]
@@ -330,11 +332,11 @@ def test_a_result_is_read_back_as_it_was_recorded(tmp_path: Path) -> None:
         return result
 
     with recording(tmp_path / "store") as store:
-        with localtrace.trajectory(step=1) as one:
+        with localtrace.trajectory(step=1) as t:
             generate([7, 8])
         localtrace.flush()
         with open_store(store.path) as opened:
-            (turn,) = opened.trajectory(one.trace_id).turns
+            (turn,) = opened.trajectory(t.trace_id).turns
     assert repr(turn.outputs["response_mask"]) == "[True, False]"
     assert turn.outputs["log_probs"] == result["log_probs"]
     assert turn.output_logprobs == [-0.5, -1.0]
