@@ -133,7 +133,7 @@ def test_sha256sum_alone_verifies_a_bundle(made: Path, parts: Path) -> None:
         for manifest in ("manifest-sha256.txt", "tagmanifest-sha256.txt"):
             checked = ["sha256sum", "--strict", "--check", manifest]
             done = subprocess.run(checked, cwd=bag, capture_output=True, check=True)
-            assert done.stdout.count(b": OK") >= 3
+            assert done.stdout.count(b": OK") == len((bag / manifest).read_bytes().splitlines())
 
 
 def test_bagit_of_the_library_of_congress_takes_a_bundle_for_a_valid_bag(
@@ -259,7 +259,10 @@ def test_keys_do_not_leave_and_are_counted(tmp_path: Path) -> None:
         for path in built.path.glob(f"data/tables/{name}/*.parquet"):
             everything += repr(pq.read_table(path).to_pylist()).encode()
     assert KEY.encode() not in everything
-    assert built.bags[0].info.redactions["openai or anthropic key"] > 0
+    # Equal texts of a rollout count once: three notes, the question and the attribute.
+    assert built.bags[0].info.redactions == {
+        "openai or anthropic key": 5, "trajectories without their token ids": 1
+    }  # fmt: skip
     assert "openai or anthropic key" in (built.path / "data" / "summary.html").read_text()
     with open_store(built.path) as store:
         untouched = store.sql("select trace_id from trajectories where sample_index = '2'")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,13 @@ from tests.snapshots import store_of
 from tests.terminals import on_terminal
 
 
+@cache
+def described(view: str) -> list[dict[str, Any]]:
+    return rows("describe", view)
+
+
 def column(view: str, name: str) -> str:
-    (row,) = (row for row in rows("describe", view) if row["column"] == name)
+    (row,) = (row for row in described(view) if row["column"] == name)
     return str(row["what it holds"])
 
 
@@ -30,7 +37,7 @@ def test_every_view_that_sql_lists_is_described() -> None:
 def test_every_column_has_its_type_and_what_it_holds() -> None:
     with store_of() as store:
         for view in view_columns.views():
-            shown = rows("describe", view)
+            shown = described(view)
             assert [row["column"] for row in shown] == store.sql(f"from {view} limit 0").columns
             assert all(row["type"] and row["what it holds"] for row in shown)
 
@@ -51,7 +58,7 @@ def test_a_view_over_a_table_of_its_name_says_what_the_table_says() -> None:
         # Of numbers more is said, see below.
         about = {column.name: column.about for column in TABLES[table].columns
                  if column.name not in made and column.type != "double"}  # fmt: skip
-        assert {row["column"]: row["what it holds"] for row in rows("describe", table)}.items() >= (
+        assert {row["column"]: row["what it holds"] for row in described(table)}.items() >= (
             about.items()
         )
 

@@ -76,7 +76,7 @@ def test_files_of_which_nothing_is_there_are_copied_byte_by_byte(
     gathered(tmp_path / "all", *nodes)
 
     def files(*stores: Path) -> list[bytes]:
-        return sorted(path.read_bytes() for one in stores for path in one.rglob("*.parquet"))
+        return sorted(path.read_bytes() for store in stores for path in store.rglob("*.parquet"))
 
     assert files(tmp_path / "all") == files(*nodes)
 
@@ -86,11 +86,11 @@ def test_a_writer_that_goes_on_is_gathered_again_and_again_beside_merging_at_bot
 ) -> None:
     store, into = tmp_path / "node", tmp_path / "all"
     with recording(store, rotate_max_bytes=1):
-        for number in range(4):
+        for number in range(3):
             asyncio.run(record(1))
             localtrace.flush()
             seal(open_layout(store))
-            if number % 2:
+            if number > 0:
                 merge(store)
             gathered(into, store)
             if number > 1:
@@ -98,7 +98,7 @@ def test_a_writer_that_goes_on_is_gathered_again_and_again_beside_merging_at_bot
     seal(open_layout(store))
     gathered(into, store)
     assert contents(into) == contents(store)
-    assert len(contents(into)["trajectories"]) == 4
+    assert len(contents(into)["trajectories"]) == 3
 
 
 def test_journals_stay_where_they_are_and_are_told(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_journals_stay_where_they_are_and_are_told(tmp_path: Path) -> None:
 
 def test_two_gatherings_at_once_bring_everything_once(nodes: list[Path], tmp_path: Path) -> None:
     into = create_layout(tmp_path / "all").root
-    orders = [nodes, nodes[::-1], nodes]
+    orders = [nodes, nodes[::-1]]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", GATHER, str(into), *map(str, order)],
@@ -126,10 +126,10 @@ def test_two_gatherings_at_once_bring_everything_once(nodes: list[Path], tmp_pat
         )
         for order in orders
     ]  # fmt: skip
-    told = [int(process.communicate(timeout=120)[0]) for process in processes]
+    counts = [int(process.communicate(timeout=120)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(orders)
     assert contents(into) == together(*nodes)
-    assert sum(told) == len(contents(into)["spans"])
+    assert sum(counts) == len(contents(into)["spans"])
 
 
 def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_once(
@@ -195,8 +195,8 @@ def test_what_was_sealed_here_is_not_gathered_and_that_is_told(tmp_path: Path) -
         localtrace.flush()
         copy = simulate_crash(store, tmp_path / "copy")
         asyncio.run(record(1))
-    for one in (copy, store):
-        seal(open_layout(one))
+    for path in (copy, store):
+        seal(open_layout(path))
     before = contents(copy)
     notes = gathered(copy, store).notes
     assert contents(copy) == before
@@ -267,7 +267,7 @@ def test_the_store_is_told_how_far_it_was_gathered(tmp_path: Path) -> None:
         last = gathered_rows(layout, table)
         with open_store(store) as opened:
             rows = opened.sql(f"select writer_id, writer_seq from stored.{table}").to_dicts()
-        assert rows
+        assert {row["writer_id"] for row in rows} == last.keys()
         assert all(row["writer_seq"] <= last[row["writer_id"]] for row in rows)
     with recording(store):
         asyncio.run(record(1))
