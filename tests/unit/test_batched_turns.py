@@ -80,36 +80,37 @@ def column(store: Store, name: str) -> list[Any]:
 # -- what is counted ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        (name, form)
-        for number, name in enumerate(("prompts", "prompt_ids", "prompt_token_ids", "input_ids"))
-        for place, form in enumerate(RESULTS)
+def test_every_prompt_of_a_batch_is_a_turn_of_its_own(store: Recording) -> None:
+    names = ("prompts", "prompt_ids", "prompt_token_ids", "input_ids")
+    calls = [
+        (name, result)
+        for number, name in enumerate(names)
+        for place, result in enumerate(RESULTS.values())
         if soaks() or place == number % len(RESULTS)
-    ],
-)
-def test_every_prompt_of_a_batch_is_a_turn_of_its_own(
-    store: Recording, name: str, form: str
-) -> None:
-    with localtrace.trajectory(step=1):
-        generated(name, PROMPTS, RESULTS[form])
+    ]
+    for name, result in calls:
+        with localtrace.trajectory(step=1):
+            generated(name, PROMPTS, result)
+    n = len(calls)
     with read(store) as opened:
-        (row,) = opened.trajectories().to_dicts()
-        assert (row["span_count"], row["turn_count"], row["output_tokens"]) == (1, 2, 4)
-        assert column(opened, "prompt_ids") == PROMPTS
-        assert column(opened, "prompt_tokens") == [2, 3]
-        assert column(opened, "output_ids") == [[7, 8, 9], [6]]
-        assert column(opened, "output_logprobs") == [[-0.5, -1.0, -0.25], [-2.0]]
-        assert column(opened, "output_text") == ["four", "six"]
-        assert column(opened, "finish_reason") == ["stop", "length"]
-        assert column(opened, "batch_index") == [0, 1]
-        assert len(opened.tokens().to_dicts()) == 4
-        (answer,) = opened.sql("select output_text, turn from answers").to_dicts()
-        assert answer == {"output_text": "six", "turn": 1}
-        assert opened.sql("select truncated from detectors").to_dicts() == [{"truncated": True}]
-        (call,) = opened.sql("select kind, kind_derived, batch_size from spans").to_dicts()
-        assert call == {"kind": "generation", "kind_derived": True, "batch_size": 2}
+        rows = opened.trajectories().to_dicts()
+        assert [(row["span_count"], row["turn_count"], row["output_tokens"]) for row in rows] == (
+            [(1, 2, 4)] * n
+        )
+        assert column(opened, "prompt_ids") == PROMPTS * n
+        assert column(opened, "prompt_tokens") == [2, 3] * n
+        assert column(opened, "output_ids") == [[7, 8, 9], [6]] * n
+        assert column(opened, "output_logprobs") == [[-0.5, -1.0, -0.25], [-2.0]] * n
+        assert column(opened, "output_text") == ["four", "six"] * n
+        assert column(opened, "finish_reason") == ["stop", "length"] * n
+        assert column(opened, "batch_index") == [0, 1] * n
+        assert len(opened.tokens()) == 4 * n
+        answers = opened.sql("select output_text, turn from answers").to_dicts()
+        assert answers == [{"output_text": "six", "turn": 1}] * n
+        detectors = opened.sql("select truncated from detectors").to_dicts()
+        assert detectors == [{"truncated": True}] * n
+        spans = opened.sql("select kind, kind_derived, batch_size from spans").to_dicts()
+        assert spans == [{"kind": "generation", "kind_derived": True, "batch_size": 2}] * n
 
 
 def test_every_conversation_of_a_batch_is_a_turn_of_its_own(store: Recording) -> None:

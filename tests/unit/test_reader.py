@@ -221,15 +221,16 @@ def test_text_is_decoded_when_it_is_read_before_it_was_sealed(tmp_path: Path) ->
     assert texts == ["seven eight sixty", "seven eight sixty"]
 
 
-@pytest.mark.parametrize("name", ["007", "2024-01-02", "a/b=c d%", "ü*?[x]'", "NULL"])
-def test_names_of_every_kind_are_read_back_as_text(record: Recording, name: str) -> None:
-    record(range(1), project=name, experiment=name, run_id=name)
+def test_names_of_every_kind_are_read_back_as_text(record: Recording) -> None:
+    names = ("007", "2024-01-02", "a/b=c d%", "ü*?[x]'", "NULL")
+    for name in names:
+        record(range(1), project=name, experiment=name, run_id=name)
     sealed(record.path)
     with open_store(record.path) as store:
-        rows = store.trajectories(project=name, experiment=name, run=name).to_dicts()
-        spans = store.spans(experiment=name, op="lookup").to_dicts()
-    assert {(row["project"], row["experiment"]) for row in rows} == {(name, name)}
-    assert len(rows) == len(spans) == 2
+        for name in names:
+            rows = store.trajectories(project=name, experiment=name, run=name).to_dicts()
+            assert [(row["project"], row["experiment"]) for row in rows] == [(name, name)] * 2
+            assert len(store.spans(experiment=name, op="lookup")) == 2
 
 
 def test_unknown_steps_are_null(tmp_path: Path) -> None:
