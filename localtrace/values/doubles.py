@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-_REST_MAX = 2**31
-
 
 def floats(values: Sequence[Any]) -> pa.Array:
     """Return doubles as floats, null where they are; those beyond floats become infinite."""
@@ -22,19 +20,22 @@ def floats(values: Sequence[Any]) -> pa.Array:
     return whole.cast(pa.float32(), safe=False)
 
 
-def rests(values: Sequence[float]) -> list[int] | None:
+def rests(values: Sequence[float]) -> pa.Array | None:
     """Return how far each double is from its float, in units in the last place of the double.
 
     None where a distance is too large to store, as for a double beyond the range of floats.
     """
+    import pyarrow.compute as pc  # reading alone does without
+
     if isinstance(values, array) and values.typecode == "f":
-        return []
-    exact = array("d", values).tobytes()
-    kept = floats(values).cast(pa.float64()).buffers()[1].to_pybytes()
-    if exact == kept:
-        return [0] * len(values)
-    rests = [a - b for a, b in zip(_bits(exact), _bits(kept), strict=True)]
-    return rests if all(-_REST_MAX <= rest < _REST_MAX for rest in rests) else None
+        return pa.nulls(0, pa.int32())
+    doubles = array("d", values)
+    exact = pa.Array.from_buffers(pa.int64(), len(doubles), [None, pa.py_buffer(doubles)])
+    kept = floats(doubles).cast(pa.float64()).view(pa.int64())
+    try:
+        return pc.subtract_checked(exact, kept).cast(pa.int32())
+    except pa.ArrowInvalid:
+        return None
 
 
 def exact(floats: Sequence[float], rests: Sequence[int]) -> list[float]:

@@ -41,7 +41,7 @@ def test_a_float_and_its_rest_are_the_double(values: list[float]) -> None:
         assert any(abs(value) < 2**-125 or abs(value) > 3e38 or value != value for value in values)
         return
     floats = [struct.unpack("f", struct.pack("f", value))[0] for value in values]
-    again = exact(floats, found)
+    again = exact(floats, found.to_pylist())
     assert bits(again) == bits(values)
 
 

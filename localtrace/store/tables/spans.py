@@ -226,8 +226,8 @@ def _add_lists(fields: Fields, row: Row) -> list[str]:
         if is_exact and column == "output_logprobs":
             left = rests(tokens.values)
             is_exact = left is not None
-            if left and any(left):
-                row["logprobs_rest"] = pa.array(left, pa.int32())
+            if left and left.buffers()[1].to_pybytes().strip(b"\0"):
+                row["logprobs_rest"] = left
         if is_exact:
             exact.append(column)
     return exact
