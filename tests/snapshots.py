@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from localtrace.read.store import Store
-from localtrace.schema import TABLES
+from localtrace.schema import TABLES, TableSchema
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.snapshot import Snapshot
+from localtrace.store.tables.snapshot import Snapshot, Unsealed
 
 _COMMON = {
     "project": "default",
@@ -32,16 +33,37 @@ _BY_TABLE: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
+class MadeRows(Unsealed):
+    """Rows that are in no journal."""
+
+    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
+        super().__init__()
+        self._tables = tables
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MadeRows, (self._tables,)
+
+    def __getitem__(self, table: str) -> pa.Table:
+        return self._tables[table]
+
+    def has_rows(self, table: TableSchema) -> bool:
+        return self._tables[table.name].num_rows > 0
+
+    @property
+    def damage(self) -> Damage:
+        return Damage()
+
+
 def snapshot_of(**tables: list[Row]) -> Snapshot:
     """A snapshot whose rows are all unsealed; columns that a row lacks get a plain value."""
-    pending = {
+    made = {
         name: pa.Table.from_pylist(
             [{**_COMMON, **_BY_TABLE[name], **row} for row in tables.get(name, [])],
             schema=schema.arrow(),
         )
         for name, schema in TABLES.items()
     }
-    return Snapshot({name: [] for name in TABLES}, pending, 0, Damage())
+    return Snapshot({name: [] for name in TABLES}, MadeRows(made))
 
 
 def store_of(**tables: list[Row]) -> Store:

@@ -110,7 +110,7 @@ def _tables(store: Store) -> list[dict[str, Any]]:
 def _unreadable(store: Store) -> list[dict[str, Any]]:
     damage: Counter[str] = Counter()
     for snapshot in store.snapshots:
-        damage.update(asdict(snapshot.damage))
+        damage.update(asdict(snapshot.pending.damage))
     return [
         {"what": f"unreadable {what}", "rows": count} for what, count in damage.items() if count
     ]

@@ -7,7 +7,7 @@ module knows nothing of filters, named queries or records.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -15,15 +15,24 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from localtrace.read.outcome_views import outcome_views
-from localtrace.read.table_views import list_literal, stored_views, text_literal, unsealed_rows
+from localtrace.read.table_views import (
+    list_literal,
+    stored_views,
+    text_literal,
+    unsealed_calls,
+    unsealed_rows,
+)
 from localtrace.read.views import Views
+from localtrace.schema import SPANS
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
     from localtrace.store.tables.snapshot import Copies
 
 PieceOf = Callable[[str | None, int | None], str | None]
+_CALLS = f"stored.{SPANS.name}"
 _SPILL_MAX_BYTES = 16 * 2**30
 """The temporary files of a query, at most: training may need the disk."""
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -59,10 +68,12 @@ class Database:
 
         self._stores = stores
         self._spill = spill_folder()
+        self._has_calls = False
+        """Whether the connection offers the calls that are not sealed."""
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         try:
             self.connection.execute("create schema stored")
-            self._offer_unsealed()
+            self._offer(unsealed_rows(stores))
             functions = {"piece_of": partial(_offer_pieces, piece_of=piece_of)}
             self.views = Views(stored_views(stores) | outcome_views(stores), functions)
             self._lock(memory_max_bytes)
@@ -75,8 +86,21 @@ class Database:
         other = copy(self)
         other.connection = self.connection.cursor()
         other._spill = None
-        other._offer_unsealed()
+        other._has_calls = False
+        other._offer(unsealed_rows(self._stores))
         return other
+
+    def prepare(self, sql: str) -> None:
+        """Make what a query reads: views and functions, and the calls that are not sealed.
+
+        Raises:
+            StoreError: a file cannot be read.
+        """
+        names = self.views.needed(sql)
+        if not self._has_calls and _CALLS in names:
+            self._offer(unsealed_calls(self._stores))
+            self._has_calls = True
+        self.views.provide(names, self.connection)
 
     def close(self) -> None:
         """Close the connection, and remove the temporary files."""
@@ -84,8 +108,8 @@ class Database:
         if self._spill:
             self._spill.cleanup()
 
-    def _offer_unsealed(self) -> None:
-        for name, rows in unsealed_rows(self._stores).items():
+    def _offer(self, tables: Mapping[str, pa.Table]) -> None:
+        for name, rows in tables.items():
             self.connection.register(name, rows)
 
     def _lock(self, memory_max_bytes: int) -> None:

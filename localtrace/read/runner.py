@@ -151,7 +151,7 @@ class QueryRunner:
         own = self.database()
 
         def work() -> pa.Table:
-            own.views.provide(sql, own.connection)
+            own.prepare(sql)
             own.connection.execute("begin transaction read only")
             try:
                 if not is_own:

@@ -14,7 +14,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from localtrace.schema import OUTCOMES, ROW_IDENTITIES, TABLES, TRAJECTORIES, UPLOADS, TableSchema
+from localtrace.schema import (
+    OUTCOMES,
+    ROW_IDENTITIES,
+    SPANS,
+    TABLES,
+    TRAJECTORIES,
+    UPLOADS,
+    TableSchema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,15 +33,24 @@ _PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
 
 
 def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
-    """Return the rows of journals, under the names by which `stored_views` reads them."""
-    rows = {
+    """Return the rows of journals but calls, under the names by which `stored_views` reads them."""
+    tables = [table for table in TABLES.values() if table is not SPANS]
+    return _unsealed_rows(stores, tables) | {_unsealed(UPLOADS): UPLOADS.no_rows()}
+
+
+def unsealed_calls(stores: Sequence[Copies]) -> dict[str, pa.Table]:
+    """Return the calls of journals, which take longest to read, in the same way."""
+    return _unsealed_rows(stores, [SPANS])
+
+
+def _unsealed_rows(stores: Sequence[Copies], tables: Sequence[TableSchema]) -> dict[str, pa.Table]:
+    return {
         _unsealed(table, number): snapshot.pending[table.name]
         for number, snapshot in enumerate(chain(*stores))
-        for table in TABLES.values()
+        for table in tables
         # All outcomes may be folded, and `stored.late_outcomes` reads those that are not.
         if table is OUTCOMES or not _is_sealed(snapshot, table)
     }
-    return rows | {_unsealed(UPLOADS): UPLOADS.no_rows()}
 
 
 def stored_views(stores: Sequence[Copies]) -> dict[str, str]:
@@ -112,7 +129,7 @@ def _uploads(snapshots: Sequence[Snapshot]) -> str:
 
 
 def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
-    return bool(snapshot.files[table.name]) or snapshot.pending[table.name].num_rows > 0
+    return bool(snapshot.files[table.name]) or snapshot.pending.has_rows(table)
 
 
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
@@ -126,7 +143,7 @@ def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
 
 def _is_sealed(snapshot: Snapshot, table: TableSchema) -> bool:
     """Return whether the files hold all rows: DuckDB plans a union for longer."""
-    return snapshot.pending[table.name].num_rows == 0 and bool(snapshot.files[table.name])
+    return bool(snapshot.files[table.name]) and not snapshot.pending.has_rows(table)
 
 
 def _unsealed(table: TableSchema, number: int = 0) -> str:

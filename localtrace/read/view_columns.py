@@ -173,19 +173,13 @@ def columns_of(view: str) -> list[ViewColumn]:
     """
     # Imported here, because these load DuckDB, and completion only asks for the descriptions.
     from localtrace.read.database import Database
-    from localtrace.store.tables.damage import Damage
     from localtrace.store.tables.snapshot import Snapshot
 
     if view not in views():
         raise QueryError(unknown("view", view, views()))
-    nothing = Snapshot(
-        {name: [] for name in TABLES},
-        {name: table.no_rows() for name, table in TABLES.items()},
-        0,
-        Damage(),
-    )
+    nothing = Snapshot({name: [] for name in TABLES})
     with closing(Database([[nothing]], _MEMORY_MAX_BYTES, lambda *_: None)) as database:
-        database.views.provide(view, database.connection)
+        database.prepare(view)
         columns = database.connection.execute(f"describe {view}").fetchall()
     return [
         ViewColumn(name, _TYPES.get(kind, kind.lower()), _about(view, name))

@@ -55,22 +55,38 @@ class Views:
             match = _DEFINITION.match(statement)
             assert match is not None
             self._waiting[match["name"]] = statement
+        self._all = dict(self._waiting)
 
-    def provide(self, sql: str, connection: duckdb.DuckDBPyConnection) -> None:
-        """Make the views and functions that a query may name, and those that these need.
+    def needed(self, sql: str) -> set[str]:
+        """Return the views and functions that a query may name, and those that these need."""
+        if _LISTING.search(sql):
+            return set(self._all)
+        needed: set[str] = set()
+        left = set(_NAME.findall(sql.lower())) & self._all.keys()
+        while left:
+            needed |= left
+            left = (set().union(*map(self._needs, left)) & self._all.keys()) - needed
+        return needed
+
+    def provide(self, names: set[str], connection: duckdb.DuckDBPyConnection) -> None:
+        """Make the views and functions of these names that are not there yet.
 
         Args:
-            sql: the query.
+            names: all that a query needs.
             connection: where to make them.
 
         Raises:
             StoreError: a file cannot be read.
         """
-        names = list(self._waiting) if _LISTING.search(sql) else _NAME.findall(sql.lower())
         # Queries whose views are there do not wait for others whose views are being made.
-        if missing := [name for name in names if name in self._waiting]:
+        if not names.isdisjoint(self._waiting):
             with self._making:
-                self._make_each(missing, connection)
+                self._make_each(names, connection)
+
+    def _needs(self, name: str) -> set[str]:
+        make = self._all[name]
+        pairs = _NEEDED.findall(make) if isinstance(make, str) else ()
+        return {view or function for view, function in pairs}
 
     def _make_each(self, names: Iterable[str], connection: duckdb.DuckDBPyConnection) -> None:
         import duckdb
@@ -81,8 +97,7 @@ class Views:
                 continue
             try:
                 if isinstance(make, str):
-                    needs = {view or function for view, function in _NEEDED.findall(make)}
-                    self._make_each(needs - {name}, connection)
+                    self._make_each(self._needs(name) - {name}, connection)
                     connection.execute(make)
                 else:
                     make(connection)

@@ -125,7 +125,7 @@ def test_garbage_is_read_without_an_error(store: Path, crashed: Path, whole: byt
             start = dice.randrange(len(data))
             data[start : start + dice.randrange(1, 200)] = dice.randbytes(dice.randrange(300))
         _journal(store).write_bytes(data)
-        assert take_snapshot(open_layout(store)).damage.records > 0
+        assert take_snapshot(open_layout(store)).pending.damage.records > 0
         assert set(statuses(store).values()) <= {"ok", "interrupted"}
 
 
@@ -160,7 +160,7 @@ def test_turns_that_lean_on_a_damaged_one_show_a_placeholder_until_the_next_whol
 
     look()
     lists = sum(len(_leaning(before, name, 3)) for name in ("prompt", "messages"))
-    damage = take_snapshot(open_layout(store)).damage
+    damage = take_snapshot(open_layout(store)).pending.damage
     assert (damage.records, damage.prompts) == (1, lists)
     report = seal(open_layout(store))
     assert (report.damage.records, report.damage.prompts) == (1, lists)
@@ -209,7 +209,7 @@ def test_a_record_that_cannot_be_understood_is_counted_and_its_journal_kept(stor
     (journal,) = store.glob("journals/*.done")
     strange = (b"\x93\x94\xa1p\xa1e\xa1r\x00\x09\x91\x63",)  # a record of kind 99
     journal.write_bytes(journal.read_bytes() + frame(strange, _marker(journal)) + strange[0])
-    assert take_snapshot(open_layout(store)).damage.records == 1
+    assert take_snapshot(open_layout(store)).pending.damage.records == 1
     report = seal(open_layout(store))
     assert (report.damage.records, len(report.problems)) == (1, 1)
     assert (store / "quarantine" / journal.name).exists()

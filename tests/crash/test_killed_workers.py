@@ -145,7 +145,7 @@ def test_a_torn_last_record_is_counted_and_costs_nothing_else(store: Path, tmp_p
     (journal,) = after.glob("journals/*.journal")
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole[:50])  # as a kill within a write leaves it
-    assert take_snapshot(open_layout(after)).damage.torn_tails == 1
+    assert take_snapshot(open_layout(after)).pending.damage.torn_tails == 1
     report = seal(open_layout(after))
     assert (report.damage.torn_tails, report.damage.records, report.problems) == (1, 0, [])
     assert statuses(after) == dict.fromkeys(trace_ids, "ok")

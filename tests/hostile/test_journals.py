@@ -230,7 +230,7 @@ def test_a_store_with_such_values_is_read_and_sealed(tmp_path: Path) -> None:
     expected = {"trajectories": 1, "spans": 1, "runs": 2, "metrics": 1, "outcomes": 0}
     snapshot = take_snapshot(open_layout(store))
     assert {table: len(snapshot.pending[table]) for table in expected} == expected
-    assert snapshot.damage.records == len(bad)
+    assert snapshot.pending.damage.records == len(bad)
     report = seal(open_layout(store))
     assert (report.rows, report.damage.records) == (expected, len(bad))
     assert [path.name for path in (store / "quarantine").iterdir()] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def test_whole_prompts_in_sql_are_those_that_python_rebuilds(record: Recording) 
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:
     from localtrace.store.tables.snapshot import Snapshot, take_snapshot
     from localtrace.values.placeholder import Placeholder
+    from tests.snapshots import MadeRows
 
     trace_id, _ = record(range(1))
     layout = open_layout(record.path)
@@ -155,8 +157,8 @@ def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recordin
     def without_first_turn() -> list[list[Snapshot]]:
         snapshot = take_snapshot(layout)
         spans = snapshot.pending["spans"]
-        snapshot.pending["spans"] = spans.filter([seq != 0 for seq in spans["seq"].to_pylist()])
-        return [[snapshot]]
+        later = spans.filter([seq != 0 for seq in spans["seq"].to_pylist()])
+        return [[replace(snapshot, pending=MadeRows({**snapshot.pending, "spans": later}))]]
 
     with Store([layout], without_first_turn) as store:
         turn = next(span for span in store.trajectory(trace_id).spans if span.op == "generate")

@@ -206,6 +206,11 @@ def read_envelopes(payloads: Iterable[bytes]) -> Iterator[Envelope | None]:
             yield None
 
 
+def encode_context(context: Context) -> bytes:
+    """Return the bytes by which the frames of a journal name their run."""
+    return msgspec.msgpack.encode(context)
+
+
 def decode_envelope(payload: bytes | memoryview) -> Envelope:
     """Read one frame.
 
@@ -215,4 +220,24 @@ def decode_envelope(payload: bytes | memoryview) -> Envelope:
     return _DECODER.decode(payload)
 
 
+def call_trace_id(payload: bytes, context: bytes) -> bytes | None:
+    """Return the trace id of a call, from its place in a frame; None for any other record.
+
+    Most of a journal is calls, and to decode one takes as long as all that its lists hold.
+
+    Args:
+        payload: the frame.
+        context: the encoded context of its journal, which stands before the record.
+    """
+    if not payload.startswith(context, 1):
+        return None
+    at = 1 + len(context)
+    at += _INT_BYTES.get(payload[at : at + 1], 1)  # the number
+    at += 3 if payload[at : at + 1] == b"\xdc" else 1  # the head of the record's array
+    is_call = payload[at : at + 1] in _CALLS and payload[at + 1 : at + 4] == b"\x94\xc4\x10"
+    return payload[at + 4 : at + 20] if is_call else None
+
+
 _DECODER = msgspec.msgpack.Decoder(Envelope)
+_INT_BYTES = {b"\xcc": 2, b"\xcd": 3, b"\xce": 5, b"\xcf": 9}
+_CALLS = (bytes([Kind.SPAN]), bytes([Kind.TURN]))

@@ -36,7 +36,6 @@ from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import heal_log
 from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
-from localtrace.store.tokenizers import RunTokenizers
 
 BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
@@ -133,7 +132,7 @@ def _seal_batch(
     report: SealReport,
 ) -> None:
     states = {name: open_table(layout, schema) for name, schema in TABLES.items()}
-    rows = uncommitted_rows(batch, states, RunTokenizers(layout).decode)
+    rows = uncommitted_rows(batch, states, layout)
     report.damage.add(rows["spans"].damage)
     unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
     for name, uncommitted in rows.items():

@@ -27,6 +27,8 @@ from localtrace.store.journal.records import (
     Opened,
     OutcomeRecord,
     RunRecord,
+    call_trace_id,
+    encode_context,
     read_envelopes,
 )
 from localtrace.store.tables.damage import Damage
@@ -55,6 +57,8 @@ class JournalRows:
         """
         self.columns = {name: Columns(schema) for name, schema in TABLES.items()}
         self.damage = Damage()
+        self.calls_passed = 0
+        """Calls that were not read."""
         self.unreadable: set[JournalName] = set()
         """Journals of which a part cannot be read."""
         self._journals: list[JournalName] = []
@@ -62,15 +66,25 @@ class JournalRows:
         """Number of rows after each journal, by table."""
         self.decode = decode or (lambda run_id, ids: None)
 
-    def add_journal(self, name: JournalName, frames: Frames, status: JournalStatus) -> None:
-        """Add one journal; its status tells what became of trajectories that do not end there."""
+    def add_journal(
+        self, name: JournalName, frames: Frames, status: JournalStatus, with_calls: bool = True
+    ) -> None:
+        """Add one journal.
+
+        Args:
+            status: tells what became of trajectories that do not end in this journal.
+            with_calls: whether calls are read too; otherwise they are only counted, and what is
+                wrong with them is not noticed.
+        """
         damaged_before = self.damage.records
         self.damage.records += len(frames.damaged)
         if status is not JournalStatus.LIVE:  # else the writer is in the middle of its last frame
             self.damage.torn_tails += frames.tail_start is not None
         reader = _JournalReader(self)
-        for envelope in read_envelopes(frames.payloads):
+        payloads = frames.payloads if with_calls else reader.without_calls(frames.payloads)
+        for envelope in read_envelopes(payloads):
             self.damage.records += envelope is None or not reader.try_add(envelope)
+        reader.add_prompt_hashes()
         if status is JournalStatus.LAST or reader.closed:
             reader.end_open("interrupted")
         elif status is JournalStatus.LIVE:
@@ -104,7 +118,30 @@ class _JournalReader:
         self.spans = SpanReader(rows.decode)
         self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
         self._opened: dict[str, Any] = {}
+        self._context = b""
+        """The encoded context of the newest record."""
+        self._calls: dict[bytes, list[bytes]] = {}
+        """The calls that were passed over, by trace id."""
         self.closed = False
+
+    def without_calls(self, payloads: Iterable[bytes]) -> Iterator[bytes]:
+        """Pass over the calls, which are only counted."""
+        for payload in payloads:
+            trace_id = call_trace_id(payload, self._context)
+            if trace_id is None:
+                yield payload
+            else:
+                self._calls.setdefault(trace_id, []).append(payload)
+                self._rows.calls_passed += 1
+
+    def add_prompt_hashes(self) -> None:
+        """Give unfinished trajectories the identity of their prompt, which only a call has yet."""
+        for trace_id, (_, begin) in self._open.items():
+            for envelope in read_envelopes(self._calls.get(trace_id, ())):
+                if begin.prompt_hash is not None:
+                    break
+                if envelope is not None and isinstance(envelope.record, Call):
+                    begin.prompt_hash = envelope.record.prompt_hash
 
     def try_add(self, envelope: Envelope) -> bool:
         """Add the rows of one record; return False where localtrace did not write it."""
@@ -116,6 +153,7 @@ class _JournalReader:
 
     def _add(self, envelope: Envelope) -> None:
         record = envelope.record
+        self._context = encode_context(envelope.context)
         if not all(map(_is_folder_name, (envelope.context.project, envelope.context.experiment))):
             raise ValueError("no folder can have this name")
         common = {

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from threading import RLock
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from localtrace.schema import OUTCOMES, TABLES
+from localtrace.schema import OUTCOMES, SPANS, TABLES, TableSchema
 from localtrace.store.bundle import Bag
 from localtrace.store.journal.folders import journal_folders
 from localtrace.store.journal.frames import Frames, read_frames
@@ -34,9 +35,11 @@ from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import committed_number, open_table, table_files
-from localtrace.store.tokenizers import Decode, RunTokenizers
+from localtrace.store.tokenizers import RunTokenizers
 
 _LISTINGS_MAX = 50
+_NO_JOURNALS: Mapping[str, Sequence[Any]] = dict.fromkeys(TABLES, ())
+_reading = RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,8 @@ class Snapshot:
 
     files: dict[str, list[str]]
     """Absolute paths of sealed Parquet files by table."""
-    pending: dict[str, pa.Table]
+    pending: Unsealed = field(default_factory=lambda: Unsealed())
     """Rows of journals that are not sealed, by table."""
-    pending_journals: int
-    damage: Damage
-    """Counts of what could not be read in the journals that are not sealed."""
     receipts: tuple[str, ...] = ()
     """Absolute paths of the Parquet files of receipts."""
     partitioned: bool = True
@@ -100,11 +100,8 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     journals = open_journals(layout)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
-    left = uncommitted_rows(journals, tables, RunTokenizers(layout).decode)
-    names = frozenset[JournalName]().union(*(part.journals for part in left.values()))
-    damage = max((part.damage for part in left.values()), key=lambda damage: damage.records)
-    pending = {name: part.tables[name] for name, part in left.items()}
-    return Snapshot(files, pending, len(names), damage, receipt_tables(layout))
+    pending = Unsealed(_journals_left(journals, tables), layout)
+    return Snapshot(files, pending, receipt_tables(layout))
 
 
 def _open_tables(layout: StoreLayout) -> dict[str, DeltaTable | None]:
@@ -124,8 +121,83 @@ def _bundled(bags: Sequence[Bag]) -> Snapshot:
         # Parts hold the same runs and metrics, in files of the same names, which tell the content.
         paths = {path.name: str(path) for bag in bags for path in bag.table_files(table)}
         files[table] = list(paths.values())
-    pending = {name: schema.no_rows() for name, schema in TABLES.items()}
-    return Snapshot(files, pending, 0, Damage(), partitioned=False)
+    return Snapshot(files, partitioned=False)
+
+
+class Unsealed(Mapping[str, pa.Table]):
+    """The rows of journals that the committed state of each table lacks, by table.
+
+    They are read when they are first asked for. Calls, which are most of a journal, are read apart
+    from the rest, as most queries do without. Threads may share an instance.
+
+    Args:
+        journals: the journals that each table lacks.
+        layout: the store, whose tokenizers turn ids into text; None where there are no journals.
+    """
+
+    def __init__(
+        self,
+        journals: Mapping[str, Sequence[OpenJournal]] = _NO_JOURNALS,
+        layout: StoreLayout | None = None,
+    ) -> None:
+        self._journals = journals
+        self._layout = layout
+        self._parts: dict[tuple[frozenset[JournalName], bool], Uncommitted] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Unsealed, (self._journals, self._layout)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._journals)
+
+    def __len__(self) -> int:
+        return len(self._journals)
+
+    def __getitem__(self, table: str) -> pa.Table:
+        return self._part(table, with_calls=table == SPANS.name).tables[table]
+
+    def has_rows(self, table: TableSchema) -> bool:
+        """Tell whether a table has rows, without reading calls."""
+        part = self._part(table.name)
+        return part.calls_passed > 0 or part.tables[table.name].num_rows > 0
+
+    @property
+    def damage(self) -> Damage:
+        """Counts of what could not be read, for which all calls are read."""
+        parts = [self._part(table, with_calls=True) for table in self]
+        return max((part.damage for part in parts), key=lambda damage: damage.records)
+
+    @property
+    def journal_count(self) -> int:
+        """Number of the journals."""
+        return len({journal.file.name for left in self._journals.values() for journal in left})
+
+    def _part(self, table: str, with_calls: bool = False) -> Uncommitted:
+        # Tables usually lack the same journals.
+        journals = self._journals[table]
+        names = frozenset(journal.file.name for journal in journals)
+        with _reading:
+            known = self._parts.get((names, True)) or self._parts.get((names, with_calls))
+            if known is None:
+                known = self._rows(journals, names, with_calls)
+                self._parts[names, with_calls] = known
+            return known
+
+    def _rows(
+        self, journals: Sequence[OpenJournal], names: frozenset[JournalName], with_calls: bool
+    ) -> Uncommitted:
+        if self._layout is None or not journals:
+            tables = {name: schema.no_rows() for name, schema in TABLES.items()}
+            return Uncommitted(tables, names, names, Damage())
+        # Slow to import, and a reader of a store where all is sealed does without.
+        from localtrace.store.tables.rows import JournalRows
+
+        rows = JournalRows(RunTokenizers(self._layout).decode)
+        for journal in journals:
+            rows.add_journal(journal.file.name, journal.frames(), journal.status, with_calls)
+        tables = rows.tables()
+        unreadable = frozenset(rows.unreadable)
+        return Uncommitted(tables, names, unreadable, rows.damage, rows.calls_passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,45 +209,31 @@ class Uncommitted:
     unreadable: frozenset[JournalName]
     """Journals of which a part cannot be read."""
     damage: Damage
+    calls_passed: int = 0
+    """Calls that were not read."""
 
 
 def uncommitted_rows(
-    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], decode: Decode
+    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], layout: StoreLayout
 ) -> dict[str, Uncommitted]:
-    """Make, for each table, the rows of the journals that it does not cover yet.
+    """Make, for each table, the rows of the journals that it does not cover yet."""
+    unsealed = Unsealed(_journals_left(journals, tables), layout)
+    return {name: unsealed._part(name, with_calls=True) for name in unsealed}
 
-    Tables usually lack the same journals. They differ only after a sealer died between two
-    commits.
-    """
-    read: dict[frozenset[JournalName], Uncommitted] = {}
-    result = {}
-    for name, table in tables.items():
-        left = [
+
+def _journals_left(
+    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None]
+) -> dict[str, list[OpenJournal]]:
+    # Tables usually lack the same journals. They differ only after a sealer died between two
+    # commits.
+    return {
+        name: [
             journal
             for journal in journals
             if journal.file.name.number > committed_number(table, journal.file.name.writer_id)
         ]
-        names = frozenset(journal.file.name for journal in left)
-        if names not in read:
-            read[names] = _rows(left, names, decode)
-        result[name] = read[names]
-    return result
-
-
-def _rows(
-    journals: Sequence[OpenJournal], names: frozenset[JournalName], decode: Decode
-) -> Uncommitted:
-    if not journals:
-        tables = {name: schema.no_rows() for name, schema in TABLES.items()}
-        return Uncommitted(tables, names, names, Damage())
-    # Slow to import, and a reader of a store where all is sealed does without.
-    from localtrace.store.tables.rows import JournalRows
-
-    rows = JournalRows(decode)
-    for journal in journals:
-        rows.add_journal(journal.file.name, journal.frames(), journal.status)
-    tables = rows.tables()
-    return Uncommitted(tables, names, frozenset(rows.unreadable), rows.damage)
+        for name, table in tables.items()
+    }
 
 
 def open_journals(layout: StoreLayout) -> list[OpenJournal]:

@@ -176,7 +176,7 @@ def _recording(request: PageRequest, attempts: list[dict[str, Any]]) -> dict[str
     (row,) = request.rows(_NEWEST_SQL, {"run": attempts[0]["run_id"]})
     damage: Counter[str] = Counter()
     for snapshot in request.store.snapshots:
-        damage.update(asdict(snapshot.damage))
+        damage.update(asdict(snapshot.pending.damage))
     return {
         "newest_ns": row["newest_ns"],
         "processes": sum(attempt["processes"] for attempt in attempts),
