@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class MadeRows(Unsealed):
 
     def __getitem__(self, table: str) -> pa.Table:
         return self._tables[table]
+
+    def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
+        return self._tables["spans"]
 
     def has_rows(self, table: TableSchema) -> bool:
         return self._tables[table.name].num_rows > 0

@@ -115,7 +115,7 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str],
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
     rows = store.own_sql(_ROLLOUTS_SQL, params).to_arrow()
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
-    excerpts = read_excerpts(lambda *sql: store.own_sql(*sql).to_arrow(), store.decode, steps)
+    excerpts = read_excerpts(store.run, store.decode, steps)
     prompts = [excerpt.prompt for excerpt in excerpts.values() if excerpt.prompt is not None]
     return rows, list(dict.fromkeys(prompts)), [excerpt.answer for excerpt in excerpts.values()]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -130,11 +130,8 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
     ids = rows["trace_id"].to_pylist()
     steps = dict(zip(ids, rows["step"].to_pylist(), strict=True))
 
-    def run(sql: str, params: Mapping[str, Any]) -> pa.Table:
-        return store.own_sql(sql, params).to_arrow()
-
     if "labels" in names:
-        labels = labels_of(run, steps)
+        labels = labels_of(store.run, steps)
         made["labels"] = [str(labels[trace_id]) if trace_id in labels else None for trace_id in ids]
     if "run_name" in names:
         told_apart = run_names(store)
@@ -146,7 +143,7 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
         attributes = map(fields_from_json, rows["attributes"].to_pylist())
         made["reference"] = list(map(reference_of, attributes))
     if "prompt" in names or "answer" in names:
-        excerpts = read_excerpts(run, store.decode, steps)
+        excerpts = read_excerpts(store.run, store.decode, steps)
         made["prompt"] = [excerpts[trace_id].prompt for trace_id in ids]
         made["answer"] = [excerpts[trace_id].answer for trace_id in ids]
     return made

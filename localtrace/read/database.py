@@ -7,7 +7,7 @@ module knows nothing of filters, named queries or records.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -69,7 +69,7 @@ class Database:
         self._stores = stores
         self._spill = spill_folder()
         self._has_calls = False
-        """Whether the connection offers the calls that are not sealed."""
+        """Whether the connection offers all calls that are not sealed."""
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         try:
             self.connection.execute("create schema stored")
@@ -90,16 +90,20 @@ class Database:
         other._offer(unsealed_rows(self._stores))
         return other
 
-    def prepare(self, sql: str) -> None:
+    def prepare(self, sql: str, trace_ids: Collection[str] | None = None) -> None:
         """Make what a query reads: views and functions, and the calls that are not sealed.
+
+        Args:
+            sql: the query.
+            trace_ids: the trajectories whose calls it reads, where that is known.
 
         Raises:
             StoreError: a file cannot be read.
         """
         names = self.views.needed(sql)
         if not self._has_calls and _CALLS in names:
-            self._offer(unsealed_calls(self._stores))
-            self._has_calls = True
+            self._offer(unsealed_calls(self._stores, trace_ids))
+            self._has_calls = trace_ids is None
         self.views.provide(names, self.connection)
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ def read_excerpts(
             "qualify seq in (min(seq) over trace, max(seq) over trace) "
             "order by trace_id, seq, batch_index",
             params,
+            trace_ids=batch,
         ).to_pylist()
         excerpts |= _excerpts(rows, decode)
     return excerpts

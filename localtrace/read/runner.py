@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
@@ -102,7 +102,12 @@ class QueryRunner:
             self._database.close()
 
     def run(
-        self, sql: str, params: Params = None, is_own: bool = True, tries: int = TRIES
+        self,
+        sql: str,
+        params: Params = None,
+        is_own: bool = True,
+        tries: int = TRIES,
+        trace_ids: Collection[str] | None = None,
     ) -> pa.Table:
         """Run one SELECT.
 
@@ -111,13 +116,15 @@ class QueryRunner:
             params: its parameters.
             is_own: whether localtrace wrote all of it. Text of users is checked first.
             tries: how often, with new snapshots, it is run again where files are gone.
+            trace_ids: the trajectories whose calls it reads, where that is known: of a run that is
+                being recorded, other calls are not looked at.
 
         Raises:
             QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
             StoreError: a file is missing or damaged.
         """
         try:
-            return self._execute(sql, params, is_own)
+            return self._execute(sql, params, is_own, trace_ids)
         except QueryError:
             raise
         except Exception as error:
@@ -129,7 +136,7 @@ class QueryRunner:
             if lost and tries:
                 self.refresh()  # a compaction removed files since
                 if set(lost).isdisjoint(self._paths()):
-                    return self.run(sql, params, is_own, tries - 1)
+                    return self.run(sql, params, is_own, tries - 1, trace_ids)
             if lost:
                 raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
             if isinstance(error, StoreError):
@@ -141,7 +148,9 @@ class QueryRunner:
             is_memory |= "Out of Memory" in str(error)
             raise QueryError(NO_MEMORY if is_memory else one_line(error)) from None
 
-    def _execute(self, sql: str, params: Params, is_own: bool) -> pa.Table:
+    def _execute(
+        self, sql: str, params: Params, is_own: bool, trace_ids: Collection[str] | None
+    ) -> pa.Table:
         if self._cancelled.is_set():
             raise QueryError(CANCELLED)
         if self._sandbox is not None and not is_own:
@@ -151,7 +160,7 @@ class QueryRunner:
         own = self.database()
 
         def work() -> pa.Table:
-            own.prepare(sql)
+            own.prepare(sql, trace_ids)
             own.connection.execute("begin transaction read only")
             try:
                 if not is_own:

@@ -6,7 +6,7 @@ journals alike. Reading writes nothing. One `Store` serves one thread; `share` g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -117,11 +117,16 @@ class Store(QueryRunner):
         return Result(self.run(sql, params, is_own))
 
     def run(
-        self, sql: str, params: Params = None, is_own: bool = True, tries: int = TRIES
+        self,
+        sql: str,
+        params: Params = None,
+        is_own: bool = True,
+        tries: int = TRIES,
+        trace_ids: Collection[str] | None = None,
     ) -> pa.Table:
         """Run one SELECT, see `QueryRunner.run`; parameters that name runs become their ids."""
         bound = with_run_ids(self, params) if isinstance(params, Mapping) else params
-        return super().run(sql, bound, is_own, tries)
+        return super().run(sql, bound, is_own, tries, trace_ids)
 
     def query(
         self, name: str, *, folders: Iterable[Path] = (), filters: Filters = _NONE, **params: Any

@@ -10,7 +10,7 @@ This module writes SQL text and runs none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
@@ -34,22 +34,31 @@ _PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
 
 def unsealed_rows(stores: Sequence[Copies]) -> dict[str, pa.Table]:
     """Return the rows of journals but calls, under the names by which `stored_views` reads them."""
-    tables = [table for table in TABLES.values() if table is not SPANS]
-    return _unsealed_rows(stores, tables) | {_unsealed(UPLOADS): UPLOADS.no_rows()}
-
-
-def unsealed_calls(stores: Sequence[Copies]) -> dict[str, pa.Table]:
-    """Return the calls of journals, which take longest to read, in the same way."""
-    return _unsealed_rows(stores, [SPANS])
-
-
-def _unsealed_rows(stores: Sequence[Copies], tables: Sequence[TableSchema]) -> dict[str, pa.Table]:
-    return {
+    rows = {
         _unsealed(table, number): snapshot.pending[table.name]
         for number, snapshot in enumerate(chain(*stores))
-        for table in tables
+        for table in TABLES.values()
         # All outcomes may be folded, and `stored.late_outcomes` reads those that are not.
-        if table is OUTCOMES or not _is_sealed(snapshot, table)
+        if table is OUTCOMES or (table is not SPANS and not _is_sealed(snapshot, table))
+    }
+    return rows | {_unsealed(UPLOADS): UPLOADS.no_rows()}
+
+
+def unsealed_calls(
+    stores: Sequence[Copies], trace_ids: Collection[str] | None
+) -> dict[str, pa.Table]:
+    """Return the calls of journals, at least those of some trajectories, in the same way.
+
+    They are most of a journal, and take longest to read.
+    """
+    return {
+        _unsealed(SPANS, number): (
+            snapshot.pending[SPANS.name]
+            if trace_ids is None
+            else snapshot.pending.calls_of(trace_ids)
+        )
+        for number, snapshot in enumerate(chain(*stores))
+        if not _is_sealed(snapshot, SPANS)
     }
 
 

@@ -27,7 +27,8 @@ from localtrace.values.placeholder import Placeholder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RunSql = Callable[[str, Mapping[str, Any]], "pa.Table"]
+RunSql = Callable[..., "pa.Table"]
+"""Runs SQL with parameters in a store, as `QueryRunner.run` does."""
 _Row = dict[str, Any]
 Record = TypeVar("Record", Trajectory, Span, Outcome)
 
@@ -59,17 +60,24 @@ def read_batch(
     in_steps = listed_steps(row["step"] for row in recorded)
     place = f"where {chosen} and {in_steps}"
     spans = run_sql(
-        f"select {_NO_DATES} from stored.spans {place} order by trace_id, seq, batch_index", ids
+        f"select {_NO_DATES} from stored.spans {place} order by trace_id, seq, batch_index",
+        ids,
+        trace_ids=trace_ids,
     )
     # A query of its own, so that only narrow columns go through the windows that derive kinds.
-    named = run_sql(f"select trace_id, span_id, kind, kind_derived from stored.calls {place}", ids)
+    named = run_sql(
+        f"select trace_id, span_id, kind, kind_derived from stored.calls {place}",
+        ids,
+        trace_ids=trace_ids,
+    )
     kinds = {(row["trace_id"], row["span_id"]): row for row in named.to_pylist()}
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name, time_ns", ids)
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
     for row in chain(*spans_of.values()):
         row |= kinds[row["trace_id"], row["span_id"]]
     if any(row["name"] == "response_mask" for row in chain(*outcomes_of.values())):
-        _add_late_masks(run_sql(f"{_LATE_MASKS} and {chosen} and {in_steps}", ids), spans_of)
+        sql = f"{_LATE_MASKS} and {chosen} and {in_steps}"
+        _add_late_masks(run_sql(sql, ids, trace_ids=trace_ids), spans_of)
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
         trace_id: _record(

@@ -14,7 +14,7 @@ PROMPT_MAX, ANSWER_MAX = 4_000, 2_000
 def with_texts(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with the columns `prompt` and `answer`, by their `trace_id` and `step`."""
     steps = {row["trace_id"]: row["step"] for row in rows}
-    texts = read_excerpts(request.table, request.store.decode, steps)
+    texts = read_excerpts(request.store.run, request.store.decode, steps)
     return [
         row
         | {

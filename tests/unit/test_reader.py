@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from localtrace.errors import QueryError
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.snapshot import take_snapshot
+from localtrace.testing import recording, simulate_crash
 
 TURNS = 10
 PROMPT = list(range(100, 160))
@@ -144,6 +147,38 @@ def test_whole_prompts_in_sql_are_those_that_python_rebuilds(record: Recording) 
         span.span_id: span.prompt_ids for span in spans if span.op == "generate"
     }
     assert bases == [{"n": 2 * (TURNS - 1)}]
+
+
+def test_calls_of_some_trajectories_are_read_first_and_then_all(record: Recording) -> None:
+    ids = record(range(3))
+    with open_store(record.path) as store:
+        ops = [[span.op for span in store.trajectory(trace_id).spans] for trace_id in ids]
+        assert ops == [[*["generate", "chat"] * TURNS, "lookup"]] * len(ids)
+        with store.share() as guest:
+            counts = "select trace_id, count(*) as n from spans group by all order by all"
+            every = [{"trace_id": trace_id, "n": 2 * TURNS + 1} for trace_id in sorted(ids)]
+            assert store.sql(counts).to_dicts() == every
+            assert guest.sql(counts).to_dicts() == every
+        assert len(store.trajectory(ids[0]).spans) == 2 * TURNS + 1
+
+
+def test_tables_are_the_same_whether_calls_are_read_or_not(record: Recording) -> None:
+    with recording(record.path), localtrace.trajectory(step=1, sample_index=1):
+        generate(PROMPT, {})
+        with localtrace.trajectory(step=1, sample_index=2):
+            lookup("word")
+            with suppress(KeyError):
+                lookup("missing")
+            localtrace.log_metrics({"loss": 1.0}, step=1)
+            generate(PROMPT[:-1], {})
+            localtrace.flush()
+            crashed = simulate_crash(record.path, record.path.with_name("crashed"))
+    for path in (record.path, crashed):
+        without, with_calls = (take_snapshot(open_layout(path)).pending for _ in range(2))
+        assert len(with_calls["spans"]) == 4
+        tables = [table for table in without if table != "spans"]
+        assert all(without[table].equals(with_calls[table]) for table in tables)
+        assert None not in without["trajectories"]["prompt_hash"].to_pylist()
 
 
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:

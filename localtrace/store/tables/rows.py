@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -67,21 +67,25 @@ class JournalRows:
         self.decode = decode or (lambda run_id, ids: None)
 
     def add_journal(
-        self, name: JournalName, frames: Frames, status: JournalStatus, with_calls: bool = True
+        self,
+        name: JournalName,
+        frames: Frames,
+        status: JournalStatus,
+        calls_of: Container[str] | None = None,
     ) -> None:
         """Add one journal.
 
         Args:
             status: tells what became of trajectories that do not end in this journal.
-            with_calls: whether calls are read too; otherwise they are only counted, and what is
-                wrong with them is not noticed.
+            calls_of: the trajectories whose calls are read; None: all. Other calls are only
+                counted, and what is wrong with them is not noticed.
         """
         damaged_before = self.damage.records
         self.damage.records += len(frames.damaged)
         if status is not JournalStatus.LIVE:  # else the writer is in the middle of its last frame
             self.damage.torn_tails += frames.tail_start is not None
         reader = _JournalReader(self)
-        payloads = frames.payloads if with_calls else reader.without_calls(frames.payloads)
+        payloads = frames.payloads if calls_of is None else reader.chosen(frames.payloads, calls_of)
         for envelope in read_envelopes(payloads):
             self.damage.records += envelope is None or not reader.try_add(envelope)
         reader.add_prompt_hashes()
@@ -124,11 +128,11 @@ class _JournalReader:
         """The calls that were passed over, by trace id."""
         self.closed = False
 
-    def without_calls(self, payloads: Iterable[bytes]) -> Iterator[bytes]:
-        """Pass over the calls, which are only counted."""
+    def chosen(self, payloads: Iterable[bytes], calls_of: Container[str]) -> Iterator[bytes]:
+        """Pass over the calls of other trajectories, which are only counted."""
         for payload in payloads:
             trace_id = call_trace_id(payload, self._context)
-            if trace_id is None:
+            if trace_id is None or trace_id.hex() in calls_of:
                 yield payload
             else:
                 self._calls.setdefault(trace_id, []).append(payload)

@@ -9,7 +9,7 @@ Where a store is read in several copies and bundles at once, the SQL views leave
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,6 +156,13 @@ class Unsealed(Mapping[str, pa.Table]):
     def __getitem__(self, table: str) -> pa.Table:
         return self._part(table, with_calls=table == SPANS.name).tables[table]
 
+    def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
+        """Return the calls of some trajectories, perhaps with others."""
+        journals, names = self._left(SPANS.name)
+        if (names, True) in self._parts:
+            return self[SPANS.name]
+        return self._rows(journals, names, trace_ids).tables[SPANS.name]
+
     def has_rows(self, table: TableSchema) -> bool:
         """Tell whether a table has rows, without reading calls."""
         part = self._part(table.name)
@@ -173,18 +180,24 @@ class Unsealed(Mapping[str, pa.Table]):
         return len({journal.file.name for left in self._journals.values() for journal in left})
 
     def _part(self, table: str, with_calls: bool = False) -> Uncommitted:
-        # Tables usually lack the same journals.
-        journals = self._journals[table]
-        names = frozenset(journal.file.name for journal in journals)
+        journals, names = self._left(table)
         with _reading:
             known = self._parts.get((names, True)) or self._parts.get((names, with_calls))
             if known is None:
-                known = self._rows(journals, names, with_calls)
+                known = self._rows(journals, names, None if with_calls else ())
                 self._parts[names, with_calls] = known
             return known
 
+    def _left(self, table: str) -> tuple[Sequence[OpenJournal], frozenset[JournalName]]:
+        # Tables usually lack the same journals.
+        journals = self._journals[table]
+        return journals, frozenset(journal.file.name for journal in journals)
+
     def _rows(
-        self, journals: Sequence[OpenJournal], names: frozenset[JournalName], with_calls: bool
+        self,
+        journals: Sequence[OpenJournal],
+        names: frozenset[JournalName],
+        calls_of: Collection[str] | None,
     ) -> Uncommitted:
         if self._layout is None or not journals:
             tables = {name: schema.no_rows() for name, schema in TABLES.items()}
@@ -194,7 +207,7 @@ class Unsealed(Mapping[str, pa.Table]):
 
         rows = JournalRows(RunTokenizers(self._layout).decode)
         for journal in journals:
-            rows.add_journal(journal.file.name, journal.frames(), journal.status, with_calls)
+            rows.add_journal(journal.file.name, journal.frames(), journal.status, calls_of)
         tables = rows.tables()
         unreadable = frozenset(rows.unreadable)
         return Uncommitted(tables, names, unreadable, rows.damage, rows.calls_passed)

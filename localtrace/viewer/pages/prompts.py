@@ -110,7 +110,7 @@ def read_prompt(request: PageRequest) -> Facts:
     known = sorted({row["step"] for row in rows if row["step"] is not None})
     at = request.number("at", known[len(known) // 2] if known else 0)
     at_steps = {row["trace_id"]: row["step"] for row in rows}
-    texts = read_excerpts(request.table, request.store.decode, at_steps)
+    texts = read_excerpts(request.store.run, request.store.decode, at_steps)
     rows = [row | {"answer": texts[row["trace_id"]].answer} for row in rows]
     prompts = (text.prompt for text in texts.values() if text.prompt is not None)
     steps = _steps(rows)
