@@ -79,11 +79,11 @@ def test_of_several_outputs_those_that_ended_keep_their_end(store: Recording) ->
     ]
     with pytest.raises(RuntimeError, match="engine died"):
         run(AsyncLLM(*items), SamplingParams(n=3, output_kind=DELTA))
-    found = {
+    ends = {
         (row["outputs"] or {}).get("index"): (row["status"], row["output_ids"])
         for row in store.spans()
     }
-    assert found == {1: ("ok", [5]), 0: ("error", [7]), None: ("error", None)}
+    assert ends == {1: ("ok", [5]), 0: ("error", [7]), None: ("error", None)}
 
 
 def test_a_refused_request_for_several_outputs_is_one_record(store: Recording) -> None:
@@ -205,7 +205,9 @@ def test_what_cannot_be_read_reaches_the_caller_unchanged(store: Recording) -> N
     params = SamplingParams(logit_bias=trap)
     output = final(5)
     assert run(AsyncLLM(output), params) == [output]
-    assert localtrace.losses()["records"]["internal"] > 0
+    assert [row["output_ids"] for row in store.spans()] == [None, [5]]
+    losses = localtrace.losses()  # of the item, and of the parameter
+    assert (losses["records"], losses["values"]) == ({"internal": 1}, {"unsupported": 1})
 
 
 def test_a_request_names_its_call_in_a_header(store: Recording) -> None:
