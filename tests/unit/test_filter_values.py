@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import Result
 
 import localtrace
 from localtrace import testing
@@ -24,7 +23,7 @@ from localtrace.read.filter_registry import FILTERS
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store
 from localtrace.uploader.selection import choose
-from tests.commands import run
+from tests.commands import rows, run
 from tests.snapshots import Row, store_of
 
 SECOND = 10**9
@@ -218,20 +217,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (["run=latest"], 4), (["run!=latest"], 8), (["run=latest", "sample_index=1,2"], 2),
     (["step=0,3"], 6), (["status!=ok"], 0), (["run=latest", "step!=0"], 3),
 ])  # fmt: skip
-def test_every_command_understands_them(
-    folder: Path, tmp_path: Path, texts: list[str], n: int
-) -> None:
-    def command(*words: object) -> Result:
-        return run(*words, *texts, "-s", folder)
-
-    assert len(json.loads(command("ls", "--format", "json", "--limit", "0").stdout)) == n
+def test_commands_and_selections_understand_them(folder: Path, texts: list[str], n: int) -> None:
+    assert len(rows("ls", *texts, "--limit", "0", "-s", folder)) == n
     with localtrace.open_store(folder) as opened:
         assert len(choose(opened, Filters.parse(texts)).trace_ids) == n
-    if n:
-        assert f"{n} trajectories" in command("bundle", "-o", tmp_path / "bundle").stdout
-        assert f"{n} of {n}" in command("export", "jsonl", "-o", tmp_path / "out").stderr
-        assert len(command("tail", "--no-follow", "-n", "99").stdout.splitlines()) == n
-    if texts == ["run=latest"]:
-        done = run("export", "jsonl", "--run", "latest", "-s", folder, "-o", tmp_path / "run")
-        assert f"{n} of {n}" in done.stderr
-        assert {json.loads(line)["run_id"] for line in (tmp_path / "run").open()} == {"three"}
+
+
+def test_every_other_command_understands_them(folder: Path, tmp_path: Path) -> None:
+    selected = ("run=latest", "sample_index=1,2", "-s", folder)
+    assert "2 trajectories" in run("bundle", "-o", tmp_path / "bundle", *selected).stdout
+    assert "2 of 2" in run("export", "jsonl", "-o", tmp_path / "out", *selected).stderr
+    assert len(run("tail", "--no-follow", "-n", "99", *selected).stdout.splitlines()) == 2
+    done = run("export", "jsonl", "--run", "latest", "-s", folder, "-o", tmp_path / "run")
+    assert "4 of 4" in done.stderr
+    assert [json.loads(line)["run_id"] for line in (tmp_path / "run").open()] == ["three"] * 4

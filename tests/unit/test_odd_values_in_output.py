@@ -100,13 +100,12 @@ def test_half_a_character_ends_no_output(
     assert printed(store, *arguments, form=form)
 
 
-@pytest.mark.parametrize("sql", FAR)
-def test_a_date_that_python_cannot_hold_is_one_clear_line(store: Path, sql: str) -> None:
-    for form in ("json", "csv", "table"):
-        result = run("sql", f"select {sql} as x", "-s", store, "--format", form)
-        assert result.exit_code == 2, form
-        assert re.fullmatch(r"localtrace: Python cannot hold .*::varchar\n", result.stderr)
-        assert printed(store, "sql", f"select ({sql})::varchar as x", form=form)
+@pytest.mark.parametrize(("sql", "form"), [*zip(FAR, ("json", "csv", "table") * 2, strict=True)])
+def test_a_date_that_python_cannot_hold_is_one_clear_line(store: Path, sql: str, form: str) -> None:
+    result = run("sql", f"select {sql} as x", "-s", store, "--format", form)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"localtrace: Python cannot hold .*::varchar\n", result.stderr)
+    assert printed(store, "sql", f"select ({sql})::varchar as x", form=form)
     with localtrace.open_store(store) as opened:
         rows = opened.sql(f"select {sql} as x")
         assert rows.to_arrow().num_rows == 1

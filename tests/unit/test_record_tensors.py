@@ -25,8 +25,8 @@ LENGTHS = [2, 0, 1]
 
 def recorded(store: Recording, name: str = "x") -> list[list[float] | None]:
     """Return the recorded values, by trajectory."""
-    found = {row["trace_id"]: row for row in store.rows("outcomes") if row["name"] == name}
-    return [found[trace_id]["values"] if trace_id in found else None for trace_id in IDS]
+    rows = {row["trace_id"]: row for row in store.rows("outcomes") if row["name"] == name}
+    return [rows[trace_id]["values"] if trace_id in rows else None for trace_id in IDS]
 
 
 def losses(kind: str) -> Any:
@@ -74,11 +74,16 @@ COUNTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", VALUES, ids=lambda value: type(value).__name__)
-def test_values_of_any_form_are_those_of_their_trajectories(store: Recording, values: Any) -> None:
+def test_values_of_any_form_are_those_of_their_trajectories(store: Recording) -> None:
     use(SlowDevice())
-    record_tensors(IDS, lengths=LENGTHS, x=values)
-    assert recorded(store) == ROWS
+    for number, values in enumerate(VALUES):
+        record_tensors(IDS, lengths=LENGTHS, **{f"x{number}": values})
+    rows = {(row["name"], row["trace_id"]): row["values"] for row in store.rows("outcomes")}
+    assert rows == {
+        (f"x{number}", trace_id): row
+        for number in range(len(VALUES))
+        for trace_id, row in zip(IDS, ROWS, strict=True)
+    }
     assert losses("records") == losses("values") == {}
 
 
