@@ -48,10 +48,10 @@ def streamed(kind: str, **more: Any) -> Any:
 
 def test_every_id_and_logprob_of_a_batch_is_what_the_caller_received(llm, store) -> None:
     outputs = generate(llm)
-    found = recorded(store.path)
-    assert found.keys() == {output.request_id for output in outputs}
+    by_id = recorded(store.path)
+    assert by_id.keys() == {output.request_id for output in outputs}
     for output in outputs:
-        assert_same(received(output), found[output.request_id])
+        assert_same(received(output), by_id[output.request_id])
     assert not any(localtrace.losses()[kind] for kind in ("trajectories", "records", "values"))
 
 
@@ -60,7 +60,7 @@ def test_a_batch_is_the_same_with_and_without_a_recording(llm, tmp_path) -> None
     with recording(tmp_path / "store") as made:
         traced = [received(output) for output in generate(llm)]
         assert len(recorded(made.path)) == COUNT
-    assert [vars(one) for one in traced] == [vars(one) for one in plain]
+    assert [vars(item) for item in traced] == [vars(item) for item in plain]
 
 
 def test_a_record_says_what_vllm_says_of_the_request(llm, store, model) -> None:
@@ -80,10 +80,10 @@ def test_a_record_says_what_vllm_says_of_the_request(llm, store, model) -> None:
     assert span.outputs["metrics"] == vars(output.metrics)
     completion = output.outputs[0]
     assert span.outputs["top_logprobs"] == [
-        [[token, one.logprob] for token, one in at.items()] for at in completion.logprobs
+        [[token, entry.logprob] for token, entry in at.items()] for at in completion.logprobs
     ]
     assert span.outputs["prompt_top_logprobs"] == [
-        None if at is None else [[token, one.logprob] for token, one in at.items()]
+        None if at is None else [[token, entry.logprob] for token, entry in at.items()]
         for at in output.prompt_logprobs
     ]
 
@@ -91,10 +91,11 @@ def test_a_record_says_what_vllm_says_of_the_request(llm, store, model) -> None:
 def test_tokens_from_the_prefix_cache_are_told(llm, store) -> None:
     long = {"prompt_token_ids": list(range(10, 210))}
     outputs = [llm.generate([long], params(1), use_tqdm=False)[0] for _ in range(2)]
-    assert outputs[1].num_cached_tokens > 0
-    found = recorded(store.path)
+    # Whole blocks are kept, on a CPU of 128 tokens.
+    assert outputs[1].num_cached_tokens == 128
+    by_id = recorded(store.path)
     for output in outputs:
-        (span,) = found[output.request_id]
+        (span,) = by_id[output.request_id]
         assert span.outputs["cached_tokens"] == output.num_cached_tokens
 
 
@@ -129,10 +130,10 @@ def test_steps_by_hand_are_recorded_in_every_kind_of_output(llm, store, kind) ->
     while engine.has_unfinished_requests():
         for output in engine.step():
             taken.setdefault(output.request_id, Received(kind == "DELTA")).add(output)
-    found = recorded(store.path)
-    assert found.keys() == taken.keys()
-    for name, one in taken.items():
-        assert_same(one, found[name])
+    by_id = recorded(store.path)
+    assert by_id.keys() == taken.keys()
+    for name, outputs in taken.items():
+        assert_same(outputs, by_id[name])
 
 
 @pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
@@ -191,13 +192,13 @@ def test_nothing_is_written_where_nobody_asked_for_a_recording(llm, tmp_path, mo
 
 def test_requests_that_are_only_counted_get_trajectories_of_their_own(llm, store) -> None:
     llm.generate([LETTERS, LETTERS], params(1), use_tqdm=False)
-    found = recorded(store.path)
-    assert all(name.isdecimal() for name in found)
+    by_id = recorded(store.path)
+    assert all(name.isdecimal() for name in by_id)
     assert len({row["trace_id"] for row in store.spans()}) == 2
-    assert not {trace_id_of(name) for name in found} & {row["trace_id"] for row in store.spans()}
+    assert not {trace_id_of(name) for name in by_id} & {row["trace_id"] for row in store.spans()}
 
 
 def test_the_doctor_knows_this_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALTRACE_STORE", "store")
-    found = list(doctor.look(VLLM))
-    assert [one.state for one in found] == ["ok"] * 2, found
+    findings = list(doctor.look(VLLM))
+    assert [finding.state for finding in findings] == ["ok"] * 2, findings
