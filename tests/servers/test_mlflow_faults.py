@@ -202,7 +202,9 @@ def test_a_killed_uploader_leaves_no_server_and_a_file_made_anew_is_another_dest
     uploader.kill()
     uploader.wait()
     wait_until(lambda: not servers_of(database))
+    before = accepted(state_folder)
     shutil.copy(mlflow_server.empty_database, database)
     receipt = upload(large_store, Filters(step=0), uri, container="killed")
     assert receipt.counts["sent"] == 40
     assert receipt.complete
+    assert accepted(state_folder) == before + 40
