@@ -393,7 +393,7 @@ def reread(rows: Any) -> Trajectory:
         for name, its in zip(("trajectories", "spans", "outcomes"), rows, strict=True)
     }
 
-    def run_sql(sql: str, params: Any) -> pa.Table:
+    def run_sql(sql: str, params: Any, **_: Any) -> pa.Table:
         spans = tables["spans"].sort_by("seq")
         if "stored.spans" in sql:
             return spans
