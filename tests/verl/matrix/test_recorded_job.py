@@ -111,7 +111,8 @@ def test_the_trainers_advantages_are_found_by_trace_id(
     assert advantages == pytest.approx([-(0.5**0.5), 0, 0, 0.5**0.5], rel=1e-4)
     for trace_id, trajectory in trajectories.items():
         values = [value.number for value in trajectory.outcomes if value.name == "advantage"]
-        assert values == [rows[trace_id]["advantages"][0]] * (not trajectory.validate)
+        trained = [] if trajectory.validate else [rows[trace_id]["advantages"][0]]
+        assert values == trained
 
 
 @pytest.mark.parametrize("name", BATCHES)
