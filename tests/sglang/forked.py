@@ -9,19 +9,25 @@ import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 _MODULES = ("sglang.srt.entrypoints.http_server", "sglang.srt.models.registry")
 """They import all that SGLang's processes need."""
 
 
-def fork_processes() -> None:
-    """Have SGLang fork its processes instead of spawning them."""
+def fork_processes(method: Literal["fork", "forkserver"] = "fork") -> None:
+    """Have SGLang start its processes by this method instead of spawning them.
+
+    Args:
+        method: a process that has threads already needs a fork server.
+    """
     original = multiprocessing.set_start_method
 
-    def set_start_method(method: str, force: bool = False) -> None:
-        original("fork" if method == "spawn" else method, force)
+    def set_start_method(wanted: str, force: bool = False) -> None:
+        original(method if wanted == "spawn" else wanted, force)
 
     multiprocessing.set_start_method = set_start_method
+    multiprocessing.set_forkserver_preload([*_MODULES])
 
 
 def import_all() -> None:
