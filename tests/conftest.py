@@ -30,3 +30,8 @@ def _state_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def pytest_collection_finish() -> None:
     """Keep garbage collections from looking at all that was imported and collected, in vain."""
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let libraries free what they made: DuckDB complains at the end about what is left."""
+    gc.unfreeze()
