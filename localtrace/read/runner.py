@@ -25,7 +25,7 @@ from localtrace.store.tables.snapshot import Copies, Snapshot
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TRIES = 5
+_TRIES = 5
 _VERIFY = "localtrace verify says what to do"
 Params = Mapping[str, Any] | Sequence[Any] | None
 """Values for `$name` (a mapping) or `?` (a sequence)."""
@@ -106,7 +106,7 @@ class QueryRunner:
         sql: str,
         params: Params = None,
         is_own: bool = True,
-        tries: int = TRIES,
+        tries: int = _TRIES,
         trace_ids: Collection[str] | None = None,
     ) -> pa.Table:
         """Run one SELECT.
@@ -123,6 +123,7 @@ class QueryRunner:
             QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
             StoreError: a file is missing or damaged.
         """
+        params = self.bound(params)
         try:
             return self._execute(sql, params, is_own, trace_ids)
         except QueryError:
@@ -147,6 +148,10 @@ class QueryRunner:
             is_memory = isinstance(error, duckdb.OutOfMemoryException)
             is_memory |= "Out of Memory" in str(error)
             raise QueryError(NO_MEMORY if is_memory else one_line(error)) from None
+
+    def bound(self, params: Params) -> Params:
+        """Return the parameters that a query is run with."""
+        return params
 
     def _execute(
         self, sql: str, params: Params, is_own: bool, trace_ids: Collection[str] | None

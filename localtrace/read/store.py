@@ -6,7 +6,7 @@ journals alike. Reading writes nothing. One `Store` serves one thread; `share` g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from localtrace.read.filters import Filters
 from localtrace.read.query_limits import Limits
 from localtrace.read.result import Result
 from localtrace.read.run_names import with_run_ids
-from localtrace.read.runner import TRIES, Params, QueryRunner
+from localtrace.read.runner import Params, QueryRunner
 from localtrace.read.trajectories import read_batch, whole_ids
 from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
@@ -32,8 +32,6 @@ from localtrace.store.tokenizers import RunTokenizers
 from localtrace.types import Trajectory
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from localtrace.read.named_queries import NamedQuery
 
 _ORDERS = {
@@ -116,17 +114,9 @@ class Store(QueryRunner):
         is_own = filters is None or not filters.has_sql
         return Result(self.run(sql, params, is_own))
 
-    def run(
-        self,
-        sql: str,
-        params: Params = None,
-        is_own: bool = True,
-        tries: int = TRIES,
-        trace_ids: Collection[str] | None = None,
-    ) -> pa.Table:
-        """Run one SELECT, see `QueryRunner.run`; parameters that name runs become their ids."""
-        bound = with_run_ids(self, params) if isinstance(params, Mapping) else params
-        return super().run(sql, bound, is_own, tries, trace_ids)
+    def bound(self, params: Params) -> Params:
+        """Return the parameters with the ids of the runs that they name."""
+        return with_run_ids(self, params) if isinstance(params, Mapping) else params
 
     def query(
         self, name: str, *, folders: Iterable[Path] = (), filters: Filters = _NONE, **params: Any

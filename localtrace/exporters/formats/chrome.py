@@ -58,16 +58,14 @@ class _Timeline:
     def __init__(self, processes: Mapping[str, str]) -> None:
         self.base_ns: int | None = None
         """The time of the first event."""
-        self._separator = b"\n"
         self._processes = processes
         self._rows: dict[str, list[int]] = {}
         """For each process: the time (ns) until which each of its rows is taken."""
 
     def add(self, trajectory: Trajectory) -> bytes:
         """Return the slices of a trajectory, and the names of processes and rows that are new."""
-        events = b",\n".join(to_json(event).encode() for event in self._events(trajectory))
-        separator, self._separator = self._separator, b",\n"
-        return separator + events
+        separator = b"\n" if self.base_ns is None else b",\n"
+        return separator + b",\n".join(to_json(e).encode() for e in self._events(trajectory))
 
     def _events(self, trajectory: Trajectory) -> Iterator[Fields]:
         spans = sorted(trajectory.spans, key=lambda span: (span.start_ns, -span.duration_ns))

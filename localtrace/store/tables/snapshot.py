@@ -38,6 +38,9 @@ from localtrace.store.tables.delta import committed_number, open_table, table_fi
 from localtrace.store.tokenizers import RunTokenizers
 
 _LISTINGS_MAX = 50
+_SELECTIONS_MAX = 8
+"""Selections of trajectories whose calls are read alone, each by a pass over all journals. Whoever
+asks for more, as an export does, reads all calls once."""
 _NO_JOURNALS: Mapping[str, Sequence[Any]] = dict.fromkeys(TABLES, ())
 _reading = RLock()
 
@@ -143,6 +146,8 @@ class Unsealed(Mapping[str, pa.Table]):
         self._journals = journals
         self._layout = layout
         self._parts: dict[tuple[frozenset[JournalName], bool], Uncommitted] = {}
+        self._chosen: dict[frozenset[str], pa.Table] = {}
+        """The calls of some trajectories, by their ids."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Unsealed, (self._journals, self._layout)
@@ -159,9 +164,13 @@ class Unsealed(Mapping[str, pa.Table]):
     def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
         """Return the calls of some trajectories, perhaps with others."""
         journals, names = self._left(SPANS.name)
-        if (names, True) in self._parts:
+        chosen = frozenset(trace_ids)
+        with _reading:
+            if (names, True) not in self._parts and len(self._chosen) < _SELECTIONS_MAX:
+                if chosen not in self._chosen:
+                    self._chosen[chosen] = self._rows(journals, names, chosen).tables[SPANS.name]
+                return self._chosen[chosen]
             return self[SPANS.name]
-        return self._rows(journals, names, trace_ids).tables[SPANS.name]
 
     def has_rows(self, table: TableSchema) -> bool:
         """Tell whether a table has rows, without reading calls."""
