@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from localtrace.store.compacting.rewrite import rewrite
 from localtrace.store.layout import StoreLayout, open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.store.tables import snapshot
-from localtrace.store.tables.delta import open_table
+from localtrace.store.tables.delta import State, read_table
 from localtrace.store.tables.drafts import commit_rows
 from localtrace.testing import recording
 from tests.bundled import bundle
@@ -74,16 +73,13 @@ def folded(layout: StoreLayout) -> dict[str, int]:
 def test_a_reader_that_opens_tables_while_they_are_folded_sees_every_value(
     layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_at_a_time = threading.Lock()
+    def folding_between(layout: StoreLayout, schema: TableSchema) -> State | None:
+        table = read_table(layout, schema)
+        if schema in (TRAJECTORIES, OUTCOMES):  # after the first that is opened
+            compact(layout)
+        return table
 
-    def folding_between(layout: StoreLayout, schema: TableSchema) -> deltalake.DeltaTable | None:
-        with one_at_a_time:
-            table = open_table(layout, schema)
-            if schema in (TRAJECTORIES, OUTCOMES):  # after the first that is opened
-                compact(layout)
-            return table
-
-    monkeypatch.setattr(snapshot, "open_table", folding_between)
+    monkeypatch.setattr(snapshot, "read_table", folding_between)
     assert rewards(layout) == REWARDS
 
 

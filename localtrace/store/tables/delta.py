@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import deltalake
@@ -26,6 +26,7 @@ from localtrace.schema import TableSchema
 from localtrace.store.files import refuse_other_than_file
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.log import ACTIONS_NAME, CHECKPOINT_EVERY, refuse_strangers, sync_log
+from localtrace.store.tables.log_state import Added, LogState, read_log_state
 from localtrace.store.tables.parquet_files import WrittenFile
 
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f*?\[]")
@@ -40,6 +41,10 @@ REMOVED_KEPT_MINUTES = 5
 """Time for which checkpoints name files that were replaced: each commit costs more with every one.
 
 `replacing` keeps notes of its own of what to delete."""
+
+
+State: TypeAlias = DeltaTable | LogState
+"""The committed state of a table."""
 
 
 class Overtaken(StoreError):
@@ -66,13 +71,23 @@ def open_table(layout: StoreLayout, schema: TableSchema) -> DeltaTable | None:
     ) from problem
 
 
-def committed_number(table: DeltaTable | None, writer_id: str) -> int:
+def read_table(layout: StoreLayout, schema: TableSchema) -> State | None:
+    """Read the newest committed state of a table, for those who commit nothing to it.
+
+    Raises:
+        StoreError: the table's log is damaged.
+    """
+    refuse_strangers(layout, schema)
+    return read_log_state(layout, schema) or open_table(layout, schema)
+
+
+def committed_number(table: State | None, writer_id: str) -> int:
     """Return the number of the last journal of a writer that the table holds; -1 for none."""
     number = None if table is None else table.transaction_version(writer_id)
     return -1 if number is None else number
 
 
-def table_files(layout: StoreLayout, table: DeltaTable | None, schema: TableSchema) -> list[str]:
+def table_files(layout: StoreLayout, table: State | None, schema: TableSchema) -> list[str]:
     """Return the absolute paths of the Parquet files of a table's state, sorted.
 
     Raises:
@@ -119,7 +134,7 @@ class CommittedFile:
         return layout.table(schema.name) / self.path
 
 
-def committed_files(table: DeltaTable | None) -> list[CommittedFile]:
+def committed_files(table: State | None) -> list[CommittedFile]:
     """Return the files of a table's state.
 
     Raises:
@@ -127,6 +142,15 @@ def committed_files(table: DeltaTable | None) -> list[CommittedFile]:
     """
     if table is None:
         return []
+    return [
+        CommittedFile("/".join(inside(path.split("/"))), size_bytes, rows, added_ms)
+        for path, size_bytes, rows, added_ms in (
+            table.files if isinstance(table, LogState) else _added(table)
+        )
+    ]
+
+
+def _added(table: DeltaTable) -> Iterator[Added]:
     actions = table.get_add_actions(flatten=True)
     names = ("path", "size_bytes", "modification_time")
     paths, sizes, times = (actions.column(name).to_pylist() for name in names)
@@ -134,8 +158,7 @@ def committed_files(table: DeltaTable | None) -> list[CommittedFile]:
     if "num_records" in actions.column_names:
         rows = actions.column("num_records").to_pylist()
     # The Delta log holds paths as URLs: a `%2F` on the disk is `%252F` there.
-    places = ("/".join(inside(unquote(path).split("/"))) for path in paths)
-    return [CommittedFile(*of) for of in zip(places, sizes, rows, times, strict=True)]
+    return zip(map(unquote, paths), sizes, rows, times, strict=True)
 
 
 def commit(

@@ -10,15 +10,12 @@ Where a store is read in several copies and bundles at once, the SQL views leave
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from threading import RLock
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from localtrace.schema import OUTCOMES, SPANS, TABLES, TableSchema
 from localtrace.store.bundle import Bag
@@ -34,7 +31,7 @@ from localtrace.store.journal.journal_files import (
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.delta import committed_number, open_table, table_files
+from localtrace.store.tables.delta import State, committed_number, read_table, table_files
 from localtrace.store.tokenizers import RunTokenizers
 
 _LISTINGS_MAX = 50
@@ -107,15 +104,13 @@ def take_snapshot(layout: StoreLayout) -> Snapshot:
     return Snapshot(files, pending, receipt_tables(layout))
 
 
-def _open_tables(layout: StoreLayout) -> dict[str, DeltaTable | None]:
+def _open_tables(layout: StoreLayout) -> dict[str, State | None]:
     # Folding gives trajectories their values before it moves the outcomes. Opened in the other
     # order, a value is seen at least once.
-    outcomes = open_table(layout, OUTCOMES)
-    others = [table for table in TABLES.values() if table is not OUTCOMES]
-    with ThreadPoolExecutor(len(others)) as pool:  # each mostly waits for the disk
-        opened = pool.map(partial(open_table, layout), others)
-        names = [table.name for table in others]
-        return {OUTCOMES.name: outcomes, **dict(zip(names, opened, strict=True))}
+    return {
+        table.name: read_table(layout, table)
+        for table in sorted(TABLES.values(), key=lambda table: table is not OUTCOMES)
+    }
 
 
 def _bundled(bags: Sequence[Bag]) -> Snapshot:
@@ -236,7 +231,7 @@ class Uncommitted:
 
 
 def uncommitted_rows(
-    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None], layout: StoreLayout
+    journals: Sequence[OpenJournal], tables: Mapping[str, State | None], layout: StoreLayout
 ) -> dict[str, Uncommitted]:
     """Make, for each table, the rows of the journals that it does not cover yet."""
     unsealed = Unsealed(_journals_left(journals, tables), layout)
@@ -244,7 +239,7 @@ def uncommitted_rows(
 
 
 def _journals_left(
-    journals: Sequence[OpenJournal], tables: Mapping[str, DeltaTable | None]
+    journals: Sequence[OpenJournal], tables: Mapping[str, State | None]
 ) -> dict[str, list[OpenJournal]]:
     # Tables usually lack the same journals. They differ only after a sealer died between two
     # commits.
