@@ -163,7 +163,10 @@ class Trajectory:
     agent: str | None = None
     data_source: str | None = None
     status: str = "ok"
-    """running, ok, error, cancelled, interrupted or dropped."""
+    """running, ok, error, cancelled, interrupted or dropped.
+
+    running: it has not ended, and a process holds its journal. interrupted: it did not end, and
+    none does."""
     error: str | None = None
     start_ns: int
     end_ns: int | None = None

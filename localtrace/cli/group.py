@@ -110,11 +110,13 @@ def _find_group(store: Store, words: tuple[str, ...]) -> dict[str, Any]:
 
 def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str], list[str | None]]:
     """Return the rollouts, their distinct prompts, and the last answer of each rollout."""
+    from localtrace.cli.output import with_turns_so_far
     from localtrace.read.excerpts import read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
     rows = store.own_sql(_ROLLOUTS_SQL, params).to_arrow()
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
+    rows = with_turns_so_far(store, rows, steps)
     excerpts = read_excerpts(store.run, store.decode, steps)
     prompts = [excerpt.prompt for excerpt in excerpts.values() if excerpt.prompt is not None]
     return rows, list(dict.fromkeys(prompts)), [excerpt.answer for excerpt in excerpts.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ _COLUMNS = (
     "advantage", "fate", "turn_count", "output_tokens", "started_at", "spans_pruned",
 )  # fmt: skip
 _ELSEWHERE = (*_COLUMNS, "run_name", "labels", "prompt", "answer")
-_KEYS = ("trace_id", "run_id", "step", "sample_index", "rollout_n")
+_KEYS = ("trace_id", "run_id", "step", "sample_index", "rollout_n", "status")
 _PLACE = ("step", "sample_index", "rollout_n")
 _ADDED = ("run_name", "place", "labels", "prompt", "answer", "reference")
 """Columns that `ls` adds to those of the view `trajectories`."""
@@ -74,17 +74,26 @@ def command(
 
     A terminal shows the columns that fit; elsewhere all are printed. The column place is
     step/sample_index/rollout_n, run_name tells the runs apart, labels are those that people gave,
-    and reference is the expected answer.
+    and reference is the expected answer. Those still running (status=running) show their turns so
+    far; localtrace show -f follows one.
     """
     from localtrace.cli.no_match import say_nothing_matches
-    from localtrace.cli.output import is_for_terminal, print_table, with_texts
+    from localtrace.cli.output import (
+        is_for_terminal,
+        print_table,
+        with_texts,
+        with_turns_so_far,
+    )
     from localtrace.read.store import open_store
 
     on_terminal = _ON_TERMINAL if columns is None else columns
     names = on_terminal if is_for_terminal(form) else columns or _ELSEWHERE
     with open_store(*store_paths) as store:
         rows, total = _listed(store, filters, limit, sort, names)
-        table = with_texts(rows, **_added(store, rows, names)).select(names)
+        steps = dict(zip(rows["trace_id"].to_pylist(), rows["step"].to_pylist(), strict=True))
+        if not {"turn_count", "output_tokens"}.isdisjoint(names):
+            rows = with_turns_so_far(store, rows, steps)
+        table = with_texts(rows, **_added(store, rows, steps, names)).select(names)
         print_table(table, form, None if columns else _ON_TERMINAL)
         if not len(rows):
             say_nothing_matches(store, filters)
@@ -119,7 +128,9 @@ def _listed(
     return run(sql, params).to_arrow(), total
 
 
-def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list[str | None]]:
+def _added(
+    store: Store, rows: pa.Table, steps: Mapping[str, int | None], names: Sequence[str]
+) -> dict[str, list[str | None]]:
     """Return those of the columns that the view does not have."""
     from localtrace.read.excerpts import read_excerpts, reference_of
     from localtrace.read.labels import labels_of
@@ -128,8 +139,6 @@ def _added(store: Store, rows: pa.Table, names: Sequence[str]) -> dict[str, list
 
     made: dict[str, list[str | None]] = {}
     ids = rows["trace_id"].to_pylist()
-    steps = dict(zip(ids, rows["step"].to_pylist(), strict=True))
-
     if "labels" in names:
         labels = labels_of(store.run, steps)
         made["labels"] = [str(labels[trace_id]) if trace_id in labels else None for trace_id in ids]

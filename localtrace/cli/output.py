@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from localtrace.values.plain_json import plain_json, valid_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from localtrace.read.store import Store
 
 SHORT_ID = 10
 """Digits of a shortened id; they are unique among millions of ids."""
@@ -52,6 +54,27 @@ def with_texts(table: pa.Table, **columns: Sequence[str | None]) -> pa.Table:
         builder.append_values([text and valid_text(text) for text in texts])
         table = table.append_column(name, builder.finish())
     return table
+
+
+def with_turns_so_far(store: Store, rows: pa.Table, steps: Mapping[str, int | None]) -> pa.Table:
+    """Return rows with `turn_count` and `output_tokens` of the trajectories that are running.
+
+    Args:
+        rows: trajectories, with at least their `trace_id` and `status`.
+        steps: the step of each, by trace id.
+    """
+    from localtrace.read.excerpts import turns_so_far
+
+    ids, statuses = rows["trace_id"].to_pylist(), rows["status"].to_pylist()
+    so_far = turns_so_far(store.run, dict(zip(ids, statuses, strict=True)), steps)
+    for place, name in enumerate(rows.column_names if so_far else ()):
+        if name in ("turn_count", "output_tokens"):
+            import pyarrow as pa
+
+            counts = zip(ids, rows[name].to_pylist(), strict=True)
+            known = [so_far.get(trace_id, {}).get(name, count) for trace_id, count in counts]
+            rows = rows.set_column(place, name, pa.array(known, pa.int64()))
+    return rows
 
 
 def print_table(table: pa.Table, form: str, on_terminal: Sequence[str] | None = None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +16,16 @@ from localtrace.cli.resolve import PICK_HELP
 from localtrace.field_names import LABEL_NAMES
 from localtrace.printing import say, say_text
 from localtrace.read.turns import shortened, turns_of, with_depth
-from localtrace.read.unseen import why_no_calls
+from localtrace.read.unseen import why_no_calls, why_unfinished
 from localtrace.terminal import escape_line
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
     from localtrace.read.turns import Turn
     from localtrace.types import Outcome, Span, Trajectory
+
+_INTERVAL_S = 1.0
+"""Seconds between two reads of a trajectory that is followed."""
 
 
 @click.command(epilog=PICK_HELP)
@@ -29,15 +34,22 @@ if TYPE_CHECKING:
 @click.option("--messages", "view", flag_value="messages", help="Only the messages and answers.")
 @click.option("--tokens", "view", flag_value="tokens",
               help="Only a table of generated tokens: ids, pieces, logprobs, masks.")  # fmt: skip
+@click.option("-f", "--follow", "follows", is_flag=True,
+              help="While it runs, print each further call once it returns.")  # fmt: skip
 @store_option
 @format_option
-def command(trace_id: str, view: str | None, store_paths: tuple[Path, ...], form: str) -> None:
+def command(
+    trace_id: str, view: str | None, follows: bool, store_paths: tuple[Path, ...], form: str
+) -> None:
     """Show one trajectory: its calls in order, with messages, texts and outcomes.
 
-    --format json, csv and parquet work with --tokens only.
+    Of a trajectory that is still running, these are the calls that have returned. --format json,
+    csv and parquet work with --tokens only.
     """
     if form != "table" and view != "tokens":
         raise click.UsageError(f"--format {form} prints rows: add --tokens, or leave out --format")
+    if follows and view == "tokens":
+        raise click.UsageError("--follow prints calls: leave out --tokens or --follow")
     from localtrace.cli.resolve import find_trajectory
     from localtrace.read.store import open_store
 
@@ -47,7 +59,29 @@ def command(trace_id: str, view: str | None, store_paths: tuple[Path, ...], form
             _print_tokens(store, trajectory, form)
             return
         body = {"tree": _tree, "messages": _messages}.get(view or "", _calls)
-        for line in (*_head(trajectory), *body(trajectory)):
+        for line in (*_head(trajectory), *body(trajectory, ())):
+            say_text(line)
+        if follows:
+            with suppress(KeyboardInterrupt):
+                _follow(store, trajectory, body)
+
+
+def _follow(
+    store: Store,
+    trajectory: Trajectory,
+    body: Callable[[Trajectory, Container[str]], Iterator[str]],
+) -> None:
+    """Print each further call of a running trajectory once it returns, and its head at the end."""
+    was_running = trajectory.status == "running"
+    while trajectory.status == "running":
+        seen = {span.span_id for span in trajectory.every_span}
+        time.sleep(_INTERVAL_S)
+        store.refresh()
+        trajectory = store.trajectory(trajectory.trace_id)
+        for line in body(trajectory, seen):
+            say_text(line)
+    if was_running:
+        for line in ("", *_head(trajectory)):
             say_text(line)
 
 
@@ -66,6 +100,8 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
     if trajectory.end_ns is not None:
         took = f", took {_duration(trajectory.end_ns - trajectory.start_ns)}"
     yield f"  {trajectory.status}, started {started:%Y-%m-%d %H:%M:%S} UTC{took}"
+    if why := why_unfinished(trajectory):
+        yield f"  {why}"
     if trajectory.error:
         yield f"  error: {trajectory.error}"
     if trajectory.reward is not None:
@@ -87,22 +123,32 @@ def _outcome_value(outcome: Outcome) -> str:
     return shortened(outcome.values if outcome.text is None else outcome.text)
 
 
-def _calls(trajectory: Trajectory) -> Iterator[str]:
-    """Yield every call, indented below its caller, in the order in which they began."""
+def _unseen(
+    trajectory: Trajectory, seen: Container[str]
+) -> Iterator[tuple[int, Span, Turn | None]]:
+    """Yield the calls that were not seen, each with its depth and its turn if it is one."""
     turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
     for depth, span in with_depth(trajectory.every_span):
+        if span.span_id not in seen:
+            yield depth, span, turns.get(span.span_id)
+
+
+def _calls(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:
+    """Yield every call, indented below its caller, in the order in which they began."""
+    for depth, span, turn in _unseen(trajectory, seen):
         indent = "  " * depth
         yield ""
         yield f"{indent}{_call(span)}"
-        for text in _body(span, turns.get(span.span_id)):
+        for text in _body(span, turn):
             yield from (f"{indent}  {line}" for line in text.splitlines())
 
 
-def _messages(trajectory: Trajectory) -> Iterator[str]:
+def _messages(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:
     """Yield what the turns read and generated, each message once."""
-    for turn in turns_of(trajectory):
-        yield ""
-        yield from _body(turn.span, turn)
+    for _, span, turn in _unseen(trajectory, seen):
+        if turn is not None:
+            yield ""
+            yield from _body(span, turn)
 
 
 def _body(span: Span, turn: Turn | None) -> Iterator[str]:
@@ -119,13 +165,13 @@ def _body(span: Span, turn: Turn | None) -> Iterator[str]:
         yield f"error: {span.error}"
 
 
-def _tree(trajectory: Trajectory) -> Iterator[str]:
+def _tree(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:
     """Yield one line per call: its name, kind and duration, and a turn's token counts."""
-    yield ""
-    turns = {turn.span.span_id: turn for turn in turns_of(trajectory)}
-    for depth, span in with_depth(trajectory.every_span):
+    if not seen:
+        yield ""
+    for depth, span, turn in _unseen(trajectory, seen):
         more = ""
-        if turn := turns.get(span.span_id):
+        if turn:
             counts = " -> ".join("?" if count is None else str(count) for count in turn.usage)
             more = f"  turn {turn.number}: {counts} tokens"
             more += f", {span.finish_reason}" if span.finish_reason else ""

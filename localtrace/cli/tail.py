@@ -41,7 +41,10 @@ order by end_ns
 def command(
     filters: Filters, lines: int, interval_s: float, follows: bool, store_paths: tuple[Path, ...]
 ) -> None:
-    """Print trajectories as they end, until Ctrl-C."""
+    """Print trajectories as they end, until Ctrl-C.
+
+    localtrace ls status=running lists those that have not ended; localtrace show -f follows one.
+    """
     from localtrace.read.store import open_store
 
     with open_store(*store_paths) as store:

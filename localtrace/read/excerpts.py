@@ -1,5 +1,7 @@
 """Short excerpts of trajectories for lists: the prompt of the first turn, the output of the last.
 
+Of trajectories that are running also what their rows lack: the counts so far.
+
 This module knows a store only as functions that run SQL and decode ids. The texts that it returns
 are not escaped for a terminal.
 """
@@ -68,6 +70,30 @@ def read_excerpts(
         ).to_pylist()
         excerpts |= _excerpts(rows, decode)
     return excerpts
+
+
+def turns_so_far(
+    run_sql: RunSql, statuses: Mapping[str, str], steps: Mapping[str, int | None]
+) -> dict[str, dict[str, int | None]]:
+    """Count what rows of running trajectories lack: `turn_count` and `output_tokens`, by trace id.
+
+    Args:
+        run_sql: runs SQL in the store.
+        statuses: the status of each trajectory of a list, by trace id.
+        steps: the step of each.
+    """
+    running = [trace_id for trace_id, status in statuses.items() if status == "running"]
+    if not running:
+        return {}
+    rows = run_sql(
+        "select trace_id, count(*) as turn_count, "
+        "sum(len(unmasked(output_ids, response_mask)))::bigint as output_tokens "
+        "from stored.spans where is_turn and trace_id in (select unnest($running)) "
+        f"and {listed_steps(map(steps.get, running))} group by trace_id",
+        {"running": running},
+        trace_ids=steps,  # those whose excerpts are read, so that journals are read once
+    ).to_pylist()
+    return {row.pop("trace_id"): row for row in rows}
 
 
 def cut(text: str | None, most: int) -> str | None:

@@ -113,8 +113,8 @@ class FilterValues(TypedDict, total=False):
         values=("trained", "filtered", "stale", "aborted", "failed", "baseline"),
     )]  # fmt: skip
     status: Annotated[Texts, Filter(
-        "texts", "how it ended", own=("spans",),
-        values=("ok", "error", "cancelled", "interrupted", "dropped"),
+        "texts", "how it ended, or running", own=("spans",),
+        values=("running", "ok", "error", "cancelled", "interrupted", "dropped"),
     )]  # fmt: skip
     op: Annotated[Texts, Filter(
         "text", "name of one of its calls", view="spans", own=("spans",), has_many=True,

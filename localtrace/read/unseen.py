@@ -1,4 +1,4 @@
-"""Data that cannot be seen: it was never recorded, or it was pruned.
+"""Data that cannot be seen: it was never recorded, is not recorded yet, or was pruned.
 
 This module knows a store only as a function that runs SQL.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from localtrace.errors import NothingRecorded
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 PRUNED = "its calls were pruned"
 """The beginning of every text that says why a trajectory has no calls any more."""
+_WITHOUT_END = {
+    "running": "calls that have not returned are not recorded yet",
+    "interrupted": "calls that had not returned are lost: its process is gone, or this is a copy "
+    "of the store from before the end",
+}
+"""What the record of a trajectory without an end lacks, by its status."""
 RunSql = Callable[[str, Mapping[str, Any]], "pa.Table"]
 
 _READS_CALLS = re.compile(
@@ -36,6 +43,17 @@ def why_no_calls(trajectory: Trajectory) -> str | None:
     if trajectory.spans_pruned is not None:
         return f"{PRUNED}: {trajectory.spans_pruned}"
     return None
+
+
+def why_unfinished(trajectory: Trajectory) -> str | None:
+    """Return when its newest call returned, and what its record lacks; None if it ended."""
+    if trajectory.status not in _WITHOUT_END:
+        return None
+    newest_ns = max((span.end_ns for span in trajectory.spans), default=None)
+    newest = "no call has returned"
+    if newest_ns is not None:
+        newest = f"newest call {datetime.fromtimestamp(newest_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{newest}; {_WITHOUT_END[trajectory.status]}"
 
 
 def pruned_for(run_sql: RunSql, query: NamedQuery, filters: Filters) -> str:

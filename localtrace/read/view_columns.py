@@ -35,6 +35,7 @@ _OWN: dict[str, dict[str, str]] = {
         "ended": "whether it closed cleanly",
     },
     "trajectories": {
+        "status": "running, ok, error, cancelled, interrupted or dropped",
         "reward": "the newest outcome of that name, otherwise the one set inside the rollout",
         "advantage": "the newest outcome of that name",
         "fate": "what training did with it: trained, filtered, stale, aborted, failed or baseline",

@@ -31,6 +31,7 @@ def child(
         [sys.executable, "-c", _CODE, json.dumps(call)],
         cwd=ROOT,
         env=environ,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )

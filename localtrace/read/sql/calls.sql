@@ -19,11 +19,14 @@ select
     end) as kind,
     kind is null as kind_derived
 from (
-    -- Whether the agent itself made a call: no tool, reward or generation is around it.
+    -- Whether the agent itself made a call: no tool, reward or generation is around it. A call that
+    -- turns were made in is an agent too where it has no row, as it has not returned yet.
     select
         *,
         parent_id is null or turns = 0
             or coalesce(list_contains(list(span_id) filter (is_agent) over trace, parent_id), false)
+            or coalesce(list_contains(list(parent_id) filter (is_turn) over trace, parent_id), false)
+            and not list_contains(list(span_id) over trace, parent_id)
             as is_agents_own,
         coalesce(list_contains(
             list(op) filter (not is_turn and turns_before between 1 and turns - 1) over trace, op
