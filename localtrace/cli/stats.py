@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -108,11 +107,9 @@ def _tables(store: Store) -> list[dict[str, Any]]:
 
 
 def _unreadable(store: Store) -> list[dict[str, Any]]:
-    damage: Counter[str] = Counter()
-    for snapshot in store.snapshots:
-        damage.update(asdict(snapshot.pending.damage))
+    counts = asdict(store.damage())
     return [
-        {"what": f"unreadable {what}", "rows": count} for what, count in damage.items() if count
+        {"what": f"unreadable {what}", "rows": count} for what, count in counts.items() if count
     ]
 
 

@@ -214,11 +214,7 @@ def _groups(
 
 def _unsealed(store: Store) -> list[str]:
     """Return the trajectories of which a part is only in journals."""
-    trace_ids: set[str] = set()
-    for snapshot in store.snapshots:
-        for name in ("trajectories", "spans"):
-            trace_ids.update(snapshot.pending[name]["trace_id"].unique().to_pylist())
-    return list(trace_ids)
+    return list(set().union(*(snapshot.pending.trace_ids for snapshot in store.snapshots)))
 
 
 def _row_sizes(layout: StoreLayout) -> dict[str, float]:

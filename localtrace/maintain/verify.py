@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localtrace.errors import StoreError
+from localtrace.read.store import Store
 from localtrace.schema import TABLES, TableSchema
 from localtrace.store.files import passed_over
 from localtrace.store.journal.folders import find_journal_folders
@@ -62,9 +63,12 @@ def verify(layout: StoreLayout, progress: OnProgress | None = None) -> VerifyRep
     """
     report = VerifyReport()
     states = {name: _state(layout, schema, report) for name, schema in TABLES.items()}
-    with contextlib.suppress(StoreError):  # the check of each table reports what is wrong
-        for name, rows in take_snapshot(layout).pending.items():
-            report.rows[name] += rows.num_rows
+    with (
+        contextlib.suppress(StoreError),  # the check of each table reports what is wrong
+        Store([layout], lambda: [[take_snapshot(layout)]]) as store,
+    ):
+        for name in TABLES:
+            report.rows[name] += store.unsealed_rows(name)
     total = sum(map(len, states.values()))
     for name, files in states.items():
         for file in files:

@@ -6,13 +6,12 @@ and looks at the stores again where files are gone. It knows nothing of filters 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from localtrace.errors import QueryError, StoreError
 from localtrace.read import sandbox
@@ -24,6 +23,8 @@ from localtrace.store.tables.snapshot import Copies, Snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 _TRIES = 5
 _VERIFY = "localtrace verify says what to do"
@@ -90,6 +91,16 @@ class QueryRunner:
         """
         return list(chain(*self._stores))
 
+    def of_each(self, question: Callable[[Snapshot], T], tries: int = _TRIES) -> list[T]:
+        """Return the answer of each snapshot; new ones are asked where a journal was sealed."""
+        try:
+            return [question(snapshot) for snapshot in self.snapshots]
+        except FileNotFoundError:
+            if not tries:
+                raise
+            self.refresh()
+            return self.of_each(question, tries - 1)
+
     def refresh(self) -> None:
         """Read the stores as they are now."""
         before = copy(self)
@@ -133,10 +144,10 @@ class QueryRunner:
 
             if not isinstance(error, duckdb.Error | StoreError | OSError):
                 raise  # OSError: while rows are handed over
-            lost = [path for path in self._paths() if not os.path.exists(path)]
+            lost = self._lost()
             if lost and tries:
-                self.refresh()  # a compaction removed files since
-                if set(lost).isdisjoint(self._paths()):
+                self.refresh()  # a sealing or a compaction removed files since
+                if set(lost).isdisjoint(self._lost()):
                     return self.run(sql, params, is_own, tries - 1, trace_ids)
             if lost:
                 raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
@@ -187,6 +198,9 @@ class QueryRunner:
             return True
         message = str(error)
         return "Cannot open file" not in message and any(path in message for path in self._paths())
+
+    def _lost(self) -> list[str]:
+        return [path for snapshot in self.snapshots for path in snapshot.lost()]
 
     def _paths(self) -> Iterator[str]:
         return chain.from_iterable(snapshot.paths() for snapshot in self.snapshots)

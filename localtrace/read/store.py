@@ -27,7 +27,8 @@ from localtrace.read.unseen import pruned_for, refuse_nothing
 from localtrace.schema import TABLES
 from localtrace.store.layout import StoreLayout, read_meta
 from localtrace.store.sources import find_stores, of_each_store
-from localtrace.store.tables.snapshot import Copies, take_snapshot
+from localtrace.store.tables.damage import Damage
+from localtrace.store.tables.snapshot import Copies, Snapshot, take_snapshot
 from localtrace.store.tokenizers import RunTokenizers
 from localtrace.types import Trajectory
 
@@ -254,7 +255,14 @@ class Store(QueryRunner):
 
     def unsealed_rows(self, table: str) -> int:
         """Return the number of a table's rows that are in journals only."""
-        return sum(snapshot.pending[table].num_rows for snapshot in self.snapshots)
+        return sum(self.of_each(lambda snapshot: len(snapshot.pending[table])))
+
+    def damage(self) -> Damage:
+        """Return counts of what cannot be read in journals; all calls are read for it."""
+        damage = Damage()
+        for part in self.of_each(lambda snapshot: snapshot.pending.damage):
+            damage.add(part)
+        return damage
 
     def _filtered(self, view: str, values: FilterValues) -> Result:
         filters = Filters(**values)
@@ -308,4 +316,11 @@ def open_store(
     layouts = find_stores([path, *more_paths])
     stores = of_each_store(layouts)
     limits = Limits() if timeout_s is None else Limits(timeout_s)
-    return Store(layouts, lambda: [list(map(take_snapshot, copies)) for copies in stores], limits)
+    newest: dict[Path, Snapshot] = {}
+
+    def look() -> list[Copies]:
+        for layout in layouts:
+            newest[layout.root] = take_snapshot(layout, newest.get(layout.root))
+        return [[newest[layout.root] for layout in copies] for copies in stores]
+
+    return Store(layouts, look, limits)

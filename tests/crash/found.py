@@ -67,7 +67,7 @@ def sealed_contents(store: Path) -> dict[str, list[str]]:
     """Seal everything, and read it from the tables alone."""
     seal_all(store)
     snapshot = take_snapshot(open_layout(store))
-    assert snapshot.pending.journal_count == 0
+    assert snapshot.pending.journals == {}
     return contents(store)
 
 

@@ -87,7 +87,7 @@ def test_the_sealer_outlives_its_killed_starters_and_ends_by_itself(watched: Pat
         assert pid in _sealers(watched)
     wait_until(lambda: _sealers(watched) == [])
     snapshot = take_snapshot(open_layout(watched))
-    assert snapshot.pending.journal_count == 0
+    assert snapshot.pending.journals == {}
     assert sorted(statuses(watched).values()) == ["ok", "ok"]
 
 
@@ -100,7 +100,7 @@ def record_briefly_with_a_sealer(store: str) -> None:
 def test_what_a_short_process_recorded_is_sealed_after_it_ended(watched: Path) -> None:
     run_child(record_briefly_with_a_sealer, watched)
     wait_until(lambda: (watched / "sealer.log").exists() and _sealers(watched) == [])
-    assert take_snapshot(open_layout(watched)).pending.journal_count == 0
+    assert take_snapshot(open_layout(watched)).pending.journals == {}
     assert list(statuses(watched).values()) == ["ok"]
     assert [row["event"] for row in rows(watched, "runs")] == ["start", "end"]
 
@@ -124,7 +124,7 @@ def test_sealing_that_fails_is_tried_again(
     sealer.seal_until_done(store, store / "journals")
     assert naps == 4  # the last one after it was sealed
     assert sum(str(obstacle) in record.getMessage() for record in caplog.records) == 3
-    assert take_snapshot(open_layout(store)).pending.journal_count == 0
+    assert take_snapshot(open_layout(store)).pending.journals == {}
 
 
 def test_journals_of_a_living_writer_wait_until_they_are_old_or_large(
@@ -154,7 +154,7 @@ def test_journals_of_a_living_writer_wait_until_they_are_old_or_large(
         policy = SealPolicy(interval_s=300, max_bytes=20_000)
         sealer.seal_until_done(store, store / "journals", policy=policy, clock=lambda: now_s)
     assert waits == [False, True, True, False, False, True, False]
-    assert take_snapshot(open_layout(store)).pending.journal_count == 0
+    assert take_snapshot(open_layout(store)).pending.journals == {}
 
 
 def test_labels_are_sealed_together_once_nobody_labels_for_a_while(
@@ -168,7 +168,7 @@ def test_labels_are_sealed_together_once_nobody_labels_for_a_while(
 
     def nap(_: float) -> None:
         nonlocal now_s
-        waits.append(take_snapshot(open_layout(store)).pending.journal_count)
+        waits.append(len(take_snapshot(open_layout(store)).pending.journals))
         if now_s in (40, 60):
             localtrace.label(opened, [trace_id], tags=[f"at {now_s}"], who="anna")
         now_s += 20
@@ -198,7 +198,7 @@ def test_a_label_starts_the_sealer_which_ends_by_itself(
     seal(open_layout(watched))
     with localtrace.open_store(watched) as opened:
         localtrace.label(opened, [trace_id], rating=5, who="anna")
-        wait_until(lambda: take_snapshot(open_layout(watched)).pending.journal_count == 0)
+        wait_until(lambda: take_snapshot(open_layout(watched)).pending.journals == {})
         wait_until(lambda: _sealers(watched) == [])
         opened.refresh()
         (label,) = opened.trajectory(trace_id).labels

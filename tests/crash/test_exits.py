@@ -58,7 +58,7 @@ def test_a_process_that_ends_by_itself_has_recorded_everything(store: Path, how:
     assert Counter(statuses(store).values())["ok"] == 21 + (status == "ok")
     assert sum(map(len, calls(store).values())) == 20 * 6 + 2
     assert [row["event"] for row in rows(store, "runs")] == ["start", "end"]
-    assert take_snapshot(open_layout(store)).pending.journal_count == 1
+    assert len(take_snapshot(open_layout(store)).pending.journals) == 1
 
 
 def test_threads_that_start_together_lose_and_double_nothing(store: Path) -> None:

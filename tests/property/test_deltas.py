@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localtrace.store.journal.deltas import CHAIN_MAX, WHOLE_PER_ADDED, DeltaReader, DeltaWriter
-from localtrace.store.journal.frames import Frames
-from localtrace.store.journal.journal_files import JournalName, JournalStatus
 from localtrace.store.journal.records import Head, TurnCall
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.store.tables.rows import JournalRows
@@ -64,7 +62,8 @@ class Journal:
             msgspec.msgpack.encode((CONTEXT, seq, msgspec.Raw(record)))
             for seq, record in enumerate(self.records)
         ]
-        rows.add_journal(JournalName("0" * 16, 0), Frames(payloads), JournalStatus.LAST)
+        for payload in payloads:
+            rows.add(payload)
 
     def without(self, lost: set[int]) -> Journal:
         kept = [place for place in range(len(self.records)) if place not in lost]
@@ -187,7 +186,7 @@ def check_rows(journals: Sequence[Journal]) -> int:
     rows = JournalRows()
     for journal in journals:
         journal.add_to(rows)
-    every = rows.tables()["spans"].to_pylist()
+    every = rows.take_tables()["spans"].to_pylist()
     assert rows.damage.records == 0
     spans = [row for row in every if row["batch_index"] is None]
     turns = {turn.span_id: turn for journal in journals for turn in journal.turns}

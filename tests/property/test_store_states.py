@@ -125,6 +125,8 @@ class Stores(RuleBasedStateMachine):
         self.attempts = {"a": 0, "b": 0}
         self.open: list[Open] = []
         self.trace_ids: list[str] = []
+        self.readers: dict[Path, localtrace.Store] = {}
+        """Stores that were opened before."""
         self.known: set[str] = set()
         """Journals that there were before a seal."""
 
@@ -517,14 +519,27 @@ class Stores(RuleBasedStateMachine):
         ids = [row.trace_id for row in sorted(rows, key=order)]
         assert [row["trace_id"] for row in json.loads(result.stdout)] == ids[:limit]
 
-    @rule(gathered=st.booleans())
-    def read(self, gathered: bool) -> None:
+    @rule(gathered=st.booleans(), cold=st.booleans())
+    def read(self, gathered: bool, cold: bool = False) -> None:
         path, held = self.place(gathered)
-        with localtrace.open_store(path) as opened:
+        with self.opened(path, cold) as opened:
             assert_equal(answers(opened), self.model.answers(held))
             if gathered:  # calls may come before their trajectory
                 count = opened.sql("select count(*) as n from spans").to_dicts()[0]["n"]
                 assert count == self.model.count_calls(held)
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, cold: bool) -> Iterator[localtrace.Store]:
+        """Open a store, or refresh what was opened when the store had other content."""
+        if cold:
+            with localtrace.open_store(path) as opened:
+                yield opened
+        elif path in self.readers:
+            self.readers[path].refresh()
+            yield self.readers[path]
+        else:
+            self.readers[path] = self.stack.enter_context(localtrace.open_store(path))
+            yield self.readers[path]
 
     def place(self, gathered: bool) -> tuple[Path, Held]:
         if gathered and self.into.exists():

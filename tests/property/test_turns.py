@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 
 from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.store.journal.deltas import DeltaWriter
-from localtrace.store.journal.frames import Frames
-from localtrace.store.journal.journal_files import JournalName, JournalStatus
 from localtrace.store.journal.records import Head, TurnCall
 from localtrace.store.journal.turns import TurnTotals, prompt_hash
 from localtrace.store.tables.rows import JournalRows
@@ -267,8 +265,9 @@ def test_as_many_turns_are_counted_as_are_marked(made: list[Any]) -> None:
         )  # fmt: skip
         record = writer.rewrite(bytes(16), msgspec.msgpack.encode(call), totals)
         payloads.append(msgspec.msgpack.encode((("p", "e", "r", 0), span_id, msgspec.Raw(record))))
-    rows.add_journal(JournalName("0" * 16, 0), Frames(payloads), JournalStatus.LAST)
-    spans = rows.tables()["spans"].to_pylist()
+    for payload in payloads:
+        rows.add(payload)
+    spans = rows.take_tables()["spans"].to_pylist()
     assert rows.damage.records == 0
     turns = [span for span in spans if span["is_turn"]]
     assert len(turns) == totals.turns

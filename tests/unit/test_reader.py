@@ -15,9 +15,11 @@ from tokenizers.models import WordLevel
 
 import localtrace
 from localtrace.errors import QueryError
+from localtrace.read import sandbox
 from localtrace.read.store import Store, open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
+from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.snapshot import take_snapshot
 from localtrace.testing import recording, simulate_crash
 
@@ -179,6 +181,44 @@ def test_tables_are_the_same_whether_calls_are_read_or_not(record: Recording) ->
         tables = [table for table in without if table != "spans"]
         assert all(without[table].equals(with_calls[table]) for table in tables)
         assert None not in without["trajectories"]["prompt_hash"].to_pylist()
+
+
+@pytest.mark.parametrize("in_child", [False, True])
+def test_calls_of_journals_that_were_sealed_since_are_read_from_tables(
+    record: Recording, in_child: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "sandbox", sandbox.Sandbox() if in_child else None)
+    ids = record(range(2))
+    first, second, third = (open_store(record.path) for _ in range(3))
+    with first, second, third:
+        for store in (first, second, third):
+            assert len(store.trajectories()) == len(ids)
+        sealed(record.path)
+        count = first.sql("select count(*) as n from spans").to_dicts()
+        assert count == [{"n": len(ids) * (2 * TURNS + 1)}]
+        assert len(second.trajectory(ids[0]).spans) == 2 * TURNS + 1
+        assert (third.damage(), third.unsealed_rows("spans")) == (Damage(), 0)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_store_is_refreshed_while_it_is_recorded(tmp_path: Path, is_sealed: bool) -> None:
+    path, counts = tmp_path / "store", []
+    sql = "select count(*) as n, count(*) filter (status = 'running') as running from trajectories"
+    with recording(path), open_store(path) as before, before.share() as store:
+        for step in range(3):
+            roll_out(step, 0, 0)
+            with localtrace.trajectory(step=step):
+                lookup("word")
+                localtrace.flush()
+                store.refresh()
+                spans = store.sql("select count(*) as n from spans").to_dicts()[0]["n"]
+                counts.append((*store.sql(sql).to_dicts()[0].values(), spans))
+            if is_sealed:
+                localtrace.close()
+                sealed(path)
+                localtrace.init(path, seal=False, min_free_bytes=0)
+        assert before.sql(sql).to_dicts() == [{"n": 0, "running": 0}]
+    assert counts == [(2 * n, 1, n * (2 * TURNS + 2)) for n in (1, 2, 3)]
 
 
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:

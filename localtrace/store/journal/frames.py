@@ -61,11 +61,18 @@ def frame(parts: Sequence[Bytes], marker: bytes) -> bytes:
 class Frames:
     """The content of one journal."""
 
-    payloads: list[bytes] = field(default_factory=list)
+    payloads: list[memoryview] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Start of the frame of each payload."""
     damaged: list[tuple[int, int]] = field(default_factory=list)
     """Byte ranges, as (start, end), that are not frames."""
     tail_start: int | None = None
     """Start of an unfinished last frame; None where the file ends with a whole frame."""
+
+    @property
+    def end(self) -> int:
+        """End of the last whole frame; what follows may become one as the journal grows."""
+        return self.starts[-1] + FRAME_BYTES + len(self.payloads[-1]) if self.starts else 0
 
 
 def read_frames(data: bytes, marker: bytes) -> Frames:
@@ -74,6 +81,11 @@ def read_frames(data: bytes, marker: bytes) -> Frames:
     The time is linear in the size of the journal, whatever its bytes are.
     """
     return _Splitter(data, marker).split()
+
+
+def whole_frame(data: bytes, marker: bytes) -> memoryview | None:
+    """Return the payload of the frame at the beginning; None where there is no valid one."""
+    return _Splitter(data, marker).payload_at(0)
 
 
 class _Splitter:
@@ -90,9 +102,10 @@ class _Splitter:
     def split(self) -> Frames:
         frames, data, position = Frames(), self._data, 0
         while position < len(data):
-            payload = self._payload_at(position)
+            payload = self.payload_at(position)
             if payload is not None:
                 frames.payloads.append(payload)
+                frames.starts.append(position)
                 position += FRAME_BYTES + len(payload)
                 continue
             following = self._next_frame(position + 1)
@@ -104,7 +117,8 @@ class _Splitter:
             position = end
         return frames
 
-    def _payload_at(self, position: int) -> bytes | None:
+    def payload_at(self, position: int) -> memoryview | None:
+        """Return the payload of a frame that begins here; None where none does."""
         start = position + FRAME_BYTES
         if start > len(self._data) or not self._data.startswith(self._marker, position):
             return None
@@ -113,7 +127,7 @@ class _Splitter:
             return None
         payload = self._view[start : start + length]
         if crc32(payload, crc32(_LENGTH.pack(length))) == crc:
-            return bytes(payload)
+            return payload
         self._search_bytes -= length
         return None
 
@@ -122,7 +136,7 @@ class _Splitter:
             position = self._data.find(self._marker, position)
             if position < 0:
                 return None
-            if self._payload_at(position) is not None:
+            if self.payload_at(position) is not None:
                 return position
             position += 1
         return None

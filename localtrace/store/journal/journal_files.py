@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import BinaryIO
 
 from localtrace.schema import FORMAT_VERSION, refuse_other_version
-from localtrace.store.files import is_locked, open_file, read_file, take_lock
+from localtrace.store.files import is_locked, open_file, take_lock
 from localtrace.store.journal.frames import marker_of
 from localtrace.values.arrays import Bytes
 
@@ -147,12 +148,23 @@ def read_journal(file: JournalFile) -> bytes:
     Raises:
         FileNotFoundError: the journal was sealed meanwhile.
     """
+    with opened(file) as journal:
+        return journal.read()
+
+
+def opened(file: JournalFile) -> BinaryIO:
+    """Open a journal for reading, even if its writer has marked it as done meanwhile.
+
+    Raises:
+        FileNotFoundError: the journal was sealed meanwhile.
+    """
     try:
-        return read_file(file.path)
+        descriptor = open_file(file.path)
     except FileNotFoundError:
         if file.done:
             raise
-        return read_file(file.done_path)
+        descriptor = open_file(file.done_path)
+    return open(descriptor, "rb")
 
 
 class OwnedFile:

@@ -6,7 +6,6 @@ tuples, because building them must cost next to nothing; this module is what rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -197,15 +196,6 @@ class Envelope(msgspec.Struct, array_like=True):
     record: Record
 
 
-def read_envelopes(payloads: Iterable[bytes]) -> Iterator[Envelope | None]:
-    """Read the frames of one journal in order; yield None for a frame that is not a record."""
-    for payload in payloads:
-        try:
-            yield decode_envelope(payload)
-        except Exception:  # it passed its checksum, yet is not a record of localtrace
-            yield None
-
-
 def encode_context(context: Context) -> bytes:
     """Return the bytes by which the frames of a journal name their run."""
     return msgspec.msgpack.encode(context)
@@ -220,7 +210,7 @@ def decode_envelope(payload: bytes | memoryview) -> Envelope:
     return _DECODER.decode(payload)
 
 
-def call_trace_id(payload: bytes, context: bytes) -> bytes | None:
+def call_trace_id(payload: bytes | memoryview, context: bytes) -> bytes | None:
     """Return the trace id of a call, from its place in a frame; None for any other record.
 
     Most of a journal is calls, and to decode one takes as long as all that its lists hold.
@@ -229,15 +219,18 @@ def call_trace_id(payload: bytes, context: bytes) -> bytes | None:
         payload: the frame.
         context: the encoded context of its journal, which stands before the record.
     """
-    if not payload.startswith(context, 1):
-        return None
     at = 1 + len(context)
-    at += _INT_BYTES.get(payload[at : at + 1], 1)  # the number
-    at += 3 if payload[at : at + 1] == b"\xdc" else 1  # the head of the record's array
-    is_call = payload[at : at + 1] in _CALLS and payload[at + 1 : at + 4] == b"\x94\xc4\x10"
-    return payload[at + 4 : at + 20] if is_call else None
+    head = bytes(payload[: at + _HEAD_BYTES])
+    if not head.startswith(context, 1):
+        return None
+    at += _INT_BYTES.get(head[at : at + 1], 1)  # the number
+    at += 3 if head[at : at + 1] == b"\xdc" else 1  # the head of the record's array
+    is_call = head[at : at + 1] in _CALLS and head[at + 1 : at + 4] == b"\x94\xc4\x10"
+    return head[at + 4 : at + 20] if is_call else None
 
 
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 _INT_BYTES = {b"\xcc": 2, b"\xcd": 3, b"\xce": 5, b"\xcf": 9}
+_HEAD_BYTES = 9 + 3 + 4 + 16
+"""From the number of a record to the trace id of a call, at most."""
 _CALLS = (bytes([Kind.SPAN]), bytes([Kind.TURN]))

@@ -27,7 +27,6 @@ from localtrace.store.journal.journal_files import (
     JournalStatus,
     leftovers,
     list_journals,
-    read_journal,
     strangers,
 )
 from localtrace.store.layout import StoreLayout
@@ -35,7 +34,9 @@ from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import heal_log
-from localtrace.store.tables.snapshot import OpenJournal, uncommitted_rows
+from localtrace.store.tables.open_journal import OpenJournal
+from localtrace.store.tables.snapshot import Unsealed, journals_left
+from localtrace.store.tokenizers import RunTokenizers
 
 BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
@@ -116,12 +117,12 @@ def _batches(
     batch: list[OpenJournal] = []
     size_bytes = 0
     for file, status in ready:
-        data = read_journal(file)
-        if batch and size_bytes + len(data) > BATCH_MAX_BYTES:
+        journal = OpenJournal(file, status).read_on(file, status)
+        if batch and size_bytes + journal.size_bytes > BATCH_MAX_BYTES:
             yield batch
             batch, size_bytes = [], 0
-        batch.append(OpenJournal(file, data, status))
-        size_bytes += len(data)
+        batch.append(journal)
+        size_bytes += journal.size_bytes
     if batch:
         yield batch
 
@@ -132,18 +133,22 @@ def _seal_batch(
     report: SealReport,
 ) -> None:
     states = {name: open_table(layout, schema) for name, schema in TABLES.items()}
-    rows = uncommitted_rows(batch, states, layout)
-    report.damage.add(rows["spans"].damage)
-    unreadable = {name for uncommitted in rows.values() for name in uncommitted.unreadable}
-    for name, uncommitted in rows.items():
-        if len(uncommitted.tables[name]) == 0:
+    left = journals_left(batch, states)
+    unsealed = Unsealed(left, layout)
+    for name, schema in TABLES.items():
+        rows = unsealed[name]
+        if len(rows) == 0:
             continue
-        numbers = {covered.writer_id: covered.number for covered in sorted(uncommitted.journals)}
-        commit_rows(layout, TABLES[name], uncommitted.tables[name], numbers, states[name])
-        report.rows[name] += len(uncommitted.tables[name])
+        names = [journal.file.name for journal in left[name]]
+        numbers = {covered.writer_id: covered.number for covered in sorted(names)}
+        rows = rows.sort_by([(column, "ascending") for column in schema.sort_by])
+        commit_rows(layout, schema, rows, numbers, states[name])
+        report.rows[name] += len(rows)
+    decode = RunTokenizers(layout).decode
     for journal in batch:
-        damaged = journal.file.name in unreadable or bool(journal.frames().damaged)
-        _put_away(layout, journal.file, damaged, report)
+        damage = journal.all_calls(decode)[1]
+        report.damage.add(damage)
+        _put_away(layout, journal.file, damage.records > 0, report)
         report.journals += 1
 
 

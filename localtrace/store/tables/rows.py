@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -13,9 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.field_names import TOKEN_OUTCOMES
-from localtrace.schema import TABLES, TableSchema
-from localtrace.store.journal.frames import Frames
-from localtrace.store.journal.journal_files import JournalName, JournalStatus
+from localtrace.schema import TABLES, TRAJECTORIES, TableSchema
+from localtrace.store.journal.journal_files import JournalStatus
 from localtrace.store.journal.records import (
     STATUSES,
     Begin,
@@ -27,9 +27,8 @@ from localtrace.store.journal.records import (
     Opened,
     OutcomeRecord,
     RunRecord,
-    call_trace_id,
+    decode_envelope,
     encode_context,
-    read_envelopes,
 )
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.spans import SpanReader, head_columns, started_at
@@ -47,117 +46,106 @@ _NO_PLACE = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 class JournalRows:
-    """The rows of any number of journals, by table."""
+    """The rows of one journal, whose records are added in order.
+
+    Calls may be added apart from the other records, all of them or those of some trajectories. A
+    copy goes on by itself.
+
+    Args:
+        decode: turns token ids into text.
+    """
 
     def __init__(self, decode: Decode | None = None) -> None:
-        """Begin without rows.
-
-        Args:
-            decode: turns token ids into text.
-        """
-        self.columns = {name: Columns(schema) for name, schema in TABLES.items()}
+        self.context = b""
+        """The encoded context of the newest record."""
+        self.closed = False
+        """Whether its writer closed in good order."""
         self.damage = Damage()
-        self.calls_passed = 0
-        """Calls that were not read."""
-        self.unreadable: set[JournalName] = set()
-        """Journals of which a part cannot be read."""
-        self._journals: list[JournalName] = []
-        self._ends: dict[str, list[int]] = {name: [] for name in TABLES}
-        """Number of rows after each journal, by table."""
-        self.decode = decode or (lambda run_id, ids: None)
+        self._spans = SpanReader(decode or _no_text)
+        self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
+        self._opened: dict[str, Any] = {}
+        self._columns = {name: Columns(schema) for name, schema in TABLES.items()}
 
-    def add_journal(
-        self,
-        name: JournalName,
-        frames: Frames,
-        status: JournalStatus,
-        calls_of: Container[str] | None = None,
-    ) -> None:
-        """Add one journal.
+    def __copy__(self) -> JournalRows:
+        other = self.for_calls(None)
+        other.context, other.closed, other.damage = self.context, self.closed, copy(self.damage)
+        other._spans, other._open = copy(self._spans), dict(self._open)
+        return other
 
-        Args:
-            status: tells what became of trajectories that do not end in this journal.
-            calls_of: the trajectories whose calls are read; None: all. Other calls are only
-                counted, and what is wrong with them is not noticed.
-        """
-        damaged_before = self.damage.records
-        self.damage.records += len(frames.damaged)
-        if status is not JournalStatus.LIVE:  # else the writer is in the middle of its last frame
-            self.damage.torn_tails += frames.tail_start is not None
-        reader = _JournalReader(self)
-        payloads = frames.payloads if calls_of is None else reader.chosen(frames.payloads, calls_of)
-        for envelope in read_envelopes(payloads):
-            self.damage.records += envelope is None or not reader.try_add(envelope)
-        reader.add_prompt_hashes()
-        if status is JournalStatus.LAST or reader.closed:
-            reader.end_open("interrupted")
-        elif status is JournalStatus.LIVE:
-            reader.end_open("running")
-        self.damage.prompts += reader.spans.lost_prompts
-        self._journals.append(name)
-        for table, columns in self.columns.items():
-            self._ends[table].append(len(columns))
-        if self.damage.records > damaged_before:
-            self.unreadable.add(name)
+    def for_calls(self, decode: Decode | None) -> JournalRows:
+        """Return rows of the same journal, to which only calls are added."""
+        other = JournalRows(decode)
+        other._opened = self._opened
+        return other
 
-    def tables(self) -> dict[str, pa.Table]:
-        """Make tables of all rows.
+    def add(self, payload: bytes | memoryview) -> None:
+        """Add the rows of one record; what localtrace did not write is counted."""
+        self._add(_envelope(payload))
+
+    def add_unless_call(self, payload: bytes | memoryview) -> bytes | None:
+        """Add the rows of one record, unless it is a call; return the trace id of a call."""
+        envelope = _envelope(payload)
+        if envelope is not None and isinstance(envelope.record, Call):
+            self.context = encode_context(envelope.context)
+            return envelope.record.head.trace_id
+        self._add(envelope)
+        return None
+
+    def unhashed(self) -> set[bytes]:
+        """Return the unfinished trajectories without the identity of their prompt."""
+        return {key for key, (_, begin) in self._open.items() if begin.prompt_hash is None}
+
+    def add_prompt_hash(self, payload: bytes | memoryview) -> None:
+        """Give an unfinished trajectory the identity of its prompt, which only a call has yet."""
+        with suppress(Exception):  # it is counted where calls are read
+            call = decode_envelope(payload).record
+            if isinstance(call, Call) and call.prompt_hash is not None:
+                common, begin = self._open[call.head.trace_id]
+                begin = msgspec.structs.replace(begin, prompt_hash=call.prompt_hash)
+                self._open[call.head.trace_id] = common, begin
+
+    def take_tables(self) -> dict[str, pa.Table]:
+        """Make tables of the rows that were added since the last time, in the order of records.
 
         A row with a value that does not fit its column is left out, and counts as damaged.
         """
         tables = {}
-        for name, columns in self.columns.items():
+        for name, columns in self._columns.items():
             tables[name], left_out = columns.table()
-            self.damage.records += len(left_out)
-            ends = self._ends[name]
-            self.unreadable |= {self._journals[bisect_right(ends, place)] for place in left_out}
+            self.damage.records += left_out
+            self._columns[name] = Columns(TABLES[name])
+        self.damage.prompts = self._spans.lost_prompts
         return tables
 
+    def unfinished(self, status: JournalStatus) -> tuple[pa.Table, int]:
+        """Return rows of the trajectories that have begun and not ended.
 
-class _JournalReader:
-    """The state of reading one journal from its first record to its last."""
+        Args:
+            status: of the journal, which tells what became of them.
 
-    def __init__(self, rows: JournalRows) -> None:
-        self._rows = rows
-        self.spans = SpanReader(rows.decode)
-        self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
-        self._opened: dict[str, Any] = {}
-        self._context = b""
-        """The encoded context of the newest record."""
-        self._calls: dict[bytes, list[bytes]] = {}
-        """The calls that were passed over, by trace id."""
-        self.closed = False
+        Returns:
+            The table, and the number of rows left out because a value does not fit its column.
+        """
+        columns = Columns(TRAJECTORIES)
+        if status is not JournalStatus.ROTATED or self.closed:
+            name = "running" if status is JournalStatus.LIVE and not self.closed else "interrupted"
+            for common, begin in self._open.values():
+                end = End(begin, 0, STATUSES.index(name), None, msgspec.Raw(b"\x80"), 0)
+                row = common | _trajectory(end)
+                row |= dict.fromkeys(("end_ns", "span_count", "turn_count", "output_tokens"))
+                columns.add(row)
+        return columns.table()
 
-    def chosen(self, payloads: Iterable[bytes], calls_of: Container[str]) -> Iterator[bytes]:
-        """Pass over the calls of other trajectories, which are only counted."""
-        for payload in payloads:
-            trace_id = call_trace_id(payload, self._context)
-            if trace_id is None or trace_id.hex() in calls_of:
-                yield payload
-            else:
-                self._calls.setdefault(trace_id, []).append(payload)
-                self._rows.calls_passed += 1
-
-    def add_prompt_hashes(self) -> None:
-        """Give unfinished trajectories the identity of their prompt, which only a call has yet."""
-        for trace_id, (_, begin) in self._open.items():
-            for envelope in read_envelopes(self._calls.get(trace_id, ())):
-                if begin.prompt_hash is not None:
-                    break
-                if envelope is not None and isinstance(envelope.record, Call):
-                    begin.prompt_hash = envelope.record.prompt_hash
-
-    def try_add(self, envelope: Envelope) -> bool:
-        """Add the rows of one record; return False where localtrace did not write it."""
+    def _add(self, envelope: Envelope | None) -> None:
         try:
-            self._add(envelope)
+            assert envelope is not None
+            self._add_rows(envelope)
         except Exception:  # the other records must stay readable
-            return False
-        return True
+            self.damage.records += 1
 
-    def _add(self, envelope: Envelope) -> None:
+    def _add_rows(self, envelope: Envelope) -> None:
         record = envelope.record
-        self._context = encode_context(envelope.context)
+        self.context = encode_context(envelope.context)
         if not all(map(_is_folder_name, (envelope.context.project, envelope.context.experiment))):
             raise ValueError("no folder can have this name")
         common = {
@@ -168,10 +156,7 @@ class _JournalReader:
         rows: Iterable[dict[str, Any]]
         table, rows = "", ()
         if isinstance(record, Call):
-            if record.prompt_hash and record.head.trace_id in self._open:
-                # The end record has it too, but an interrupted trajectory has no end record.
-                self._open[record.head.trace_id][1].prompt_hash = record.prompt_hash
-            table, rows = "spans", self.spans.rows(record, envelope.context.run_id)
+            table, rows = "spans", self._spans.rows(record, envelope.context.run_id)
         elif isinstance(record, Begin):
             self._open[record.head.trace_id] = (common, record)
         elif isinstance(record, End):
@@ -192,15 +177,18 @@ class _JournalReader:
         elif isinstance(record, Closed):
             self.closed = True
         for row in rows:
-            self._rows.columns[table].add(common | row)
+            self._columns[table].add(common | row)
 
-    def end_open(self, status: str) -> None:
-        """Give a row to every trajectory that has begun and not ended."""
-        for common, begin in self._open.values():
-            end = End(begin, 0, STATUSES.index(status), None, msgspec.Raw(b"\x80"), 0)
-            row = _trajectory(end)
-            row |= dict.fromkeys(("end_ns", "span_count", "turn_count", "output_tokens"))
-            self._rows.columns["trajectories"].add(common | row)
+
+def _no_text(run_id: str, ids: list[int]) -> None:
+    return None
+
+
+def _envelope(payload: bytes | memoryview) -> Envelope | None:
+    try:
+        return decode_envelope(payload)
+    except Exception:  # it passed its checksum, yet is not a record of localtrace
+        return None
 
 
 @lru_cache
@@ -327,22 +315,19 @@ class Columns:
         for name, column in self._columns.items():
             column.append(row.get(name))
 
-    def table(self) -> tuple[pa.Table, list[int]]:
-        """Make a sorted table in the schema's types.
+    def table(self) -> tuple[pa.Table, int]:
+        """Make a table in the schema's types.
 
         Returns:
-            The table, and the positions of rows left out because a value does not fit its
-            column.
+            The table, and the number of rows left out because a value does not fit its column.
         """
         if not len(self):
-            return self._schema.no_rows(), []
-        left_out: list[int] = []
+            return self._schema.no_rows(), 0
         try:
-            table = self._table(self._columns)
+            return self._table(self._columns), 0
         except _NO_PLACE:
             left_out = self._misfits()
-            table = self._table(self._without(set(left_out)))
-        return table.sort_by([(name, "ascending") for name in self._schema.sort_by]), left_out
+            return self._table(self._without(left_out)), len(left_out)
 
     def _table(self, columns: dict[str, list[Any]]) -> pa.Table:
         schema = self._schema.arrow()
@@ -350,10 +335,10 @@ class Columns:
             [_array(columns[column.name], column.type) for column in schema], schema=schema
         )
 
-    def _misfits(self) -> list[int]:
+    def _misfits(self) -> set[int]:
         fields = self._schema.arrow()
         places = (_misfits(self._columns[column.name], column.type, 0) for column in fields)
-        return sorted(set().union(*places))
+        return set().union(*places)
 
     def _without(self, left_out: set[int]) -> dict[str, list[Any]]:
         return {

@@ -9,37 +9,32 @@ Where a store is read in several copies and bundles at once, the SQL views leave
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
-from threading import RLock
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from localtrace.schema import OUTCOMES, SPANS, TABLES, TableSchema
 from localtrace.store.bundle import Bag
 from localtrace.store.journal.folders import journal_folders
-from localtrace.store.journal.frames import Frames, read_frames
-from localtrace.store.journal.journal_files import (
-    JournalFile,
-    JournalName,
-    JournalStatus,
-    list_journals,
-    read_journal,
-)
+from localtrace.store.journal.journal_files import JournalName, list_journals
 from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import State, committed_number, read_table, table_files
-from localtrace.store.tokenizers import RunTokenizers
+from localtrace.store.tokenizers import Decode, RunTokenizers
+
+if TYPE_CHECKING:
+    from localtrace.store.tables.open_journal import OpenJournal
 
 _LISTINGS_MAX = 50
 _SELECTIONS_MAX = 8
-"""Selections of trajectories whose calls are read alone, each by a pass over all journals. Whoever
-asks for more, as an export does, reads all calls once."""
+"""Selections of trajectories whose calls are kept."""
 _NO_JOURNALS: Mapping[str, Sequence[Any]] = dict.fromkeys(TABLES, ())
-_reading = RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +54,12 @@ class Snapshot:
         """Yield the paths of all files that are read."""
         return chain(*self.files.values(), self.receipts)
 
+    def lost(self) -> list[str]:
+        """Return the paths of files that are gone, as a sealing or a compaction removes them."""
+        journals = [journal.file for journal in self.pending.journals.values()]
+        paths = [file.done_path if file.done_path.exists() else file.path for file in journals]
+        return [path for path in chain(map(str, paths), self.paths()) if not os.path.exists(path)]
+
     def rows(self, table: str, columns: list[str]) -> list[dict[str, Any]]:
         """Return all rows of a small table without partitions."""
         import pyarrow.parquet as pq  # slow to import, and most readers do without
@@ -76,31 +77,21 @@ Copies: TypeAlias = Sequence[Snapshot]
 """Snapshots of one store: usually one, several where it is read in copies and bundles."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenJournal:
-    """The bytes of a journal up to the length it had when it was opened."""
-
-    file: JournalFile
-    data: bytes
-    status: JournalStatus
-
-    def frames(self) -> Frames:
-        """Split the bytes into frames."""
-        return read_frames(self.data, self.file.name.marker)
-
-
-def take_snapshot(layout: StoreLayout) -> Snapshot:
+def take_snapshot(layout: StoreLayout, earlier: Snapshot | None = None) -> Snapshot:
     """Look at a store once.
+
+    Args:
+        earlier: a snapshot of it; of journals, only what they have got since is read.
 
     Raises:
         StoreError: a journal folder or a table cannot be read.
     """
     if layout.bags:
         return _bundled(layout.bags)
-    journals = open_journals(layout)
+    journals = _open_journals(layout, {} if earlier is None else earlier.pending.journals)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
-    pending = Unsealed(_journals_left(journals, tables), layout)
+    pending = Unsealed(journals_left(journals, tables), layout)
     return Snapshot(files, pending, receipt_tables(layout))
 
 
@@ -123,124 +114,90 @@ def _bundled(bags: Sequence[Bag]) -> Snapshot:
 
 
 class Unsealed(Mapping[str, pa.Table]):
-    """The rows of journals that the committed state of each table lacks, by table.
+    """The rows of journals that the committed state of each table lacks, by table, in no order.
 
-    They are read when they are first asked for. Calls, which are most of a journal, are read apart
-    from the rest, as most queries do without. Threads may share an instance.
+    Calls are read when they are asked for. Threads may share an instance.
 
     Args:
-        journals: the journals that each table lacks.
+        left: the journals that each table lacks.
         layout: the store, whose tokenizers turn ids into text; None where there are no journals.
     """
 
     def __init__(
         self,
-        journals: Mapping[str, Sequence[OpenJournal]] = _NO_JOURNALS,
+        left: Mapping[str, Sequence[OpenJournal]] = _NO_JOURNALS,
         layout: StoreLayout | None = None,
     ) -> None:
-        self._journals = journals
+        self._left = left
         self._layout = layout
-        self._parts: dict[tuple[frozenset[JournalName], bool], Uncommitted] = {}
         self._chosen: dict[frozenset[str], pa.Table] = {}
         """The calls of some trajectories, by their ids."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unsealed, (self._journals, self._layout)
+        return Unsealed, (self._left, self._layout)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._journals)
+        return iter(self._left)
 
     def __len__(self) -> int:
-        return len(self._journals)
+        return len(self._left)
 
     def __getitem__(self, table: str) -> pa.Table:
-        return self._part(table, with_calls=table == SPANS.name).tables[table]
+        schema, left = TABLES[table], self._left[table]
+        if schema is SPANS:
+            parts = [journal.all_calls(self._decode)[0] for journal in left]
+        else:
+            parts = [part for journal in left for part in journal.tables(schema)]
+        return pa.concat_tables(parts or [schema.no_rows()])
 
     def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
-        """Return the calls of some trajectories, perhaps with others."""
-        journals, names = self._left(SPANS.name)
+        """Return the calls of some trajectories."""
         chosen = frozenset(trace_ids)
-        with _reading:
-            if (names, True) not in self._parts and len(self._chosen) < _SELECTIONS_MAX:
-                if chosen not in self._chosen:
-                    self._chosen[chosen] = self._rows(journals, names, chosen).tables[SPANS.name]
-                return self._chosen[chosen]
-            return self[SPANS.name]
+        calls = self._chosen.get(chosen)
+        if calls is None:
+            parts = [journal.calls_of(chosen, self._decode) for journal in self._left[SPANS.name]]
+            calls = pa.concat_tables(parts or [SPANS.no_rows()])
+            if len(self._chosen) >= _SELECTIONS_MAX:
+                self._chosen.clear()
+            self._chosen[chosen] = calls
+        return calls
 
     def has_rows(self, table: TableSchema) -> bool:
         """Tell whether a table has rows, without reading calls."""
-        part = self._part(table.name)
-        return part.calls_passed > 0 or part.tables[table.name].num_rows > 0
+        if table is SPANS:
+            return any(journal.has_calls for journal in self._left[SPANS.name])
+        return len(self[table.name]) > 0
+
+    @property
+    def journals(self) -> dict[JournalName, OpenJournal]:
+        """The journals by their names."""
+        return {journal.file.name: journal for left in self._left.values() for journal in left}
+
+    @property
+    def trace_ids(self) -> set[str]:
+        """The trajectories of which a row or a call is in a journal."""
+        return set(self["trajectories"]["trace_id"].to_pylist()).union(
+            *(journal.call_trace_ids for journal in self._left[SPANS.name])
+        )
 
     @property
     def damage(self) -> Damage:
         """Counts of what could not be read, for which all calls are read."""
-        parts = [self._part(table, with_calls=True) for table in self]
-        return max((part.damage for part in parts), key=lambda damage: damage.records)
+        damage = Damage()
+        for journal in self.journals.values():
+            damage.add(journal.all_calls(self._decode)[1])
+        return damage
 
-    @property
-    def journal_count(self) -> int:
-        """Number of the journals."""
-        return len({journal.file.name for left in self._journals.values() for journal in left})
-
-    def _part(self, table: str, with_calls: bool = False) -> Uncommitted:
-        journals, names = self._left(table)
-        with _reading:
-            known = self._parts.get((names, True)) or self._parts.get((names, with_calls))
-            if known is None:
-                known = self._rows(journals, names, None if with_calls else ())
-                self._parts[names, with_calls] = known
-            return known
-
-    def _left(self, table: str) -> tuple[Sequence[OpenJournal], frozenset[JournalName]]:
-        # Tables usually lack the same journals.
-        journals = self._journals[table]
-        return journals, frozenset(journal.file.name for journal in journals)
-
-    def _rows(
-        self,
-        journals: Sequence[OpenJournal],
-        names: frozenset[JournalName],
-        calls_of: Collection[str] | None,
-    ) -> Uncommitted:
-        if self._layout is None or not journals:
-            tables = {name: schema.no_rows() for name, schema in TABLES.items()}
-            return Uncommitted(tables, names, names, Damage())
-        # Slow to import, and a reader of a store where all is sealed does without.
-        from localtrace.store.tables.rows import JournalRows
-
-        rows = JournalRows(RunTokenizers(self._layout).decode)
-        for journal in journals:
-            rows.add_journal(journal.file.name, journal.frames(), journal.status, calls_of)
-        tables = rows.tables()
-        unreadable = frozenset(rows.unreadable)
-        return Uncommitted(tables, names, unreadable, rows.damage, rows.calls_passed)
+    @cached_property
+    def _decode(self) -> Decode:
+        assert self._layout is not None
+        return RunTokenizers(self._layout).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Uncommitted:
-    """The rows of journals that the committed state of a table lacks."""
-
-    tables: dict[str, pa.Table]
-    journals: frozenset[JournalName]
-    unreadable: frozenset[JournalName]
-    """Journals of which a part cannot be read."""
-    damage: Damage
-    calls_passed: int = 0
-    """Calls that were not read."""
-
-
-def uncommitted_rows(
-    journals: Sequence[OpenJournal], tables: Mapping[str, State | None], layout: StoreLayout
-) -> dict[str, Uncommitted]:
-    """Make, for each table, the rows of the journals that it does not cover yet."""
-    unsealed = Unsealed(_journals_left(journals, tables), layout)
-    return {name: unsealed._part(name, with_calls=True) for name in unsealed}
-
-
-def _journals_left(
+def journals_left(
     journals: Sequence[OpenJournal], tables: Mapping[str, State | None]
 ) -> dict[str, list[OpenJournal]]:
+    """Return, for each table, the journals that its committed state does not cover yet."""
     # Tables usually lack the same journals. They differ only after a sealer died between two
     # commits.
     return {
@@ -253,13 +210,21 @@ def _journals_left(
     }
 
 
-def open_journals(layout: StoreLayout) -> list[OpenJournal]:
+def _open_journals(
+    layout: StoreLayout, known: Mapping[JournalName, OpenJournal]
+) -> list[OpenJournal]:
     """Read every journal; list again when one vanished or was renamed meanwhile."""
+    # Slow to import, and a reader of a store where all is sealed does without.
+    from localtrace.store.tables.open_journal import OpenJournal
+
     journals: list[OpenJournal] = []
     for _ in range(_LISTINGS_MAX):
         files = list_journals(journal_folders(layout))
         try:
-            journals = [OpenJournal(file, read_journal(file), status) for file, status in files]
+            journals = [
+                known.get(file.name, OpenJournal(file, status)).read_on(file, status)
+                for file, status in files
+            ]
         except FileNotFoundError:
             continue
         again = list_journals(journal_folders(layout))

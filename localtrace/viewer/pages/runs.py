@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -174,9 +173,7 @@ def badge(row: dict[str, Any]) -> dict[str, str]:
 def _recording(request: PageRequest, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how the recording does: what is newest, open, waiting, lost and unreadable."""
     (row,) = request.rows(_NEWEST_SQL, {"run": attempts[0]["run_id"]})
-    damage: Counter[str] = Counter()
-    for snapshot in request.store.snapshots:
-        damage.update(asdict(snapshot.pending.damage))
+    damage = asdict(request.store.damage())
     return {
         "newest_ns": row["newest_ns"],
         "processes": sum(attempt["processes"] for attempt in attempts),

@@ -1,0 +1,201 @@
+"""A journal that is read as it grows.
+
+Most of a journal is calls, and most queries need none: their places are noted, and they are read
+when they are asked for. All other records become rows at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from copy import copy
+from threading import RLock
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from localtrace.schema import SPANS, TABLES, TRAJECTORIES, TableSchema
+from localtrace.store.journal.frames import FRAME_BYTES, read_frames, whole_frame
+from localtrace.store.journal.journal_files import JournalFile, JournalStatus, opened
+from localtrace.store.journal.records import call_trace_id
+from localtrace.store.tables.damage import Damage
+from localtrace.store.tables.rows import JournalRows
+from localtrace.store.tokenizers import Decode
+
+_PIECE_BYTES = 4 * 2**20
+_CHUNKS_MAX = 32
+_reading = RLock()
+
+
+class _Place(NamedTuple):
+    """Where a call stands."""
+
+    trace_id: bytes
+    start: int
+    size_bytes: int
+    """Size of its frame."""
+
+
+class OpenJournal:
+    """A journal up to the length that it had when it was last looked at.
+
+    It never changes: `read_on` returns another one. Threads may share it.
+    """
+
+    def __init__(self, file: JournalFile, status: JournalStatus) -> None:
+        """Begin with nothing; `read_on` reads."""
+        self.file = file
+        self.status = status
+        self.size_bytes = 0
+        self._position = 0
+        """End of the last whole frame."""
+        self._last_head = 0, b""
+        """Place and head of that frame, with its checksum."""
+        self._calls: list[_Place] = []
+        self._tables = {name: [table.no_rows()] for name, table in TABLES.items()}
+        self._rows = JournalRows()
+        self._unfinished = TRAJECTORIES.no_rows()
+        self._damaged = 0
+        """Places before the position that are not frames."""
+        self._rest = Damage()
+        """What cannot be read now, and perhaps later: it is read again."""
+        self._kept_calls: tuple[JournalRows, list[pa.Table], int] | None = None
+        """Whence reading all calls goes on: the reader, the tables so far, the number of calls."""
+        self._all_calls: tuple[pa.Table, Damage] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_kept_calls": None}
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it holds calls, readable or not."""
+        return bool(self._calls)
+
+    @property
+    def call_trace_ids(self) -> set[str]:
+        """The trajectories whose calls it holds, readable or not."""
+        return {place.trace_id.hex() for place in self._calls}
+
+    def read_on(self, file: JournalFile, status: JournalStatus) -> OpenJournal:
+        """Return the journal as it is now.
+
+        Raises:
+            FileNotFoundError: it was sealed meanwhile.
+        """
+        with _reading, opened(file) as journal:
+            descriptor = journal.fileno()
+            size_bytes = os.fstat(descriptor).st_size
+            if (file, status, size_bytes) == (self.file, self.status, self.size_bytes):
+                return self
+            other = self._copy() if self._begins(descriptor) else OpenJournal(file, status)
+            other.file, other.status, other.size_bytes = file, status, size_bytes
+            other._read(descriptor)
+            return other
+
+    def tables(self, table: TableSchema) -> list[pa.Table]:
+        """Return the rows of a table other than that of calls, in parts."""
+        return [*self._tables[table.name], *([self._unfinished] if table is TRAJECTORIES else ())]
+
+    def all_calls(self, decode: Decode) -> tuple[pa.Table, Damage]:
+        """Read all calls, and return what cannot be read in the whole journal.
+
+        Args:
+            decode: turns token ids into text.
+
+        Raises:
+            FileNotFoundError: it was sealed meanwhile.
+        """
+        with _reading:
+            if self._all_calls is None:
+                rows, tables, count = self._kept_calls or (self._rows.for_calls(decode), [], 0)
+                _append(tables, self._read_calls(rows, self._calls[count:]))
+                if self._calls:  # else its first record may not be there yet
+                    self._kept_calls = rows, tables, len(self._calls)
+                damage = copy(rows.damage)
+                for part in (self._rows.damage, self._rest, Damage(self._damaged)):
+                    damage.add(part)
+                self._all_calls = pa.concat_tables(tables), damage
+            return self._all_calls
+
+    def calls_of(self, trace_ids: Collection[str], decode: Decode) -> pa.Table:
+        """Read the calls of some trajectories.
+
+        Raises:
+            FileNotFoundError: it was sealed meanwhile.
+        """
+        chosen = [place for place in self._calls if place.trace_id.hex() in trace_ids]
+        return self._read_calls(self._rows.for_calls(decode), chosen)
+
+    def _copy(self) -> OpenJournal:
+        other = copy(self)
+        other._calls, other._rows = list(self._calls), copy(self._rows)
+        other._tables = {name: list(tables) for name, tables in self._tables.items()}
+        # Only one can go on; this journal needs it no more, or reads its calls anew.
+        other._kept_calls, self._kept_calls = self._kept_calls, None
+        other._all_calls = None
+        return other
+
+    def _begins(self, descriptor: int) -> bool:
+        """Tell whether the file still begins with what was read: somebody may have cut it."""
+        place, head = self._last_head
+        return os.pread(descriptor, len(head), place) == head
+
+    def _read(self, descriptor: int) -> None:
+        known, at, rest = len(self._calls), self._position, b""
+        self._rest = Damage()
+        while at < self.size_bytes:
+            # A frame, or what is damaged, may be longer than a piece.
+            size_bytes = min(max(_PIECE_BYTES, len(rest)), self.size_bytes - at)
+            piece = os.pread(descriptor, size_bytes, at)
+            if not piece:
+                break
+            at += len(piece)
+            rest = self._add(rest + piece)
+        unhashed = self._rows.unhashed()
+        for place in self._calls[known:]:
+            if place.trace_id in unhashed and (call := self._call(descriptor, place)):
+                self._rows.add_prompt_hash(call)
+        for name, table in self._rows.take_tables().items():
+            _append(self._tables[name], table)
+        self._unfinished, misfits = self._rows.unfinished(self.status)
+        self._rest.records += misfits
+
+    def _add(self, data: bytes) -> bytes:
+        """Add the frames of what comes next, and return what follows the last whole one."""
+        rows, frames = self._rows, read_frames(data, self.file.name.marker)
+        for start, payload in zip(frames.starts, frames.payloads, strict=True):
+            trace_id = call_trace_id(payload, rows.context) or rows.add_unless_call(payload)
+            if trace_id is not None:
+                place = _Place(trace_id, self._position + start, FRAME_BYTES + len(payload))
+                self._calls.append(place)
+        passed = sum(start < frames.end for start, _ in frames.damaged)
+        self._damaged += passed
+        # While the writer lives, it is in the middle of its last frame.
+        is_torn = frames.tail_start is not None and self.status is not JournalStatus.LIVE
+        self._rest = Damage(records=len(frames.damaged) - passed, torn_tails=is_torn)
+        if frames.starts:
+            last = frames.starts[-1]
+            self._last_head = self._position + last, data[last : last + FRAME_BYTES]
+            self._position += frames.end
+        return data[frames.end :]
+
+    def _call(self, descriptor: int, place: _Place) -> memoryview | None:
+        data = os.pread(descriptor, place.size_bytes, place.start)
+        return whole_frame(data, self.file.name.marker)
+
+    def _read_calls(self, rows: JournalRows, places: Sequence[_Place]) -> pa.Table:
+        with opened(self.file) as journal:
+            for place in places:
+                call = self._call(journal.fileno(), place)
+                if call is None:  # damaged since
+                    rows.damage.records += 1
+                else:
+                    rows.add(call)
+        return rows.take_tables()[SPANS.name]
+
+
+def _append(tables: list[pa.Table], table: pa.Table) -> None:
+    if len(table) or not tables:
+        tables.append(table)
+    if len(tables) > _CHUNKS_MAX:
+        tables[:] = [pa.concat_tables(tables).combine_chunks()]
