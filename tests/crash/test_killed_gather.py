@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import itemgetter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,13 +18,13 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
 from tests.crash.moments import different, killed_before, named
 from tests.crash.processes import wait_until
-from tests.gathered import merge, newest, record, recorded
+from tests.gathered import merge, newest, node, record, recorded
 
 STEPS = (
-    "localtrace.cluster.gather.put_file",
+    "localtrace.cluster.source.put_file",
     "localtrace.store.tables.drafts.sync",
-    "localtrace.cluster.gather.commit_gathered",
-    "localtrace.cluster.gather.write_rows",
+    "localtrace.cluster.arrivals.commit_gathered",
+    "localtrace.cluster.arrivals.write_rows",
     "localtrace.store.tables.delta.sync_log",
     "localtrace.store.gathered.put_file",
     "deltalake.DeltaTable.create_write_transaction",
@@ -35,10 +36,11 @@ TABLES = ("trajectories", "spans")
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A node whose writer still records, merged files with old and new rows; and what was gathered.
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
+    """Two nodes, and what was gathered.
 
-    The first journals of the writer were gathered, then it wrote more.
+    The writer of the first still records: its first journals were gathered, then it wrote more, and
+    merged files hold old and new rows. Of the second nothing was gathered.
     """
     folder = tmp_path_factory.mktemp("nodes")
     store, into = folder / "node", folder / "all"
@@ -50,17 +52,23 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         asyncio.run(record(2))
     seal(open_layout(store))
     merge(store)
-    return store, into
+    return [store, node(folder / "new node")], into
 
 
 def test_gathering_killed_at_any_step_loses_and_doubles_nothing(
-    nodes: tuple[Path, Path], tmp_path: Path
+    nodes: tuple[list[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, into = nodes
-    before, wanted = recorded(into), recorded(store)
+    stores, into = nodes
+    before = recorded(into)
+    wanted = {
+        table: sorted(row for store in stores for row in recorded(store)[table]) for table in before
+    }
+    # The merged files of the first count as large, those of the second as small.
+    size = max(path.stat().st_size for path in stores[1].rglob("tables/*/*/*/*/*.parquet"))
+    monkeypatch.setattr("localtrace.cluster.arrivals._SMALL_BYTES", size)
 
     def work(copy: Path) -> None:
-        assert gather([store], open_layout(copy)).problems == []
+        assert gather(stores, open_layout(copy)).problems == []
 
     with patch.object(gathering, "TABLES", {name: gathering.TABLES[name] for name in TABLES}):
         killed = killed_before({step: step for step in STEPS}, into, tmp_path, work)
@@ -69,9 +77,10 @@ def test_gathering_killed_at_any_step_loses_and_doubles_nothing(
         found, at = recorded(copy), named(killed, copy)
         for table in wanted:
             assert found[table] in (before[table], wanted[table]), f"{at}: a reader"
-        assert gather([store], open_layout(copy)).problems == []
+        assert gather(stores, open_layout(copy)).problems == []
         assert recorded(copy) == wanted, f"{at}: gathered again"
+    rows = sorted((row for store in stores for row in newest(store)), key=itemgetter("trace_id"))
     assert verify(open_layout(copies[0])).problems == []
-    assert newest(copies[0]) == newest(store)
+    assert newest(copies[0]) == rows
     merge(copies[0])
-    assert newest(copies[0]) == newest(store)
+    assert newest(copies[0]) == rows

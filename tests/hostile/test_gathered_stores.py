@@ -17,7 +17,7 @@ from localtrace.maintain.verify import verify
 from localtrace.store.layout import create_layout
 from tests.bundled import bundle
 from tests.crash.found import contents
-from tests.gathered import node
+from tests.gathered import node, together
 
 SECRET = b"a file that belongs to somebody else"
 
@@ -25,6 +25,12 @@ SECRET = b"a file that belongs to somebody else"
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return node(tmp_path_factory.mktemp("good") / "store", count=1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that is gathered in the same batch."""
+    return node(tmp_path_factory.mktemp("other") / "store", count=1)
 
 
 def spans_file(store: Path) -> Path:
@@ -91,6 +97,29 @@ def other_partition(store: Path) -> None:
     change_log(store, path=f"project=x/{file.name}")
 
 
+def partition_of_another_type(store: Path) -> None:
+    file = spans_file(store)
+    folder = file.parent.with_name("step=early")
+    folder.mkdir()
+    shutil.move(file, folder / file.name)
+    path = f"{folder.relative_to(store / 'tables' / 'spans')}/{file.name}"
+    change_log(store, path=path)
+
+
+def no_partition(store: Path) -> None:
+    file = spans_file(store)
+    shutil.move(file, store / "tables" / "spans" / file.name)
+    change_log(store, path=file.name)
+
+
+def number_beyond_64_bits(store: Path) -> None:
+    lines = [json.loads(line) for line in entry(store).read_text().splitlines()]
+    for line in lines:
+        if "txn" in line:
+            line["txn"]["version"] = 2**70
+    entry(store).write_text("\n".join(map(json.dumps, lines)))
+
+
 def huge_file(store: Path) -> None:
     with open(spans_file(store), "r+b") as file:
         file.truncate(2**40)
@@ -137,24 +166,25 @@ def torn_log(store: Path) -> None:
 
 ATTACKS = (
     link, fifo, folder_behind_a_link, path_that_leads_out, absolute_path, other_partition,
-    huge_file, cut_file, other_columns, no_writer, newer_version, log_that_is_a_fifo,
-    torn_log,
+    partition_of_another_type, no_partition, number_beyond_64_bits, huge_file, cut_file,
+    other_columns, no_writer, newer_version, log_that_is_a_fifo, torn_log,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_a_store_that_is_not_what_it_should_be_costs_itself(
-    attack: Callable[[Path], None], good: Path, tmp_path: Path
+    attack: Callable[[Path], None], good: Path, other: Path, tmp_path: Path
 ) -> None:
     bad = Path(shutil.copytree(good, tmp_path / "bad" / "store"))
     shutil.rmtree(bad / "gathered", ignore_errors=True)
     attack(bad)
     into = create_layout(tmp_path / "all")
-    report = gather([bad], into)
+    report = gather([bad, other], into)
     assert len(report.problems) == 1, report
-    assert report.rows["spans"] == report.rows["outcomes"] == 0
+    assert contents(into.root)["spans"] == contents(other)["spans"]
+    assert contents(into.root)["outcomes"] == contents(other)["outcomes"]
     assert gather([good], into).problems == []
-    assert contents(into.root)["spans"] == contents(good)["spans"]
+    assert contents(into.root)["spans"] == together(good, other)["spans"]
     assert verify(into).problems == []
     assert not any(SECRET in path.read_bytes() for path in into.root.rglob("*") if path.is_file())
 

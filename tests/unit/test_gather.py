@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,16 @@ from tokenizers.models import WordLevel
 import localtrace
 from localtrace.cli import main
 from localtrace.cluster.gather import GatherReport, gather
+from localtrace.cluster.source import Source
 from localtrace.read.store import open_store
 from localtrace.schema import TABLES
+from localtrace.store.files import is_locked, locked
 from localtrace.store.gathered import gathered_rows
 from localtrace.store.layout import create_layout, open_layout, read_meta
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents
+from tests.crash.processes import wait_until
 from tests.gathered import merge, node, record, together, zero_column
 
 GATHER = """
@@ -52,6 +57,12 @@ def gathered(into: Path, *nodes: Path) -> GatherReport:
     return report
 
 
+def folders_of(*stores: Path) -> set[Path]:
+    return {
+        path.parent.relative_to(store) for store in stores for path in store.rglob("v*.parquet")
+    }
+
+
 def test_all_rows_of_all_nodes_are_there_once_and_a_second_time_brings_nothing(
     nodes: list[Path], tmp_path: Path
 ) -> None:
@@ -70,7 +81,20 @@ def test_all_rows_of_all_nodes_are_there_once_and_a_second_time_brings_nothing(
     assert contents(into) == together(*nodes)
 
 
-def test_files_of_which_nothing_is_there_are_copied_byte_by_byte(
+@pytest.fixture
+def large_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every file for a large one, which is not merged with others."""
+    monkeypatch.setattr("localtrace.cluster.arrivals._SMALL_BYTES", 0)
+
+
+@pytest.fixture(params=["small files", "large files"])
+def each_size(request: pytest.FixtureRequest) -> None:
+    if request.param == "large files":
+        request.getfixturevalue("large_files")
+
+
+@pytest.mark.usefixtures("large_files")
+def test_large_files_of_which_nothing_is_there_are_copied_byte_by_byte(
     nodes: list[Path], tmp_path: Path
 ) -> None:
     gathered(tmp_path / "all", *nodes)
@@ -81,6 +105,7 @@ def test_files_of_which_nothing_is_there_are_copied_byte_by_byte(
     assert files(tmp_path / "all") == files(*nodes)
 
 
+@pytest.mark.usefixtures("each_size")
 def test_a_writer_that_goes_on_is_gathered_again_and_again_beside_merging_at_both_ends(
     tmp_path: Path,
 ) -> None:
@@ -136,7 +161,7 @@ def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_onc
     nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let the first one end in the middle of the second, as on a file system without locks."""
-    from localtrace.cluster import gather as module
+    from localtrace.cluster import arrivals as module
 
     into = tmp_path / "all"
     commit, first = module.commit_gathered, True
@@ -153,10 +178,50 @@ def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_onc
         commit(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "commit_gathered", late)
-    gathered(into, nodes[0])
-    assert contents(into) == contents(nodes[0])
+    report = gathered(into, *nodes)
+    assert contents(into) == together(*nodes)
+    assert report.rows["spans"] == len(contents(nodes[1])["spans"])
 
 
+def test_a_store_that_another_process_gathers_from_is_waited_for_without_other_locks(
+    nodes: list[Path], tmp_path: Path
+) -> None:
+    into = create_layout(tmp_path / "all")
+    lock = Source(nodes[1], into).lock
+    with ThreadPoolExecutor(1) as pool, locked(lock):
+        report = pool.submit(gathered, into.root, *nodes)
+        wait_until(lambda: contents(into.root) == together(nodes[0]))
+        wait_until(lambda: not is_locked(Source(nodes[0], into).lock))
+        assert not report.done()
+    assert report.result().stores == 2
+    assert contents(into.root) == together(*nodes)
+
+
+def test_stores_are_gathered_by_one_commit_for_each_table_and_their_small_files_become_one(
+    nodes: list[Path], tmp_path: Path
+) -> None:
+    into = tmp_path / "all"
+    gathered(into, *nodes)
+    for table in TABLES:
+        assert len(list((into / "tables" / table / "_delta_log").glob("*.json"))) == 2
+    folders = [path.parent for path in into.rglob("v*.parquet")]
+    assert len(set(folders)) == len(folders)
+    assert folders_of(into) == folders_of(*nodes)
+
+
+@pytest.mark.parametrize("limit", ["_STORE_BYTES", "_WAITING_BYTES"])
+def test_rows_that_wait_in_memory_are_bounded(
+    limit: str, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"localtrace.cluster.arrivals.{limit}", 0)
+    gathered(tmp_path / "all", *nodes)
+    assert contents(tmp_path / "all") == together(*nodes)
+    assert len(list((tmp_path / "all").rglob("v*.parquet"))) == sum(
+        len(list(node.rglob("v*.parquet"))) for node in nodes
+    )
+
+
+@pytest.mark.usefixtures("each_size")
 def test_a_copy_and_its_original_are_gathered_once(tmp_path: Path) -> None:
     store, into = tmp_path / "node", tmp_path / "all"
     with recording(store, rotate_max_bytes=1):
@@ -203,12 +268,14 @@ def test_what_was_sealed_here_is_not_gathered_and_that_is_told(tmp_path: Path) -
     assert any(re.match(f"{store}: later spans of 1 processes are not .*--store", n) for n in notes)
 
 
+@pytest.mark.usefixtures("each_size")
 def test_a_store_that_gathered_can_be_gathered_from(nodes: list[Path], tmp_path: Path) -> None:
     gathered(tmp_path / "rack", nodes[0])
     gathered(tmp_path / "all", tmp_path / "rack", *nodes)
     assert contents(tmp_path / "all") == together(*nodes)
 
 
+@pytest.mark.usefixtures("each_size")
 def test_a_store_that_does_not_answer_costs_only_itself(nodes: list[Path], tmp_path: Path) -> None:
     broken = Path(shutil.copytree(nodes[1], tmp_path / "broken"))
     next((broken / "tables" / "spans").rglob("*.parquet")).unlink()
@@ -221,18 +288,20 @@ def test_a_store_that_does_not_answer_costs_only_itself(nodes: list[Path], tmp_p
     assert contents(tmp_path / "all")["spans"] == contents(nodes[0])["spans"]
 
 
+@pytest.mark.usefixtures("each_size")
 def test_a_damaged_copy_is_not_taken_for_whole_and_the_mended_one_is_gathered(
     nodes: list[Path], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(nodes[0], tmp_path / "copy"))
-    bad = next((copy / "tables" / "spans").rglob("*.parquet"))
+    bad = max((copy / "tables" / "spans").rglob("*.parquet"))  # the last, after whole ones
     whole = bad.read_bytes()
     zero_column(bad, "inputs")
-    (problem,) = gather([copy], create_layout(tmp_path / "all")).problems
+    (problem,) = gather([copy, nodes[1]], create_layout(tmp_path / "all")).problems
     assert re.match(f"{copy}: not gathered: .*{bad.name}: .*restore it from a copy", problem)
+    assert contents(tmp_path / "all")["spans"] == contents(nodes[1])["spans"]
     bad.write_bytes(whole)
     gathered(tmp_path / "all", copy)
-    assert contents(tmp_path / "all") == contents(nodes[0])
+    assert contents(tmp_path / "all") == together(*nodes)
 
 
 def test_a_refused_commit_leaves_nothing_in_the_table_and_is_repeated(
@@ -249,6 +318,34 @@ def test_a_refused_commit_leaves_nothing_in_the_table_and_is_repeated(
     assert not list(into.tables.rglob("v*.parquet"))
     gathered(into.root, nodes[0])
     assert contents(into.root) == contents(nodes[0])
+
+
+@pytest.mark.parametrize("waiting_bytes", [0, 2**30])
+def test_what_cannot_be_written_at_first_is_brought_store_by_store(
+    waiting_bytes: int, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the first merged file fail, between two stores or after both."""
+    from localtrace.cluster import arrivals as module
+
+    write, calls = module.write_rows, 0
+
+    def full_at_first(path: Path, *args: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_WAITING_BYTES", waiting_bytes)
+    monkeypatch.setattr(module, "write_rows", full_at_first)
+    report = gather(nodes, create_layout(tmp_path / "all"))
+    assert report.stores + report.failed == len(nodes)
+    monkeypatch.undo()
+    brought = nodes if not report.failed else nodes[:1]
+    assert contents(tmp_path / "all") == together(*brought)
+    gathered(tmp_path / "all", *nodes)
+    assert contents(tmp_path / "all") == together(*nodes)
 
 
 def test_journals_on_another_disk_of_the_node_are_told_too(tmp_path: Path) -> None:

@@ -82,8 +82,15 @@ def read_table(layout: StoreLayout, schema: TableSchema) -> State | None:
 
 
 def committed_number(table: State | None, writer_id: str) -> int:
-    """Return the number of the last journal of a writer that the table holds; -1 for none."""
-    number = None if table is None else table.transaction_version(writer_id)
+    """Return the number of the last journal of a writer that the table holds; -1 for none.
+
+    Raises:
+        StoreError: the table's log is damaged.
+    """
+    try:
+        number = None if table is None else table.transaction_version(writer_id)
+    except DeltaError as error:
+        raise StoreError(f"a table's log is damaged: {str(error).splitlines()[0]}") from error
     return -1 if number is None else number
 
 

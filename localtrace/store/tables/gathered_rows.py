@@ -11,18 +11,24 @@ again, which tells that the second one still holds: nothing else was sealed sinc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from localtrace.schema import TableSchema
 from localtrace.store.layout import StoreLayout
-from localtrace.store.tables.delta import Overtaken, commit, committed_number, made_table
+from localtrace.store.tables.delta import (
+    Overtaken,
+    State,
+    commit,
+    committed_number,
+    made_table,
+    read_table,
+)
 from localtrace.store.tables.parquet_files import WrittenFile, open_parquet, reading
 
 _WRITER_COLUMNS = ["writer_id", "writer_seq"]
@@ -52,13 +58,18 @@ def row_ranges(path: Path) -> RowRanges:
     ranges: RowRanges = {}
     with reading(path), open_parquet(path) as file:
         for batch in file.iter_batches(columns=_WRITER_COLUMNS):
-            _add_ranges(ranges, pa.Table.from_batches([batch]))
+            add_ranges(ranges, pa.Table.from_batches([batch]))
     return ranges
 
 
-def _add_ranges(ranges: RowRanges, rows: pa.Table) -> None:
-    sums = rows.group_by("writer_id").aggregate([("writer_seq", "min"), ("writer_seq", "max")])
-    for row in sums.to_pylist():
+def add_ranges(ranges: RowRanges, rows: pa.Table) -> None:
+    """Add the writers of more rows to those of a file.
+
+    Raises:
+        pa.ArrowInvalid: a row tells no writer.
+    """
+    groups = rows.group_by("writer_id", use_threads=False)
+    for row in groups.aggregate([("writer_seq", "min"), ("writer_seq", "max")]).to_pylist():
         writer_id, low, high = (row[n] for n in ("writer_id", "writer_seq_min", "writer_seq_max"))
         if writer_id is None or low is None or not _WRITER_ID.fullmatch(writer_id):
             raise pa.ArrowInvalid("a row does not tell the process that recorded it")
@@ -66,14 +77,12 @@ def _add_ranges(ranges: RowRanges, rows: pa.Table) -> None:
         ranges[writer_id] = (min(known_low, low), max(known_high, high))
 
 
-def held_rows(table: DeltaTable | None, writer_ids: Iterable[str]) -> dict[str, Held]:
-    """Return how far a table holds the rows of writers."""
-    held: dict[str, Held] = {}
-    for writer_id in writer_ids:
-        journal = committed_number(table, writer_id)
-        is_gathered = committed_number(table, f"{writer_id}.gathered") == journal
-        held[writer_id] = Held(journal, committed_number(table, f"{writer_id}.rows"), is_gathered)
-    return held
+def held_rows(table: State | None, writer_id: str) -> Held:
+    """Return how far a table holds the rows of a writer."""
+    journal, row, gathered = (
+        committed_number(table, f"{writer_id}{what}") for what in ("", ".rows", ".gathered")
+    )
+    return Held(journal, row, is_gathered=gathered == journal)
 
 
 def rows_after(rows: pa.Table, last: Mapping[str, int]) -> pa.Table:
@@ -101,7 +110,9 @@ def commit_gathered(
         StoreError: the table cannot be written.
     """
     table = made_table(layout, schema)
-    if held_rows(table, after) != {writer_id: before[writer_id] for writer_id in after}:
+    # Read after the table was opened: of what comes still later, delta-rs makes a conflict.
+    now = read_table(layout, schema)
+    if any(held_rows(now, writer_id) != before[writer_id] for writer_id in after):
         raise Overtaken("other rows of the same processes came meanwhile")
     numbers = {
         application: number

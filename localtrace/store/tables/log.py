@@ -61,6 +61,11 @@ def log_names(layout: StoreLayout, schema: TableSchema, kind: re.Pattern[str] = 
     return []
 
 
+def newest_version(layout: StoreLayout, schema: TableSchema) -> int:
+    """Return the version of a table's newest log entry; -1 where there is none."""
+    return int(max(log_names(layout, schema, ENTRY), default="-1").partition(".")[0])
+
+
 def refuse_strangers(layout: StoreLayout, schema: TableSchema) -> None:
     """Refuse links, FIFOs and the like in a table's log: delta-rs would wait at a FIFO for ever.
 

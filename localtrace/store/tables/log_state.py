@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -48,7 +48,7 @@ class _Remove(msgspec.Struct, rename="camel"):
 
 class _Transaction(msgspec.Struct, rename="camel"):
     app_id: str
-    version: int
+    version: Annotated[int, msgspec.Meta(le=2**63 - 1)]
 
 
 class _Action(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
