@@ -50,7 +50,7 @@ class Column:
     about: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a hash of every column takes long
 class TableSchema:
     """One table: its partition columns (in path order), columns and sort order."""
 

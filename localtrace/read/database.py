@@ -14,9 +14,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from localtrace.read.joined import joined
 from localtrace.read.outcome_views import outcome_views
 from localtrace.read.table_views import (
-    list_literal,
     stored_views,
     text_literal,
     unsealed_calls,
@@ -66,7 +66,7 @@ class Database:
     def __init__(self, stores: Sequence[Copies], memory_max_bytes: int, piece_of: PieceOf) -> None:
         import duckdb
 
-        self._stores = stores
+        stores = self._stores = joined(stores)
         self._spill = spill_folder()
         self._has_calls = False
         """Whether the connection offers all calls that are not sealed."""
@@ -118,13 +118,13 @@ class Database:
 
     def _lock(self, memory_max_bytes: int) -> None:
         files = [path for snapshot in chain(*self._stores) for path in snapshot.paths()]
+        self.connection.execute("set allowed_paths = ?", [files])  # a literal takes longer to parse
         for setting in (
             f"temp_directory = {text_literal(self._spill.name if self._spill else '')}",
             f"max_temp_directory_size = '{_SPILL_MAX_BYTES}B'",
             f"memory_limit = '{memory_max_bytes}B'",
             "global TimeZone = 'UTC'",
             "allocator_flush_threshold = '1MB'",
-            f"allowed_paths = {list_literal(files)}",
             "enable_external_access = false",
             "lock_configuration = true",
         ):

@@ -10,8 +10,10 @@ This module writes SQL text and runs none.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, count
+from itertools import chain, count, groupby
 from typing import TYPE_CHECKING
 
 from localtrace.schema import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from localtrace.store.tables.snapshot import Copies, Snapshot
 
+_KEY = re.compile(r"/([^/=]*)=")
 _PARTITION_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN"}
 
 
@@ -128,8 +131,8 @@ def _uploads(snapshots: Sequence[Snapshot]) -> str:
     select = f"select {columns} from {_unsealed(UPLOADS)}"
     if receipts:
         select += f" union all select {columns} from read_parquet({list_literal(receipts)})"
-    if len(snapshots) > 1:
-        # Each of them may have got the same receipt, and knows where its own trajectories went.
+    if len({os.path.basename(path) for path in receipts}) < len(receipts):
+        # Several stores may have got the same receipt, and know where their own trajectories went.
         select = (
             f"select * from ({select}) qualify row_number() over (partition by upload_id, trace_id "
             "order by container is null, run is null) = 1"
@@ -144,8 +147,9 @@ def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
     files = snapshot.files[table.name]
     parts = [] if _is_sealed(snapshot, table) else [_unsealed(table, number)]
-    if files:
-        parts.append(_sealed(table, files, snapshot.partitioned))
+    # DuckDB takes a folder `lr=0.1` above a store for a partition too, which all files must have.
+    for _, same in groupby(files, _KEY.findall):
+        parts.append(_sealed(table, list(same), snapshot.partitioned))
     columns = listed(table.column_names)
     return " union all ".join(f"select {columns} from {part}" for part in parts)
 

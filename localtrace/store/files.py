@@ -101,7 +101,7 @@ def refuse_other_than_file(path: Path | str) -> None:
         raise StoreFormatError(_misplaced(path, kind, "a file"))
 
 
-def refuse_other_than_folder(path: Path) -> None:
+def refuse_other_than_folder(path: Path | str) -> None:
     """Refuse a link, a file and the like where a store has a folder, or nothing yet.
 
     Raises:

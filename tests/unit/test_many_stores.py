@@ -17,6 +17,7 @@ import localtrace
 from localtrace.errors import BundleError, StoreNotFound
 from localtrace.read.store import Store, open_store
 from localtrace.schema import TABLES
+from localtrace.store.compacting.compact import compact
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording, simulate_crash
@@ -38,6 +39,11 @@ SOURCES = [
     "unsealed", "store", "copy", "bundle", "part", "other part",
 ]  # fmt: skip
 """Folders of `history`, all of one store."""
+NODES = [
+    "sealed", "live", "half", "folded", "empty", "metrics", "carried", "a rate", "another rate",
+    "a rate and a seed",
+]  # fmt: skip
+"""Stores of `nodes`, of which there are no copies."""
 Rows = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -221,6 +227,66 @@ def test_copies_in_any_state_and_order_give_every_row_of_theirs_once(
 ) -> None:
     together = everything(*(history[name] for name in names))
     assert comparable(together) == comparable(merged(alone[name] for name in names))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Stores of which there is no copy, in every state."""
+    base = tmp_path_factory.mktemp("nodes")
+    half = node(sealed(node(base / "half", 0, 1)), 1, 2)
+    with recording(half, **NAMES):
+        localtrace.outcome(roll_out(3, 0), step=3, reward=0.5)
+    folded = node(base / "folded", 4)
+    with recording(folded, **NAMES):
+        localtrace.outcome([row["trace_id"] for row in stored("trajectories", folded).values()],
+                           step=4, reward=[1.0])  # fmt: skip
+    compact(open_layout(sealed(folded)))
+    with recording(base / "empty", **NAMES):
+        pass
+    with recording(base / "metrics", **NAMES):
+        localtrace.log_metrics({"loss": 0.5}, step=1)
+    carried = node(base / "carried", 8, run_id="elsewhere")
+    return {
+        "sealed": sealed(node(base / "sealed", 0, 1, attempt=1)),
+        "live": node(base / "live", 1, 2),
+        "half": half,
+        "folded": folded,
+        "empty": sealed(base / "empty"),
+        "metrics": base / "metrics",
+        "carried": bundle(carried, base / "bundle").path,
+        "a rate": sealed(node(base / "lr=0.1" / "store", 5)),
+        "another rate": node(sealed(node(base / "lr=0.2" / "store", 5, 6)), 7),
+        "a rate and a seed": sealed(node(base / "lr=0.1" / "seed=2" / "store", 5)),
+    }
+
+
+@settings(max_examples=examples(8), deadline=None)
+@example(NODES)
+@example(["live", "bundle", "half", "store", "early", "sealed"])
+@given(st.lists(st.sampled_from([*NODES, *SOURCES]), min_size=2, max_size=8, unique=True))
+def test_stores_in_any_state_and_order_add_up_with_copies_of_another(
+    history: dict[str, Path], nodes: dict[str, Path], names: list[str]
+) -> None:
+    paths = history | nodes
+    together = everything(*(paths[name] for name in names))
+    assert comparable(together) == comparable(merged(everything(paths[name]) for name in names))
+
+
+def test_a_trajectory_has_its_calls_in_whichever_journal_they_are(nodes: dict[str, Path]) -> None:
+    with open_store(nodes["live"], nodes["half"], nodes["another rate"]) as store:
+        trace_ids = [row["trace_id"] for row in store.trajectories().to_dicts()]
+        calls = {trace_id: len(store.trajectory(trace_id).spans) for trace_id in trace_ids}
+        rows = store.sql("select trace_id, count(*) as n from spans group by trace_id").to_dicts()
+    assert calls == {row["trace_id"]: row["n"] for row in rows}
+    assert len(calls) == 10
+
+
+def test_stores_without_copies_are_one_relation(nodes: dict[str, Path]) -> None:
+    paths = [nodes[name] for name in ("sealed", "half", "folded")]
+    with open_store(*paths) as store:
+        for table in ("spans", "trajectories", "outcomes"):
+            plan = str(store.sql(f"explain select run_id from stored.{table}").to_dicts())
+            assert plan.count("READ_PARQUET") == 1, plan
 
 
 def test_all_copies_together_are_the_store_and_what_one_recorded_elsewhere(

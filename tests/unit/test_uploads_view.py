@@ -168,6 +168,24 @@ def test_the_receipt_of_another_store_is_refused_and_that_store_is_named(store: 
     assert rows(store) == []
 
 
+def test_stores_that_got_the_same_receipt_give_each_row_once(store: Path, tmp_path: Path) -> None:
+    with recording(tmp_path / "other", run_id="other"), localtrace.trajectory(step=9):
+        pass
+    with open_store(store, tmp_path / "other") as opened:
+        made = receipt(store, store_ids=opened.store_ids)
+    bring(made, tmp_path / "other")  # which knows nothing of these trajectories
+    bring(made, store)
+    bring(replace(made, upload_id="20261122T100000Z-0000cafe"), store)
+    by_upload: dict[str, list[dict[str, Any]]] = {}
+    with open_store(tmp_path / "other", store) as opened:
+        for row in opened.sql("from uploads").to_dicts():
+            by_upload.setdefault(row["upload_id"], []).append(row)
+    assert {upload: len(found) for upload, found in by_upload.items()} == {
+        UPLOAD: 4, "20261122T100000Z-0000cafe": 4,
+    }  # fmt: skip
+    assert {row["container"] for row in by_upload[UPLOAD] if row["state"] == "sent"} == {"maths"}
+
+
 def test_a_hostile_upload_id_writes_nothing(store: Path, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     path.write_bytes(b"".join(receipt(store, upload_id="../../owned").json_parts()))
