@@ -203,6 +203,15 @@ class Trajectory:
         return [outcome for outcome in self.outcomes if outcome.name in LABEL_NAMES]
 
     @property
+    def counts(self) -> dict[str, int | None]:
+        """`turn_count` and `output_tokens` by the turns that are here; None where not known."""
+        known = [n for n in (turn.generated_count for turn in self.turns) if n is not None]
+        return {
+            "turn_count": None if self.spans_pruned is not None else len(self.turns),
+            "output_tokens": sum(known) if known else None,
+        }
+
+    @property
     def turns(self) -> list[Span]:
         """Every model generation, in the order of the view `turns`."""
         return [span for span in self.every_span if span.is_turn]

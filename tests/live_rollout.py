@@ -32,6 +32,16 @@ def record(store: str, settings: dict[str, Any], place: dict[str, Any]) -> None:
         return f"{word} is known"
 
     @localtrace.op
+    def search(word: str) -> str:
+        for line in sys.stdin:  # calls inside come until it returns
+            step = json.loads(line)
+            if "word" not in step:
+                break
+            look_up(step["word"])
+            _answer("done")
+        return f"{word} is found"
+
+    @localtrace.op
     def agent() -> None:
         messages = [{"role": "user", "content": QUESTION}]
         for line in sys.stdin:
@@ -42,6 +52,9 @@ def record(store: str, settings: dict[str, Any], place: dict[str, Any]) -> None:
             elif "word" in step:
                 result = look_up(step["word"])
                 messages = [*messages, {"role": "tool", "content": result}]
+            elif "search" in step:
+                _answer("done")
+                search(step["search"])
             else:
                 return
             _answer("done")
@@ -74,6 +87,14 @@ class LiveRollout:
     def tool(self, word: str) -> None:
         """Let the agent call its tool."""
         self._step(word=word)
+
+    def open_search(self, word: str) -> None:
+        """Let the agent call a tool inside which `tool` is called, until `close_search`."""
+        self._step(search=word)
+
+    def close_search(self) -> None:
+        """Let that call return."""
+        self._step()
 
     def end(self) -> None:
         """Let the rollout end; its process lives on."""

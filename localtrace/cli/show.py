@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from localtrace.read.store import Store
     from localtrace.read.turns import Turn
     from localtrace.types import Outcome, Span, Trajectory
+
+    Body = Callable[[Trajectory, Container[str]], Iterator[str]]
+    """Yields the lines of the calls of a trajectory, but for those that were seen."""
 
 _INTERVAL_S = 1.0
 """Seconds between two reads of a trajectory that is followed."""
@@ -59,30 +63,23 @@ def command(
             _print_tokens(store, trajectory, form)
             return
         body = {"tree": _tree, "messages": _messages}.get(view or "", _calls)
-        for line in (*_head(trajectory), *body(trajectory, ())):
-            say_text(line)
-        if follows:
-            with suppress(KeyboardInterrupt):
-                _follow(store, trajectory, body)
+        lines = chain(_head(trajectory), body(trajectory, ()))
+        if follows and trajectory.status == "running":
+            lines = chain(lines, _further(store, trajectory, body))
+        with suppress(KeyboardInterrupt):
+            for line in lines:
+                say_text(line)
 
 
-def _follow(
-    store: Store,
-    trajectory: Trajectory,
-    body: Callable[[Trajectory, Container[str]], Iterator[str]],
-) -> None:
-    """Print each further call of a running trajectory once it returns, and its head at the end."""
-    was_running = trajectory.status == "running"
+def _further(store: Store, trajectory: Trajectory, body: Body) -> Iterator[str]:
+    """Yield the lines of each further call once it returns, and the head again at the end."""
     while trajectory.status == "running":
         seen = {span.span_id for span in trajectory.every_span}
         time.sleep(_INTERVAL_S)
         store.refresh()
         trajectory = store.trajectory(trajectory.trace_id)
-        for line in body(trajectory, seen):
-            say_text(line)
-    if was_running:
-        for line in ("", *_head(trajectory)):
-            say_text(line)
+        yield from body(trajectory, seen)
+    yield from ("", *_head(trajectory))
 
 
 def _head(trajectory: Trajectory) -> Iterator[str]:

@@ -67,13 +67,9 @@ def flat_rows(kind: str, trajectory: Trajectory) -> Iterator[pa.RecordBatch]:
 
 
 def _trajectory(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    turns = trajectory.turns
-    is_pruned = trajectory.spans_pruned is not None
-    counts = [turn.generated_count for turn in turns if turn.generated_count is not None]
     made = {
-        "span_count": None if is_pruned else len(trajectory.spans),
-        "turn_count": None if is_pruned else len(turns),
-        "output_tokens": sum(counts) if counts else None,
+        "span_count": None if trajectory.spans_pruned is not None else len(trajectory.spans),
+        **trajectory.counts,
         "attributes": to_json(trajectory.attributes),
         "outcomes": to_json({outcome.name: outcome.value for outcome in trajectory.outcomes}),
     }

@@ -19,7 +19,7 @@ from localtrace.viewer.conversation import SEARCHED, TEXT_MAX, Block, blocks_of,
 from localtrace.viewer.page import Facts
 from localtrace.viewer.page_request import PageRequest
 
-_SHOWN = 60
+_SHOWN, _SHOWN_MAX = 60, 300
 _BEFORE = 10
 """The parts that a page holds before the one that it leads to."""
 _HITS_MAX = 10_000
@@ -39,7 +39,8 @@ def conversation_facts(request: PageRequest, trajectory: Trajectory) -> Facts:
     """Return the parts that the address asks for, where the others are, and what was found.
 
     Of the address, `find` is the text, `hit` the number of the hit to show, `call` the call whose
-    parts are shown, and `from` the first part. `mark` is a text to find in this rollout alone.
+    parts are shown, and `from` and `to` the first part and the one after the last. `mark` is a text
+    to find in this rollout alone.
     """
     parts = request.kept(("parts", trajectory.trace_id), lambda: list(blocks_of(trajectory)))
     find = request.values.get("find") or request.values.get("mark") or ""
@@ -50,7 +51,7 @@ def conversation_facts(request: PageRequest, trajectory: Trajectory) -> Facts:
     start = max(0, (here.part if here else place or 0) - _BEFORE)
     if "from" in request.values:
         start = min(request.number("from", 0), max(0, len(parts) - 1))
-    end = min(start + _SHOWN, len(parts))
+    end = min(request.number("to", start + _SHOWN), start + _SHOWN_MAX, len(parts))
     return {
         "blocks": [
             _shown(block, at, [hit for hit in hits if hit.part == at], here)

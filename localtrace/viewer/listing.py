@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from localtrace.read.excerpts import turns_so_far
 from localtrace.read.filters import Filters
 from localtrace.read.labels import labels_of
 from localtrace.read.trajectories import listed_ids, listed_steps
@@ -188,6 +189,8 @@ def with_calls(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[st
     if not rows:
         return []
     steps = {row["trace_id"]: row["step"] for row in rows}
+    statuses = {row["trace_id"]: row["status"] for row in rows}
+    so_far = turns_so_far(request.store.run, statuses, steps)
     labels = labels_of(request.table, steps)
     chosen, params = _chosen(steps)
     seen = {row["trace_id"]: row for row in request.rows(_BADGES_SQL.format(chosen=chosen), params)}
@@ -199,6 +202,7 @@ def with_calls(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[st
         failed = {row["trace_id"]: row["errors"] for row in request.rows(sql, params)}
     return [
         row
+        | so_far.get(row["trace_id"], {})
         | {
             "badges": _badges(row, seen.get(row["trace_id"]), failed.get(row["trace_id"]) or 0),
             "labels": asdict(labels[row["trace_id"]]) if row["trace_id"] in labels else None,
@@ -219,7 +223,7 @@ def _chosen(steps: dict[str, int | None]) -> tuple[str, dict[str, str]]:
 def _badges(row: dict[str, Any], seen: dict[str, Any] | None, errors: int) -> list[str]:
     badges = [] if row["status"] == "ok" else [row["status"]]
     badges += ["reward not finite"] if is_not_finite(row["reward"]) else []
-    if seen is None:
+    if seen is None and row["status"] != "running":
         return [*badges, "no calls" if row["spans_pruned"] is None else "calls pruned"]
-    badges += [name for name in ("truncated", "empty") if seen[name]]
+    badges += [name for name in ("truncated", "empty") if seen and seen[name]]
     return [*badges, counted(errors, "tool error")] if errors else badges

@@ -106,13 +106,10 @@ def _rollout(trajectory: Trajectory, row: dict[str, Any], characters: int) -> Fa
 def _row(trajectory: Trajectory) -> dict[str, Any]:
     """Return the columns of the view `trajectories` that pages show, from the trajectory itself."""
     outcomes = {outcome.name: outcome.value for outcome in trajectory.outcomes}
-    counts = [turn.generated_count for turn in trajectory.turns]
-    generated = [count for count in counts if count is not None]
     return {
         "trace_id": trajectory.trace_id,
         "reward": trajectory.reward,
         **{name: outcomes.get(name) for name in ("advantage", "fate", "fate_reason")},
-        "turn_count": None if trajectory.spans_pruned is not None else len(trajectory.turns),
-        "output_tokens": sum(generated) if generated else None,
+        **trajectory.counts,
         "superseded": False,
     }

@@ -111,6 +111,7 @@ def _column(
     return {
         **{name: getattr(trajectory, name) for name in fields},
         **{name: row[name] for name in _OWN_ROWS},
+        **(trajectory.counts if end_ns is None else {}),
         "mark": mark,
         "why_no_calls": why_no_calls(trajectory),
         "finish_reason": turns[-1].finish_reason if turns else None,

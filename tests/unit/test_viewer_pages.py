@@ -366,6 +366,7 @@ NEEDED = {
 """What the address of a page must hold."""
 FILTERED = (
     "/run/{run_id}", "/groups", "/trajectories", "/trajectories/rows", "/trajectory/{trace_id}",
+    "/trajectory/{trace_id}/head",
     "/trajectory/{trace_id}/tokens", "/tokens", "/search",
 )  # fmt: skip
 NAMING = ("/prompt", "/group", "/trajectory/{trace_id}/call/{span_id}")

@@ -26,6 +26,7 @@ PAGES: tuple[Page, ...] = (
     trajectories.PAGE,
     trajectories.ROWS,
     trajectory.PAGE,
+    trajectory.HEAD,
     trajectory.CALLS,
     trajectory.CALL,
     prompts.PROMPTS,

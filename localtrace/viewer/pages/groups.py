@@ -47,7 +47,8 @@ select
     if(count(finite(t.reward)) > 1, min(finite(t.reward)) = max(finite(t.reward)), null)
         as zero_variance,
     avg(t.output_tokens) as mean_tokens, list_sort(list(distinct t.fate)) as fates,
-    count(*) filter (t.status <> 'ok') as not_ok, min(t.trace_id) as trace_id
+    count(*) filter (t.status = 'running') as running,
+    count(*) filter (t.status not in ('ok', 'running')) as not_ok, min(t.trace_id) as trace_id
 from (select * from trajectories where {steps}) as t
 semi join hits as h on h.run_id = t.run_id and h.step is not distinct from t.step
     and h.validate = t.validate and h.group_key = t.group_key

@@ -9,7 +9,7 @@ from localtrace.errors import NotFound
 from localtrace.field_names import LABEL_NAMES
 from localtrace.read.excerpts import reference_of
 from localtrace.read.turns import with_depth
-from localtrace.read.unseen import why_no_calls
+from localtrace.read.unseen import why_no_calls, why_unfinished
 from localtrace.types import Outcome, Trajectory
 from localtrace.viewer.addresses import group_url, part, prompt_url, step_filters, url
 from localtrace.viewer.conversation_parts import conversation_facts
@@ -46,16 +46,12 @@ def trajectory_of(request: PageRequest) -> Trajectory:
 
 def read(request: PageRequest) -> Facts:
     """Return what is known of the trajectory, and a part of its conversation."""
-    trajectory = trajectory_of(request)
-    trace_id = trajectory.trace_id
-    (row,) = request.rows(_ROW_SQL, {"trace": trace_id})
-    calls = _calls(trajectory)
+    trajectory, head = trajectory_of(request), read_head(request)
+    trace_id, row = trajectory.trace_id, head["row"]
     path = f"/trajectory/{part(trace_id)}"
     return {
+        **head,
         "title": f"Rollout {trace_id[:8]}",
-        "trace_id": trace_id,
-        "trajectory": head_of(trajectory),
-        "row": row,
         "reference": reference_of(trajectory.attributes),
         "attributes": trajectory.attributes,
         "outcomes": outcomes_of(
@@ -66,8 +62,7 @@ def read(request: PageRequest) -> Facts:
         "uploads": request.rows(_UPLOADS_SQL, {"trace": trace_id}),
         "why_no_calls": why_no_calls(trajectory),
         **conversation_facts(request, trajectory),
-        "calls": calls[:_CALLS],
-        "calls_total": len(calls),
+        "calls": _calls(trajectory)[:_CALLS],
         "calls_url": f"{path}/calls",
         "tokens_url": url(f"{path}/tokens", q=request.q, sort=request.values.get("sort")),
         "has_ids": any(turn.output_ids for turn in trajectory.turns),
@@ -85,6 +80,18 @@ def read(request: PageRequest) -> Facts:
             f"trajectory = store.trajectory({trace_id!r})\ntrajectory.spans",
         ),
         "upload": upload_command(request, f"\"where=trace_id = '{trace_id}'\""),
+    }
+
+
+def read_head(request: PageRequest) -> Facts:
+    """Return what its page begins with, which changes whenever a call returns."""
+    trajectory = trajectory_of(request)
+    (row,) = request.rows(_ROW_SQL, {"trace": trajectory.trace_id})
+    return {
+        "trace_id": trajectory.trace_id,
+        "trajectory": head_of(trajectory),
+        "row": row | (trajectory.counts if trajectory.end_ns is None else {}),
+        "calls_total": len(trajectory.every_span),
     }
 
 
@@ -187,7 +194,8 @@ def head_of(trajectory: Trajectory) -> dict[str, Any]:
     names = ("run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
              "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
              "end_ns", "reward")  # fmt: skip
-    return {name: getattr(trajectory, name) for name in names}
+    head = {name: getattr(trajectory, name) for name in names}
+    return head | {"why_unfinished": why_unfinished(trajectory)}
 
 
 def outcomes_of(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
@@ -201,5 +209,6 @@ def outcomes_of(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 
 PAGE = Page("/trajectory/{trace_id}", "trajectory.html", read)
+HEAD = Page("/trajectory/{trace_id}/head", "head.html", read_head)
 CALLS = Page("/trajectory/{trace_id}/calls", "calls.html", read_calls)
 CALL = Page("/trajectory/{trace_id}/call/{span_id}", "call.html", read_call)

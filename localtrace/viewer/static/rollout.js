@@ -18,7 +18,7 @@ export default function startRollout() {
   });
   toggle("fold", (on) => {
     unfoldsAll = on;
-    document.querySelectorAll(".foldable").forEach((block) => block.classList.remove("folded"));
+    document.querySelectorAll(".foldable").forEach((block) => block.classList.remove("folded", "unfolded"));
     document.querySelectorAll(".unfold").forEach((button) => button.remove());
     if (!on) fold(document);
   });
@@ -45,23 +45,30 @@ function mayBeTall(text) {
   return text.length > 600 || text.split("\n").length > 15;
 }
 
-function fold(root) {
+// The parts of a page. `made` tells equal ones: as the server wrote them, but for their number.
+export function partsOf(page) {
+  const parts = [...page.querySelector("#blocks").children];
+  for (const part of parts) part.made ??= part.outerHTML.replace(/ id="part-\d+"/, "");
+  return parts;
+}
+
+export function fold(root) {
   if (unfoldsAll) return;
   // All are measured before any is changed, or each change would lay the page out anew.
-  const tall = [...root.querySelectorAll(".foldable:not(.folded)")].filter((block) => mayBeTall(block.firstElementChild.textContent)
+  const tall = [...root.querySelectorAll(".foldable:not(.folded, .unfolded)")].filter((block) => mayBeTall(block.firstElementChild.textContent)
     && block.scrollHeight > FOLDED_PX && !block.querySelector("#here") && !block.nextElementSibling?.classList.contains("unfold"));
   for (const block of tall) {
     block.classList.add("folded");
     const button = document.createElement("button");
     button.className = "unfold";
     button.textContent = "Show all of it";
-    button.addEventListener("click", () => { block.classList.remove("folded"); button.remove(); });
+    button.addEventListener("click", () => { block.classList.replace("folded", "unfolded"); button.remove(); });
     block.after(button);
   }
 }
 
 // Further parts are loaded when their link comes into view, earlier ones when theirs is pressed.
-function watch() {
+export function watch() {
   const further = document.getElementById("further"), earlier = document.getElementById("earlier");
   const seen = new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
@@ -84,7 +91,7 @@ async function load(more) {
   const blocks = document.getElementById("blocks"), below = blocks.getBoundingClientRect().bottom;
   try {
     const page = await fragment(more.querySelector("a").href);
-    const got = [...page.querySelector("#blocks").children].filter((part) => !document.getElementById(part.id));
+    const got = partsOf(page).filter((part) => !document.getElementById(part.id));
     for (const part of got) part.querySelector("#here")?.removeAttribute("id");
     if (more.id === "further") blocks.append(...got);
     else blocks.prepend(...got);

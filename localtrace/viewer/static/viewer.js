@@ -30,7 +30,7 @@ startKeys();
 startCharts(document);
 startLive();
 for (const [selector, module] of [
-  [".window", "./windowed.js"], ["#blocks", "./rollout.js"], ["#token-view", "./tokens.js"], ["#picked", "./picks.js"],
+  [".window", "./windowed.js"], ["[data-follow]", "./growing.js"], ["#blocks", "./rollout.js"], ["#token-view", "./tokens.js"], ["#picked", "./picks.js"],
   ["#editor", "./editor.js"], ["form[data-label]", "./labels.js"],
 ]) {
   if (document.querySelector(selector)) (await import(module)).default();

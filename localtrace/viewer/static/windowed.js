@@ -24,7 +24,7 @@ class Windowed {
     if ("partial" in box.dataset) this.fill(first);
     this.measure();
     box.addEventListener("scroll", () => this.draw(), { passive: true });
-    box.addEventListener("grown", () => { this.chunks.clear(); this.measure(); this.draw(); });
+    box.addEventListener("grown", () => { this.before = this.chunks; this.chunks = new Map(); this.measure(); this.draw(); });
     box.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(box);
     const kept = Number(history.state?.[this.name] ?? 0);
@@ -89,7 +89,7 @@ class Windowed {
       return rows[at % CHUNK] ?? blank();
     }
     this.load(chunk);
-    return blank();
+    return this.before?.get(chunk)?.[at % CHUNK] ?? blank();
   }
 
   async fetched(chunk) {

@@ -1,0 +1,51 @@
+// A rollout that is running: what its calls add comes into the page, and what is read there stays in its place.
+import { fragment } from "./fragments.js";
+import { poll, update } from "./live.js";
+import { fold, partsOf, watch } from "./rollout.js";
+
+const INTERVAL_MS = 2000;
+const AGAIN_MAX = 240;
+const MORE_MAX = 60;
+
+export default function startGrowing() {
+  const head = document.querySelector("[data-follow]");
+  partsOf(document); // before they are folded
+  poll(() => head.dataset.follow, INTERVAL_MS, grow);
+}
+
+// Returns whether the rollout has ended; null: try again. Of very many parts only the last ones are looked at again.
+async function grow() {
+  const blocks = document.getElementById("blocks"), there = partsOf(document).slice(-AGAIN_MAX), last = there.at(-1) ?? null;
+  const number = (part) => Number(part.id.slice("part-".length));
+  const end = last ? number(last) + 1 : 0;
+  const address = new URL(location.href);
+  address.searchParams.set("from", last ? number(there[0]) : 0);
+  address.searchParams.set("to", document.getElementById("further") ? end : end + MORE_MAX);
+  const page = await fragment(address).catch(() => null);
+  if (!page || blocks.lastElementChild !== last) return null; // the viewer was ended, or further parts came meanwhile
+  add(blocks, there, partsOf(page));
+  const further = document.getElementById("further"), next = page.querySelector("#further");
+  if (!further && next) blocks.after(next);
+  else if (next) further.replaceWith(next);
+  else further?.remove();
+  fold(blocks);
+  watch();
+  update(page);
+  return !page.querySelector("[data-follow]");
+}
+
+// Parts that are equal stay the same elements: unfolded, selected, focused.
+function add(blocks, there, parts) {
+  const equal = Map.groupBy(there, (part) => part.made);
+  const kept = parts.map((part) => equal.get(part.made)?.shift() ?? part);
+  let at = null;
+  for (const part of there.toReversed()) {
+    if (kept.includes(part)) at = part;
+    else part.remove();
+  }
+  kept.forEach((part, place) => {
+    if (part === at) at = at.nextElementSibling;
+    else blocks.insertBefore(part, at);
+    part.id = parts[place].id;
+  });
+}

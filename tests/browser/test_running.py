@@ -1,0 +1,138 @@
+"""The page of a rollout that is running grows with it, and leaves the reader in their place."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import HEIGHT, WIDTH, facts, ready, start_viewer, visit, watched
+from tests.crash.processes import wait_until
+from tests.live_rollout import LiveRollout, live_rollout
+
+LONG = "\n".join(f"line {number}" for number in range(400))
+HOSTILE = '<img src="http://example.org/x" onerror="window.hit = 1"><script>window.hit = 1</script>'
+WAITED_MS = 5_000
+"""Longer than two of the page's questions are apart."""
+PARTS = "#blocks > article"
+AS_HTML = "parts => parts.map((part) => part.outerHTML)"
+
+
+@dataclass
+class Watched:
+    """The page of a rollout that is running."""
+
+    page: Page
+    rollout: LiveRollout
+    asked: list[str]
+    """The addresses at which the page asked whether there is more."""
+
+
+@pytest.fixture
+def live(browser: Browser, tmp_path: Path) -> Iterator[Watched]:
+    """A rollout before its first call, in a viewer and a context of its own."""
+    with live_rollout(tmp_path / "store", step=3, sample_index=17, rollout_n=0) as rollout:
+        process, link = start_viewer([tmp_path / "store"])
+        context = browser.new_context(
+            viewport={"width": WIDTH, "height": HEIGHT}, base_url=link.partition("/?")[0]
+        )
+        page, asked = context.new_page(), []
+        seen = watched(page)
+        page.add_init_script(
+            "Object.defineProperty(document, 'hidden', { get: () => Boolean(window.isHidden) })"
+        )
+        page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/head") else None)
+        page.goto(link)
+        page.wait_for_url("**/run/**")
+        ready(page)
+        yield Watched(page, rollout, asked)
+        context.close()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert (seen.errors, seen.requests) == ([], [])
+
+
+def test_a_running_rollout_grows_on_its_page_until_it_ends(live: Watched) -> None:
+    page, rollout = live.page, live.rollout
+    visit(page, f"/trajectory/{rollout.trace_id}")
+    page.evaluate("window.isSamePage = true")
+    assert "no call has returned" in page.locator("#main").inner_text()
+    assert page.locator(PARTS).count() == 0
+    rollout.turn(LONG, [1, 2])
+    expect(page.locator(PARTS)).to_have_count(2)
+    assert "No calls" not in page.locator("#main").inner_text()
+    # What somebody reads stays: unfolded, selected, at its place.
+    page.get_by_role("button", name="Show all of it").click()
+    page.evaluate("document.getElementById('part-0').isTheSame = true")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('#part-0 .shown'))")
+    page.evaluate("scrollTo(0, 1234)")
+    rollout.tool("cat")
+    rollout.turn(HOSTILE, [3])
+    expect(page.locator(PARTS)).to_have_count(4)
+    assert page.evaluate("scrollY") == 1234
+    assert page.evaluate("document.getElementById('part-0').isTheSame")
+    assert page.evaluate("getSelection().toString().trim()") == "How many are there?"
+    assert page.locator(f"{PARTS} .folded").count() == 0
+    expect(page.locator(PARTS).last.locator(".shown")).to_have_text(HOSTILE)
+    expect(page.locator("#calls-title")).to_have_text("Calls 3")
+    expect(page.locator(".calls tbody tr")).to_have_count(3)
+    expect(page.locator("dl.facts").first).to_contain_text("running")
+    # The call around others returns after them, and began before them.
+    rollout.open_search("dog")
+    rollout.tool("fox")
+    expect(page.locator(PARTS).last).to_contain_text("fox is known")
+    rollout.close_search()
+    expect(page.locator(PARTS)).to_have_count(6)
+    expect(page.locator(PARTS).nth(4)).to_contain_text("dog is found")
+    expect(page.locator(PARTS).last).to_contain_text("fox is known")
+    rollout.end()
+    expect(page.locator("dl.facts").first).not_to_contain_text("running")
+    expect(page.locator("dl.facts .strong").first).to_have_text("1")
+    live.asked.clear()
+    page.wait_for_timeout(WAITED_MS)
+    assert live.asked == []
+    assert page.evaluate("window.isSamePage")
+    assert not page.evaluate("window.hit")
+    grown = page.locator(PARTS).evaluate_all(AS_HTML)
+    ids = [part.get_attribute("id") for part in page.locator(PARTS).all()]
+    assert ids == [f"part-{number}" for number in range(6)]
+    page.reload()
+    ready(page)
+    page.get_by_role("button", name="Show all of it").click()
+    assert page.locator(PARTS).evaluate_all(AS_HTML) == grown
+
+
+def test_a_tab_that_is_hidden_asks_for_nothing(live: Watched) -> None:
+    page, rollout = live.page, live.rollout
+    visit(page, f"/trajectory/{rollout.trace_id}")
+    page.evaluate("window.isHidden = true")
+    page.wait_for_timeout(WAITED_MS)  # what it asked before is answered
+    live.asked.clear()
+    rollout.turn("one", [1])
+    page.wait_for_timeout(WAITED_MS)
+    assert live.asked == []
+    page.evaluate("window.isHidden = false")
+    expect(page.locator(PARTS)).to_have_count(2)
+    assert live.asked != []
+
+
+def test_further_parts_that_are_not_shown_yet_are_counted(live: Watched) -> None:
+    page, rollout = live.page, live.rollout
+    for turn in range(62):
+        rollout.turn(f"answer {turn}\n{LONG}", [turn])
+    path = f"/trajectory/{rollout.trace_id}"
+    wait_until(lambda: facts(page, path)["blocks_total"] == 63)
+    visit(page, path)
+    expect(page.locator("#further")).to_have_text("3 further parts")
+    rollout.turn("another", [7])
+    expect(page.locator("#further")).to_have_text("4 further parts")
+    assert page.locator(PARTS).count() == 60
+    page.locator("#further a").scroll_into_view_if_needed()
+    expect(page.locator(PARTS)).to_have_count(64)
+    rollout.turn("the last", [8])
+    expect(page.locator(PARTS)).to_have_count(65)
+    expect(page.locator(PARTS).last).to_contain_text("the last")
