@@ -233,7 +233,7 @@ class Store(QueryRunner):
                 yield trajectory
 
     def decode(
-        self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
+        self, run_id: str, ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str | None:
         """Return ids as text, by the tokenizer that the store keeps for a run.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ _ANCHOR = "x"
 T = TypeVar("T")
 
 
-Decode = Callable[[str, list[int]], str | None]
+Decode = Callable[[str, Sequence[int]], str | None]
 """Turns token ids of a run into text; None where the run has no usable tokenizer."""
 
 
@@ -123,11 +123,11 @@ class RunTokenizers:
         )
 
     def decode(
-        self, run_id: str, ids: list[int], *, skip_special_tokens: bool = False
+        self, run_id: str, ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str | None:
         """Return ids as one text; None without a usable tokenizer."""
         tokenizer, _ = self._of_run(run_id)
-        return _attempt(lambda: str(tokenizer.decode(ids, skip_special_tokens)))
+        return _attempt(lambda: str(tokenizer.decode(list(ids), skip_special_tokens)))
 
     def piece(self, run_id: str | None, token_id: int | None) -> str | None:
         """Return the text that one token adds after others, its leading space included.

@@ -19,6 +19,9 @@ from localtrace.values.encoded import list_elements
 
 _DOUBLE = b"\xcb"
 """The first byte of a double in MessagePack; eight more follow."""
+_ZEROS = (_DOUBLE + bytes(8), _DOUBLE + b"\x80" + bytes(7))
+_FLOAT_RANGE = bytes([*range(0x39, 0x47), *range(0xB9, 0xC7)])
+"""First bytes of the doubles from 2**-111 to 2**113 and of their negatives."""
 _INT32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _IDS_DECODER = msgspec.msgpack.Decoder(list[_INT32])
 _NUMBERS = frozenset({bool, int, float, type(None)})
@@ -32,6 +35,8 @@ class TokenList(NamedTuple):
     a list where some are null."""
     is_exact: bool
     """Whether these values as a list are all that was recorded; arrays are recorded as lists."""
+    is_near_floats: bool = False
+    """Whether the values are doubles in the range of floats, so that floats and rests hold them."""
 
 
 def read_ids(data: bytes | msgspec.Raw) -> TokenList | None:
@@ -61,7 +66,7 @@ def read_logprobs(data: bytes | msgspec.Raw, ids: Sequence[int]) -> TokenList | 
     """
     doubles = read_doubles(bytes(data))
     if doubles is not None:
-        return TokenList(doubles, True)
+        return doubles
     numbers = _read(data)
     if numbers is None:
         return _sampled(_decoded(data), ids)
@@ -76,7 +81,7 @@ def read_numbers(data: bytes | msgspec.Raw) -> Sequence[float | None] | None:
     return None if numbers is None else numbers.values
 
 
-def read_doubles(data: bytes) -> array[float] | None:
+def read_doubles(data: bytes) -> TokenList | None:
     """Return an encoded list of doubles; None for others."""
     count, elements = list_elements(data) or (0, b"x")
     if len(elements) != 9 * count or elements[::9] != _DOUBLE * count:
@@ -88,7 +93,9 @@ def read_doubles(data: bytes) -> array[float] | None:
     doubles = array("d", bytes(packed))
     if sys.byteorder == "little":
         doubles.byteswap()
-    return doubles
+    odd = len(elements[1::9].translate(None, _FLOAT_RANGE))
+    is_near = odd == 0 or odd == sum(map(elements.count, _ZEROS))
+    return TokenList(doubles, True, is_near)
 
 
 def _decoded(data: bytes | msgspec.Raw) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -240,6 +241,27 @@ def test_a_damaged_journal_on_another_disk_is_kept_in_quarantine(
     assert not journal.exists()
     assert seal(open_layout(store)).journals == 0
     assert list(statuses(store).values()) == ["ok"] * 3
+
+
+def test_a_damaged_journal_that_all_tables_cover_is_kept_in_quarantine(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(store):
+        record_one()
+        localtrace.log_metrics({"reward/mean": 0.5}, step=1)
+        localtrace.outcome("ab" * 16, advantage=0.5)
+    (journal,) = store.glob("journals/*.done")
+    data = journal.read_bytes()
+    journal.write_bytes(data[:50] + bytes(10) + data[60:])
+    put_away = "localtrace.store.sealing.seal._put_away"
+    monkeypatch.setattr(put_away, Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        seal(open_layout(store))
+    monkeypatch.undo()
+    report = seal(open_layout(store))
+    assert (report.journals, sum(report.rows.values())) == (1, 0)
+    assert (store / "quarantine" / journal.name).exists()
+    assert list(statuses(store).values()) == ["ok"]
 
 
 def test_a_journal_marked_as_done_while_it_is_sealed_is_put_away(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from localtrace.read.store import open_store
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording
-from localtrace.values.doubles import exact, floats, rests
+from localtrace.values.doubles import all_floats, all_rests, exact, floats, rests
 from localtrace.values.token_lists import read_doubles
 
 DOUBLES = st.floats(allow_nan=True, allow_infinity=True)
@@ -52,8 +54,45 @@ def test_lists_of_doubles_are_read_bit_by_bit_and_others_are_not(values: list[An
         assert found is None
     else:
         assert found is not None
-        assert bits(found.tolist()) == bits(values)
-        assert floats(values).to_pylist() == floats(found).to_pylist() or "nan" in str(values)
+        assert bits(found.values.tolist()) == bits(values)
+        assert floats(values).to_pylist() == floats(found.values).to_pylist() or "nan" in str(
+            values
+        )
+
+
+EDGES = [sign * 2.0**power for sign in (1, -1) for power in (-130, -112, -111, 112, 113, 127)]
+
+
+@given(st.lists(DOUBLES | st.sampled_from([0.0, -0.0, *EDGES]), max_size=3))
+def test_doubles_in_the_range_of_floats_are_told_from_others(values: list[float]) -> None:
+    found = read_doubles(msgspec.msgpack.encode(values))
+    assert found is not None
+    in_range = all(value == 0 or 2.0**-111 <= abs(value) < 2.0**113 for value in values)
+    assert found.is_near_floats == in_range
+    assert not in_range or rests(values) is not None
+
+
+NEAR = st.floats(-100, 0).filter(lambda value: value == 0 or abs(value) > 1e-30)
+ROUND = st.floats(-100, 0, width=32)
+
+
+@given(st.lists(st.none() | st.lists(NEAR, max_size=3) | st.lists(ROUND, max_size=3), max_size=9))
+def test_many_lists_are_split_together_as_each_is_alone(lists: list[list[float] | None]) -> None:
+    lists *= 9  # more than are converted at once
+    arrays = [None if values is None else array("d", values) for values in lists]
+    whole = pa.array([-0.5], pa.float32())  # was split before
+    *rounded, last = all_floats([*arrays, whole])
+    assert last is whole
+    *left, _ = all_rests([*arrays, pa.array([3], pa.int32())])
+    for values, kept, rest in zip(lists, rounded, left, strict=True):
+        if values is None:
+            assert (kept, rest) == (None, None)
+            continue
+        floats = [struct.unpack("f", struct.pack("f", value))[0] for value in values]
+        assert bits(kept.to_pylist()) == bits(floats)
+        assert (rest is None) == (floats == values)
+        if rest is not None:
+            assert bits(exact(floats, rest.to_pylist())) == bits(values)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +100,11 @@ def test_lists_of_doubles_are_read_bit_by_bit_and_others_are_not(values: list[An
 )
 def test_what_is_no_list_is_not_an_empty_one(value: Any) -> None:
     assert read_doubles(msgspec.msgpack.encode(value)) is None
+
+
+def test_arrays_of_other_numbers_become_floats() -> None:
+    for code in "bqfd":
+        assert floats(array(code, [1, -2])).to_pylist() == [1.0, -2.0]
 
 
 @given(st.lists(st.floats(-100, 0).filter(lambda value: abs(value) > 1e-30)))

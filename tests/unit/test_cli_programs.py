@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,23 @@ def test_reading_loads_neither_the_recording_side_nor_pandas(
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "pyarrow.lib" in loaded
     assert loaded.isdisjoint({"pandas", "localtrace.record.recorder"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ls"], ["show", "3/17/0"], ["sql", "select output_ids, output_logprobs from turns"],
+     ["seal"]],
+)  # fmt: skip
+def test_journals_are_read_and_sealed_without_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    turns = {"answers": [answer("first", [5, 6], [-0.1, -0.25])]}
+    record(tmp_path / "store", [turns, {**turns, "step": 4, "reward": 0.5}])
+    note = tmp_path / "pandas was loaded"
+    (tmp_path / "pandas.py").write_text(f"open({str(note)!r}, 'w').close()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = program(*command, "-s", tmp_path / "store")
+    assert (done.returncode, note.exists()) == (0, False), done.stderr
 
 
 def test_pieces_of_tokens_are_shown(store: Path) -> None:

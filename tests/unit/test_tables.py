@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from localtrace.errors import StoreError
 from localtrace.schema import OUTCOMES, RUNS, SPANS, TRAJECTORIES, TableSchema
 from localtrace.store.layout import StoreLayout, create_layout
+from localtrace.store.tables.columns import Columns, in_order
 from localtrace.store.tables.delta import (
     commit,
     committed_files,
@@ -25,7 +26,6 @@ from localtrace.store.tables.delta import (
 )
 from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import torn_log_entry
-from localtrace.store.tables.rows import Columns
 
 WRITER = "0123456789abcdef"
 
@@ -116,12 +116,12 @@ def test_rows_of_any_partition_are_found_again_in_theirs(
     layout = create_layout(tmp_path_factory.mktemp("store"))
     rows = [
         {"project": p, "experiment": e, "step": step, "trace_id": f"{n}", "op": repr((p, e, step))}
-        for n, (p, e, step) in enumerate(sorted(partitions, key=repr))
-    ]
+        for n, (p, e, step) in enumerate(2 * sorted(partitions, key=repr))
+    ]  # in a file of one step, rows of several projects alternate
     commit_rows(layout, SPANS, table_of(SPANS, rows), {WRITER: 0})
     table = open_table(layout, SPANS)
     files = committed_files(table)
-    assert len(files) == len(partitions)
+    assert [file.rows for file in files] == [2] * len(partitions)
     assert all(len(Path(file.path).parts) == 4 for file in files)  # no name escapes its folder
     assert all(Path(path).is_file() for path in table_files(layout, table, SPANS))
     for row in DeltaTable(layout.table("spans")).to_pyarrow_table().to_pylist():
@@ -142,12 +142,37 @@ def test_switches_are_partitions_in_the_words_of_delta(layout: StoreLayout) -> N
 # -- rows and row groups -------------------------------------------------------------------
 
 
-def test_missing_values_are_null() -> None:
+def test_missing_values_are_null_and_rows_are_sorted() -> None:
     rows = [{"trace_id": t, "step": s} for t, s in (("b", 2), ("a", 2), ("c", 1), ("d", None))]
     table = table_of(TRAJECTORIES, rows)
-    assert table["trace_id"].to_pylist() == ["b", "a", "c", "d"]
+    assert table["trace_id"].to_pylist() == ["c", "a", "b", "d"]
     assert table["reward"].to_pylist() == [None] * 4
     assert table.schema == TRAJECTORIES.arrow()
+
+
+texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=2)
+numbers = st.none() | st.integers(-2, 2)
+
+
+keys = st.lists(st.tuples(numbers, texts, numbers, texts))
+
+
+@given(keys, keys)
+def test_rows_of_journals_are_in_the_order_that_arrow_sorts_them_in(
+    first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]
+) -> None:
+    names = list(TRAJECTORIES.sort_by)
+    rows = [dict(zip(names, key, strict=True)) for key in (*first, *second)]
+    tables = [table_of(TRAJECTORIES, part) for part in (rows[: len(first)], rows[len(first) :])]
+    made = in_order(pa.concat_tables(tables), TRAJECTORIES).select(names)
+    expected = pa.Table.from_pylist(rows, made.schema)
+    assert made.equals(expected.sort_by([(name, "ascending") for name in names]))
+    assert in_order(tables[0], TRAJECTORIES) is tables[0]
+
+
+def test_text_of_another_process_may_be_bytes() -> None:
+    rows = [{"run_id": run_id} for run_id in ("b", b"a", None)]
+    assert table_of(RUNS, rows)["run_id"].to_pylist() == ["a", "b", None]
 
 
 def test_lists_may_be_null_empty_or_filled() -> None:

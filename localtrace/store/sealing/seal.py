@@ -30,6 +30,7 @@ from localtrace.store.journal.journal_files import (
     strangers,
 )
 from localtrace.store.layout import StoreLayout
+from localtrace.store.tables.columns import in_order
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import open_table
 from localtrace.store.tables.drafts import commit_rows
@@ -141,8 +142,7 @@ def _seal_batch(
             continue
         names = [journal.file.name for journal in left[name]]
         numbers = {covered.writer_id: covered.number for covered in sorted(names)}
-        rows = rows.sort_by([(column, "ascending") for column in schema.sort_by])
-        commit_rows(layout, schema, rows, numbers, states[name])
+        commit_rows(layout, schema, in_order(rows, schema), numbers, states[name])
         report.rows[name] += len(rows)
     decode = RunTokenizers(layout).decode
     for journal in batch:

@@ -29,6 +29,7 @@ from localtrace.store.tables.parquet_files import (
     partition_values,
     write_rows,
 )
+from localtrace.values.arrow_arrays import array_of
 
 _MAX_AGE_S = 24 * 3600.0
 
@@ -132,16 +133,13 @@ def _partitions(
     if not names:
         yield {}, rows
         return
-    import pyarrow.compute as pc
-
-    keys = rows.select(list(names)).group_by(list(names), use_threads=False).aggregate([])
-    for key in keys.to_pylist():
-        mask = None
-        for name, value in key.items():
-            same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
-            same = pc.fill_null(same, False)
-            mask = same if mask is None else pc.and_(mask, same)
-        yield key, rows.filter(mask)
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*(rows[name].to_pylist() for name in names), strict=True)):
+        places.setdefault(key, []).append(place)
+    for key, at in places.items():
+        is_slice = at[-1] - at[0] + 1 == len(at)  # else its rows, long lists and all, are copied
+        part = rows.slice(at[0], len(at)) if is_slice else rows.take(array_of(at, pa.int64()))
+        yield dict(zip(names, key, strict=True)), part
 
 
 def remove_old_drafts(layout: StoreLayout, schema: TableSchema) -> None:

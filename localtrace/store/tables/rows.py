@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from localtrace.field_names import TOKEN_OUTCOMES
-from localtrace.schema import TABLES, TRAJECTORIES, TableSchema
+from localtrace.schema import TABLES, TRAJECTORIES
 from localtrace.store.journal.journal_files import JournalStatus
 from localtrace.store.journal.records import (
     STATUSES,
@@ -30,8 +30,9 @@ from localtrace.store.journal.records import (
     decode_envelope,
     encode_context,
 )
+from localtrace.store.tables.columns import Columns
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.spans import SpanReader, head_columns, started_at
+from localtrace.store.tables.spans import SpanReader, head_columns
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
 from localtrace.values.doubles import floats
@@ -41,8 +42,6 @@ from localtrace.values.token_lists import read_numbers
 
 _FOLDER_NAME_MAX_BYTES = 240
 """Longest value of a partition: file systems allow 255 bytes, of which `experiment=` takes 11."""
-_NO_PLACE = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Errors raised for a value that a column's type cannot hold."""
 
 
 class JournalRows:
@@ -105,7 +104,7 @@ class JournalRows:
                 self._open[call.head.trace_id] = common, begin
 
     def take_tables(self) -> dict[str, pa.Table]:
-        """Make tables of the rows that were added since the last time, in the order of records.
+        """Make tables of the rows that were added since the last time, in the order of tables.
 
         A row with a value that does not fit its column is left out, and counts as damaged.
         """
@@ -180,7 +179,7 @@ class JournalRows:
             self._columns[table].add(common | row)
 
 
-def _no_text(run_id: str, ids: list[int]) -> None:
+def _no_text(run_id: str, ids: Sequence[int]) -> None:
     return None
 
 
@@ -215,7 +214,7 @@ def _trajectory(end: End) -> dict[str, Any]:
         "error": end.error,
         "start_ns": begin.start_ns,
         "end_ns": begin.start_ns + end.duration_ns,
-        "started_at": started_at(begin.start_ns),
+        "started_at": begin.start_ns // 1000,
         "reward": reward,
         "span_count": end.span_count,
         "turn_count": end.turn_count,
@@ -295,80 +294,3 @@ def _run(record: RunRecord) -> dict[str, Any]:
         elif isinstance(value, str):
             facts[name] = valid_text(value)
     return {**facts, "event": record.event, "time_ns": record.time_ns}
-
-
-# -- columns ---------------------------------------------------------------------------------------
-
-
-class Columns:
-    """The growing columns of one table."""
-
-    def __init__(self, schema: TableSchema) -> None:
-        self._schema = schema
-        self._columns: dict[str, list[Any]] = {name: [] for name in schema.column_names}
-
-    def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append one row; names that it lacks become null."""
-        for name, column in self._columns.items():
-            column.append(row.get(name))
-
-    def table(self) -> tuple[pa.Table, int]:
-        """Make a table in the schema's types.
-
-        Returns:
-            The table, and the number of rows left out because a value does not fit its column.
-        """
-        if not len(self):
-            return self._schema.no_rows(), 0
-        try:
-            return self._table(self._columns), 0
-        except _NO_PLACE:
-            left_out = self._misfits()
-            return self._table(self._without(left_out)), len(left_out)
-
-    def _table(self, columns: dict[str, list[Any]]) -> pa.Table:
-        schema = self._schema.arrow()
-        return pa.table(
-            [_array(columns[column.name], column.type) for column in schema], schema=schema
-        )
-
-    def _misfits(self) -> set[int]:
-        fields = self._schema.arrow()
-        places = (_misfits(self._columns[column.name], column.type, 0) for column in fields)
-        return set().union(*places)
-
-    def _without(self, left_out: set[int]) -> dict[str, list[Any]]:
-        return {
-            name: [value for place, value in enumerate(values) if place not in left_out]
-            for name, values in self._columns.items()
-        }
-
-
-def _misfits(values: list[Any], kind: pa.DataType, start: int) -> Iterator[int]:
-    """Find the positions of values that the type cannot hold, by halving."""
-    try:
-        _array(values, kind)
-    except _NO_PLACE:
-        if len(values) == 1:
-            yield start
-            return
-        half = len(values) // 2
-        yield from _misfits(values[:half], kind, start)
-        yield from _misfits(values[half:], kind, start + half)
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_list(kind):
-        return pa.array(values, kind)
-    offsets, parts, end = [], [], 0
-    for part in values:
-        offsets.append(None if part is None else end)
-        if part is not None:
-            parts.append(part)
-            end += len(part)
-    offsets.append(end)
-    flat = pa.concat_arrays(parts) if parts else pa.array([], kind.value_type)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=kind)
