@@ -7,12 +7,13 @@ that is killed in between leaves calls, which the next import knows, but no unfi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from localtrace.record.capture import encode_inputs
 from localtrace.record.recorder import Recorder
+from localtrace.store.journal.call_parts import whole
 from localtrace.store.journal.records import (
     STATUSES,
     Begin,
@@ -53,7 +54,7 @@ def call_item(recorder: Recorder, trajectory: Trajectory, span: Span, *, is_whol
         duration_ns=span.duration_ns,
         status=STATUSES.index(span.status),
         error=recorder.values.as_text(span.error),
-        inputs=raw_map(encode_inputs(recorder, span.inputs)) or {},
+        inputs=raw_map(cast(bytes, encode_inputs(recorder, span.inputs))) or {},
         outputs=msgspec.Raw(outputs),
         kind=None if span.kind_derived else span.kind,
         detail=may_have_prompt and not span.is_turn,
@@ -66,7 +67,7 @@ def turn_totals(recorder: Recorder, trajectory: Trajectory) -> TurnTotals:
     totals = TurnTotals()
     for span in trajectory.spans:
         item = call_item(recorder, trajectory, span, is_whole=False)
-        record = _DECODER.decode(item.record)
+        record = _DECODER.decode(whole(item.record))
         totals.count(record, raw_map(record.outputs))
     return totals
 

@@ -23,8 +23,10 @@ from localtrace.record.propagation import is_beside_the_policy
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, TrajectoryState, current, enter, is_in_finalizer
 from localtrace.record.signature import Signature, generation_called, record_tail
+from localtrace.store.journal.call_parts import CallParts, Encoded
 from localtrace.store.journal.records import STATUSES, Kind
 from localtrace.store.journal.writer import Item
+from localtrace.values.arrays import Bytes
 from localtrace.values.fields import known
 from localtrace.values.kinds import names_of
 from localtrace.values.objects import mapped
@@ -216,7 +218,7 @@ class OpenCall(Scope):
     own: trajectory | None
     """The trajectory that this call opened, because it was called outside of any."""
     seq: int
-    inputs: bytes
+    inputs: Encoded
     """Arguments by name, encoded."""
     start_ns: int
     mono_ns: int
@@ -276,21 +278,19 @@ class OpenCall(Scope):
         tail = signature.tail
         if detail or (signature.record_kind is Kind.TURN and is_beside_the_policy(outer)):
             tail = record_tail(signature, is_detail=True)
-        plain = values.plain(result, signature.per_token)
-        call = (
+        head = (
             signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
-            self.start_ns, duration_ns, status, error, msgspec.Raw(self.inputs), plain,
+            self.start_ns, duration_ns, status, error,
         )  # fmt: skip
-        try:
-            record = values.try_encode(call + tail if tail else call)
-        except Exception:
-            record = _encode((*call[:-1], msgspec.Raw(values.encode(result)), *tail))
-        if len(record) > recorder.settings.record_max_bytes:
-            size_bytes = len(record) - len(self.inputs)
-            record = _encode((*call[:-1], msgspec.Raw(values.too_large(result, size_bytes)), *tail))
+        record: Bytes | CallParts
+        if isinstance(self.inputs, bytes):
+            record = values.call(head, self.inputs, result, tail)
+        else:
+            record = values.turn(head, self.inputs, result, signature.per_token, tail)
         # An end record holds totals of the turns. This call comes too late for them, or another
         # process writes them: either way there is nothing to add up here.
-        recorder.put(Item(signature.record_kind, state.key, record, counted=state.ended), state)
+        kind = signature.record_kind
+        recorder.put(Item(kind, state.key, record, state.ended, self.span_id, parent_id), state)
 
 
 def begin_call(
@@ -338,7 +338,7 @@ def begin_call(
 
 def encode_inputs(
     recorder: Recorder, inputs: dict[str, Any], signature: Signature | None = None
-) -> bytes:
+) -> Encoded:
     """Encode arguments by name; a placeholder stands for arguments that are too large.
 
     Args:

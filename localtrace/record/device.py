@@ -25,6 +25,7 @@ import msgspec
 
 from localtrace.record.cuda import CudaDevice
 from localtrace.record.losses import logger
+from localtrace.store.journal.call_parts import CallParts, whole
 from localtrace.values.arrays import (
     PIECE_BYTES,
     Array,
@@ -236,13 +237,16 @@ class DeviceCopies:
                 copy.receive(b"")  # an empty tensor has arrived at once
         return msgspec.msgpack.Ext(MARKER_EXT, marker[2:])
 
-    def claim(self, record: Bytes) -> list[tuple[int, Copy]]:
+    def claim(self, handed_over: Bytes | CallParts) -> list[tuple[int, Copy]]:
         """Return the copies that a record waits for, each after the offset of its marker.
 
         They are in the order of the record. A copy is claimed once.
         """
-        claims = []
-        at = record.find(self._prefix) if self._unclaimed else -1
+        claims: list[tuple[int, Copy]] = []
+        if not self._unclaimed:
+            return claims
+        record = whole(handed_over)
+        at = record.find(self._prefix)
         while at >= 0:
             with self._lock:
                 copy = self._unclaimed.pop(bytes(record[at : at + MARKER_BYTES]), None)

@@ -10,6 +10,7 @@ import msgspec
 
 from localtrace.record.losses import Losses, logger
 from localtrace.record.settings import Settings
+from localtrace.store.journal.call_parts import CallParts, Encoded, size_of
 from localtrace.values.arrays import (
     EXT_CODES,
     FreedTensor,
@@ -70,14 +71,52 @@ class RecordValues(ValueEncoder):
             self._losses.value("bad_argument")
             return None
 
-    def inputs(self, inputs: dict[str, Any], per_token: frozenset[str]) -> bytes:
-        """Encode arguments by name; a placeholder stands for arguments that are too large."""
-        data = self.encode(inputs, per_token)
-        if len(data) > self._record_max_bytes:
-            data = self.too_large(inputs, len(data))
-        if data[:1] in EXT_CODES:
+    def inputs(self, inputs: dict[str, Any], per_token: frozenset[str]) -> Encoded:
+        """Encode arguments by name; a placeholder stands for arguments that are too large.
+
+        They are kept apart if `per_token` has names, as those of a turn.
+        """
+        data = self.fields(inputs, per_token) if per_token else self.encode(inputs)
+        size_bytes = size_of(data)
+        if size_bytes > self._record_max_bytes:
+            data = self.too_large(inputs, size_bytes)
+        if type(data) is bytes and data[:1] in EXT_CODES:
             data = self.try_encode({"$inputs": msgspec.Raw(data)})
         return data
+
+    def turn(
+        self,
+        head: tuple[Any, ...],
+        inputs: dict[str, bytes],
+        result: Any,
+        per_token: frozenset[str],
+        tail: tuple[Any, ...],
+    ) -> CallParts:
+        """Encode a call that may be a turn; a placeholder stands for a result that is too large.
+
+        Args:
+            head: the fields of the record before the arguments.
+            inputs: encoded arguments by name.
+            result: what it returned.
+            per_token: names of fields of the result that hold a number per token.
+            tail: the fields of the record after the result.
+        """
+        fields, outputs = self.try_encode(head), self.fields(result, per_token)
+        size_bytes, result_bytes = len(fields) + size_of(inputs), size_of(outputs)
+        if size_bytes + result_bytes > self._record_max_bytes:
+            outputs = self.too_large(result, result_bytes)
+            result_bytes = len(outputs)
+        size_bytes += result_bytes
+        return CallParts(fields, head[2], head[3], inputs, outputs, tail, size_bytes)
+
+    def call(
+        self, head: tuple[Any, ...], inputs: bytes, result: Any, tail: tuple[Any, ...]
+    ) -> bytes:
+        """Encode a call that is no turn; see `turn`."""
+        data = self.encode(result)
+        if len(inputs) + len(data) > self._record_max_bytes:
+            data = self.too_large(result, len(data))
+        return self.try_encode((*head, msgspec.Raw(inputs), msgspec.Raw(data), *tail))
 
     def too_large(self, value: Any, size_bytes: int) -> bytes:
         """Return the encoded placeholder of a value over `record_max_bytes`."""

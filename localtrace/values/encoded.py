@@ -5,6 +5,8 @@ A list's elements are its MessagePack bytes without the header.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from localtrace.values.arrays import EXT_CODES, Array, array_head, read_array
@@ -12,10 +14,14 @@ from localtrace.values.arrays import EXT_CODES, Array, array_head, read_array
 _MAP_DECODER = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _LIST_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _NIL = b"\xc0"
+_BytesT = TypeVar("_BytesT", bytes, memoryview)
 
 
-def list_elements(data: bytes) -> tuple[int, bytes] | None:
-    """Return count and bytes of the elements of an encoded list; None for anything else."""
+def list_elements(data: _BytesT) -> tuple[int, _BytesT] | None:
+    """Return count and bytes of the elements of an encoded list; None for anything else.
+
+    The elements of a memoryview are not copied.
+    """
     if not data:
         return None
     first = data[0]
@@ -57,12 +63,12 @@ def is_list(data: bytes | msgspec.Raw) -> bool:
     return list_elements(first) is not None or read_array(data) is not None
 
 
-def listed_elements(data: bytes | msgspec.Raw) -> tuple[int, bytes] | None:
+def listed_elements(data: bytes | msgspec.Raw) -> tuple[int, memoryview] | None:
     """Return count and bytes of the elements of a list, or of an array taken as a list."""
-    listed = list_elements(bytes(data))
+    listed = list_elements(memoryview(data))
     array = read_array(data) if listed is None else None
     if array is not None and len(array.shape) == 1 and array.dtype[1] in "biuf":
-        listed = list_elements(msgspec.msgpack.encode(array.values().tolist()))
+        listed = list_elements(memoryview(msgspec.msgpack.encode(array.values().tolist())))
     return listed
 
 
@@ -128,6 +134,6 @@ def first_named(fields: dict[str, msgspec.Raw] | None, names: tuple[str, ...]) -
     """Return the first of `names` that is a field and not null; None where none is."""
     known = fields or {}
     for name in names:
-        if name in known and memoryview(known[name])[:1] != _NIL:
+        if name in known and (len(known[name]) > 1 or bytes(known[name]) != _NIL):
             return name
     return None

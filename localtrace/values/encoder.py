@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -64,7 +64,21 @@ class ValueEncoder:
         try:
             return self.try_encode(self.plain(value, per_token))
         except Exception:
-            return _Conversion(self).whole(value)
+            return _Conversion(self).whole(value).data
+
+    def fields(
+        self, value: Any, per_token: AbstractSet[str] = _NO_NAMES
+    ) -> dict[str, bytes] | bytes:
+        """Encode any value, a map with names of ASCII as each of its values; never raises."""
+        conversion = self._converted(value, per_token)
+        if conversion is None:
+            try:
+                if type(value) is dict and _are_names(value):
+                    return {name: self.try_encode(item) for name, item in value.items()}
+                return self.try_encode(value)
+            except Exception:
+                conversion = _Conversion(self).whole(value)
+        return conversion.fields() or conversion.data
 
     def plain(self, value: Any, per_token: AbstractSet[str] = _NO_NAMES) -> Any:
         """Return what to give to `try_encode` for a value; never raises and asks no object.
@@ -76,16 +90,29 @@ class ValueEncoder:
             value: any value.
             per_token: names of its fields that hold a number per token, as for `is_plain`.
         """
+        conversion = self._converted(value, per_token)
+        return value if conversion is None else msgspec.Raw(conversion.data)
+
+    def _converted(self, value: Any, per_token: AbstractSet[str]) -> _Conversion | None:
+        """Encode a value that is not plain; return None for one that is."""
         try:
             if value is None or _is_small(value, self.dropped):
-                return value
+                return None
             if is_plain(value, Budget(self.max_bytes), self.dropped, per_token):
-                return value
+                return None
         except TooLarge:  # converting it would take longer still
-            return msgspec.Raw(_Conversion(self).omitted(left_out("too_large", value)))
+            return _Conversion(self).too_large(value)
         except Exception:  # another thread changed it meanwhile
             pass
-        return msgspec.Raw(_Conversion(self).whole(value))
+        return _Conversion(self).whole(value)
+
+
+def _are_names(fields: dict[Any, Any]) -> bool:
+    """Tell whether all keys are texts of ASCII, which MessagePack never refuses."""
+    try:
+        return "".join(fields).isascii()
+    except TypeError:
+        return False
 
 
 def _is_small(fields: Any, dropped: AbstractSet[str]) -> bool:
@@ -115,18 +142,36 @@ class _Conversion:
         self._budget = Budget(encoder.max_bytes)
         self._parts: list[bytes] = []
         """What is encoded, in order: joined once, as deep values would be copied at every level."""
+        self._places: list[tuple[str, int, int]] = []
+        """Keys of the outermost map, empty for those that are no text, and the parts of each."""
         self._above: set[int] = set()
         """The ids of the enclosing values."""
         self._readers: dict[tuple[int, bool], tuple[type, Reader]] = {}
         """By the id of a type, as a metaclass may have code for its hash."""
 
-    def whole(self, value: Any) -> bytes:
+    @property
+    def data(self) -> bytes:
+        """The encoded value."""
+        return b"".join(self._parts)
+
+    def whole(self, value: Any) -> Self:
         """Encode the value; never raises."""
         try:
             self._add(value, False)
         except TooLarge:
-            return self.omitted(left_out("too_large", value))
-        return b"".join(self._parts)
+            return self.too_large(value)
+        return self
+
+    def too_large(self, value: Any) -> Self:
+        """Encode a placeholder in place of the value."""
+        self._parts, self._places = [self.omitted(left_out("too_large", value))], []
+        return self
+
+    def fields(self) -> dict[str, bytes] | None:
+        """Return each value of a map; None for anything else, and for maps with other names."""
+        if not all(name and name.isascii() for name, _, _ in self._places):
+            return None
+        return {name: b"".join(self._parts[start:end]) for name, start, end in self._places}
 
     def _add(self, value: Any, is_kept: bool) -> None:
         """Encode a part.
@@ -194,12 +239,17 @@ class _Conversion:
     def _add_map(self, fields: dict[Any, Any], is_kept: bool) -> None:
         pairs = list(dict.items(fields))  # a copy, which no other thread can change
         self._parts.append(map_head(len(pairs)))
+        places = []
         for key, item in pairs:
             name = key if type(key) is str else ""
             self._add(key, False)
+            start = len(self._parts)
             if name in self._encoder.dropped and not _is_empty(item):
                 item = item if type(item) is Placeholder else left_out("dropped", item)
             self._add(item, is_kept or name in self._encoder.keep)
+            places.append((name, start, len(self._parts)))
+        if len(self._above) == 1:
+            self._places = places
 
     def _add_list(self, items: list[Any], is_kept: bool) -> None:
         numbers = plain_numbers(items)

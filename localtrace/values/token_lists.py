@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from localtrace.values.arrays import DECODER, Array
+from localtrace.values.arrays import DECODER, Array, read_array
 from localtrace.values.encoded import list_elements
 
 _DOUBLE = b"\xcb"
@@ -24,6 +24,8 @@ _FLOAT_RANGE = bytes([*range(0x39, 0x47), *range(0xB9, 0xC7)])
 """First bytes of the doubles from 2**-111 to 2**113 and of their negatives."""
 _INT32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _IDS_DECODER = msgspec.msgpack.Decoder(list[_INT32])
+_ID_CODES = frozenset((*range(0x80), *range(0xE0, 0x100), 0xCC, 0xCD, 0xCE, 0xD0, 0xD1, 0xD2))
+"""First bytes of whole numbers of at most 32 bits in MessagePack."""
 _NUMBERS = frozenset({bool, int, float, type(None)})
 
 
@@ -81,10 +83,31 @@ def read_numbers(data: bytes | msgspec.Raw) -> Sequence[float | None] | None:
     return None if numbers is None else numbers.values
 
 
+def id_count(data: msgspec.Raw) -> int | None:
+    """Return the length of a list that begins with an id, or of an array of whole numbers.
+
+    None for anything else. To look at every id takes several times as long as to encode it.
+    """
+    array = read_array(data)
+    if array is not None:
+        return array.shape[0] if len(array.shape) == 1 and array.dtype[1] in "iu" else None
+    count, elements = list_elements(bytes(memoryview(data)[:6])) or (0, b"")
+    return count if count and elements[0] in _ID_CODES else None
+
+
+def is_logprobs(data: msgspec.Raw, count: int) -> bool:
+    """Tell whether data are so many floats: False also where that is not easily told."""
+    array = read_array(data)
+    if array is not None:
+        return array.dtype in ("<f4", "<f8") and array.shape == [count]
+    size, elements = list_elements(bytes(data)) or (-1, b"")
+    return size == count and _are_doubles(count, elements)
+
+
 def read_doubles(data: bytes) -> TokenList | None:
     """Return an encoded list of doubles; None for others."""
     count, elements = list_elements(data) or (0, b"x")
-    if len(elements) != 9 * count or elements[::9] != _DOUBLE * count:
+    if not _are_doubles(count, elements):
         return None
     # Eight big-endian bytes each, put together place by place: decoding takes three times as long.
     packed = bytearray(8 * count)
@@ -96,6 +119,10 @@ def read_doubles(data: bytes) -> TokenList | None:
     odd = len(elements[1::9].translate(None, _FLOAT_RANGE))
     is_near = odd == 0 or odd == sum(map(elements.count, _ZEROS))
     return TokenList(doubles, True, is_near)
+
+
+def _are_doubles(count: int, elements: bytes) -> bool:
+    return len(elements) == 9 * count and elements[::9] == _DOUBLE * count
 
 
 def _decoded(data: bytes | msgspec.Raw) -> Any:

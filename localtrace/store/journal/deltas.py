@@ -20,6 +20,7 @@ from itertools import accumulate
 import msgspec
 
 from localtrace.field_names import MESSAGE_NAMES, PROMPT_NAMES
+from localtrace.store.journal.call_parts import CallParts, whole
 from localtrace.store.journal.frames import crc32
 from localtrace.store.journal.records import Call, Delta, TurnCall
 from localtrace.store.journal.results import Fields, output_elements
@@ -47,8 +48,7 @@ _DECODER = msgspec.msgpack.Decoder(TurnCall)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class _Base:
+class _Base(msgspec.Struct, frozen=True, gc=False):
     """A list that later turns may continue."""
 
     span_id: int
@@ -56,6 +56,8 @@ class _Base:
     count: int
     elements: bytes
     """Elements of the list and, for prompts, of the ids generated after it."""
+    crc32: int
+    """Checksum of these elements."""
     list_bytes: int
     """Size of the elements of the list alone."""
     links: int
@@ -83,7 +85,12 @@ class DeltaWriter:
             self._cached_bytes -= len(base.elements)
 
     def rewrite(
-        self, key: bytes, record: Bytes, totals: TurnTotals, *, counted: bool = False
+        self,
+        key: bytes,
+        record: Bytes | CallParts,
+        totals: TurnTotals,
+        *,
+        counted: bool = False,
     ) -> bytes:
         """Replace the prompt and the messages of a call by deltas, and count it if it is a turn.
 
@@ -92,32 +99,40 @@ class DeltaWriter:
 
         Args:
             key: trace id of the trajectory.
-            record: the encoded call.
+            record: the call, in parts or encoded.
             totals: of the turns of the trajectory.
             counted: True where the totals must not count the call, or have done so before.
         """
-        call = _DECODER.decode(record)
-        outputs = raw_map(call.outputs)
+        parts = record if isinstance(record, CallParts) else None
+        call = _DECODER.decode(whole(record)) if parts is None else parts.call()
+        outputs = None if parts is None else parts.fields
+        if outputs is None:
+            outputs = raw_map(call.outputs)
         totals.count(call, outputs, again=counted)
-        call.deltas = self._deltas(key, call, output_elements(outputs))
+        call.deltas = self._deltas(key, call, outputs)
+        if parts is not None:
+            return parts.record(call)
         call.inputs |= dict.fromkeys((delta.name for delta in call.deltas), _NIL)
         return _ENCODER.encode(call)
 
-    def _deltas(self, key: bytes, call: TurnCall, output: tuple[int, bytes] | None) -> list[Delta]:
+    def _deltas(self, key: bytes, call: TurnCall, outputs: Fields | None) -> list[Delta]:
         deltas, bases = [], []
-        for names, following in ((PROMPT_NAMES, output), (MESSAGE_NAMES, None)):
+        for names in (PROMPT_NAMES, MESSAGE_NAMES):
             name = first_named(call.inputs, names)
-            listed = list_elements(bytes(call.inputs[name])) if name else None
+            listed = list_elements(memoryview(call.inputs[name])) if name else None
             if name is None or listed is None or is_list_of_lists(call.inputs[name]):
                 continue
-            delta, links, added_bytes = self._delta(key, name, *listed)
-            deltas.append(delta)
             count, elements = listed
-            alone_bytes = len(elements)
-            if following is not None:
-                count, elements = count + following[0], elements + following[1]
+            following = output_elements(outputs) if names is PROMPT_NAMES else None
+            more, following_elements = following or (0, b"")
+            whole = b"".join((elements, following_elements))
+            delta, links, added_bytes = self._delta(key, name, count, whole, len(elements))
+            deltas.append(delta)
+            crc = crc32(following_elements, delta.crc32)
             bases.append(
-                _Base(call.span_id, name, count, elements, alone_bytes, links, added_bytes)
+                _Base(
+                    call.span_id, name, count + more, whole, crc, len(elements), links, added_bytes
+                )
             )
         if bases:
             self._remember(key, bases)
@@ -133,28 +148,45 @@ class DeltaWriter:
         while self._cached_bytes > self._cache_max_bytes and self._bases:
             self.forget(next(iter(self._bases)))
 
-    def _delta(self, key: bytes, name: str, count: int, elements: bytes) -> tuple[Delta, int, int]:
-        """Return a list as a delta, the length of its chain, and the bytes that the chain added."""
-        crc = crc32(elements)
-        best, shared = self._best_base(key, name, elements)
+    def _delta(
+        self, key: bytes, name: str, count: int, whole: bytes, size_bytes: int
+    ) -> tuple[Delta, int, int]:
+        """Return a list as a delta, the length of its chain, and the bytes that the chain added.
+
+        Args:
+            key: trace id of the trajectory.
+            name: name of the argument.
+            count: number of its elements.
+            whole: its elements and what follows.
+            size_bytes: size of its elements.
+        """
+        elements = memoryview(whole)[:size_bytes]
+        best, shared = self._best_base(key, name, whole, size_bytes)
+        crc, crc_bytes = 0, 0
+        if best is not None and shared == len(best.elements):
+            crc, crc_bytes = best.crc32, shared
+        crc = crc32(elements[crc_bytes:], crc)
         if best is not None:
             kept, kept_bytes = _whole_elements(best, shared, count, elements)
-            added_bytes = best.added_bytes + len(elements) - min(kept_bytes, best.list_bytes)
-            is_due = best.links >= CHAIN_MAX and len(elements) <= WHOLE_PER_ADDED * added_bytes
+            added_bytes = best.added_bytes + size_bytes - min(kept_bytes, best.list_bytes)
+            is_due = best.links >= CHAIN_MAX and size_bytes <= WHOLE_PER_ADDED * added_bytes
             if kept_bytes >= _WORTH_BYTES and not is_due:
-                new = list_bytes(count - kept, elements[kept_bytes:])
+                new = list_bytes(count - kept, bytes(elements[kept_bytes:]))
                 delta = Delta(name, best.span_id, kept, msgspec.Raw(new), crc)
                 return delta, best.links + 1, added_bytes
-        return Delta(name, None, 0, msgspec.Raw(list_bytes(count, elements)), crc), 1, 0
+        new = list_bytes(count, bytes(elements))
+        return Delta(name, None, 0, msgspec.Raw(new), crc), 1, 0
 
-    def _best_base(self, key: bytes, name: str, elements: bytes) -> tuple[_Base | None, int]:
+    def _best_base(
+        self, key: bytes, name: str, whole: bytes, size_bytes: int
+    ) -> tuple[_Base | None, int]:
         """Return the base that a list continues best; forget those of which it continues all."""
         best, longest = None, 0
         known = self._bases.get(key, [])
         for base in known[::-1]:
             if base.name != name or len(base.elements) <= longest:
                 continue
-            shared = _shared_prefix(base.elements, elements)
+            shared = _shared_prefix(base.elements, whole, size_bytes)
             if shared > longest:
                 best, longest = base, shared
             if shared == len(base.elements):
@@ -164,9 +196,11 @@ class DeltaWriter:
         return best, longest
 
 
-def _shared_prefix(left: bytes, right: bytes) -> int:
-    """Return the length of the common prefix in bytes."""
-    low, high = 0, min(len(left), len(right))
+def _shared_prefix(left: bytes, right: bytes, size_bytes: int) -> int:
+    """Return the length of the common prefix with the first bytes of `right`."""
+    if len(left) <= size_bytes and right.startswith(left):
+        return len(left)
+    low, high = 0, min(len(left), size_bytes)
     while low < high:
         middle = (low + high + 1) // 2
         if right.startswith(left[low:middle], low):
@@ -176,13 +210,13 @@ def _shared_prefix(left: bytes, right: bytes) -> int:
     return low
 
 
-def _whole_elements(base: _Base, shared: int, count: int, elements: bytes) -> tuple[int, int]:
+def _whole_elements(base: _Base, shared: int, count: int, elements: memoryview) -> tuple[int, int]:
     """Return how many whole elements lie in the first `shared` bytes, and their size in bytes."""
     if shared == len(base.elements):
         return base.count, shared
     if shared == len(elements):
         return count, shared
-    sizes = [len(bytes(item)) for item in _LIST_DECODER.decode(list_bytes(count, elements))]
+    sizes = [len(bytes(item)) for item in _LIST_DECODER.decode(list_bytes(count, bytes(elements)))]
     ends = list(accumulate(sizes))
     kept = bisect_right(ends, shared)
     return kept, ends[kept - 1] if kept else 0
@@ -238,7 +272,7 @@ class Chains:
         base_key: Hashable | None,
         kept: int,
         new: tuple[int, bytes] | None,
-        following: tuple[int, bytes] | None,
+        following: tuple[int, bytes | memoryview] | None,
         checksum: int | None,
     ) -> int | None:
         """Add a list, and return the number of its elements; None: it cannot be rebuilt.

@@ -38,8 +38,11 @@ def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     zlib releases it for more than 5 KiB. Beside a busy event loop it takes 5 ms to get it back,
     twice for every large record.
     """
+    if len(data) <= _PIECE_BYTES:
+        return zlib.crc32(data, value)
+    view = memoryview(data)
     for start in range(0, len(data), _PIECE_BYTES):
-        value = zlib.crc32(memoryview(data)[start : start + _PIECE_BYTES], value)
+        value = zlib.crc32(view[start : start + _PIECE_BYTES], value)
     return value
 
 

@@ -37,6 +37,8 @@ from localtrace.values.encoded import (
 )
 from localtrace.values.token_lists import (
     TokenList,
+    id_count,
+    is_logprobs,
     read_ids,
     read_logprobs,
     read_mask,
@@ -120,7 +122,7 @@ def has_ids(fields: Fields | None) -> bool:
     return is_list(fields[name]) and not is_list_of_lists(fields[name])
 
 
-def output_elements(fields: Fields | None) -> tuple[int, bytes] | None:
+def output_elements(fields: Fields | None) -> tuple[int, memoryview] | None:
     """Return count and bytes of the generated ids of a result; None where it lists none."""
     name = first_named(fields, OUTPUT_NAMES)
     if fields is None or name is None or is_list_of_lists(fields[name]):
@@ -151,6 +153,21 @@ def token_lists(fields: Fields) -> TokenLists:
                 unusable += _is_unusable(value)
     logprobs = lists[0] or _engine_logprobs(fields, len(ids.values))
     return TokenLists(ids, logprobs, lists[1], unusable)
+
+
+def generated(fields: Fields) -> tuple[int | None, int]:
+    """Return how many ids the model generated, or None, and how many lists cannot be used.
+
+    It is what `token_lists` says, without a look at each id: a list that begins with an id counts
+    as one of ids.
+    """
+    names = (OUTPUT_NAMES, LOGPROB_NAMES, MASK_NAMES)
+    ids, logprobs, mask = (first_named(fields, of_list) for of_list in names)
+    count = id_count(fields[ids]) if ids and not mask else None
+    if count is not None and (not logprobs or is_logprobs(fields[logprobs], count)):
+        return count, 0
+    tokens = token_lists(fields)
+    return tokens.generated, tokens.unusable
 
 
 def _is_unusable(value: msgspec.Raw) -> bool:

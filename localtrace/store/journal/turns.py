@@ -17,6 +17,7 @@ from localtrace.field_names import (
     MASK_NAMES,
     MESSAGE_NAMES,
     OUTPUT_NAMES,
+    OUTPUT_TEXT_NAMES,
     PROMPT_NAMES,
     PROMPT_TEXT_NAMES,
     PROMPTS_NAME,
@@ -28,6 +29,7 @@ from localtrace.store.journal.results import (
     Joined,
     Message,
     finish_reason,
+    generated,
     has_ids,
     joined,
     message_of,
@@ -35,7 +37,6 @@ from localtrace.store.journal.results import (
     of_bare,
     of_map,
     of_value,
-    token_lists,
     yielded,
 )
 from localtrace.values import codec
@@ -50,8 +51,10 @@ from localtrace.values.encoded import (
     raw_items,
     raw_map,
 )
-from localtrace.values.token_lists import read_ids
+from localtrace.values.token_lists import id_count, read_ids
 
+_FORM_NAMES = frozenset({*OUTPUT_TEXT_NAMES, "choices", "outputs", "status_code"})
+"""Fields that may tell, beside the ids, that a result holds several generations."""
 _LISTS = frozenset({*OUTPUT_NAMES, *LOGPROB_NAMES})
 _HASH_BYTES = 16
 _NOTHING = (b"\xc0", b"\x80", b"\x90")
@@ -89,6 +92,8 @@ def generations(call: Call, inputs: Fields, fields: Fields | None) -> list[Gener
         return []
     is_said = call.kind == "generation"
     prompts = _several_prompts(inputs)
+    if fields is not None and prompts is None and not call.is_stream and _is_plain(fields):
+        return [Generation(fields)]
     is_prompted = is_said or prompts is not None or bool(call.deltas) or _has_prompt(inputs)
     if call.is_stream:
         fields = None
@@ -119,6 +124,17 @@ def generations(call: Call, inputs: Fields, fields: Fields | None) -> list[Gener
         or (text_counts and message_of(result.fields) != Message())
     ]
     return _without_prompts(made, call, inputs, fields)
+
+
+def _is_plain(fields: Fields) -> bool:
+    """Tell whether a result at first sight is a map of one generation's ids, as nearly all are."""
+    ids = [name for name in OUTPUT_NAMES if name in fields]
+    others = _FORM_NAMES.intersection(fields)
+    return (
+        bool(ids)
+        and all(id_count(fields[name]) is not None for name in ids)
+        and not any(name not in OUTPUT_TEXT_NAMES or is_list(fields[name]) for name in others)
+    )
 
 
 def _several_prompts(inputs: Fields) -> list[Fields] | None:
@@ -309,10 +325,10 @@ class TurnTotals:
             beside = {name: call.inputs[name] for name in DROPPED_NAMES.intersection(call.inputs)}
             self.prompt_hash = prompt_hash(call.inputs if prompt is None else beside | prompt)
             call.prompt_hash = self.prompt_hash
-        lists = [token_lists(generation.outputs) for generation in made]
-        self.unusable += sum(tokens.unusable for tokens in lists)
+        counts = [generated(generation.outputs) for generation in made]
+        self.unusable += sum(unusable for _, unusable in counts)
         self.unusable += sum(generation.unusable for generation in made)
-        known = [tokens.generated for tokens in lists if tokens.generated is not None]
+        known = [count for count, _ in counts if count is not None]
         if known:
             self.output_tokens = (self.output_tokens or 0) + sum(known)
         elif self.turns == 0:

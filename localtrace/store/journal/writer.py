@@ -18,6 +18,7 @@ import msgspec
 
 from localtrace.field_names import TOKEN_OUTCOMES
 from localtrace.schema import FORMAT_VERSION
+from localtrace.store.journal.call_parts import CallParts, whole, with_turns
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.frames import frame
 from localtrace.store.journal.journal_files import JournalName, JournalWriter, WriterLock
@@ -44,9 +45,12 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     key: bytes
     """Trace id of the trajectory; empty for records that belong to none."""
-    record: Bytes
+    record: Bytes | CallParts
     counted: bool = False
     """Whether a refused write has already counted this turn."""
+    span_id: int | None = None
+    """That of a call; None where its record must be asked."""
+    parent_id: int | None = None
     is_batch: bool = False
     """Whether it is a `TokenBatch`, which becomes outcome records before it is written."""
 
@@ -206,7 +210,7 @@ class JournalSeries:
         self._records += count
         for item in items[:count]:
             if item.kind is Kind.BEGIN:
-                self._open[item.key] = item.record
+                self._open[item.key] = whole(item.record)
             elif item.kind is Kind.END:
                 self._open.pop(item.key, None)
                 self._totals.pop(item.key, None)
@@ -219,21 +223,31 @@ class JournalSeries:
             totals = self._totals.get(item.key)
             if item.kind is Kind.TURN:
                 return self._rewritten(item, totals or TurnTotals())
+            record = whole(item.record)
             if item.kind is Kind.OUTCOME and not item.counted:
-                self._count_lost(_unusable_lists(_OUTCOME_DECODER.decode(item.record)))
+                self._count_lost(_unusable_lists(_OUTCOME_DECODER.decode(record)))
             elif item.kind is Kind.END and totals is not None:
-                end = _END_DECODER.decode(item.record)
+                end = _END_DECODER.decode(record)
                 end.begin.prompt_hash = totals.prompt_hash
                 end.turn_count, end.output_tokens = totals.turns, totals.output_tokens
                 return _encode(end)
             elif item.kind is Kind.SPAN and totals is not None and totals.around:
-                call = _CALL_DECODER.decode(item.record)
-                totals.count(call, None, again=item.counted)
-                if call.has_turns:
-                    return _encode(call)
+                return self._around(item, record, totals)
         except Exception:
             pass  # better stored as it is than lost
-        return item.record
+        return whole(item.record)
+
+    def _around(self, item: Item, record: Bytes, totals: TurnTotals) -> Bytes:
+        """Say in the record of a call whether turns were made inside it."""
+        if item.span_id is None:
+            call = _CALL_DECODER.decode(record)
+            totals.count(call, None, again=item.counted)
+            return _encode(call) if call.has_turns else record
+        if item.span_id not in totals.around:
+            return record
+        if item.parent_id is not None and not item.counted:
+            totals.around.add(item.parent_id)
+        return with_turns(record)
 
     def _rewritten(self, item: Item, totals: TurnTotals) -> Bytes:
         if not item.counted:

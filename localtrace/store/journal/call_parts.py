@@ -1,0 +1,110 @@
+"""A call's record in parts, as the call hands it over: its writer decodes nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from localtrace.store.journal.records import Call, Head, TurnCall
+from localtrace.store.journal.results import Fields
+from localtrace.values.arrays import Bytes
+from localtrace.values.encoded import list_head, map_head
+
+_FIELD_OVERHEAD_BYTES = 64
+"""Memory that a value of a map takes beside its bytes."""
+_FIELDS_TO_RESULT, _FIELDS = 12, 20
+"""Number of fields of a record up to the result, and of all."""
+_DEFAULTS = b"\x90\xc0\xc0\xc2\xc2"
+"""The fields after the result that a call may be handed over with, or without."""
+_TURNS_INSIDE = b"\xc3\x00\xc0"
+"""The other fields of a call in which turns were made, and which is none."""
+_NO_HEAD = Head(b"")
+_NIL = b"\xc0"
+_encode = msgspec.msgpack.Encoder().encode
+
+
+Encoded = dict[str, bytes] | bytes
+"""An encoded value; of a map with names of ASCII, each of its values."""
+
+
+def size_of(value: Encoded) -> int:
+    """Return the memory that an encoded value takes, in bytes."""
+    if type(value) is dict:
+        return sum(map(len, value.values())) + _FIELD_OVERHEAD_BYTES * len(value)
+    return len(value)
+
+
+class CallParts(msgspec.Struct, frozen=True, gc=False):
+    """The parts of the record of a call that may be a turn."""
+
+    head: bytes
+    """The fields before the arguments, as an encoded list."""
+    span_id: int
+    parent_id: int | None
+    inputs: dict[str, bytes]
+    """Encoded arguments by name."""
+    outputs: Encoded
+    tail: tuple[Any, ...]
+    """The fields after the result; empty if all are defaults."""
+    size_bytes: int
+    """Memory that they take."""
+
+    def __len__(self) -> int:
+        """Return the memory that the parts take, in bytes."""
+        return self.size_bytes
+
+    @property
+    def fields(self) -> Fields | None:
+        """The fields of the result; None where it is not in parts."""
+        return None if isinstance(self.outputs, bytes) else cast(Fields, self.outputs)
+
+    def call(self) -> TurnCall:
+        """Return the call without what the writer does not ask for: head, op, times and error.
+
+        Its outputs are empty where it has `fields`, unless it is a stream.
+        """
+        call = TurnCall(
+            _NO_HEAD, self.span_id, self.parent_id, 0, "", 0, 0, 0, None,
+            cast(Fields, self.inputs), msgspec.Raw(), [], *self.tail[1:],
+        )  # fmt: skip
+        if isinstance(self.outputs, bytes):
+            call.outputs = msgspec.Raw(self.outputs)
+        elif call.is_stream:
+            call.outputs = msgspec.Raw(b"".join(_map(self.outputs)))
+        return call
+
+    def record(self, call: Call | None = None) -> bytes:
+        """Return the record, with what the writer found out; lists that became deltas are null."""
+        inputs, outputs, tail = self.inputs, self.outputs, self.tail
+        if call is not None:
+            inputs = inputs | dict.fromkeys((delta.name for delta in call.deltas), _NIL)
+            tail = (
+                call.deltas, call.kind, call.is_async, call.is_stream, call.detail,
+                call.has_turns, call.turns, call.prompt_hash,
+            )  # fmt: skip
+        parts = [list_head(_FIELDS_TO_RESULT + len(tail)), self.head[1:], *_map(inputs)]
+        parts += [outputs] if isinstance(outputs, bytes) else _map(outputs)
+        return b"".join((*parts, _encode(tail)[1:]))
+
+
+def whole(record: Bytes | CallParts) -> Bytes:
+    """Return a record in one piece."""
+    return record.record() if isinstance(record, CallParts) else record
+
+
+def with_turns(record: Bytes) -> bytes:
+    """Return the record of a call that is no turn, which then says that turns were made inside."""
+    at, count = (3, record[2]) if record[0] == 0xDC else (1, record[0] & 0x0F)
+    missing = _DEFAULTS[count - _FIELDS_TO_RESULT :]
+    head = list_head(_FIELDS)
+    return b"".join((head, memoryview(record)[at:], missing, _TURNS_INSIDE))
+
+
+def _map(fields: Mapping[str, bytes]) -> list[bytes]:
+    """Return what joined is an encoded map."""
+    parts = [map_head(len(fields))]
+    for name, value in fields.items():
+        parts += (_encode(name), value)
+    return parts

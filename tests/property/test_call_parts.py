@@ -1,0 +1,110 @@
+"""Calls handed over in parts: the records, totals and losses of calls in one piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pydantic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from localtrace.record.losses import Losses
+from localtrace.record.record_values import RecordValues
+from localtrace.record.settings import Settings
+from localtrace.record.signature import Signature, record_tail
+from localtrace.store.journal.call_parts import CallParts, whole, with_turns
+from localtrace.store.journal.deltas import DeltaWriter
+from localtrace.store.journal.records import Kind, SpanCall
+from localtrace.store.journal.turns import TurnTotals
+from localtrace.values.codec import encode
+from tests.property.test_deltas import conversations
+from tests.property.test_turns import calls
+from tests.values import values
+
+MODERATE = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+KEY = bytes(16)
+
+
+class Model(pydantic.BaseModel):
+    """A result of a type of its own, as verl's are."""
+
+    token_ids: Any
+    log_probs: Any = None
+    extra_fields: Any = None
+
+
+def record_values(**options: Any) -> RecordValues:
+    return RecordValues(Settings("store", **options), Losses(), lambda tensor: "device_tensor")
+
+
+def generate(prompt_ids: Any) -> None: ...
+
+
+def handed_over(
+    recorder: RecordValues, span_id: int, call: tuple[Any, ...]
+) -> tuple[CallParts | bytes, bytes]:
+    """Return a call as it is handed over, and in one piece."""
+    inputs, outputs, detail, parent_id, kind, is_stream = call
+    signature = Signature(generate, "generate", kind)
+    signature.is_stream = is_stream
+    tail = record_tail(signature, is_detail=detail)
+    head = (Kind.TURN, msgspec.Raw(encode((KEY, 1, None, None))), span_id, parent_id, span_id,
+            "generate", 5, 6, 0, None)  # fmt: skip
+    per_token = signature.per_token
+    parts = recorder.inputs(inputs, per_token)
+    whole_call = recorder.call(head, recorder.encode(inputs, per_token), outputs, tail)
+    if isinstance(parts, bytes):
+        return recorder.call(head, parts, outputs, tail), whole_call
+    return recorder.turn(head, parts, outputs, per_token, tail), whole_call
+
+
+def check_all(made: list[tuple[Any, ...]]) -> None:
+    """Hand calls over in both ways to two writers, and compare all that these make of them."""
+    recorder = record_values()
+    writers, totals = (DeltaWriter(), DeltaWriter()), (TurnTotals(), TurnTotals())
+    for span_id, call in enumerate(made):
+        pair = handed_over(recorder, span_id, call)
+        assert whole(pair[0]) == pair[1]
+        first, second = (
+            writer.rewrite(KEY, record, counts)
+            for writer, record, counts in zip(writers, pair, totals, strict=True)
+        )
+        assert first == second
+    assert totals[0] == totals[1]
+
+
+@MODERATE
+@given(st.lists(calls, max_size=6))
+def test_a_call_in_parts_becomes_the_record_of_one_in_one_piece(made: list[Any]) -> None:
+    check_all(made)
+
+
+@MODERATE
+@given(conversations())
+def test_a_conversation_in_parts_becomes_the_same_deltas(turns: list[Any]) -> None:
+    check_all([(turn.inputs, turn.outputs, False, None, None, False) for turn in turns])
+
+
+@MODERATE
+@given(values, values, values)
+def test_values_of_any_kind_are_handed_over_as_they_are(one: Any, two: Any, three: Any) -> None:
+    results = [one, {"output_ids": one, "logprobs": two}, Model(token_ids=one, log_probs=two)]
+    check_all([({"prompt_ids": three, "more": two}, r, False, 1, None, False) for r in results])
+
+
+@given(calls, st.booleans())
+def test_a_record_says_that_turns_were_made_inside_as_the_decoded_one_would(
+    call: Any, is_wide: bool
+) -> None:
+    inputs, outputs, detail, parent_id, kind, _ = call
+    signature = Signature(lambda: None, "run", kind)
+    tail = record_tail(signature, is_detail=detail and is_wide)
+    head = (Kind.SPAN, msgspec.Raw(encode((KEY, 1, None, None))), 7, parent_id, 0, "run", 5, 6, 0,
+            None)  # fmt: skip
+    record = record_values().call(head, encode(inputs), outputs, tail)
+    known = msgspec.msgpack.decode(record, type=SpanCall)
+    known.has_turns = True
+    assert with_turns(record) == msgspec.msgpack.encode(known)
