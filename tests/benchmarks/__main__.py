@@ -25,6 +25,7 @@ from tests.benchmarks import (
     uploads,
     verl_rollouts,
     waiting,
+    writer,
 )
 from tests.benchmarks.timing import in_fresh_process
 
@@ -32,6 +33,7 @@ SUBJECTS = {
     module.__name__.rpartition(".")[2]: module.measure
     for module in (
         hot,
+        writer,
         hostile,
         peers,
         lag,

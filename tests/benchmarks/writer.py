@@ -24,13 +24,11 @@ from localtrace.trainer_hooks.generations import FinishedCall, put_call
 from tests.benchmarks.figures import Figure, Promise, Table
 from tests.benchmarks.timing import in_fresh_process, recording
 
-ROUNDS = 5
+ROUNDS = 3
 TURNS = 6
 """Of each trajectory; the last prompt is some three times as long as what a turn generates."""
 SIZES = {1200: (64, 40), 8000: (12, 300)}
 """Trajectories, and the promised µs, by the ids that each turn generates."""
-_BATCH = 24
-"""Records that the writer takes at once."""
 Ids = list[int]
 
 
@@ -190,18 +188,20 @@ def per_turn_us(hand_over: Callable[[_Turn], None], size: int) -> float:
     """Record trajectories; return what a turn of them costs the writer."""
     items: list[Item] = []
     turns, (count, _) = _turns(size), SIZES[size]
+    spent_ns = 0
     with recording(), patch.object(Recorder, "put", lambda self, item, state: items.append(item)):
+        assert active.recorder is not None
+        series = active.recorder._series
         for number in range(count):
             with localtrace.trajectory(step=1, sample_index=number):
                 for turn in turns:
                     hand_over(turn)
                     execute({"command": "ls"})
-        assert active.recorder is not None
-        series = active.recorder._series
-        begun_ns = time.thread_time_ns()
-        for start in range(0, len(items), _BATCH):
-            series.write(items[start : start + _BATCH])
-        return (time.thread_time_ns() - begun_ns) / 1000 / count / TURNS
+            begun_ns = time.thread_time_ns()
+            series.write(items)
+            spent_ns += time.thread_time_ns() - begun_ns
+            items.clear()
+    return spent_ns / 1000 / count / TURNS
 
 
 def _one_round() -> list[float]:
