@@ -114,7 +114,7 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str],
     from localtrace.read.excerpts import read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
-    rows = store.own_sql(_ROLLOUTS_SQL, params).to_arrow()
+    rows = store.run(_ROLLOUTS_SQL, params, trace_ids=group["trace_ids"])
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
     rows = with_turns_so_far(store, rows, steps)
     excerpts = read_excerpts(store.run, store.decode, steps)
