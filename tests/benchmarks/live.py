@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import shutil
 import subprocess
@@ -81,12 +82,14 @@ def _roll_out(shape: Shape, number: int, dice: np.random.Generator) -> str:
 
 def _record(store: Path, shape: Shape) -> str:
     """Record journals of `JOURNALS_BYTES`; returns a trace id."""
-    dice, number, trace_id = np.random.default_rng(1), -1, ""
+    dice, trace_id = np.random.default_rng(1), ""
     localtrace.init(store, min_free_bytes=0, seal=False, rotate_max_bytes=16 * 2**20)
-    while size_of(store / "journals") < JOURNALS_BYTES:
-        for number in range(number + 1, number + 9):
-            trace_id = _roll_out(shape, number, dice)
-        localtrace.flush()
+    for number in itertools.count():
+        trace_id = _roll_out(shape, number, dice)
+        if number % 8 == 7:
+            localtrace.flush()
+            if size_of(store / "journals") >= JOURNALS_BYTES:
+                break
     close_recorder()
     return trace_id
 
