@@ -132,6 +132,19 @@ def test_what_is_no_list_of_numbers_is_none_of_these(value: Any) -> None:
         assert not logprobs
 
 
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_an_array_of_booleans_is_a_mask_and_no_ids(size: int) -> None:
+    flags = np.arange(size) % 2 == 0
+    assert listed(read_mask(encode(flags))) == [int(flag) for flag in flags]
+    assert listed(read_ids(encode(flags))) == ([] if size == 0 else None)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**40, 2**63, -(2**31) - 1])
+def test_an_array_of_numbers_beyond_ids_is_none(number: int) -> None:
+    assert read_ids(encode(np.array([1, number]))) is None
+    assert read_mask(encode(np.array([1, number]))) is None
+
+
 def _is_row(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
 

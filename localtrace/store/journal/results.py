@@ -37,8 +37,8 @@ from localtrace.values.encoded import (
 )
 from localtrace.values.token_lists import (
     TokenList,
+    id_count,
     is_logprobs,
-    long_count,
     read_ids,
     read_logprobs,
     read_mask,
@@ -93,8 +93,11 @@ class TokenLists(NamedTuple):
 
 def with_details(fields: Fields) -> Fields:
     """Return the fields of a result, with those that engines and trainers put one level deeper."""
-    deeper = (raw_map(fields[name]) or {} for name in DETAIL_NAMES if name in fields)
-    return {name: value for level in (*deeper, fields) for name, value in level.items()}
+    deeper: Fields = {}
+    for name in DETAIL_NAMES:
+        if name in fields:
+            deeper |= raw_map(fields[name]) or {}
+    return deeper | fields
 
 
 def named_value(fields: Fields, names: tuple[str, ...]) -> Any:
@@ -158,11 +161,12 @@ def token_lists(fields: Fields) -> TokenLists:
 def generated(fields: Fields) -> tuple[int | None, int]:
     """Return how many ids the model generated, or None, and how many lists cannot be used.
 
-    It is what `token_lists` says, but of a long list of ids only the first is looked at.
+    It is what `token_lists` says, without a look at each id: a list that begins with an id counts
+    as one of ids.
     """
     names = (OUTPUT_NAMES, LOGPROB_NAMES, MASK_NAMES)
     ids, logprobs, mask = (first_named(fields, of_list) for of_list in names)
-    count = long_count(fields[ids]) if ids and not mask else None
+    count = id_count(fields[ids]) if ids and not mask else None
     if count is not None and (not logprobs or is_logprobs(fields[logprobs], count)):
         return count, 0
     tokens = token_lists(fields)

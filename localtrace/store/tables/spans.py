@@ -7,7 +7,6 @@ that holds what was recorded, which a replay sends, and one for each generation,
 from __future__ import annotations
 
 import hashlib
-import struct
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +42,7 @@ from localtrace.values import codec
 from localtrace.values.doubles import floats, rests
 from localtrace.values.encoded import first_named, listed_elements, raw_map
 from localtrace.values.plain_json import valid_text
-from localtrace.values.token_lists import TokenList, read_ids
+from localtrace.values.token_lists import TokenList, packed, read_ids
 
 Row = dict[str, Any]
 """A row of the table `spans`, by column name."""
@@ -221,9 +220,8 @@ def _add_lists(fields: Fields, row: Row) -> list[str]:
 def _column(tokens: TokenList, kind: pa.DataType) -> Any:
     if kind == pa.float32():
         return tokens.values if tokens.is_near_floats else floats(tokens.values)
-    numbers, count = tokens.values, len(tokens.values)
-    packed = numbers if isinstance(numbers, array) else struct.pack(f"{count}i", *numbers)
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(packed)])
+    numbers = tokens.values if isinstance(tokens.values, array) else packed(tokens.values, "i")
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _ids_column(data: msgspec.Raw) -> pa.Array | None:
