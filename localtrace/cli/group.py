@@ -114,7 +114,8 @@ def _rollouts(store: Store, group: dict[str, Any]) -> tuple[pa.Table, list[str],
     from localtrace.read.excerpts import read_excerpts
 
     params = {"trace_ids": group["trace_ids"], "step": group["step"]}
-    rows = store.run(_ROLLOUTS_SQL, params, trace_ids=group["trace_ids"])
+    of_group = dict.fromkeys(group["trace_ids"], group["step"])
+    rows = store.run(_ROLLOUTS_SQL, params, calls_of=of_group)
     steps = dict.fromkeys(rows["trace_id"].to_pylist(), group["step"])
     rows = with_turns_so_far(store, rows, steps)
     excerpts = read_excerpts(store.run, store.decode, steps)

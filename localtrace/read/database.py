@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from localtrace.read.joined import joined
 from localtrace.read.outcome_views import outcome_views
 from localtrace.read.table_views import (
+    call_files,
     stored_views,
     text_literal,
     unsealed_calls,
@@ -70,6 +71,8 @@ class Database:
         self._spill = spill_folder()
         self._has_calls = False
         """Whether the connection offers all calls that are not sealed."""
+        self._steps: Collection[int | None] | None = ()
+        """The steps whose files of calls it reads; None: all."""
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         try:
             self.connection.execute("create schema stored")
@@ -86,24 +89,29 @@ class Database:
         other = copy(self)
         other.connection = self.connection.cursor()
         other._spill = None
-        other._has_calls = False
+        other._has_calls, other._steps = False, ()
         other._offer(unsealed_rows(self._stores))
         return other
 
-    def prepare(self, sql: str, trace_ids: Collection[str] | None = None) -> None:
-        """Make what a query reads: views and functions, and the calls that are not sealed.
+    def prepare(self, sql: str, calls_of: Mapping[str, int | None] | None = None) -> None:
+        """Make what a query reads: views and functions, and where calls are.
 
         Args:
             sql: the query.
-            trace_ids: the trajectories whose calls it reads, where that is known.
+            calls_of: the trajectories whose calls it reads, where that is known, and their steps.
 
         Raises:
             StoreError: a file cannot be read.
         """
         names = self.views.needed(sql)
         if not self._has_calls and _CALLS in names:
-            self._offer(unsealed_calls(self._stores, trace_ids))
-            self._has_calls = trace_ids is None
+            self._offer(unsealed_calls(self._stores, calls_of))
+            self._has_calls = calls_of is None
+        steps = None if calls_of is None else frozenset(calls_of.values())
+        if steps != self._steps and _CALLS in names:
+            for name, files in call_files(self._stores, steps).items():
+                self.connection.execute(f"set variable {name} = ?", [files])
+            self._steps = steps
         self.views.provide(names, self.connection)
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def read_excerpts(
             "qualify seq in (min(seq) over trace, max(seq) over trace) "
             "order by trace_id, seq, batch_index",
             params,
-            trace_ids=batch,
+            calls_of=batch,
         ).to_pylist()
         excerpts |= _excerpts(rows, decode)
     return excerpts
@@ -91,7 +91,7 @@ def turns_so_far(
         "from stored.spans where is_turn and trace_id in (select unnest($running)) "
         f"and {listed_steps(map(steps.get, running))} group by trace_id",
         {"running": running},
-        trace_ids=steps,  # those whose excerpts are read, so that journals are read once
+        calls_of=steps,  # those whose excerpts are read, so that journals are read once
     ).to_pylist()
     return {row.pop("trace_id"): row for row in rows}
 

@@ -7,7 +7,7 @@ and looks at the stores again where files are gone. It knows nothing of filters 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
@@ -118,7 +118,7 @@ class QueryRunner:
         params: Params = None,
         is_own: bool = True,
         tries: int = _TRIES,
-        trace_ids: Collection[str] | None = None,
+        calls_of: Mapping[str, int | None] | None = None,
     ) -> pa.Table:
         """Run one SELECT.
 
@@ -127,8 +127,8 @@ class QueryRunner:
             params: its parameters.
             is_own: whether localtrace wrote all of it. Text of users is checked first.
             tries: how often, with new snapshots, it is run again where files are gone.
-            trace_ids: the trajectories whose calls it reads, where that is known: of a run that is
-                being recorded, other calls are not looked at.
+            calls_of: the trajectories whose calls it reads, where that is known, and their steps:
+                files of other steps, and other calls in journals, are not looked at.
 
         Raises:
             QueryError: it is not one SELECT, cannot be run, or takes too much time or memory.
@@ -136,7 +136,7 @@ class QueryRunner:
         """
         params = self.bound(params)
         try:
-            return self._execute(sql, params, is_own, trace_ids)
+            return self._execute(sql, params, is_own, calls_of)
         except QueryError:
             raise
         except Exception as error:
@@ -148,7 +148,7 @@ class QueryRunner:
             if lost and tries:
                 self.refresh()  # a sealing or a compaction removed files since
                 if set(lost).isdisjoint(self._lost()):
-                    return self.run(sql, params, is_own, tries - 1, trace_ids)
+                    return self.run(sql, params, is_own, tries - 1, calls_of)
             if lost:
                 raise StoreError(f"{lost[0]} is missing: {_VERIFY}") from None
             if isinstance(error, StoreError):
@@ -165,7 +165,7 @@ class QueryRunner:
         return params
 
     def _execute(
-        self, sql: str, params: Params, is_own: bool, trace_ids: Collection[str] | None
+        self, sql: str, params: Params, is_own: bool, calls_of: Mapping[str, int | None] | None
     ) -> pa.Table:
         if self._cancelled.is_set():
             raise QueryError(CANCELLED)
@@ -176,7 +176,7 @@ class QueryRunner:
         own = self.database()
 
         def work() -> pa.Table:
-            own.prepare(sql, trace_ids)
+            own.prepare(sql, calls_of)
             own.connection.execute("begin transaction read only")
             try:
                 if not is_own:

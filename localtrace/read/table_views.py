@@ -25,6 +25,7 @@ from localtrace.schema import (
     UPLOADS,
     TableSchema,
 )
+from localtrace.store.tables.parquet_files import NULL_PARTITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +63,23 @@ def unsealed_calls(
         )
         for number, snapshot in enumerate(chain(*stores))
         if not _is_sealed(snapshot, SPANS)
+    }
+
+
+def call_files(
+    stores: Sequence[Copies], steps: Collection[int | None] | None
+) -> dict[str, list[str]]:
+    """Return the files of calls, at least those of some steps, by the variables that hold them.
+
+    DuckDB looks at each path of a list whenever it plans a query.
+    """
+    folders = {f"step={step}" for step in (*(steps or ()), NULL_PARTITION)}
+    return {
+        _variable(number, part): files
+        if steps is None or not snapshot.partitioned
+        else [path for path in files if path.split("/")[-2] in folders] or files[:1]
+        for number, snapshot in enumerate(chain(*stores))
+        for part, files in enumerate(_alike(snapshot.files[SPANS.name]))
     }
 
 
@@ -147,9 +165,10 @@ def _holds(snapshot: Snapshot, table: TableSchema) -> bool:
 def _select(table: TableSchema, snapshot: Snapshot, number: int) -> str:
     files = snapshot.files[table.name]
     parts = [] if _is_sealed(snapshot, table) else [_unsealed(table, number)]
-    # DuckDB takes a folder `lr=0.1` above a store for a partition too, which all files must have.
-    for _, same in groupby(files, _KEY.findall):
-        parts.append(_sealed(table, list(same), snapshot.partitioned))
+    for part, alike in enumerate(_alike(files)):
+        of_calls = f"getvariable('{_variable(number, part)}')"
+        paths = of_calls if table is SPANS else list_literal(alike)
+        parts.append(_sealed(table, paths, snapshot.partitioned))
     columns = listed(table.column_names)
     return " union all ".join(f"select {columns} from {part}" for part in parts)
 
@@ -163,7 +182,16 @@ def _unsealed(table: TableSchema, number: int = 0) -> str:
     return f"unsealed_{table.name}_{number}" if number else f"unsealed_{table.name}"
 
 
-def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:
+def _variable(number: int, part: int) -> str:
+    return f"call_files_{number}_{part}"
+
+
+def _alike(files: Sequence[str]) -> list[list[str]]:
+    # DuckDB takes a folder `lr=0.1` above a store for a partition too, which all files must have.
+    return [list(alike) for _, alike in groupby(files, _KEY.findall)]
+
+
+def _sealed(table: TableSchema, paths: str, partitioned: bool) -> str:
     types = ", ".join(
         f"{column.name}: {_PARTITION_TYPES[column.type]}"
         for column in table.columns
@@ -174,7 +202,7 @@ def _sealed(table: TableSchema, files: Sequence[str], partitioned: bool) -> str:
         if types and partitioned
         else ("hive_partitioning = false")
     )
-    return f"read_parquet({list_literal(files)}, {hive})"
+    return f"read_parquet({paths}, {hive})"
 
 
 def listed(names: Iterable[str]) -> str:

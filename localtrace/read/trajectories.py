@@ -57,18 +57,19 @@ def read_batch(
     for trace_id in trace_ids:
         if trace_id not in rows:
             raise NotFound(f"no trajectory has the id {trace_id}: list them with localtrace ls")
-    in_steps = listed_steps(row["step"] for row in recorded)
+    steps = {row["trace_id"]: row["step"] for row in recorded}
+    in_steps = listed_steps(steps.values())
     place = f"where {chosen} and {in_steps}"
     spans = run_sql(
         f"select {_NO_DATES} from stored.spans {place} order by trace_id, seq, batch_index",
         ids,
-        trace_ids=trace_ids,
+        calls_of=steps,
     )
     # A query of its own, so that only narrow columns go through the windows that derive kinds.
     named = run_sql(
         f"select trace_id, span_id, kind, kind_derived from stored.calls {place}",
         ids,
-        trace_ids=trace_ids,
+        calls_of=steps,
     )
     kinds = {(row["trace_id"], row["span_id"]): row for row in named.to_pylist()}
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name, time_ns", ids)
@@ -77,7 +78,7 @@ def read_batch(
         row |= kinds[row["trace_id"], row["span_id"]]
     if any(row["name"] == "response_mask" for row in chain(*outcomes_of.values())):
         sql = f"{_LATE_MASKS} and {chosen} and {in_steps}"
-        _add_late_masks(run_sql(sql, ids, trace_ids=trace_ids), spans_of)
+        _add_late_masks(run_sql(sql, ids, calls_of=steps), spans_of)
     read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
     trajectories = {
         trace_id: _record(
