@@ -25,8 +25,10 @@ _FLOAT_RANGE = bytes([*range(0x39, 0x47), *range(0xB9, 0xC7)])
 """First bytes of the doubles from 2**-111 to 2**113 and of their negatives."""
 _INT32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _IDS_DECODER = msgspec.msgpack.Decoder(list[_INT32])
-_ID_CODES = frozenset((*range(0x80), *range(0xE0, 0x100), 0xCC, 0xCD, 0xCE, 0xD0, 0xD1, 0xD2))
-"""First bytes of whole numbers of at most 32 bits in MessagePack."""
+_ID_CODES = frozenset(bytes([code]) for code in (*range(0x80), 0xCC, 0xCD, 0xCE))
+"""First bytes of whole numbers from 0 to 2**32 in MessagePack."""
+_SHORT = 256
+"""Ids that are looked at one by one before they count."""
 _NUMBERS = frozenset({bool, int, float, type(None)})
 
 
@@ -84,16 +86,18 @@ def read_numbers(data: bytes | msgspec.Raw) -> Sequence[float | None] | None:
     return None if numbers is None else numbers.values
 
 
-def id_count(data: msgspec.Raw) -> int | None:
-    """Return the length of a list that begins with an id, or of an array of whole numbers.
+def long_count(data: msgspec.Raw) -> int | None:
+    """Return the length of a long list that begins with an id, or of such an array of integers.
 
-    None for anything else. To look at every id takes several times as long as to encode it.
+    None for anything else. To look at each id would take longer than to encode them all.
     """
     array = read_array(data)
     if array is not None:
-        return array.shape[0] if len(array.shape) == 1 and array.dtype[1] in "iu" else None
-    count, elements = list_elements(bytes(memoryview(data)[:6])) or (0, b"")
-    return count if count and elements[0] in _ID_CODES else None
+        count, is_listed = sum(array.shape[:1]), len(array.shape) == 1 and array.dtype[1] in "iu"
+    else:
+        count, elements = list_elements(bytes(memoryview(data)[:6])) or (0, b"")
+        is_listed = elements[:1] in _ID_CODES
+    return count if is_listed and count > _SHORT else None
 
 
 def is_logprobs(data: msgspec.Raw, count: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -40,8 +40,15 @@ def look_up(word: str) -> str:
     return {"known": "yes"}[word]
 
 
+class Payloads(list[bytes]):
+    """Records, which a failure does not print."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} records>"
+
+
 @pytest.fixture(scope="module")
-def payloads(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+def payloads(tmp_path_factory: pytest.TempPathFactory) -> Payloads:
     """The records of trajectories that took turns, of which two never ended."""
     folder = tmp_path_factory.mktemp("recorded")
     with recording(folder / "store"):
@@ -64,10 +71,10 @@ def payloads(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
         crashed = simulate_crash(folder / "store", folder / "crashed")
     (path,) = crashed.glob("journals/*.journal")
     marker = JournalName(path.name[:16], 0).marker
-    return [bytes(payload) for payload in read_frames(path.read_bytes(), marker).payloads]
+    return Payloads(map(bytes, read_frames(path.read_bytes(), marker).payloads))
 
 
-def worn(payloads: list[bytes], seed: int) -> bytes:
+def worn(payloads: Payloads, seed: int) -> bytes:
     """Bytes of a journal: some records are missing, of another run, or unreadable."""
     data = bytearray()
     dice = random.Random(seed)
@@ -102,8 +109,8 @@ def content(journal: OpenJournal, with_calls: bool) -> Iterator[Any]:
             assert rows_of(journal.calls_of({trace_id}, decode)) == sorted(map(repr, own))
 
 
-def decode(run_id: str, ids: list[int]) -> str:
-    return f"{run_id}: {ids}"
+def decode(run_id: str, ids: Sequence[int]) -> str:
+    return f"{run_id}: {list(ids)}"
 
 
 @settings(
@@ -117,7 +124,7 @@ def decode(run_id: str, ids: list[int]) -> str:
     piece_bytes=st.sampled_from([1, 100, 1000, 2**22]),
 )
 def test_what_was_read_before_makes_no_difference(
-    payloads: list[bytes],
+    payloads: Payloads,
     seed: int,
     growths: list[Growth],
     piece_bytes: int,
@@ -143,7 +150,7 @@ def test_what_was_read_before_makes_no_difference(
         assert list(content(earlier, with_calls)) == expected
 
 
-def test_a_journal_that_somebody_cut_is_read_anew(payloads: list[bytes], tmp_path: Path) -> None:
+def test_a_journal_that_somebody_cut_is_read_anew(payloads: Payloads, tmp_path: Path) -> None:
     frames = [frame([payload], NAME.marker) + payload for payload in payloads]
     file = JournalFile(NAME, tmp_path / NAME.file_name, done=False)
     file.path.write_bytes(b"".join(frames))
@@ -159,7 +166,7 @@ def test_a_journal_that_somebody_cut_is_read_anew(payloads: list[bytes], tmp_pat
         before = now
 
 
-def test_a_call_that_was_overwritten_since_is_damage(payloads: list[bytes], tmp_path: Path) -> None:
+def test_a_call_that_was_overwritten_since_is_damage(payloads: Payloads, tmp_path: Path) -> None:
     frames = [frame([payload], NAME.marker) + payload for payload in payloads]
     file = JournalFile(NAME, tmp_path / NAME.file_name, done=False)
     file.path.write_bytes(b"".join(frames))

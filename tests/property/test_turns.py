@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtrace.field_names import OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
+from localtrace.field_names import DROPPED_NAMES, OUTPUT_TEXT_NAMES, PROMPT_TEXT_NAMES
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.records import Head, TurnCall
 from localtrace.store.journal.turns import TurnTotals, prompt_hash
@@ -36,12 +36,13 @@ KINDS: dict[str, Callable[[list[int]], Any]] = {
     "array": lambda ids: array.array("q", ids),
 }
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50)
+names = st.text(max_size=9).filter(lambda name: name not in DROPPED_NAMES)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
-messages = st.lists(st.dictionaries(st.text(max_size=9), values, max_size=4), min_size=1)
+messages = st.lists(st.dictionaries(names, values, max_size=4), min_size=1)
 
 
 def hash_of(**inputs: Any) -> bytes | None:

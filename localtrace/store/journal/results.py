@@ -37,8 +37,8 @@ from localtrace.values.encoded import (
 )
 from localtrace.values.token_lists import (
     TokenList,
-    id_count,
     is_logprobs,
+    long_count,
     read_ids,
     read_logprobs,
     read_mask,
@@ -161,12 +161,11 @@ def token_lists(fields: Fields) -> TokenLists:
 def generated(fields: Fields) -> tuple[int | None, int]:
     """Return how many ids the model generated, or None, and how many lists cannot be used.
 
-    It is what `token_lists` says, without a look at each id: a list that begins with an id counts
-    as one of ids.
+    It is what `token_lists` says, but of a long list of ids only the first is looked at.
     """
     names = (OUTPUT_NAMES, LOGPROB_NAMES, MASK_NAMES)
     ids, logprobs, mask = (first_named(fields, of_list) for of_list in names)
-    count = id_count(fields[ids]) if ids and not mask else None
+    count = long_count(fields[ids]) if ids and not mask else None
     if count is not None and (not logprobs or is_logprobs(fields[logprobs], count)):
         return count, 0
     tokens = token_lists(fields)

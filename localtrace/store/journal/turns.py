@@ -51,7 +51,7 @@ from localtrace.values.encoded import (
     raw_items,
     raw_map,
 )
-from localtrace.values.token_lists import id_count, read_ids
+from localtrace.values.token_lists import read_ids
 
 _FORM_NAMES = frozenset({*OUTPUT_TEXT_NAMES, "choices", "outputs", "status_code"})
 """Fields that may tell, beside the ids, that a result holds several generations."""
@@ -132,7 +132,7 @@ def _is_plain(fields: Fields) -> bool:
     others = _FORM_NAMES.intersection(fields)
     return (
         bool(ids)
-        and all(id_count(fields[name]) is not None for name in ids)
+        and all(has_ids({name: fields[name]}) for name in ids)
         and not any(name not in OUTPUT_TEXT_NAMES or is_list(fields[name]) for name in others)
     )
 
