@@ -12,6 +12,7 @@ from pathlib import Path
 import localtrace
 from tests.benchmarks import (
     finding,
+    gathering,
     growth,
     hostile,
     hot,
@@ -45,6 +46,7 @@ SUBJECTS = {
         size,
         finding,
         growth,
+        gathering,
         waiting,
         month,
         uploads,
