@@ -75,8 +75,6 @@ class Arrivals:
             MissingFile: a file is gone.
             StoreError: a file cannot be read, or is not what it should be.
         """
-        if self._waiting_bytes > _WAITING_BYTES:
-            self._merge()
         files = list(self._survey(source))
         last: dict[str, int] = {}
         for file in files:
@@ -107,10 +105,19 @@ class Arrivals:
             draft.rows = count
         for parts, rows in small:
             parts.append(rows)
-            self._waiting_bytes += rows.nbytes
+            self._waiting_bytes += rows.get_total_buffer_size()
         self._after |= after
         self.size_bytes += size_bytes
         return {writer: after.get(writer, held).row for writer, held in before.items()}
+
+    def make_room(self) -> None:
+        """Write the rows that wait in memory where they are many.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if self._waiting_bytes > _WAITING_BYTES:
+            self._merge()
 
     def commit(self) -> int:
         """Commit what was brought, if anything, and return the number of rows.
@@ -138,7 +145,7 @@ class Arrivals:
                     ranges = row_ranges(place)
                 else:
                     add_ranges(ranges, rows)
-                    room -= rows.nbytes
+                    room -= rows.get_total_buffer_size()
             yield _Surveyed(file, place, ranges, rows)
 
     def _small(self, place: Path, room: int) -> pa.Table | None:
@@ -146,7 +153,7 @@ class Arrivals:
         batches: list[pa.RecordBatch] = []
         for batch in self._read(place, place):
             batches.append(batch)
-            if (room := room - batch.nbytes) < 0:
+            if (room := room - batch.get_total_buffer_size()) < 0:
                 return None
         return pa.Table.from_batches(batches, self._schema.file_arrow())
 
@@ -198,9 +205,9 @@ class Arrivals:
             for name in self._schema.sort_by
             if name not in self._schema.partitions
         ]
-        for folder, (draft, parts) in list(self._waiting.items()):
+        for draft, parts in self._waiting.values():
             if parts:
                 rows = pa.concat_tables(parts).sort_by(order)
                 draft.rows = write_rows(draft.path, self._schema, [rows])
-            del self._waiting[folder]
+        self._waiting.clear()
         self._waiting_bytes = 0

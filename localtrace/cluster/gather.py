@@ -180,14 +180,15 @@ class _Batch:
             Overtaken: others of these came meanwhile; nothing was changed.
             OSError: they cannot be written.
         """
-        self._report.notes += heal_log(self._into, schema)
         offering = [s for s in sources if s in self._sources and s.offers[schema.name].files]
         if not offering:
             return
+        self._report.notes += heal_log(self._into, schema)
         reached: dict[Source, dict[str, int]] = {}
         with drafting(self._into, schema) as drafts:
             arrivals = Arrivals(self._into, schema, drafts)
             for source in offering:
+                arrivals.make_room()
                 with self._costing(source):
                     reached[source] = _retried(partial(_added, arrivals, source, schema), schema)
             self._report.rows[schema.name] += arrivals.commit()

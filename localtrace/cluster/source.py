@@ -11,9 +11,9 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from localtrace.store.tables.parquet_files import partition_folder, partition_va
 from localtrace.store.tokenizers import FILE_MAX_BYTES, tokenizer_files
 
 _KNOWN_MAX_BYTES = 2**28
+_PARTITIONS_MAX = 4096
 _FILE_NAME = re.compile(r"v(\d{1,9})-[0-9a-f]{32}\.parquet", re.ASCII)
 _TOKENIZER = re.compile(r"tokenizers/([0-9a-f]{64})/tokenizer\.json")
 _TOKENIZER_OF_RUN = re.compile(r"tokenizers/runs/[\w.~=-]{1,255}", re.ASCII)
@@ -52,10 +53,8 @@ class Offer:
 
     table: State | None
     """Its state."""
-    paths: list[str]
-    """All files, relative to the table."""
     files: list[CommittedFile]
-    """Those that may have new rows."""
+    """The files that may have new rows."""
 
 
 class Source:
@@ -124,7 +123,7 @@ class Source:
         if known is not None and known.version <= newest_version(self._into, schema):
             passed_over.update(known.paths)
         new = [file for file in files if file.path not in passed_over]
-        self.offers[schema.name] = Offer(table, [file.path for file in files], new)
+        self.offers[schema.name] = Offer(table, new)
         return sum(file.size_bytes for file in new)
 
     def place(self, schema: TableSchema, file: CommittedFile) -> Path:
@@ -133,10 +132,11 @@ class Source:
         Raises:
             StoreError: it lies behind a link, which could lead out of the store.
         """
-        place = self._root / "tables" / schema.name / file.path
-        if place.parent.resolve() != place.parent:
+        place = f"{self._root}/tables/{schema.name}/{file.path}"
+        folder = os.path.dirname(place)
+        if os.path.realpath(folder) != folder:
             raise StoreError(f"{place} lies behind a link: put the folder itself in its place")
-        return place
+        return Path(place)
 
     def partition(self, schema: TableSchema, file: CommittedFile) -> str:
         """Return the partition's folder, made anew from its values.
@@ -145,16 +145,14 @@ class Source:
             StoreError: the file is not named as those of localtrace are.
         """
         match = _FILE_NAME.fullmatch(os.path.basename(file.path))
-        values = _typed(schema, partition_values(file.folder))
-        if match is None or values is None or partition_folder(values) != file.folder:
+        folder = _partition(schema, file.folder)
+        if match is None or folder is None:
             raise StoreError(
                 f"table {schema.name} has a file {file.path!r}, as localtrace names none: it is "
                 "not gathered"
             )
         refuse_other_version(file.path, int(match[1]))
-        if "folded" in values:  # into trajectories of the other store, which were here before
-            values["folded"] = False
-        return partition_folder(values)
+        return folder
 
     def left_out(self, schema: TableSchema, writer_ids: Sequence[str]) -> str:
         """Return the note that later rows of some writers are not gathered."""
@@ -166,8 +164,8 @@ class Source:
 
     def note(self, schema: TableSchema, rows: dict[str, int]) -> None:
         """Note that all rows of a table are in the other store up to these numbers of writers."""
-        version = newest_version(self._into, schema)
-        self._known[schema.name] = _Known(version, self.offers[schema.name].paths)
+        paths = [file.path for file in committed_files(self.offers[schema.name].table)]
+        self._known[schema.name] = _Known(newest_version(self._into, schema), paths)
         self._gathered[schema.name] = rows
 
     def keep_notes(self) -> None:
@@ -217,18 +215,23 @@ class Source:
         put_file(path, data)
 
 
-def _typed(schema: TableSchema, texts: Mapping[str, str | None]) -> dict[str, Any] | None:
-    """Return the values of partition columns; None where they are others, or of another type.
+@lru_cache(_PARTITIONS_MAX)  # many stores have the same ones
+def _partition(schema: TableSchema, folder: str) -> str | None:
+    """Make a partition's folder anew from its values; None where it does not name them so.
 
-    delta-rs commits such a value, and can then open the table no more.
+    delta-rs commits a value that is not of the column's type, and can then open the table no more.
     """
+    texts, types = partition_values(folder), schema.arrow()
     if tuple(texts) != schema.partitions:
         return None
-    types = schema.arrow()
-    try:
-        return {
-            name: pa.scalar(text, pa.string()).cast(types.field(name).type).as_py()
-            for name, text in texts.items()
-        }
-    except pa.ArrowInvalid:
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            values[name] = pa.scalar(text, pa.string()).cast(types.field(name).type).as_py()
+        except pa.ArrowInvalid:
+            return None
+    if partition_folder(values) != folder:
         return None
+    if "folded" in values:  # into trajectories of the other store, which were here before
+        values["folded"] = False
+    return partition_folder(values)

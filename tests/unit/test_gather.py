@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tokenizers.models import WordLevel
 
 import localtrace
 from localtrace.cli import main
+from localtrace.cluster.arrivals import Arrivals
 from localtrace.cluster.gather import GatherReport, gather
 from localtrace.cluster.source import Source
 from localtrace.read.store import open_store
@@ -126,6 +128,26 @@ def test_a_writer_that_goes_on_is_gathered_again_and_again_beside_merging_at_bot
     assert len(contents(into)["trajectories"]) == 3
 
 
+def test_a_store_whose_files_are_merged_meanwhile_is_looked_at_again(
+    nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, into = tmp_path / "node", tmp_path / "all"
+    for _ in range(2):
+        node(store, count=1)
+    add, first = Arrivals.add, True
+
+    def late(arrivals: Arrivals, source: Source) -> dict[str, int]:
+        nonlocal first
+        if first:
+            first = False
+            merge(store)
+        return add(arrivals, source)
+
+    monkeypatch.setattr(Arrivals, "add", late)
+    gathered(into, store, nodes[0])
+    assert contents(into) == together(store, nodes[0])
+
+
 def test_journals_stay_where_they_are_and_are_told(tmp_path: Path) -> None:
     store, into = tmp_path / "node", tmp_path / "all"
     with recording(store):
@@ -157,16 +179,22 @@ def test_two_gatherings_at_once_bring_everything_once(nodes: list[Path], tmp_pat
     assert sum(counts) == len(contents(into)["spans"])
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "localtrace.cluster.arrivals.commit_gathered",
+        "localtrace.store.tables.gathered_rows.read_table",
+        "localtrace.store.tables.gathered_rows.commit",
+    ],
+)
 def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_once(
-    nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let the first one end in the middle of the second, as on a file system without locks."""
-    from localtrace.cluster import arrivals as module
-
     into = tmp_path / "all"
-    commit, first = module.commit_gathered, True
+    work, first = pkgutil.resolve_name(moment), True
 
-    def late(*args: object) -> None:
+    def late(*args: object) -> object:
         nonlocal first
         if first:
             first = False
@@ -175,9 +203,9 @@ def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_onc
             gathered(into, nodes[0])
             shutil.rmtree(into / "gathering")
             os.rename(other, into / "gathering")
-        commit(*args)  # type: ignore[arg-type]
+        return work(*args)
 
-    monkeypatch.setattr(module, "commit_gathered", late)
+    monkeypatch.setattr(moment, late)
     report = gathered(into, *nodes)
     assert contents(into) == together(*nodes)
     assert report.rows["spans"] == len(contents(nodes[1])["spans"])
@@ -339,13 +367,20 @@ def test_what_cannot_be_written_at_first_is_brought_store_by_store(
 
     monkeypatch.setattr(module, "_WAITING_BYTES", waiting_bytes)
     monkeypatch.setattr(module, "write_rows", full_at_first)
-    report = gather(nodes, create_layout(tmp_path / "all"))
-    assert report.stores + report.failed == len(nodes)
-    monkeypatch.undo()
-    brought = nodes if not report.failed else nodes[:1]
-    assert contents(tmp_path / "all") == together(*brought)
-    gathered(tmp_path / "all", *nodes)
+    assert gathered(tmp_path / "all", *nodes).stores == len(nodes)
     assert contents(tmp_path / "all") == together(*nodes)
+
+
+@pytest.mark.parametrize("limit", ["_STORES_MAX", "_BATCH_BYTES"])
+def test_a_batch_has_a_limit_and_progress_is_told_after_each(
+    limit: str, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"localtrace.cluster.gather.{limit}", 1)
+    told: list[tuple[int, int]] = []
+    into = create_layout(tmp_path / "all")
+    gather(nodes, into, progress=lambda *counts: told.append(counts))
+    assert told == [(1, 2), (2, 2)]
+    assert contents(into.root) == together(*nodes)
 
 
 def test_journals_on_another_disk_of_the_node_are_told_too(tmp_path: Path) -> None:

@@ -68,13 +68,16 @@ def add_ranges(ranges: RowRanges, rows: pa.Table) -> None:
     Raises:
         pa.ArrowInvalid: a row tells no writer.
     """
-    groups = rows.group_by("writer_id", use_threads=False)
-    for row in groups.aggregate([("writer_seq", "min"), ("writer_seq", "max")]).to_pylist():
-        writer_id, low, high = (row[n] for n in ("writer_id", "writer_seq_min", "writer_seq_max"))
-        if writer_id is None or low is None or not _WRITER_ID.fullmatch(writer_id):
-            raise pa.ArrowInvalid("a row does not tell the process that recorded it")
-        known_low, known_high = ranges.get(writer_id, (low, high))
-        ranges[writer_id] = (min(known_low, low), max(known_high, high))
+    columns = [rows[name] for name in _WRITER_COLUMNS]
+    if any(column.null_count for column in columns):
+        raise pa.ArrowInvalid("a row does not tell the process that recorded it")
+    # For the few rows of a small file, Arrow's grouping takes ten times as long.
+    for writer_id, number in zip(*(column.to_pylist() for column in columns), strict=True):
+        low, high = ranges.setdefault(writer_id, (number, number))
+        if not low <= number <= high:
+            ranges[writer_id] = min(low, number), max(high, number)
+    if not all(map(_WRITER_ID.fullmatch, ranges)):
+        raise pa.ArrowInvalid("a row does not tell the process that recorded it")
 
 
 def held_rows(table: State | None, writer_id: str) -> Held:
