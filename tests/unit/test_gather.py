@@ -13,6 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from deltalake.exceptions import DeltaError
@@ -33,7 +34,7 @@ from localtrace.store.sealing.seal import seal
 from localtrace.testing import recording, simulate_crash
 from tests.crash.found import contents
 from tests.crash.processes import wait_until
-from tests.gathered import merge, node, record, together, zero_column
+from tests.gathered import merge, newest, node, record, together, zero_column
 
 GATHER = """
 import sys
@@ -230,11 +231,33 @@ def test_stores_are_gathered_by_one_commit_for_each_table_and_their_small_files_
 ) -> None:
     into = tmp_path / "all"
     gathered(into, *nodes)
-    for table in TABLES:
-        assert len(list((into / "tables" / table / "_delta_log").glob("*.json"))) == 2
+    for name, schema in TABLES.items():
+        table = into / "tables" / name
+        assert len(list((table / "_delta_log").glob("*.json"))) == 2
+        for path in table.rglob("v*.parquet"):
+            rows = pq.ParquetFile(path).read()
+            keys = [name for name in schema.sort_by if name in rows.column_names]
+            assert rows.equals(rows.sort_by([(key, "ascending") for key in keys]))
     folders = [path.parent for path in into.rglob("v*.parquet")]
     assert len(set(folders)) == len(folders)
     assert folders_of(into) == folders_of(*nodes)
+
+
+def test_stores_are_locked_until_what_they_offer_is_committed(
+    nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = create_layout(tmp_path / "all")
+    commit, locks = Arrivals.commit, []
+
+    def noting(arrivals: Arrivals) -> int:
+        locks.extend(is_locked(Source(node, into).lock) for node in nodes)
+        return commit(arrivals)
+
+    monkeypatch.setattr(Arrivals, "commit", noting)
+    gathered(into.root, *nodes)
+    assert len(locks) == len(nodes) * len(TABLES)
+    assert all(locks)
+    assert not any(is_locked(Source(node, into).lock) for node in nodes)
 
 
 @pytest.mark.parametrize("limit", ["_STORE_BYTES", "_WAITING_BYTES"])
@@ -294,6 +317,21 @@ def test_what_was_sealed_here_is_not_gathered_and_that_is_told(tmp_path: Path) -
     notes = gathered(copy, store).notes
     assert contents(copy) == before
     assert any(re.match(f"{store}: later spans of 1 processes are not .*--store", n) for n in notes)
+
+
+def test_outcomes_that_were_folded_into_rows_gathered_before_are_newest_here_too(
+    tmp_path: Path,
+) -> None:
+    store, into = node(tmp_path / "node"), tmp_path / "all"
+    gathered(into, store)
+    trace_id = newest(store)[0]["trace_id"]
+    with recording(store):
+        localtrace.outcome(trace_id, step=0, fate="stale", reward=0.25)
+    seal(open_layout(store))
+    merge(store)
+    gathered(into, store)
+    assert newest(store)[0] == {"trace_id": trace_id, "fate": "stale", "reward": 0.25}
+    assert newest(into) == newest(store)
 
 
 @pytest.mark.usefixtures("each_size")
