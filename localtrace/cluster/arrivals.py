@@ -8,7 +8,7 @@ there already.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,28 +86,8 @@ class Arrivals:
         after = self._reached(source, last, before)
         # Rows up to these numbers are there; all rows of writers of whom nothing is new.
         here = {writer: held.row if writer in after else _ALL for writer, held in before.items()}
-        large: list[tuple[Draft, int]] = []
-        small: list[tuple[list[pa.Table], pa.Table]] = []
-        size_bytes = 0
-        for file in files:
-            if all(high <= here[writer] for writer, (_, high) in file.ranges.items()):
-                continue
-            folder = source.partition(self._schema, file.file)
-            is_new = all(low > here[writer] for writer, (low, _) in file.ranges.items())
-            if file.rows is None:
-                draft = self._drafts.add(folder)
-                large.append((draft, self._fill(draft, file.place, None if is_new else here)))
-            else:
-                rows = file.rows if is_new else rows_after(file.rows, here)
-                small.append((self._parts(folder), rows))
-            size_bytes += file.file.size_bytes
-        for draft, count in large:  # none is published before
-            draft.rows = count
-        for parts, rows in small:
-            parts.append(rows)
-            self._waiting_bytes += rows.get_total_buffer_size()
+        self._bring(source, files, here)
         self._after |= after
-        self.size_bytes += size_bytes
         return {writer: after.get(writer, held).row for writer, held in before.items()}
 
     def make_room(self) -> None:
@@ -133,6 +113,30 @@ class Arrivals:
         before = {writer: held_rows(self._table, writer) for writer in self._after}
         commit_gathered(self._into, self._schema, placed, before, self._after)
         return sum(file.rows for file in placed)
+
+    def _bring(self, source: Source, files: Sequence[_Surveyed], here: Mapping[str, int]) -> None:
+        """Bring the rows of files beyond those that are there: all of them or none."""
+        large: list[tuple[Draft, int]] = []
+        small: list[tuple[list[pa.Table], pa.Table]] = []
+        size_bytes = 0
+        for file in files:
+            if all(high <= here[writer] for writer, (_, high) in file.ranges.items()):
+                continue
+            folder = source.partition(self._schema, file.file)
+            is_new = all(low > here[writer] for writer, (low, _) in file.ranges.items())
+            if file.rows is None:
+                draft = self._drafts.add(folder)
+                large.append((draft, self._fill(draft, file.place, None if is_new else here)))
+            else:
+                rows = file.rows if is_new else rows_after(file.rows, here)
+                small.append((self._parts(folder), rows))
+            size_bytes += file.file.size_bytes
+        for draft, count in large:  # without a count, none is published
+            draft.rows = count
+        for parts, rows in small:
+            parts.append(rows)
+            self._waiting_bytes += rows.get_total_buffer_size()
+        self.size_bytes += size_bytes
 
     def _survey(self, source: Source) -> Iterator[_Surveyed]:
         room = _STORE_BYTES
