@@ -16,8 +16,8 @@ from tests.live_rollout import LiveRollout, live_rollout
 
 LONG = "\n".join(f"line {number}" for number in range(400))
 HOSTILE = '<img src="http://example.org/x" onerror="window.hit = 1"><script>window.hit = 1</script>'
-WAITED_MS = 5_000
-"""Longer than two of the page's questions are apart."""
+WAITED_MS = 6_000
+"""Longer than two questions of any page are apart."""
 PARTS = "#blocks > article"
 AS_HTML = "parts => parts.map((part) => part.outerHTML)"
 
@@ -29,7 +29,7 @@ class Watched:
     page: Page
     rollout: LiveRollout
     asked: list[str]
-    """The addresses at which the page asked whether there is more."""
+    """The addresses that the page asked for."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def live(browser: Browser, tmp_path: Path) -> Iterator[Watched]:
         page.add_init_script(
             "Object.defineProperty(document, 'hidden', { get: () => Boolean(window.isHidden) })"
         )
-        page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/head") else None)
+        page.on("request", lambda request: asked.append(request.url))
         page.goto(link)
         page.wait_for_url("**/run/**")
         ready(page)
@@ -71,8 +71,10 @@ def test_a_running_rollout_grows_on_its_page_until_it_ends(live: Watched) -> Non
     page.evaluate("getSelection().selectAllChildren(document.querySelector('#part-0 .shown'))")
     page.evaluate("scrollTo(0, 1234)")
     rollout.tool("cat")
+    expect(page.locator(PARTS).nth(2).locator(".role")).to_have_text("call")
     rollout.turn(HOSTILE, [3])
     expect(page.locator(PARTS)).to_have_count(4)
+    expect(page.locator(PARTS).nth(2).locator(".role")).to_have_text("tool")  # between two turns
     assert page.evaluate("scrollY") == 1234
     assert page.evaluate("document.getElementById('part-0').isTheSame")
     assert page.evaluate("getSelection().toString().trim()") == "How many are there?"

@@ -130,6 +130,21 @@ def test_a_call_with_turns_inside_is_an_agent_however_deep_they_are(tmp_path: Pa
     ]  # fmt: skip
 
 
+def test_calls_inside_of_what_is_said_to_be_no_agent_are_not_its_tools(tmp_path: Path) -> None:
+    def inside() -> None:
+        generation()([3])
+        called("look_up")
+
+    def rollout() -> None:
+        generation()([1])
+        called("delegate", inside, kind="other")
+        generation()([1, 2])
+
+    assert [kind for _, kind, _ in told(tmp_path, rollout)] == [
+        "generation", "other", "generation", "other", "generation",
+    ]  # fmt: skip
+
+
 def test_what_the_code_says_is_told_and_not_derived(tmp_path: Path) -> None:
     kinds = ("generation", "tool", "reward", "agent", "other")
 

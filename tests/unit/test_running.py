@@ -70,13 +70,19 @@ def test_lists_count_the_turns_and_tokens_so_far(store: Path, live: LiveRollout)
             generate([1], answer("other", [7, 8, 9, 10]))
         with localtrace.trajectory(step=3, sample_index=17, rollout_n=2) as empty:
             localtrace.flush()
+            with localtrace.trajectory(step=4, sample_index=17, rollout_n=3):
+                generate([1], {**answer("masked", [1, 2, 3]), "response_mask": [1, 0, 1]})
+                generate([1], answer("text only", []) | {"output_ids": None})
+                localtrace.flush()
+                (masked,) = rows("ls", "-s", store, "step=4", "status=running")
+            assert (masked["turn_count"], masked["output_tokens"]) == (2, 2)
             columns = ("--columns", "trace_id,turn_count,output_tokens")
-            listed = rows("ls", "-s", store, "--sort", "rollout_n", *columns)
+            listed = rows("ls", "-s", store, "step=3", "--sort", "rollout_n", *columns)
             (_, other, _) = listed
             assert [(row["turn_count"], row["output_tokens"]) for row in listed] == [
                 (2, 5), (1, 4), (None, None),
             ]  # fmt: skip
-            running = rows("ls", "-s", store, "status=running", "--sort", "rollout_n")
+            running = rows("ls", "-s", store, "step=3", "status=running", "--sort", "rollout_n")
             assert [row["trace_id"] for row in running] == [live.trace_id, empty.trace_id]
             assert [row["answer"] for row in running] == ["one", None]
             group = rows("group", "-s", store, "step=3")
