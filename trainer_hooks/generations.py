@@ -22,13 +22,13 @@ import msgspec
 from localtrace.record import active
 from localtrace.record.capture import (
     Beginning,
-    OpenCall,
     begin_trajectory,
     encode_inputs,
     end_trajectory,
+    open_call,
     verdict,
 )
-from localtrace.record.propagation import RemoteScope, find_parent, is_generation, trace_id_of
+from localtrace.record.propagation import find_parent, is_generation, remote_state, trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, current
 from localtrace.record.signature import generation_called, tool_called
@@ -136,7 +136,7 @@ def put_call(
     """Record a finished call below a scope."""
     if scope.trajectory.dropped is None:
         signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
-        span = OpenCall(recorder, signature, scope.trajectory, scope)
+        span = open_call(recorder, signature, scope.trajectory, scope)
         span.span_id = span.span_id if span_id is None else span_id
         span.inputs = encode_inputs(recorder, call.inputs, signature)
         span.start_ns = call.start_ns
@@ -149,8 +149,7 @@ def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int)
     place = recorder.identity, key
     if place in _lone or not hook_settings().lone_generations:
         # A span of a trajectory that has no row, or that the first use of this id has recorded.
-        lone = RemoteScope(key, 0, None, False)
-        return Scope(lone.trajectory, None)
+        return Scope(remote_state(key, None), None)
     _lone[place] = None
     while len(_lone) > _LONE_REMEMBERED:
         _lone.popitem(last=False)

@@ -207,10 +207,8 @@ def verdict(error: BaseException | None) -> tuple[int, str | None]:
     return status, error_text(error)
 
 
-class OpenCall(Scope):
+class OpenCall(Scope, eq=False):
     """A call that has begun, and the scope of the calls inside it."""
-
-    __slots__ = ("inputs", "mono_ns", "outer", "own", "recorder", "seq", "signature", "start_ns")
 
     recorder: Recorder
     signature: Signature
@@ -218,35 +216,17 @@ class OpenCall(Scope):
     own: trajectory | None
     """The trajectory that this call opened, because it was called outside of any."""
     seq: int
-    inputs: Encoded
+    inputs: Encoded = b""
     """Arguments by name, encoded."""
-    start_ns: int
-    mono_ns: int
+    start_ns: int = 0
+    mono_ns: int = 0
     """Start on the clock that never jumps, for the duration."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        signature: Signature,
-        state: TrajectoryState,
-        outer: Scope | None,
-        own: trajectory | None = None,
-    ) -> None:
-        """Take the next place in the trajectory; whoever begins the call adds inputs and times."""
-        self.trajectory = state
-        self.span_id = _random_bits(64)
-        self.recorder = recorder
-        self.signature = signature
-        self.outer = outer
-        self.own = own
-        self.seq = state.next_seq
-        state.next_seq += 1
 
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Record the call. Never raises."""
         duration_ns = time.perf_counter_ns() - self.mono_ns
-        enter(self.outer)
         recorder = self.recorder
+        enter(self.outer)
         try:
             if self.trajectory.dropped is None:
                 status, text = (_OK, None) if error is None else verdict(error)
@@ -293,6 +273,19 @@ class OpenCall(Scope):
         recorder.put(Item(kind, state.key, record, state.ended, self.span_id, parent_id), state)
 
 
+def open_call(
+    recorder: Recorder,
+    signature: Signature,
+    state: TrajectoryState,
+    outer: Scope | None,
+    own: trajectory | None = None,
+) -> OpenCall:
+    """Take the next place in a trajectory; whoever begins the call adds inputs and times."""
+    seq = state.next_seq
+    state.next_seq = seq + 1
+    return OpenCall(state, _random_bits(64), recorder, signature, outer, own, seq)
+
+
 def begin_call(
     recorder: Recorder, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> OpenCall | None:
@@ -320,7 +313,7 @@ def begin_call(
             state = outer.trajectory
             if state.dropped is not None:
                 return None
-        call = OpenCall(recorder, signature, state, outer, own)
+        call = open_call(recorder, signature, state, outer, own)
         if state.dropped is None:
             call.inputs = recorder.values.inputs(signature.bind(args, kwargs), signature.per_token)
         current.set(call)

@@ -25,25 +25,25 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class RemoteScope(Scope):
-    """The scope of a call in another process, whose children are recorded in this one.
+class RemoteScope(Scope, eq=False):
+    """The scope of a call in another process, whose children are recorded in this one."""
+
+    is_generation: bool
+
+
+def remote_state(trace_id: bytes, step: int | None) -> TrajectoryState:
+    """Return the state of a trajectory of another process.
 
     Args:
         trace_id: the trace id as 16 bytes.
+        step: its training step; None if unknown.
     """
-
-    __slots__ = ("is_generation",)
-
-    def __init__(
-        self, trace_id: bytes, span_id: int, step: int | None, is_generation: bool
-    ) -> None:
-        state = TrajectoryState(trace_id, step, msgspec.Raw(_encode((trace_id, step))))
-        state.ended = True  # its own process writes its begin and end records
-        # The clock is ahead of the numbers of its own process. So these spans come after those, and
-        # are in the order of time among themselves.
-        state.next_seq = time.time_ns()
-        super().__init__(state, span_id)
-        self.is_generation = is_generation
+    state = TrajectoryState(trace_id, step, msgspec.Raw(_encode((trace_id, step))))
+    state.ended = True  # its own process writes its begin and end records
+    # The clock is ahead of the numbers of its own process. So these spans come after those, and are
+    # in the order of time among themselves.
+    state.next_seq = time.time_ns()
+    return state
 
 
 def parent() -> str | None:
@@ -98,7 +98,8 @@ def find_parent(*texts: str | None) -> RemoteScope | None:
         if match is not None:
             trace_id, span_id, step, kind = match.groups()
             known = None if step == "x" else int(step)
-            return RemoteScope(bytes.fromhex(trace_id), int(span_id, 16), known, kind == "t")
+            state = remote_state(bytes.fromhex(trace_id), known)
+            return RemoteScope(state, int(span_id, 16), kind == "t")
     return None
 
 

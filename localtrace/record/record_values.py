@@ -77,10 +77,9 @@ class RecordValues(ValueEncoder):
         They are kept apart if `per_token` has names, as those of a turn.
         """
         data = self.fields(inputs, per_token) if per_token else self.encode(inputs)
-        size_bytes = size_of(data)
-        if size_bytes > self._record_max_bytes:
-            data = self.too_large(inputs, size_bytes)
-        if type(data) is bytes and data[:1] in EXT_CODES:
+        if size_of(data) > self._record_max_bytes:
+            data = self.too_large(inputs, size_of(data))
+        if isinstance(data, bytes) and data[:1] in EXT_CODES:
             data = self.try_encode({"$inputs": msgspec.Raw(data)})
         return data
 
@@ -113,10 +112,16 @@ class RecordValues(ValueEncoder):
         self, head: tuple[Any, ...], inputs: bytes, result: Any, tail: tuple[Any, ...]
     ) -> bytes:
         """Encode a call that is no turn; see `turn`."""
+        head = (*head, msgspec.Raw(inputs))
+        try:
+            if result is None or self.is_small(result):
+                return self.try_encode((*head, result, *tail))
+        except Exception:  # a number of more than 64 bits, or half of a surrogate pair
+            pass
         data = self.encode(result)
         if len(inputs) + len(data) > self._record_max_bytes:
             data = self.too_large(result, len(data))
-        return self.try_encode((*head, msgspec.Raw(inputs), msgspec.Raw(data), *tail))
+        return self.try_encode((*head, msgspec.Raw(data), *tail))
 
     def too_large(self, value: Any, size_bytes: int) -> bytes:
         """Return the encoded placeholder of a value over `record_max_bytes`."""

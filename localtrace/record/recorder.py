@@ -39,7 +39,7 @@ from localtrace.store.sealing.policy import SealPolicy
 _ITEM_OVERHEAD_BYTES = 200
 """Memory that a queued record takes beside its bytes."""
 _MARKS_MAX = 100_000
-_KEPT_MEMORY_BYTES = 32 * 2**20
+_KEPT_MEMORY_BYTES, _TOUCHED_BYTES = 32 * 2**20, 8 * 2**20
 _SEALER_CHECK_INTERVAL_S = 30.0
 _IDLE_INTERVAL_S = 1.0
 """Interval at which an idle writer checks the disk and the age of its journal."""
@@ -183,6 +183,8 @@ class Recorder:
         # queue's memory goes back to the system after every drain, and each page of a large record
         # costs a page fault on the rollout path.
         bytearray(_KEPT_MEMORY_BYTES // 2)
+        # The next block is touched: the first use of a page costs as much as what is written there.
+        b"".ljust(_TOUCHED_BYTES, b"\x01")
         self.copies.prepare()
 
     def flush(self, timeout_s: float) -> bool:

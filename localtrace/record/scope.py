@@ -53,14 +53,11 @@ class TrajectoryState:
         )
 
 
-class Scope:
+class Scope(msgspec.Struct, eq=False):
     """The place under which new spans hang: a trajectory, and the span that encloses them."""
 
-    __slots__ = ("span_id", "trajectory")
-
-    def __init__(self, trajectory: TrajectoryState, span_id: int | None) -> None:
-        self.trajectory = trajectory
-        self.span_id = span_id
+    trajectory: TrajectoryState
+    span_id: int | None
 
 
 current: ContextVar[Scope | None] = ContextVar("localtrace_scope", default=None)

@@ -56,12 +56,15 @@ class ValueEncoder:
         self.on_placeholder = on_placeholder
         self.copy_tensor = copy_tensor
         self.max_bytes = max_bytes
+        self._small_bytes = _SMALL_BYTES if max_bytes is None else min(_SMALL_BYTES, max_bytes // 8)
         self.try_encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         """Encode what `plain` returned, or raise where MessagePack refuses a part of it."""
 
     def encode(self, value: Any, per_token: AbstractSet[str] = _NO_NAMES) -> bytes:
         """Encode any value, even a cyclic, huge or hostile one; never raises."""
         try:
+            if value is None or self.is_small(value):  # the other way takes longer than these do
+                return self.try_encode(value)
             return self.try_encode(self.plain(value, per_token))
         except Exception:
             return _Conversion(self).whole(value).data
@@ -80,6 +83,23 @@ class ValueEncoder:
                 conversion = _Conversion(self).whole(value)
         return conversion.fields() or conversion.data
 
+    def is_small(self, fields: Any) -> bool:
+        """Tell whether it is a dict of few texts and numbers, as most arguments and results are.
+
+        These need no other look, which would take longer than the rest of the recorded call.
+        """
+        if type(fields) is not dict or len(fields) > _SMALL_FIELDS:
+            return False
+        size_bytes = 0
+        for name, item in fields.items():
+            if type(name) is not str or name in self.dropped:
+                return False
+            if type(item) is str:
+                size_bytes += len(item)
+            elif not is_number(item):
+                return False
+        return size_bytes < self._small_bytes
+
     def plain(self, value: Any, per_token: AbstractSet[str] = _NO_NAMES) -> Any:
         """Return what to give to `try_encode` for a value; never raises and asks no object.
 
@@ -96,7 +116,7 @@ class ValueEncoder:
     def _converted(self, value: Any, per_token: AbstractSet[str]) -> _Conversion | None:
         """Encode a value that is not plain; return None for one that is."""
         try:
-            if value is None or _is_small(value, self.dropped):
+            if value is None or self.is_small(value):
                 return None
             if is_plain(value, Budget(self.max_bytes), self.dropped, per_token):
                 return None
@@ -113,24 +133,6 @@ def _are_names(fields: dict[Any, Any]) -> bool:
         return "".join(fields).isascii()
     except TypeError:
         return False
-
-
-def _is_small(fields: Any, dropped: AbstractSet[str]) -> bool:
-    """Tell whether it is a dict of few texts and numbers, as most arguments and results are.
-
-    These need no other look, which would take longer than the rest of the recorded call.
-    """
-    if type(fields) is not dict or len(fields) > _SMALL_FIELDS:
-        return False
-    size_bytes = 0
-    for name, item in fields.items():
-        if type(name) is not str or name in dropped:
-            return False
-        if type(item) is str:
-            size_bytes += len(item)
-        elif not is_number(item):
-            return False
-    return size_bytes < _SMALL_BYTES
 
 
 class _Conversion:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localtrace.record import active
-from localtrace.record.capture import OpenCall, begin_call, encode_inputs, verdict
+from localtrace.record.capture import OpenCall, begin_call, encode_inputs, open_call, verdict
 from localtrace.record.propagation import is_generation, parent
 from localtrace.record.scope import current, enter
 from localtrace.record.signature import generation_called
@@ -195,7 +195,7 @@ class Exchange:
 
 def _sibling(call: OpenCall) -> OpenCall:
     """Return a second call with the same parent and start time."""
-    sibling = OpenCall(call.recorder, call.signature, call.trajectory, call.outer)
+    sibling = open_call(call.recorder, call.signature, call.trajectory, call.outer)
     sibling.start_ns, sibling.mono_ns = call.start_ns, call.mono_ns
     return sibling
 

@@ -31,9 +31,9 @@ Encoded = dict[str, bytes] | bytes
 
 def size_of(value: Encoded) -> int:
     """Return the memory that an encoded value takes, in bytes."""
-    if type(value) is dict:
-        return sum(map(len, value.values())) + _FIELD_OVERHEAD_BYTES * len(value)
-    return len(value)
+    if isinstance(value, bytes):
+        return len(value)
+    return sum(map(len, value.values())) + _FIELD_OVERHEAD_BYTES * len(value)
 
 
 class CallParts(msgspec.Struct, frozen=True, gc=False):
