@@ -48,11 +48,11 @@ def with_texts(table: pa.Table, **columns: Sequence[str | None]) -> pa.Table:
     """Return rows with further columns of text, in which half a character becomes a mark."""
     import pyarrow as pa
 
+    from localtrace.values.arrow_arrays import array_of
+
     for name, texts in columns.items():
-        # `pa.array` would import pandas, if installed, which takes half a second.
-        builder = pa.lib.StringBuilder()
-        builder.append_values([text and valid_text(text) for text in texts])
-        table = table.append_column(name, builder.finish())
+        known = [text and valid_text(text) for text in texts]
+        table = table.append_column(name, array_of(known, pa.string()))
     return table
 
 

@@ -22,7 +22,8 @@ from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.rows import JournalRows
 from localtrace.store.tokenizers import Decode
 
-_PIECE_BYTES = 4 * 2**20
+_PIECE_BYTES = 2**18
+"""Bytes read at once, so few that their memory is used again."""
 _CHUNKS_MAX = 32
 _reading = RLock()
 
