@@ -31,9 +31,10 @@ LOG, REPLACED, REWRITING = "_delta_log", "_replaced", "_rewriting"
 _FOLDERS = (
     "journals", "tables", "quarantine", "tokenizers", "tokenizers/runs", "sampling", "receipts",
     "gathering", "gathered",
-    *(f"tables/{table}/{folder}" for table in TABLES for folder in ("", LOG, REPLACED, REWRITING)),
+    *(f"tables/{table}" for table in TABLES),
+    *(f"tables/{table}/{folder}" for table in TABLES for folder in (LOG, REPLACED, REWRITING)),
 )  # fmt: skip
-"""Folders of a store that have fixed names."""
+"""Folders of a store that have fixed names; with a slash at the end, links would be followed."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs",
