@@ -129,7 +129,7 @@ class _Splitter:
         if start + length > len(self._data):
             return None
         payload = self._view[start : start + length]
-        if crc32(payload, crc32(_LENGTH.pack(length))) == crc:
+        if zlib.crc32(payload, zlib.crc32(_LENGTH.pack(length))) == crc:
             return payload
         self._search_bytes -= length
         return None

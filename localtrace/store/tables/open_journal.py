@@ -142,16 +142,16 @@ class OpenJournal:
         return os.pread(descriptor, len(head), place) == head
 
     def _read(self, descriptor: int) -> None:
-        known, at, rest = len(self._calls), self._position, b""
+        known, piece_bytes = len(self._calls), _PIECE_BYTES
         self._rest = Damage()
-        while at < self.size_bytes:
-            # A frame, or what is damaged, may be longer than a piece.
-            size_bytes = min(max(_PIECE_BYTES, len(rest)), self.size_bytes - at)
-            piece = os.pread(descriptor, size_bytes, at)
-            if not piece:
+        while left_bytes := self.size_bytes - self._position:
+            at = self._position
+            piece = os.pread(descriptor, min(piece_bytes, left_bytes), at)
+            self._add(piece)
+            if len(piece) < piece_bytes:
                 break
-            at += len(piece)
-            rest = self._add(rest + piece)
+            if self._position == at:  # a frame, or what is damaged, is longer
+                piece_bytes *= 2
         unhashed = self._rows.unhashed()
         for place in self._calls[known:]:
             if place.trace_id in unhashed and (call := self._call(descriptor, place)):
@@ -161,8 +161,8 @@ class OpenJournal:
         self._unfinished, misfits = self._rows.unfinished(self.status)
         self._rest.records += misfits
 
-    def _add(self, data: bytes) -> bytes:
-        """Add the frames of what comes next, and return what follows the last whole one."""
+    def _add(self, data: bytes) -> None:
+        """Add the frames of what comes next; what follows the last whole one is read again."""
         rows, frames = self._rows, read_frames(data, self.file.name.marker)
         for start, payload in zip(frames.starts, frames.payloads, strict=True):
             trace_id = call_trace_id(payload, rows.context) or rows.add_unless_call(payload)
@@ -178,7 +178,6 @@ class OpenJournal:
             last = frames.starts[-1]
             self._last_head = self._position + last, data[last : last + FRAME_BYTES]
             self._position += frames.end
-        return data[frames.end :]
 
     def _call(self, descriptor: int, place: _Place) -> memoryview | None:
         data = os.pread(descriptor, place.size_bytes, place.start)
