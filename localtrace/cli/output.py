@@ -64,16 +64,15 @@ def with_turns_so_far(store: Store, rows: pa.Table, steps: Mapping[str, int | No
         steps: the step of each, by trace id.
     """
     from localtrace.read.excerpts import turns_so_far
+    from localtrace.values.arrow_arrays import array_of
 
     ids, statuses = rows["trace_id"].to_pylist(), rows["status"].to_pylist()
     so_far = turns_so_far(store.run, dict(zip(ids, statuses, strict=True)), steps)
     for place, name in enumerate(rows.column_names if so_far else ()):
         if name in ("turn_count", "output_tokens"):
-            import pyarrow as pa
-
             counts = zip(ids, rows[name].to_pylist(), strict=True)
             known = [so_far.get(trace_id, {}).get(name, count) for trace_id, count in counts]
-            rows = rows.set_column(place, name, pa.array(known, pa.int64()))
+            rows = rows.set_column(place, name, array_of(known, rows[name].type))
     return rows
 
 
