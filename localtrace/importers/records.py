@@ -59,7 +59,8 @@ def call_item(recorder: Recorder, trajectory: Trajectory, span: Span, *, is_whol
         kind=None if span.kind_derived else span.kind,
         detail=may_have_prompt and not span.is_turn,
     )
-    return Item(kind, bytes.fromhex(trajectory.trace_id), _encode(record), counted=not is_whole)
+    key, ids = bytes.fromhex(trajectory.trace_id), (record.span_id, record.parent_id)
+    return Item(kind, key, _encode(record), not is_whole, *ids)
 
 
 def turn_totals(recorder: Recorder, trajectory: Trajectory) -> TurnTotals:

@@ -26,6 +26,8 @@ from localtrace.values.plain import Budget, is_leaf, is_plain
 
 _SMALL_MAX_BYTES = 2**20
 _encode = ValueEncoder(max_bytes=_SMALL_MAX_BYTES).encode
+Part = tuple[Any, ...]
+"""Some fields of a record."""
 
 
 class RecordValues(ValueEncoder):
@@ -84,12 +86,7 @@ class RecordValues(ValueEncoder):
         return data
 
     def turn(
-        self,
-        head: tuple[Any, ...],
-        inputs: dict[str, bytes],
-        result: Any,
-        per_token: frozenset[str],
-        tail: tuple[Any, ...],
+        self, head: Part, inputs: dict[str, bytes], result: Any, names: frozenset[str], tail: Part
     ) -> CallParts:
         """Encode a call that may be a turn; a placeholder stands for a result that is too large.
 
@@ -97,20 +94,17 @@ class RecordValues(ValueEncoder):
             head: the fields of the record before the arguments.
             inputs: encoded arguments by name.
             result: what it returned.
-            per_token: names of fields of the result that hold a number per token.
+            names: those of fields of the result that hold a number per token.
             tail: the fields of the record after the result.
         """
-        fields, outputs = self.try_encode(head), self.fields(result, per_token)
-        size_bytes, result_bytes = len(fields) + size_of(inputs), size_of(outputs)
-        if size_bytes + result_bytes > self._record_max_bytes:
-            outputs = self.too_large(result, result_bytes)
-            result_bytes = len(outputs)
-        size_bytes += result_bytes
+        fields, outputs = self.try_encode(head), self.fields(result, names)
+        size_bytes = len(fields) + size_of(inputs) + size_of(outputs)
+        if size_bytes > self._record_max_bytes:
+            size_bytes -= size_of(outputs)
+            outputs = self.too_large(result, size_of(outputs))
         return CallParts(fields, head[2], head[3], inputs, outputs, tail, size_bytes)
 
-    def call(
-        self, head: tuple[Any, ...], inputs: bytes, result: Any, tail: tuple[Any, ...]
-    ) -> bytes:
+    def call(self, head: Part, inputs: bytes, result: Any, tail: Part) -> bytes:
         """Encode a call that is no turn; see `turn`."""
         head = (*head, msgspec.Raw(inputs))
         try:

@@ -76,7 +76,7 @@ class ValueEncoder:
         conversion = self._converted(value, per_token)
         if conversion is None:
             try:
-                if type(value) is dict and _are_names(value):
+                if type(value) is dict and "".join(value).isascii():
                     return {name: self.try_encode(item) for name, item in value.items()}
                 return self.try_encode(value)
             except Exception:
@@ -125,14 +125,6 @@ class ValueEncoder:
         except Exception:  # another thread changed it meanwhile
             pass
         return _Conversion(self).whole(value)
-
-
-def _are_names(fields: dict[Any, Any]) -> bool:
-    """Tell whether all keys are texts of ASCII, which MessagePack never refuses."""
-    try:
-        return "".join(fields).isascii()
-    except TypeError:
-        return False
 
 
 class _Conversion:

@@ -92,12 +92,10 @@ def long_count(data: msgspec.Raw) -> int | None:
     None for anything else. To look at each id would take longer than to encode them all.
     """
     array = read_array(data)
-    if array is not None:
-        count, is_listed = sum(array.shape[:1]), len(array.shape) == 1 and array.dtype[1] in "iu"
-    else:
-        count, elements = list_elements(bytes(memoryview(data)[:6])) or (0, b"")
-        is_listed = elements[:1] in _ID_CODES
-    return count if is_listed and count > _SHORT else None
+    count, elements = list_elements(bytes(memoryview(data)[:6])) or (0, b"")
+    if array is not None and len(array.shape) == 1 and array.dtype[1] in "iu":
+        return array.shape[0] if array.shape[0] > _SHORT else None
+    return count if count > _SHORT and elements[:1] in _ID_CODES else None
 
 
 def is_logprobs(data: msgspec.Raw, count: int) -> bool:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pydantic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import localtrace
+from localtrace.read.store import open_store
 from localtrace.record.losses import Losses
 from localtrace.record.record_values import RecordValues
 from localtrace.record.settings import Settings
 from localtrace.record.signature import Signature, record_tail
+from localtrace.store.journal import writer
 from localtrace.store.journal.call_parts import CallParts, whole, with_turns
 from localtrace.store.journal.deltas import DeltaWriter
+from localtrace.store.journal.journal_files import JournalWriter
 from localtrace.store.journal.records import Kind, SpanCall
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.codec import encode
+from tests.environment import examples
 from tests.property.test_deltas import conversations
 from tests.property.test_turns import calls
+from tests.recording import recording
 from tests.values import values
 
 MODERATE = settings(
@@ -106,5 +116,46 @@ def test_a_record_says_that_turns_were_made_inside_as_the_decoded_one_would(
             None)  # fmt: skip
     record = record_values().call(head, encode(inputs), outputs, tail)
     known = msgspec.msgpack.decode(record, type=SpanCall)
+    imported = msgspec.msgpack.encode(known)  # with all fields
     known.has_turns = True
-    assert with_turns(record) == msgspec.msgpack.encode(known)
+    assert with_turns(record) == with_turns(imported) == msgspec.msgpack.encode(known)
+
+
+@settings(deadline=None, max_examples=examples(8))
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=2, max_size=9),
+    st.lists(st.none() | st.integers(0, 3000), max_size=30),
+)
+def test_what_the_disk_refuses_is_written_later_once_and_leans_on_nothing_lost(
+    turns: list[tuple[int, bool]], rooms: list[int | None]
+) -> None:
+    taken_bytes = list(rooms)
+    writev, prompt, prompts = JournalWriter._writev, [*range(1000, 1100)], []
+
+    def refusing(journal: JournalWriter, batch: Any) -> int:
+        room_bytes = taken_bytes.pop() if taken_bytes else None
+        if room_bytes is None or room_bytes >= sum(map(len, batch)):
+            return writev(journal, batch)
+        journal.error = errno.ENOSPC
+        return writev(journal, [b"".join(batch)[:room_bytes]])
+
+    with tempfile.TemporaryDirectory() as folder, recording(Path(folder) / "store") as store:
+
+        @localtrace.op
+        def generate(prompt_ids: list[int], count: int) -> dict[str, Any]:
+            return {"token_ids": [*range(70_000, 70_000 + count)], "stop_reason": "stop"}
+
+        with localtrace.trajectory(step=1), patch.object(writer, "_RETRY_INTERVAL_S", 0.001):
+            for count, is_flushed in turns:
+                prompts.append(prompt)
+                prompt = [*prompt, *generate(prompt, count)["token_ids"], 7]
+                with patch.object(JournalWriter, "_writev", refusing):
+                    localtrace.flush(0.02 if is_flushed else 0.0)
+        assert localtrace.flush(30)
+        with open_store(store.path) as opened:
+            (row,) = opened.trajectories().to_dicts()
+            spans = opened.trajectory(row["trace_id"]).spans
+        assert [span.prompt_ids for span in spans] == prompts
+        assert [len(span.output_ids or ()) for span in spans] == [count for count, _ in turns]
+        assert (row["turn_count"], row["span_count"]) == (len(turns), len(turns))
+        assert row["output_tokens"] == sum(count for count, _ in turns)

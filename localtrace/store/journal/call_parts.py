@@ -97,9 +97,9 @@ def whole(record: Bytes | CallParts) -> Bytes:
 def with_turns(record: Bytes) -> bytes:
     """Return the record of a call that is no turn, which then says that turns were made inside."""
     at, count = (3, record[2]) if record[0] == 0xDC else (1, record[0] & 0x0F)
+    end = len(record) - (len(_TURNS_INSIDE) if count == _FIELDS else 0)
     missing = _DEFAULTS[count - _FIELDS_TO_RESULT :]
-    head = list_head(_FIELDS)
-    return b"".join((head, memoryview(record)[at:], missing, _TURNS_INSIDE))
+    return b"".join((list_head(_FIELDS), memoryview(record)[at:end], missing, _TURNS_INSIDE))
 
 
 def _map(fields: Mapping[str, bytes]) -> list[bytes]:

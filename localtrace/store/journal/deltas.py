@@ -85,12 +85,7 @@ class DeltaWriter:
             self._cached_bytes -= len(base.elements)
 
     def rewrite(
-        self,
-        key: bytes,
-        record: Bytes | CallParts,
-        totals: TurnTotals,
-        *,
-        counted: bool = False,
+        self, key: bytes, record: Bytes | CallParts, totals: TurnTotals, *, counted: bool = False
     ) -> bytes:
         """Replace the prompt and the messages of a call by deltas, and count it if it is a turn.
 
@@ -104,10 +99,9 @@ class DeltaWriter:
             counted: True where the totals must not count the call, or have done so before.
         """
         parts = record if isinstance(record, CallParts) else None
-        call = _DECODER.decode(whole(record)) if parts is None else parts.call()
-        outputs = None if parts is None else parts.fields
-        if outputs is None:
-            outputs = raw_map(call.outputs)
+        call = parts.call() if parts is not None else _DECODER.decode(whole(record))
+        fields = None if parts is None else parts.fields
+        outputs = raw_map(call.outputs) if fields is None else fields
         totals.count(call, outputs, again=counted)
         call.deltas = self._deltas(key, call, outputs)
         if parts is not None:
@@ -124,16 +118,12 @@ class DeltaWriter:
                 continue
             count, elements = listed
             following = output_elements(outputs) if names is PROMPT_NAMES else None
-            more, following_elements = following or (0, b"")
-            whole = b"".join((elements, following_elements))
-            delta, links, added_bytes = self._delta(key, name, count, whole, len(elements))
+            more, ids = following or (0, b"")
+            joined, size = b"".join((elements, ids)), len(elements)
+            delta, links, added = self._delta(key, name, count, joined, size)
             deltas.append(delta)
-            crc = crc32(following_elements, delta.crc32)
-            bases.append(
-                _Base(
-                    call.span_id, name, count + more, whole, crc, len(elements), links, added_bytes
-                )
-            )
+            crc = crc32(ids, delta.crc32)
+            bases.append(_Base(call.span_id, name, count + more, joined, crc, size, links, added))
         if bases:
             self._remember(key, bases)
         return deltas
@@ -162,10 +152,8 @@ class DeltaWriter:
         """
         elements = memoryview(whole)[:size_bytes]
         best, shared = self._best_base(key, name, whole, size_bytes)
-        crc, crc_bytes = 0, 0
-        if best is not None and shared == len(best.elements):
-            crc, crc_bytes = best.crc32, shared
-        crc = crc32(elements[crc_bytes:], crc)
+        is_whole = best is not None and shared == len(best.elements)
+        crc = crc32(elements[shared:], best.crc32) if best and is_whole else crc32(elements)
         if best is not None:
             kept, kept_bytes = _whole_elements(best, shared, count, elements)
             added_bytes = best.added_bytes + size_bytes - min(kept_bytes, best.list_bytes)

@@ -22,7 +22,7 @@ from localtrace.store.journal.call_parts import CallParts, whole, with_turns
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.frames import frame
 from localtrace.store.journal.journal_files import JournalName, JournalWriter, WriterLock
-from localtrace.store.journal.records import Begin, Context, End, Kind, OutcomeRecord, SpanCall
+from localtrace.store.journal.records import Begin, Context, End, Kind, OutcomeRecord
 from localtrace.store.journal.turns import TurnTotals
 from localtrace.values.arrays import PIECE_BYTES, Bytes, joined
 from localtrace.values.encoded import is_list, raw_items
@@ -34,7 +34,6 @@ _OPEN_FILES_MAX = 16
 _ENVELOPE = b"\x93"
 _encode = msgspec.msgpack.Encoder().encode
 _BEGIN_DECODER = msgspec.msgpack.Decoder(Begin)
-_CALL_DECODER = msgspec.msgpack.Decoder(SpanCall)
 _OUTCOME_DECODER = msgspec.msgpack.Decoder(OutcomeRecord)
 _END_DECODER = msgspec.msgpack.Decoder(End)
 
@@ -49,7 +48,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     counted: bool = False
     """Whether a refused write has already counted this turn."""
     span_id: int | None = None
-    """That of a call; None where its record must be asked."""
+    """Of a call, None for other records; so is `parent_id`."""
     parent_id: int | None = None
     is_batch: bool = False
     """Whether it is a `TokenBatch`, which becomes outcome records before it is written."""
@@ -239,10 +238,6 @@ class JournalSeries:
 
     def _around(self, item: Item, record: Bytes, totals: TurnTotals) -> Bytes:
         """Say in the record of a call whether turns were made inside it."""
-        if item.span_id is None:
-            call = _CALL_DECODER.decode(record)
-            totals.count(call, None, again=item.counted)
-            return _encode(call) if call.has_turns else record
         if item.span_id not in totals.around:
             return record
         if item.parent_id is not None and not item.counted:
