@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from localtrace.read.store import Store
 from localtrace.schema import TABLES, TableSchema
+from localtrace.store.journal.journal_files import JournalFile, JournalName
 from localtrace.store.layout import StoreLayout
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.snapshot import Snapshot, Unsealed
@@ -33,28 +34,32 @@ _BY_TABLE: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
-class MadeRows(Unsealed):
-    """Rows that are in no journal."""
+class _MadeJournal:
+    """What a journal with these rows would tell."""
 
-    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
-        super().__init__()
-        self._tables = tables
+    file = JournalFile(JournalName("0" * 16, 0), Path(__file__), done=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MadeRows, (self._tables,)
-
-    def __getitem__(self, table: str) -> pa.Table:
-        return self._tables[table]
-
-    def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
-        return self._tables["spans"]
-
-    def has_rows(self, table: TableSchema) -> bool:
-        return self._tables[table.name].num_rows > 0
+    def __init__(self, rows: Mapping[str, pa.Table]) -> None:
+        self._rows = rows
 
     @property
-    def damage(self) -> Damage:
-        return Damage()
+    def has_calls(self) -> bool:
+        return len(self._rows["spans"]) > 0
+
+    def tables(self, table: TableSchema) -> list[pa.Table]:
+        return [self._rows[table.name]]
+
+    def all_calls(self) -> tuple[pa.Table, Damage]:
+        return self._rows["spans"], Damage()
+
+    def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
+        return self._rows["spans"]
+
+
+def made_rows(rows: Mapping[str, pa.Table]) -> Unsealed:
+    """Rows that are in no journal."""
+    journal: Any = _MadeJournal(rows)
+    return Unsealed({name: [journal] for name in TABLES})
 
 
 def snapshot_of(**tables: list[Row]) -> Snapshot:
@@ -66,7 +71,7 @@ def snapshot_of(**tables: list[Row]) -> Snapshot:
         )
         for name, schema in TABLES.items()
     }
-    return Snapshot({name: [] for name in TABLES}, MadeRows(made))
+    return Snapshot({name: [] for name in TABLES}, made_rows(made))
 
 
 def store_of(**tables: list[Row]) -> Store:

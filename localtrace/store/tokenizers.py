@@ -122,6 +122,9 @@ class RunTokenizers:
             lambda tokenizer, token_id: _attempt(lambda: _added_text(tokenizer, token_id))
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunTokenizers, self._layouts
+
     def decode(
         self, run_id: str, ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str | None:

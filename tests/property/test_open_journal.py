@@ -102,11 +102,11 @@ def content(journal: OpenJournal, with_calls: bool) -> Iterator[Any]:
             yield rows_of(pa.concat_tables(journal.tables(table)))
     yield journal.call_trace_ids
     if with_calls:
-        calls, damage = journal.all_calls(decode)
+        calls, damage = journal.all_calls()
         yield damage, rows_of(calls)
         for trace_id in calls["trace_id"].unique().to_pylist():
             own = [row for row in calls.to_pylist() if row["trace_id"] == trace_id]
-            assert rows_of(journal.calls_of({trace_id}, decode)) == sorted(map(repr, own))
+            assert rows_of(journal.calls_of({trace_id})) == sorted(map(repr, own))
 
 
 def decode(run_id: str, ids: Sequence[int]) -> str:
@@ -134,7 +134,7 @@ def test_what_was_read_before_makes_no_difference(
     monkeypatch.setattr(open_journal, "_PIECE_BYTES", piece_bytes)
     file = JournalFile(NAME, tmp_path / NAME.file_name, done=False)
     whole = worn(payloads, seed)
-    journal = OpenJournal(file, JournalStatus.LIVE)
+    journal = OpenJournal(file, JournalStatus.LIVE, decode)
     seen = []
     for thousandth, status, with_calls in [
         *sorted(growths, key=itemgetter(0)),
@@ -142,7 +142,7 @@ def test_what_was_read_before_makes_no_difference(
     ]:
         file.path.write_bytes(whole[: len(whole) * thousandth // 1000])
         journal = journal.read_on(file, status)
-        cold = OpenJournal(file, status).read_on(file, status)
+        cold = OpenJournal(file, status, decode).read_on(file, status)
         expected = list(content(cold, with_calls))
         assert list(content(journal, with_calls)) == expected
         seen.append((journal, with_calls, expected))
@@ -154,13 +154,13 @@ def test_a_journal_that_somebody_cut_is_read_anew(payloads: Payloads, tmp_path: 
     frames = [frame([payload], NAME.marker) + payload for payload in payloads]
     file = JournalFile(NAME, tmp_path / NAME.file_name, done=False)
     file.path.write_bytes(b"".join(frames))
-    before = OpenJournal(file, JournalStatus.LIVE).read_on(file, JournalStatus.LIVE)
+    before = OpenJournal(file, JournalStatus.LIVE, decode).read_on(file, JournalStatus.LIVE)
     expected = [list(content(before, with_calls=True))[:-1]]
     rest = random.Random(1).sample(frames[1:], 20)
     for kept in (frames[:9], frames[:1], [], [frames[0], *rest], [frames[0], *rest, *frames]):
         file.path.write_bytes(b"".join(kept))
         now = before.read_on(file, JournalStatus.LIVE)
-        cold = OpenJournal(file, JournalStatus.LIVE).read_on(file, JournalStatus.LIVE)
+        cold = OpenJournal(file, JournalStatus.LIVE, decode).read_on(file, JournalStatus.LIVE)
         assert list(content(now, True)) == list(content(cold, True))
         assert list(content(now, True))[:-1] not in expected
         before = now
@@ -170,11 +170,11 @@ def test_a_call_that_was_overwritten_since_is_damage(payloads: Payloads, tmp_pat
     frames = [frame([payload], NAME.marker) + payload for payload in payloads]
     file = JournalFile(NAME, tmp_path / NAME.file_name, done=False)
     file.path.write_bytes(b"".join(frames))
-    journal = OpenJournal(file, JournalStatus.LIVE).read_on(file, JournalStatus.LIVE)
+    journal = OpenJournal(file, JournalStatus.LIVE, decode).read_on(file, JournalStatus.LIVE)
     place = b"".join(frames).index(b"look_up")
     with file.path.open("r+b") as opened:
         opened.seek(place)
         opened.write(b"looked!")
-    calls, damage = journal.all_calls(decode)
+    calls, damage = journal.all_calls()
     assert damage.records == 1
     assert len(calls) == 6 * 6 + 4 - 1

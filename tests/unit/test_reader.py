@@ -224,7 +224,7 @@ def test_a_store_is_refreshed_while_it_is_recorded(tmp_path: Path, is_sealed: bo
 def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recording) -> None:
     from localtrace.store.tables.snapshot import Snapshot, take_snapshot
     from localtrace.values.placeholder import Placeholder
-    from tests.snapshots import MadeRows
+    from tests.snapshots import made_rows
 
     trace_id, _ = record(range(1))
     layout = open_layout(record.path)
@@ -233,7 +233,7 @@ def test_a_lost_base_leaves_a_placeholder_and_the_turns_own_ids(record: Recordin
         snapshot = take_snapshot(layout)
         spans = snapshot.pending["spans"]
         later = spans.filter([seq != 0 for seq in spans["seq"].to_pylist()])
-        return [[replace(snapshot, pending=MadeRows({**snapshot.pending, "spans": later}))]]
+        return [[replace(snapshot, pending=made_rows({**snapshot.pending, "spans": later}))]]
 
     with Store([layout], without_first_turn) as store:
         turn = next(span for span in store.trajectory(trace_id).spans if span.op == "generate")

@@ -37,7 +37,7 @@ from localtrace.store.tables.drafts import commit_rows
 from localtrace.store.tables.log import heal_log
 from localtrace.store.tables.open_journal import OpenJournal
 from localtrace.store.tables.snapshot import Unsealed, journals_left
-from localtrace.store.tokenizers import RunTokenizers
+from localtrace.store.tokenizers import Decode, RunTokenizers
 
 BATCH_MAX_BYTES = 64 * 2**20
 """Most bytes of journals that one commit per table seals."""
@@ -90,7 +90,7 @@ def seal(
             journals = list_journals([folder])
             ready = [(file, status) for file, status in journals if status.is_ready]
             report.waiting += len(journals) - len(ready)
-            for batch in _batches(ready):
+            for batch in _batches(ready, RunTokenizers(layout).decode):
                 with explained(*refused):
                     _seal_batch(layout, batch, report)
                 if progress is not None:
@@ -113,12 +113,12 @@ def ready_journals(folder: Path) -> tuple[int, bool]:
 
 
 def _batches(
-    ready: Sequence[tuple[JournalFile, JournalStatus]],
+    ready: Sequence[tuple[JournalFile, JournalStatus]], decode: Decode
 ) -> Iterator[list[OpenJournal]]:
     batch: list[OpenJournal] = []
     size_bytes = 0
     for file, status in ready:
-        journal = OpenJournal(file, status).read_on(file, status)
+        journal = OpenJournal(file, status, decode).read_on(file, status)
         if batch and size_bytes + journal.size_bytes > BATCH_MAX_BYTES:
             yield batch
             batch, size_bytes = [], 0
@@ -135,7 +135,7 @@ def _seal_batch(
 ) -> None:
     states = {name: open_table(layout, schema) for name, schema in TABLES.items()}
     left = journals_left(batch, states)
-    unsealed = Unsealed(left, layout)
+    unsealed = Unsealed(left)
     for name, schema in TABLES.items():
         rows = unsealed[name]
         if len(rows) == 0:
@@ -144,9 +144,8 @@ def _seal_batch(
         numbers = {covered.writer_id: covered.number for covered in sorted(names)}
         commit_rows(layout, schema, in_order(rows, schema), numbers, states[name])
         report.rows[name] += len(rows)
-    decode = RunTokenizers(layout).decode
     for journal in batch:
-        damage = journal.all_calls(decode)[1]
+        damage = journal.all_calls()[1]
         report.damage.add(damage)
         _put_away(layout, journal.file, damage.records > 0, report)
         report.journals += 1

@@ -41,10 +41,14 @@ class OpenJournal:
     """A journal up to the length that it had when it was last looked at.
 
     It never changes: `read_on` returns another one. Threads may share it.
+
+    Args:
+        decode: turns token ids into text.
     """
 
-    def __init__(self, file: JournalFile, status: JournalStatus) -> None:
+    def __init__(self, file: JournalFile, status: JournalStatus, decode: Decode) -> None:
         """Begin with nothing; `read_on` reads."""
+        self._decode = decode
         self.file = file
         self.status = status
         self.size_bytes = 0
@@ -54,7 +58,7 @@ class OpenJournal:
         """Place and head of that frame, with its checksum."""
         self._calls: list[_Place] = []
         self._tables = {name: [table.no_rows()] for name, table in TABLES.items()}
-        self._rows = JournalRows()
+        self._rows = JournalRows(decode)
         self._unfinished = TRAJECTORIES.no_rows()
         self._damaged = 0
         """Places before the position that are not frames."""
@@ -88,7 +92,8 @@ class OpenJournal:
             size_bytes = os.fstat(descriptor).st_size
             if (file, status, size_bytes) == (self.file, self.status, self.size_bytes):
                 return self
-            other = self._copy() if self._begins(descriptor) else OpenJournal(file, status)
+            begins = self._begins(descriptor)
+            other = self._copy() if begins else OpenJournal(file, status, self._decode)
             other.file, other.status, other.size_bytes = file, status, size_bytes
             other._read(descriptor)
             return other
@@ -97,18 +102,15 @@ class OpenJournal:
         """Return the rows of a table other than that of calls, in parts."""
         return [*self._tables[table.name], *([self._unfinished] if table is TRAJECTORIES else ())]
 
-    def all_calls(self, decode: Decode) -> tuple[pa.Table, Damage]:
+    def all_calls(self) -> tuple[pa.Table, Damage]:
         """Read all calls, and return what cannot be read in the whole journal.
-
-        Args:
-            decode: turns token ids into text.
 
         Raises:
             FileNotFoundError: it was sealed meanwhile.
         """
         with _reading:
             if self._all_calls is None:
-                rows, tables, count = self._kept_calls or (self._rows.for_calls(decode), [], 0)
+                rows, tables, count = self._kept_calls or (self._rows.for_calls(), [], 0)
                 _append(tables, self._read_calls(rows, self._calls[count:]))
                 if self._calls:  # else its first record may not be there yet
                     self._kept_calls = rows, tables, len(self._calls)
@@ -118,14 +120,14 @@ class OpenJournal:
                 self._all_calls = pa.concat_tables(tables), damage
             return self._all_calls
 
-    def calls_of(self, trace_ids: Collection[str], decode: Decode) -> pa.Table:
+    def calls_of(self, trace_ids: Collection[str]) -> pa.Table:
         """Read the calls of some trajectories.
 
         Raises:
             FileNotFoundError: it was sealed meanwhile.
         """
         chosen = [place for place in self._calls if place.trace_id.hex() in trace_ids]
-        return self._read_calls(self._rows.for_calls(decode), chosen)
+        return self._read_calls(self._rows.for_calls(), chosen)
 
     def _copy(self) -> OpenJournal:
         other = copy(self)

@@ -60,20 +60,21 @@ class JournalRows:
         self.closed = False
         """Whether its writer closed in good order."""
         self.damage = Damage()
-        self._spans = SpanReader(decode or _no_text)
+        self._decode = decode or _no_text
+        self._spans = SpanReader(self._decode)
         self._open: dict[bytes, tuple[dict[str, Any], Begin]] = {}
         self._opened: dict[str, Any] = {}
         self._columns = {name: Columns(schema) for name, schema in TABLES.items()}
 
     def __copy__(self) -> JournalRows:
-        other = self.for_calls(None)
+        other = self.for_calls()
         other.context, other.closed, other.damage = self.context, self.closed, copy(self.damage)
         other._spans, other._open = copy(self._spans), dict(self._open)
         return other
 
-    def for_calls(self, decode: Decode | None) -> JournalRows:
+    def for_calls(self) -> JournalRows:
         """Return rows of the same journal, to which only calls are added."""
-        other = JournalRows(decode)
+        other = JournalRows(self._decode)
         other._opened = self._opened
         return other
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +25,7 @@ from localtrace.store.layout import StoreLayout
 from localtrace.store.receipts import receipt_tables
 from localtrace.store.tables.damage import Damage
 from localtrace.store.tables.delta import State, committed_number, read_table, table_files
-from localtrace.store.tokenizers import Decode, RunTokenizers
+from localtrace.store.tokenizers import RunTokenizers
 
 if TYPE_CHECKING:
     from localtrace.store.tables.open_journal import OpenJournal
@@ -91,7 +90,7 @@ def take_snapshot(layout: StoreLayout, earlier: Snapshot | None = None) -> Snaps
     journals = _open_journals(layout, {} if earlier is None else earlier.pending.journals)
     tables = _open_tables(layout)
     files = {name: table_files(layout, tables[name], table) for name, table in TABLES.items()}
-    pending = Unsealed(journals_left(journals, tables), layout)
+    pending = Unsealed(journals_left(journals, tables))
     return Snapshot(files, pending, receipt_tables(layout))
 
 
@@ -120,32 +119,26 @@ class Unsealed(Mapping[str, pa.Table]):
 
     Args:
         left: the journals that each table lacks.
-        layout: the store, whose tokenizers turn ids into text; None where there are no journals.
     """
 
-    def __init__(
-        self,
-        left: Mapping[str, Sequence[OpenJournal]] = _NO_JOURNALS,
-        layout: StoreLayout | None = None,
-    ) -> None:
-        self._left = left
-        self._layout = layout
+    def __init__(self, left: Mapping[str, Sequence[OpenJournal]] = _NO_JOURNALS) -> None:
+        self.left = left
         self._chosen: dict[frozenset[str], pa.Table] = {}
         """The calls of some trajectories, by their ids."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unsealed, (self._left, self._layout)
+        return Unsealed, (self.left,)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._left)
+        return iter(self.left)
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self.left)
 
     def __getitem__(self, table: str) -> pa.Table:
-        schema, left = TABLES[table], self._left[table]
+        schema, left = TABLES[table], self.left[table]
         if schema is SPANS:
-            parts = [journal.all_calls(self._decode)[0] for journal in left]
+            parts = [journal.all_calls()[0] for journal in left]
         else:
             parts = [part for journal in left for part in journal.tables(schema)]
         return pa.concat_tables(parts or [schema.no_rows()])
@@ -155,7 +148,7 @@ class Unsealed(Mapping[str, pa.Table]):
         chosen = frozenset(trace_ids)
         calls = self._chosen.get(chosen)
         if calls is None:
-            parts = [journal.calls_of(chosen, self._decode) for journal in self._left[SPANS.name]]
+            parts = [journal.calls_of(chosen) for journal in self.left[SPANS.name]]
             calls = pa.concat_tables(parts or [SPANS.no_rows()])
             if len(self._chosen) >= _SELECTIONS_MAX:
                 self._chosen.clear()
@@ -165,19 +158,19 @@ class Unsealed(Mapping[str, pa.Table]):
     def has_rows(self, table: TableSchema) -> bool:
         """Tell whether a table has rows, without reading calls."""
         if table is SPANS:
-            return any(journal.has_calls for journal in self._left[SPANS.name])
+            return any(journal.has_calls for journal in self.left[SPANS.name])
         return len(self[table.name]) > 0
 
     @property
     def journals(self) -> dict[JournalName, OpenJournal]:
         """The journals by their names."""
-        return {journal.file.name: journal for left in self._left.values() for journal in left}
+        return {journal.file.name: journal for left in self.left.values() for journal in left}
 
     @property
     def trace_ids(self) -> set[str]:
         """The trajectories of which a row or a call is in a journal."""
         return set(self["trajectories"]["trace_id"].to_pylist()).union(
-            *(journal.call_trace_ids for journal in self._left[SPANS.name])
+            *(journal.call_trace_ids for journal in self.left[SPANS.name])
         )
 
     @property
@@ -185,13 +178,8 @@ class Unsealed(Mapping[str, pa.Table]):
         """Counts of what could not be read, for which all calls are read."""
         damage = Damage()
         for journal in self.journals.values():
-            damage.add(journal.all_calls(self._decode)[1])
+            damage.add(journal.all_calls()[1])
         return damage
-
-    @cached_property
-    def _decode(self) -> Decode:
-        assert self._layout is not None
-        return RunTokenizers(self._layout).decode
 
 
 def journals_left(
@@ -217,12 +205,13 @@ def _open_journals(
     # Slow to import, and a reader of a store where all is sealed does without.
     from localtrace.store.tables.open_journal import OpenJournal
 
+    decode = RunTokenizers(layout).decode
     journals: list[OpenJournal] = []
     for _ in range(_LISTINGS_MAX):
         files = list_journals(journal_folders(layout))
         try:
             journals = [
-                known.get(file.name, OpenJournal(file, status)).read_on(file, status)
+                known.get(file.name, OpenJournal(file, status, decode)).read_on(file, status)
                 for file, status in files
             ]
         except FileNotFoundError:
