@@ -193,13 +193,15 @@ def with_calls(request: PageRequest, rows: list[dict[str, Any]]) -> list[dict[st
     so_far = turns_so_far(request.store.run, statuses, steps)
     labels = labels_of(request.table, steps)
     chosen, params = _chosen(steps)
-    seen = {row["trace_id"]: row for row in request.rows(_BADGES_SQL.format(chosen=chosen), params)}
+    badges = request.store.run(_BADGES_SQL.format(chosen=chosen), params, calls_of=steps)
+    seen = {row["trace_id"]: row for row in badges.to_pylist()}
     # To derive the kind of a call takes all calls around it, and few rollouts have failed calls.
     failed = {row["trace_id"]: row["step"] for row in rows if _errors(seen, row)}
     if failed:
         chosen, params = _chosen(failed)
         sql = _TOOL_ERRORS_SQL.format(chosen=chosen)
-        failed = {row["trace_id"]: row["errors"] for row in request.rows(sql, params)}
+        errors = request.store.run(sql, params, calls_of=failed).to_pylist()
+        failed = {row["trace_id"]: row["errors"] for row in errors}
     return [
         row
         | so_far.get(row["trace_id"], {})
