@@ -64,6 +64,11 @@ class TableSchema:
         """Names of all columns, partition columns included."""
         return tuple(column.name for column in self.columns)
 
+    @property
+    def file_order(self) -> list[tuple[str, str]]:
+        """The order of rows in a file, in which partition columns are all the same."""
+        return [(name, "ascending") for name in self.sort_by if name not in self.partitions]
+
     @cache  # noqa: B019  (five module-level instances, alive as long as the process)
     def arrow(self) -> pa.Schema:
         """Return the Arrow schema, partition columns included."""

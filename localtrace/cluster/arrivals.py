@@ -110,8 +110,7 @@ class Arrivals:
             return 0
         self._merge()
         placed = self._drafts.publish()
-        before = {writer: held_rows(self._table, writer) for writer in self._after}
-        commit_gathered(self._into, self._schema, placed, before, self._after)
+        commit_gathered(self._into, self._schema, placed, self._table, self._after)
         return sum(file.rows for file in placed)
 
     def _bring(self, source: Source, files: Sequence[_Surveyed], here: Mapping[str, int]) -> None:
@@ -140,7 +139,7 @@ class Arrivals:
 
     def _survey(self, source: Source) -> Iterator[_Surveyed]:
         room = _STORE_BYTES
-        for file in source.offers[self._schema.name].files:
+        for file in source.files[self._schema.name]:
             place = source.place(self._schema, file)
             ranges: RowRanges = {}
             with reading(place):
@@ -167,7 +166,7 @@ class Arrivals:
         """Return how far the rows of each writer go once they are brought, where any is new."""
         after: dict[str, Held] = {}
         left_out: list[str] = []
-        theirs = source.offers[self._schema.name].table
+        theirs = source.tables[self._schema.name]
         for writer, held in before.items():
             if last[writer] > held.row:
                 # Rows may have been pruned there; the number of the journal tells that they were.
@@ -204,14 +203,9 @@ class Arrivals:
 
     def _merge(self) -> None:
         """Write the rows that wait, a file for each partition."""
-        order = [
-            (name, "ascending")
-            for name in self._schema.sort_by
-            if name not in self._schema.partitions
-        ]
         for draft, parts in self._waiting.values():
             if parts:
-                rows = pa.concat_tables(parts).sort_by(order)
+                rows = pa.concat_tables(parts).sort_by(self._schema.file_order)
                 draft.rows = write_rows(draft.path, self._schema, [rows])
         self._waiting.clear()
         self._waiting_bytes = 0

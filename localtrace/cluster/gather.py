@@ -13,13 +13,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from localtrace.cluster.arrivals import Arrivals
 from localtrace.cluster.source import Source
-from localtrace.errors import StoreError
 from localtrace.schema import TABLES, TableSchema
 from localtrace.store.files import exclusive, locked
 from localtrace.store.layout import StoreLayout
@@ -33,7 +30,6 @@ _BATCH_BYTES = 256 * 2**20
 """Bytes of new files above which a batch gets no more stores: what a lost race costs again."""
 _TRIES_MAX = 20
 _LOCK_WAIT_S = 600.0
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -163,15 +159,19 @@ class _Batch:
 
     def _bring(self, schema: TableSchema, sources: Sequence[Source]) -> None:
         """Bring the new rows of a table: by one commit or, if that fails, one for each store."""
-        try:
-            _retried(lambda: self._try(schema, sources), schema)
-        except OSError as error:
-            if len(sources) > 1:
-                for source in list(sources):
-                    self._bring(schema, [source])
+        for tries_left in reversed(range(_TRIES_MAX)):
+            try:
+                return self._try(schema, sources)
+            except OSError as error:
+                if isinstance(error, Overtaken) and tries_left:
+                    continue
+                if len(sources) > 1:
+                    break
+                with self._costing(sources[0]):
+                    raise
                 return
-            with self._costing(sources[0]):
-                raise error
+        for source in list(sources):
+            self._bring(schema, [source])
 
     def _try(self, schema: TableSchema, sources: Sequence[Source]) -> None:
         """Bring the new rows of a table by one commit.
@@ -180,7 +180,7 @@ class _Batch:
             Overtaken: others of these came meanwhile; nothing was changed.
             OSError: they cannot be written.
         """
-        offering = [s for s in sources if s in self._sources and s.offers[schema.name].files]
+        offering = [s for s in sources if s in self._sources and s.files[schema.name]]
         if not offering:
             return
         self._report.notes += heal_log(self._into, schema)
@@ -190,35 +190,13 @@ class _Batch:
             for source in offering:
                 arrivals.make_room()
                 with self._costing(source):
-                    reached[source] = _retried(partial(_added, arrivals, source, schema), schema)
+                    try:
+                        reached[source] = arrivals.add(source)
+                    except MissingFile:  # compacted meanwhile, or lost
+                        source.survey(schema)
+                        reached[source] = arrivals.add(source)
             self._report.rows[schema.name] += arrivals.commit()
         self._report.size_bytes += arrivals.size_bytes
         self._report.notes += arrivals.notes
         for source, rows in reached.items():
             source.note(schema, rows)
-
-
-def _added(arrivals: Arrivals, source: Source, schema: TableSchema) -> dict[str, int]:
-    try:
-        return arrivals.add(source)
-    except MissingFile:  # compacted meanwhile, or lost
-        source.survey(schema)
-        raise
-
-
-def _retried(work: Callable[[], T], schema: TableSchema) -> T:
-    """Do what a change of a table may interrupt.
-
-    Raises:
-        StoreError: it did so again and again.
-    """
-    problem: StoreError | None = None
-    for _ in range(_TRIES_MAX):
-        try:
-            return work()
-        except (MissingFile, Overtaken) as error:
-            problem = error
-    raise StoreError(
-        f"table {schema.name} lacks a file, or changes faster than it can be gathered ({problem}): "
-        "gather again later, or copy the store again"
-    ) from problem

@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,16 +46,6 @@ class _Known(msgspec.Struct):
     paths: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a table of the store holds beyond what is known to be gathered."""
-
-    table: State | None
-    """Its state."""
-    files: list[CommittedFile]
-    """The files that may have new rows."""
-
-
 class Source:
     """One store on its way into another."""
 
@@ -82,8 +71,10 @@ class Source:
         make_folder(into.root, self._folder)
         self.lock = self._folder / ".lock"
         self._root = self._layout.root.resolve()
-        self.offers: dict[str, Offer] = {}
-        """What each table offers, by its name, once it was surveyed."""
+        self.tables: dict[str, State | None] = {}
+        """The state of each table that was surveyed."""
+        self.files: dict[str, list[CommittedFile]] = {}
+        """The files of each that may have new rows."""
         self._gathered: dict[str, dict[str, int]] = {}
 
     @property
@@ -118,12 +109,12 @@ class Source:
         """
         if torn := torn_log_entry(self._layout, schema):
             raise StoreError(f"{torn} is torn: run localtrace recover there, or copy it again")
-        table, known = read_table(self._layout, schema), self._known.get(schema.name)
-        files, passed_over = committed_files(table), set[str]()
+        self.tables[schema.name] = table = read_table(self._layout, schema)
+        known, passed_over = self._known.get(schema.name), set[str]()
         if known is not None and known.version <= newest_version(self._into, schema):
             passed_over.update(known.paths)
-        new = [file for file in files if file.path not in passed_over]
-        self.offers[schema.name] = Offer(table, new)
+        new = [file for file in committed_files(table) if file.path not in passed_over]
+        self.files[schema.name] = new
         return sum(file.size_bytes for file in new)
 
     def place(self, schema: TableSchema, file: CommittedFile) -> Path:
@@ -164,7 +155,7 @@ class Source:
 
     def note(self, schema: TableSchema, rows: dict[str, int]) -> None:
         """Note that all rows of a table are in the other store up to these numbers of writers."""
-        paths = [file.path for file in committed_files(self.offers[schema.name].table)]
+        paths = [file.path for file in committed_files(self.tables[schema.name])]
         self._known[schema.name] = _Known(newest_version(self._into, schema), paths)
         self._gathered[schema.name] = rows
 
@@ -222,14 +213,13 @@ def _partition(schema: TableSchema, folder: str) -> str | None:
     delta-rs commits a value that is not of the column's type, and can then open the table no more.
     """
     texts, types = partition_values(folder), schema.arrow()
-    if tuple(texts) != schema.partitions:
-        return None
     values: dict[str, Any] = {}
-    for name, text in texts.items():
-        try:
-            values[name] = pa.scalar(text, pa.string()).cast(types.field(name).type).as_py()
-        except pa.ArrowInvalid:
-            return None
+    try:
+        for name in schema.partitions:
+            text = pa.scalar(texts[name], pa.string())
+            values[name] = text.cast(types.field(name).type).as_py()
+    except (KeyError, pa.ArrowInvalid):
+        return None
     if partition_folder(values) != folder:
         return None
     if "folded" in values:  # into trajectories of the other store, which were here before

@@ -112,8 +112,7 @@ class _SortedFile:
     def __init__(self, path: Path, schema: TableSchema) -> None:
         self._path, self._file = path, open_parquet(path, schema)
         self.close = self._file.close
-        # Partition columns are the same in all rows, and not in the file.
-        self._keys = [name for name in schema.sort_by if name not in schema.partitions]
+        self._keys = [name for name, _ in schema.file_order]
         self._groups: int = self._file.num_row_groups
         self._next = 0
         self.rows = pa.Table.from_batches([], schema.file_arrow())
@@ -154,7 +153,6 @@ def _merged(files: Sequence[_SortedFile], schema: TableSchema) -> Iterator[pa.Ta
 
     Where a file is not sorted, its rows come all the same.
     """
-    order = [(name, "ascending") for name in schema.sort_by if name not in schema.partitions]
     live = [file for file in files if file.fill()]
     while live:
         # What follows in a file comes after its last key. So nothing that is not read yet comes
@@ -163,5 +161,5 @@ def _merged(files: Sequence[_SortedFile], schema: TableSchema) -> Iterator[pa.Ta
         first = min(unfinished, key=_SortedFile.last_key, default=None)
         bound = None if first is None else first.last_key()
         parts = [file.take(None if file is first else bound) for file in live]
-        yield pa.concat_tables(parts).sort_by(order)
+        yield pa.concat_tables(parts).sort_by(schema.file_order)
         live = [file for file in live if file.fill()]

@@ -98,14 +98,14 @@ def commit_gathered(
     layout: StoreLayout,
     schema: TableSchema,
     files: Sequence[WrittenFile],
-    before: Mapping[str, Held],
+    seen: State | None,
     after: Mapping[str, Held],
 ) -> None:
     """Commit files with rows of other stores, and sync the new log entry.
 
     Args:
         files: already in their place and on the disk.
-        before: how far the table held the rows of writers when the new ones were chosen.
+        seen: the state of the table for which the new rows were chosen.
         after: how far it holds those of which there are new ones, with the files.
 
     Raises:
@@ -115,8 +115,8 @@ def commit_gathered(
     table = made_table(layout, schema)
     # Read after the table was opened: of what comes still later, delta-rs makes a conflict.
     now = read_table(layout, schema)
-    if any(held_rows(now, writer_id) != before[writer_id] for writer_id in after):
-        raise Overtaken("other rows of the same processes came meanwhile")
+    if any(held_rows(now, writer_id) != held_rows(seen, writer_id) for writer_id in after):
+        raise Overtaken("rows of the same processes came meanwhile: gather again later")
     numbers = {
         application: number
         for writer_id, held in after.items()
