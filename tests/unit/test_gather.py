@@ -188,8 +188,9 @@ def test_two_gatherings_at_once_bring_everything_once(nodes: list[Path], tmp_pat
         "localtrace.store.tables.gathered_rows.commit",
     ],
 )
+@pytest.mark.parametrize("count", [1, 2])
 def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_once(
-    moment: str, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, moment: str, nodes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let the first one end in the middle of the second, as on a file system without locks."""
     into = tmp_path / "all"
@@ -207,9 +208,9 @@ def test_gatherings_of_which_none_waits_for_the_other_still_bring_everything_onc
         return work(*args)
 
     monkeypatch.setattr(moment, late)
-    report = gathered(into, *nodes)
-    assert contents(into) == together(*nodes)
-    assert report.rows["spans"] == len(contents(nodes[1])["spans"])
+    report = gathered(into, *nodes[:count])
+    assert contents(into) == together(*nodes[:count])
+    assert report.rows["spans"] == len(together(*nodes[1:count])["spans"])
 
 
 def test_a_store_that_another_process_gathers_from_is_waited_for_without_other_locks(
