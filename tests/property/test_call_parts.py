@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import msgspec
 import pydantic
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +20,14 @@ from localtrace.record.losses import Losses
 from localtrace.record.record_values import RecordValues
 from localtrace.record.settings import Settings
 from localtrace.record.signature import Signature, record_tail
-from localtrace.store.journal import writer
+from localtrace.store.journal import turns, writer
 from localtrace.store.journal.call_parts import CallParts, whole, with_turns
 from localtrace.store.journal.deltas import DeltaWriter
 from localtrace.store.journal.journal_files import JournalWriter
-from localtrace.store.journal.records import Kind, SpanCall
+from localtrace.store.journal.records import Head, Kind, SpanCall, TurnCall
 from localtrace.store.journal.turns import TurnTotals
-from localtrace.values.codec import encode
+from localtrace.values.codec import decode, encode
+from localtrace.values.encoded import raw_map
 from tests.environment import examples
 from tests.property.test_deltas import conversations
 from tests.property.test_turns import calls
@@ -94,8 +96,8 @@ def test_a_call_in_parts_becomes_the_record_of_one_in_one_piece(made: list[Any])
 
 @MODERATE
 @given(conversations())
-def test_a_conversation_in_parts_becomes_the_same_deltas(turns: list[Any]) -> None:
-    check_all([(turn.inputs, turn.outputs, False, None, None, False) for turn in turns])
+def test_a_conversation_in_parts_becomes_the_same_deltas(talk: list[Any]) -> None:
+    check_all([(turn.inputs, turn.outputs, False, None, None, False) for turn in talk])
 
 
 @MODERATE
@@ -103,6 +105,55 @@ def test_a_conversation_in_parts_becomes_the_same_deltas(turns: list[Any]) -> No
 def test_values_of_any_kind_are_handed_over_as_they_are(one: Any, two: Any, three: Any) -> None:
     results = [one, {"output_ids": one, "logprobs": two}, Model(token_ids=one, log_probs=two)]
     check_all([({"prompt_ids": three, "more": two}, r, False, 1, None, False) for r in results])
+
+
+@MODERATE
+@given(st.lists(calls, max_size=6))
+def test_what_is_plain_at_first_sight_is_judged_as_at_the_second(made: list[Any]) -> None:
+    for inputs, outputs, detail, parent_id, kind, is_stream in made:
+        call = TurnCall(
+            Head(KEY), 1, parent_id, 1, "generate", 0, 1, 0, None, raw_map(encode(inputs)) or {},
+            msgspec.Raw(encode(outputs)), kind=kind, is_stream=is_stream, detail=detail,
+        )  # fmt: skip
+        fields = raw_map(call.outputs)
+        with patch.object(turns, "_is_plain", lambda fields: False):
+            expected = turns.generations(call, call.inputs, fields)
+        made_so = turns.generations(call, call.inputs, fields)
+        assert [vars_of(item) for item in made_so] == [vars_of(item) for item in expected]
+
+
+def vars_of(generation: turns.Generation) -> list[Any]:
+    fields = {name: bytes(value) for name, value in generation.outputs.items()}
+    prompt = generation.prompt and {name: bytes(v) for name, v in generation.prompt.items()}
+    return [fields, prompt, generation.index, generation.unusable]
+
+
+@pytest.mark.parametrize(
+    "result", [{"\ud800": 1, "output_ids": [1]}, {"output_ids": {}}, {1: 2}, {}]
+)
+def test_names_that_are_no_text_are_handed_over_too(result: Any) -> None:
+    check_all([({"prompt_ids": [1]}, result, False, None, None, False)])
+
+
+def test_a_result_that_is_too_large_is_left_out_beside_its_prompt() -> None:
+    call = ({"prompt_ids": [1] * 100}, {"output_ids": [1] * 1000}, False, None, None, False)
+    parts, _ = handed_over(record_values(record_max_bytes=1000), 1, call)
+    assert isinstance(parts, CallParts)
+    assert parts.inputs == {"prompt_ids": encode([1] * 100)}
+    assert decode(bytes(parts.outputs)).reason == "too_large"
+    assert len(parts) < 1000
+
+
+@pytest.mark.parametrize(("count", "lost"), [(300, 0), (299, 1)])
+def test_log_probabilities_of_a_long_list_are_as_many_as_its_ids(count: int, lost: int) -> None:
+    call = TurnCall(
+        Head(KEY), 1, None, 1, "generate", 0, 1, 0, None, {}, msgspec.Raw(b"\xc0"),
+        kind="generation",
+    )  # fmt: skip
+    totals = TurnTotals()
+    result = {"output_ids": [7] * 300, "log_probs": [-0.5] * count}
+    totals.count(call, raw_map(encode(result)))
+    assert (totals.output_tokens, totals.unusable) == (300, lost)
 
 
 @given(calls, st.booleans())
@@ -127,7 +178,7 @@ def test_a_record_says_that_turns_were_made_inside_as_the_decoded_one_would(
     st.lists(st.none() | st.integers(0, 3000), max_size=30),
 )
 def test_what_the_disk_refuses_is_written_later_once_and_leans_on_nothing_lost(
-    turns: list[tuple[int, bool]], rooms: list[int | None]
+    lengths: list[tuple[int, bool]], rooms: list[int | None]
 ) -> None:
     taken_bytes = list(rooms)
     writev, prompt, prompts = JournalWriter._writev, [*range(1000, 1100)], []
@@ -146,7 +197,7 @@ def test_what_the_disk_refuses_is_written_later_once_and_leans_on_nothing_lost(
             return {"token_ids": [*range(70_000, 70_000 + count)], "stop_reason": "stop"}
 
         with localtrace.trajectory(step=1), patch.object(writer, "_RETRY_INTERVAL_S", 0.001):
-            for count, is_flushed in turns:
+            for count, is_flushed in lengths:
                 prompts.append(prompt)
                 prompt = [*prompt, *generate(prompt, count)["token_ids"], 7]
                 with patch.object(JournalWriter, "_writev", refusing):
@@ -156,6 +207,6 @@ def test_what_the_disk_refuses_is_written_later_once_and_leans_on_nothing_lost(
             (row,) = opened.trajectories().to_dicts()
             spans = opened.trajectory(row["trace_id"]).spans
         assert [span.prompt_ids for span in spans] == prompts
-        assert [len(span.output_ids or ()) for span in spans] == [count for count, _ in turns]
-        assert (row["turn_count"], row["span_count"]) == (len(turns), len(turns))
-        assert row["output_tokens"] == sum(count for count, _ in turns)
+        assert [len(span.output_ids or ()) for span in spans] == [count for count, _ in lengths]
+        assert (row["turn_count"], row["span_count"]) == (len(lengths), len(lengths))
+        assert row["output_tokens"] == sum(count for count, _ in lengths)
