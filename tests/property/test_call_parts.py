@@ -11,7 +11,7 @@ from unittest.mock import patch
 import msgspec
 import pydantic
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import localtrace
@@ -107,7 +107,16 @@ def test_values_of_any_kind_are_handed_over_as_they_are(one: Any, two: Any, thre
     check_all([({"prompt_ids": three, "more": two}, r, False, 1, None, False) for r in results])
 
 
+def returning(result: Any) -> list[Any]:
+    return [({"prompt_ids": [1]}, result, False, None, None, False)]
+
+
 @MODERATE
+@example(returning({"output_ids": [1, 2], "text": ["a", "b"]}))
+@example(returning({"output_ids": [[1], [2]], "text": "a"}))
+@example(returning({"output_ids": [1], "token_ids": [[1], [2]]}))
+@example(returning({"output_ids": [1], "choices": [{"text": "a"}, {"text": "b"}]}))
+@example(returning({"text": "a"}))
 @given(st.lists(calls, max_size=6))
 def test_what_is_plain_at_first_sight_is_judged_as_at_the_second(made: list[Any]) -> None:
     for inputs, outputs, detail, parent_id, kind, is_stream in made:
@@ -132,14 +141,14 @@ def vars_of(generation: turns.Generation) -> list[Any]:
     "result", [{"\ud800": 1, "output_ids": [1]}, {"output_ids": {}}, {1: 2}, {}]
 )
 def test_names_that_are_no_text_are_handed_over_too(result: Any) -> None:
-    check_all([({"prompt_ids": [1]}, result, False, None, None, False)])
+    check_all(returning(result))
 
 
 def test_a_result_that_is_too_large_is_left_out_beside_its_prompt() -> None:
-    call = ({"prompt_ids": [1] * 100}, {"output_ids": [1] * 1000}, False, None, None, False)
+    call = ({"prompt_ids": [1] * 600}, {"output_ids": [1] * 600}, False, None, None, False)
     parts, _ = handed_over(record_values(record_max_bytes=1000), 1, call)
     assert isinstance(parts, CallParts)
-    assert parts.inputs == {"prompt_ids": encode([1] * 100)}
+    assert parts.inputs == {"prompt_ids": encode([1] * 600)}
     assert decode(bytes(parts.outputs)).reason == "too_large"
     assert len(parts) < 1000
 
