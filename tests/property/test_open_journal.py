@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def look_up(word: str) -> str:
     return {"known": "yes"}[word]
 
 
+def begin_rollout(step: int) -> None:
+    localtrace.trajectory(step=step).__enter__()
+    look_up("known")
+    generate(list(range(20)))
+
+
 class Payloads(list[bytes]):
     """Records, which a failure does not print."""
 
@@ -64,9 +71,7 @@ def payloads(tmp_path_factory: pytest.TempPathFactory) -> Payloads:
             localtrace.outcome(trajectory.trace_id, verdict="good")
             localtrace.log_metrics({"loss": 1.0}, step=n)
         for n in range(2):
-            localtrace.trajectory(step=n).__enter__()
-            look_up("known")
-            generate(list(range(20)))
+            copy_context().run(begin_rollout, n)
         localtrace.flush()
         crashed = simulate_crash(folder / "store", folder / "crashed")
     (path,) = crashed.glob("journals/*.journal")
