@@ -26,8 +26,8 @@ from tests.benchmarks.timing import close_recorder
 JOURNALS_BYTES = 40 * 2**20
 ROUNDS = 3
 _REFRESHES = 9
-_GLANCE = Promise("P8", 1.3, "x")
-_CALLS = Promise("P8", 2, "x")
+_GLANCE = Promise("live", 1.3, "x")
+_CALLS = Promise("live", 2, "x")
 
 
 @dataclass(frozen=True, slots=True)
