@@ -58,14 +58,13 @@ class ValueEncoder:
         self.max_bytes = max_bytes
         self._small_bytes = _SMALL_BYTES if max_bytes is None else min(_SMALL_BYTES, max_bytes // 8)
         self.try_encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-        """Encode what `plain` returned, or raise where MessagePack refuses a part of it."""
+        """Encode a plain value, or raise where MessagePack refuses a part of it."""
 
     def encode(self, value: Any, per_token: AbstractSet[str] = _NO_NAMES) -> bytes:
         """Encode any value, even a cyclic, huge or hostile one; never raises."""
         try:
-            if value is None or self.is_small(value):  # the other way takes longer than these do
-                return self.try_encode(value)
-            return self.try_encode(self.plain(value, per_token))
+            conversion = self._converted(value, per_token)
+            return self.try_encode(value) if conversion is None else conversion.data
         except Exception:
             return _Conversion(self).whole(value).data
 
@@ -99,19 +98,6 @@ class ValueEncoder:
             elif not is_number(item):
                 return False
         return size_bytes < self._small_bytes
-
-    def plain(self, value: Any, per_token: AbstractSet[str] = _NO_NAMES) -> Any:
-        """Return what to give to `try_encode` for a value; never raises and asks no object.
-
-        `try_encode` may still refuse numbers and texts that MessagePack has no form for; then take
-        `encode`.
-
-        Args:
-            value: any value.
-            per_token: names of its fields that hold a number per token, as for `is_plain`.
-        """
-        conversion = self._converted(value, per_token)
-        return value if conversion is None else msgspec.Raw(conversion.data)
 
     def _converted(self, value: Any, per_token: AbstractSet[str]) -> _Conversion | None:
         """Encode a value that is not plain; return None for one that is."""

@@ -140,8 +140,8 @@ def _seal_batch(
         rows = unsealed[name]
         if len(rows) == 0:
             continue
-        names = [journal.file.name for journal in left[name]]
-        numbers = {covered.writer_id: covered.number for covered in sorted(names)}
+        names = sorted(journal.file.name for journal in left[name])
+        numbers = {covered.writer_id: covered.number for covered in names}
         commit_rows(layout, schema, in_order(rows, schema), numbers, states[name])
         report.rows[name] += len(rows)
     for journal in batch:

@@ -74,7 +74,7 @@ Added: TypeAlias = tuple[str, int, int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What a log says is committed to its table."""
+    """The state of a table, as its log tells it."""
 
     files: list[Added]
     transactions: dict[str, int]

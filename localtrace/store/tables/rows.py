@@ -48,7 +48,7 @@ class JournalRows:
     """The rows of one journal, whose records are added in order.
 
     Calls may be added apart from the other records, all of them or those of some trajectories. A
-    copy goes on by itself.
+    copy goes on with the other records.
 
     Args:
         decode: turns token ids into text.
@@ -69,7 +69,7 @@ class JournalRows:
     def __copy__(self) -> JournalRows:
         other = self.for_calls()
         other.context, other.closed, other.damage = self.context, self.closed, copy(self.damage)
-        other._spans, other._open = copy(self._spans), dict(self._open)
+        other._open = dict(self._open)
         return other
 
     def for_calls(self) -> JournalRows:

@@ -35,9 +35,10 @@ _CORE = (
     "localtrace.record.capture:trajectory.__exit__",
     "localtrace.record.capture:trajectory.set",
     "localtrace.values.codec:ValueEncoder.encode",
-    "localtrace.values.encoder:ValueEncoder.plain",
+    "localtrace.values.encoder:ValueEncoder.fields",
     "localtrace.record.record_values:RecordValues.as_text",
     "localtrace.record.record_values:RecordValues.inputs",
+    "localtrace.record.record_values:RecordValues.turn",
     "localtrace.record.recorder:Recorder.put",
     "localtrace.record.signature:Signature.bind",
 )
