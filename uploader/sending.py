@@ -34,6 +34,13 @@ class Sender:
         """A record that the target has taken during this upload."""
         self._failed_alone = 0
         """Number of records, sent alone, on which the target failed since it last took any."""
+        self._sent_bytes: dict[str, int] = {}
+        """Bytes sent of each trajectory without an answer yet, by trace id.
+
+        Attempts after the first one repeat some of them, and are not counted.
+        """
+        self._replaced: set[str] = set()
+        """Trajectories of which the target held an earlier version."""
 
     def deliver(self, batch: Batch) -> list[Answer]:
         """Send a batch; if the target refuses it, halve it until the bad record is alone.
@@ -45,18 +52,18 @@ class Sender:
         """
         records = batch.records
         in_doubt = batch.ask
-        sent_bytes: dict[str, int] = {}
-        replaced: set[str] = set()
 
         def attempt() -> None:
             nonlocal in_doubt
             held = self._target.find([record.entry for record in records]) if in_doubt else {}
-            replaced.update(trace_id for trace_id, is_same in held.items() if not is_same)
+            self._replaced.update(trace_id for trace_id, is_same in held.items() if not is_same)
             absent = [record for record in records if not held.get(record.entry.trace_id)]
-            sent_bytes.update((record.entry.trace_id, record.size_bytes) for record in absent)
+            for record in absent:
+                size_bytes = self._target.bytes_to_send(record)
+                self._sent_bytes.setdefault(record.entry.trace_id, size_bytes)
             in_doubt = True  # until there is an answer
             if absent:
-                sent_bytes.update(self._target.send(absent))
+                self._target.send(absent)
 
         try:
             self._patiently(attempt)
@@ -72,13 +79,10 @@ class Sender:
         answers = []
         for record in records:
             trace_id = record.entry.trace_id
-            delivery = Delivery.SENT if trace_id in sent_bytes else Delivery.PRESENT
-            receipt = receipt_of(
-                record,
-                delivery,
-                sent_bytes=sent_bytes.get(trace_id),
-                replaces=trace_id in replaced,
-            )
+            sent_bytes = self._sent_bytes.pop(trace_id, None)
+            delivery = Delivery.PRESENT if sent_bytes is None else Delivery.SENT
+            replaces = trace_id in self._replaced
+            receipt = receipt_of(record, delivery, sent_bytes=sent_bytes, replaces=replaces)
             answers.append((record.entry, receipt))
         return answers
 

@@ -199,7 +199,7 @@ class FaultyNetwork:
     """A proxy before a server; `fault` is asked about each POST to a path that ends like `watched`.
 
     It returns None to pass the request on, a status to answer with, "cut" to hang up at once, or
-    "lose" to hang up after the server has answered.
+    "lose" to hang up after the server has answered, or "spoil" to answer 500 then.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -254,6 +254,9 @@ class FaultyNetwork:
                 self._answer(
                     request, response.status_code, response.content, {"content-type": kind}
                 )
+                return
+            if fault == "spoil":
+                self._answer(request, 500, b"a fault", {"retry-after": "0"})
                 return
         request.close_connection = True
         request.connection.shutdown(socket.SHUT_RDWR)

@@ -137,6 +137,18 @@ def test_a_lost_answer_is_asked_for_and_nothing_is_sent_twice(
     assert receipt.complete
 
 
+def test_what_this_upload_stored_before_a_server_failed_is_told_as_sent(
+    large_store, network, experiment, monkeypatch
+) -> None:
+    monkeypatch.setattr("localtrace.uploader.retry.DOUBT_ATTEMPTS", 1)
+    faults = iter(["spoil", 500, 500])
+    network.fault = lambda body: next(faults, None)
+    receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
+    assert receipt.complete
+    assert receipt.counts["sent"] == len(stored(network.url, experiment)) == 40
+    assert receipt.counts["sent_bytes"] == sum(trace.size_bytes for trace in receipt.traces)
+
+
 @pytest.mark.parametrize("status", [413, 422, 500])
 def test_one_record_that_the_server_refuses_stops_no_other(
     large_store, network, experiment, status, monkeypatch

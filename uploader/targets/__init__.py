@@ -162,13 +162,13 @@ class Target(ABC):
             For each of them, by trace id, whether it has the same digest.
         """
 
-    @abstractmethod
-    def send(self, records: Sequence[Record]) -> Mapping[str, int]:
-        """Send records of one place. When this returns, all of them are stored.
+    def bytes_to_send(self, record: Record) -> int:
+        """Return the number of bytes that `send` would send of a record."""
+        return record.size_bytes
 
-        Returns:
-            The bytes sent by trace id, for records of which a part may have been enough.
-        """
+    @abstractmethod
+    def send(self, records: Sequence[Record]) -> None:
+        """Send records of one place. When this returns, all of them are stored."""
 
     @abstractmethod
     def verify(self, entries: Sequence[Entry]) -> set[str]:

@@ -178,7 +178,7 @@ class MlflowTarget(MetricsTarget):
             there |= _complete(part, answer.trace_infos)
         return there
 
-    def send(self, records: Sequence[Record]) -> dict[str, int]:
+    def send(self, records: Sequence[Record]) -> None:
         """Send the spans in one request, then each assessment."""
         place = records[0].entry.place
         headers = {
@@ -201,7 +201,6 @@ class MlflowTarget(MetricsTarget):
                 self._http.call(
                     "POST", "/api/3.0/mlflow/traces", content=record.assessment, headers=json
                 )
-        return {}
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Search the run; link traces that are there but not in the run; search again."""

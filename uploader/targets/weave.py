@@ -238,13 +238,19 @@ class WeaveTarget(Target):
                 "project with --project"
             ) from error
 
-    def send(self, records: Sequence[Record]) -> dict[str, int]:
+    def bytes_to_send(self, record: Record) -> int:
+        """Return the size of the calls that are not known to be there."""
+        return sum(map(len, self._missing(record)))
+
+    def send(self, records: Sequence[Record]) -> None:
         """Send the calls that are not known to be there, in as many requests as needed."""
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
         json = {"content-type": "application/json"}
-        missing = {record.entry.trace_id: list(self._missing(record)) for record in records}
-        for request in in_batches(chain(*missing.values()), len, CALLS_MAX, REQUEST_MAX_BYTES):
+        missing = [*chain.from_iterable(map(self._missing, records))]
+        for record in records:
+            self._held.pop(record.entry.remote_id, None)
+        for request in in_batches(missing, len, CALLS_MAX, REQUEST_MAX_BYTES):
             body = b'{"batch":[' + b",".join(request) + b"]}"
             try:
                 self._http.call("POST", path, content=body, headers=json)
@@ -256,10 +262,9 @@ class WeaveTarget(Target):
                     ) from error
                 raise
         send_missing(self._http, records)
-        return {trace_id: sum(map(len, parts)) for trace_id, parts in missing.items()}
 
     def _missing(self, record: Record) -> Iterator[bytes]:
-        ids, earlier = self._held.pop(record.entry.remote_id, (set(), None))
+        ids, earlier = self._held.get(record.entry.remote_id, (set(), None))
         for key, part in zip(record.keys, record.parts, strict=True):
             if key.id not in ids or (earlier is not None and key.digest not in earlier):
                 yield part
