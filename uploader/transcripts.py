@@ -5,12 +5,13 @@ Messages have the form of OpenAI's, which every tracker shows; see `read.turns.c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import isfinite
 from typing import Any, TypeAlias
 
-from localtrace.read.turns import Usage, as_text, chat_form, turns_of
+from localtrace.read.turns import Turn, Usage, as_text, chat_form, turns_of
 from localtrace.types import Message as RecordedMessage
 from localtrace.types import Trajectory
 
@@ -20,14 +21,16 @@ CONTENT_MAX_CHARS = 50_000
 """Longest text of one message; a note says what is missing."""
 PROMPT_MAX_CHARS = 200_000
 """Longest prompt of one turn; the oldest messages are left out of a longer one."""
+CONTINUES: Message = {"role": "system", "content": "[continues the messages of earlier turns]"}
+"""Stands in a turn for the messages that earlier turns show."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chat:
     """One turn as messages."""
 
-    prompt: list[Message]
-    """The whole prompt; empty where no text of it is known."""
+    new: list[Message]
+    """The prompt, with a note in place of messages of earlier turns where it adds some to them."""
     answer: Message | None
     """None where no text of it is known."""
     tools: list[Any]
@@ -35,11 +38,17 @@ class Chat:
     model: str | None
     """Name of the model, as the call or the run's configuration gives it."""
     usage: Usage
+    _whole: Callable[[], list[Message]] = field(repr=False)
+
+    @cached_property
+    def prompt(self) -> list[Message]:
+        """The whole prompt; empty where no text of it is known."""
+        return self._whole()
 
     @property
     def messages(self) -> list[Message]:
-        """The prompt and the answer, as far as they are known."""
-        return self.prompt if self.answer is None else [*self.prompt, self.answer]
+        """What the turn adds to those before it: new messages and the answer, as far as known."""
+        return self.new if self.answer is None else [*self.new, self.answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +79,12 @@ def transcript_of(trajectory: Trajectory) -> Transcript:
     forms = _Forms()
     chats = {
         turn.span.span_id: Chat(
-            forms.fitting([forms.of(message) for message in turn.prompt or ()]),
+            forms.new(turn),
             None if turn.answer is None else forms.of(turn.answer),
             turn.tools,
             turn.model,
             turn.usage,
+            partial(forms.prompt, turn),
         )
         for turn in turns
     }
@@ -107,6 +117,14 @@ class _Forms:
             made = self._made[id(message)] = (message, form)
             self._sizes[id(form)] = sum(len(as_text(value)) for value in form.values())
         return made[1]
+
+    def new(self, turn: Turn) -> list[Message]:
+        if not (turn.continues and turn.new):
+            return self.prompt(turn)
+        return [CONTINUES, *self.fitting([self.of(message) for message in turn.new])]
+
+    def prompt(self, turn: Turn) -> list[Message]:
+        return self.fitting([self.of(message) for message in turn.prompt or ()])
 
     def fitting(self, messages: list[Message]) -> list[Message]:
         """Leave out messages after the first one, until the others are short enough together."""

@@ -63,6 +63,8 @@ class Turn:
     is known."""
     answer: Message | None
     """None where no text of it is known."""
+    continues: bool
+    """Whether its prompt begins like that of an earlier turn; `new` is the rest then."""
     _reader: _Reader = field(repr=False)
 
     @cached_property
@@ -314,26 +316,28 @@ class _Reader:
         return prompt_of(span, self.trajectory.decode)
 
     def _turn(self, number: int, span: Span) -> Turn:
-        new = self._new(span)
+        new, known = self._new(span)
         self._answer = answer_of(span, self.trajectory.decode)
-        return Turn(span, number, None if new is None else tuple(new), self._answer, self)
+        new_messages = None if new is None else tuple(new)
+        return Turn(span, number, new_messages, self._answer, known > 0, self)
 
-    def _new(self, span: Span) -> list[Message] | None:
+    def _new(self, span: Span) -> tuple[list[Message] | None, int]:
+        """Return the new messages, and how many elements of the prompt an earlier turn held."""
         if span.messages is not None:
             known = self._lists.known(span.messages)
             self._lists.add(span.messages)
             new = self._messages(span.messages[known:])
             answer = self._answer
-            return [m for m in new if answer is None or not repeats_answer(m, answer)]
+            return [m for m in new if answer is None or not repeats_answer(m, answer)], known
         if span.prompt_ids is None:
-            return self.prompt(span)
+            return self.prompt(span), 0
         known = self._ids.known(span.prompt_ids)
         self._ids.add(span.prompt_ids + (span.output_ids or []))
         text = self.trajectory.decode(span.prompt_ids[known:])
         text = span.prompt_text if text is None else text
         if text is None:
-            return None if known else self.prompt(span)
-        return [message for message in _of_template(text) if message.text or not known]
+            return (None if known else self.prompt(span)), known
+        return [message for message in _of_template(text) if message.text or not known], known
 
     def _messages(self, recorded: Iterable[Any]) -> list[Message]:
         return [

@@ -24,6 +24,7 @@ TextOf: TypeAlias = Callable[[list[int]], str | None]
 """Turns token ids into text; None where no tokenizer decodes them."""
 
 _ID_NAMES = frozenset({*PROMPT_NAMES, *OUTPUT_NAMES})
+_SCALARS = frozenset({int, float, bool, str, type(None)})
 _IDS_AT_LEAST = 9
 """Length from which a list of whole numbers is taken for ids, whatever its name."""
 _BASES_MAX = 8
@@ -111,7 +112,7 @@ def without_ids(value: Any, rows: list[Parts]) -> Any:
     if ids is not None:
         rows.append(ids)
         return IDS
-    if kind is not list and kind is not tuple:
+    if (kind is not list and kind is not tuple) or _SCALARS.issuperset(map(type, value)):
         return value
     if len(value) >= _IDS_AT_LEAST and all(map(_is_token, value)):
         return IDS
@@ -140,12 +141,16 @@ def _id_rows(value: Any, at_least: int) -> list[list[int]] | None:
     is_nested = bool(value) and all(type(row) in (list, tuple) for row in value)
     rows = value if is_nested else [value]
     numbers = [*chain.from_iterable(rows)]
-    if len(numbers) < at_least or not set(map(type, numbers)) <= {int, float}:
+    kinds = set(map(type, numbers))
+    if len(numbers) < at_least or not kinds <= {int, float}:
         return None
-    if not all(type(n) is int or n.is_integer() for n in numbers) or max(numbers) <= 1:
+    is_whole = kinds == {int} or all(type(n) is int or n.is_integer() for n in numbers)
+    if not is_whole or max(numbers) <= 1:
         return None
     if len(numbers) < _IDS_AT_LEAST * len(rows):  # short rows, such as pairs, are one text
         rows = [numbers]
+    if kinds == {int} and min(numbers) >= 0:
+        return rows
     return [[int(number) for number in row if number >= 0] for row in rows]
 
 

@@ -1,0 +1,74 @@
+"""What a turn's page shows, and how many bytes the readable form of a trajectory adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localtrace.types import Span, Trajectory
+from localtrace.uploader.targets import Place, mlflow_spans, weave_calls
+from localtrace.uploader.transcripts import CONTINUES, Transcript, transcript_of
+from tests.unit.test_uploader_mlflow_spans import call, trajectory
+
+UNREADABLE = Transcript({}, [], None, None)
+
+
+def turn(number: int, messages: list[Any], answer: str) -> Span:
+    said = {"role": "assistant", "content": answer}
+    return call(
+        number, is_turn=True, inputs={"messages": messages}, outputs={"message": said},
+        messages=messages, output_message=said,
+    )  # fmt: skip
+
+
+def conversation(turns: int) -> Trajectory:
+    """A rollout in which a tool answers each turn but the last, with 900 characters."""
+    messages: list[Any] = [{"role": "user", "content": "2+2?"}]
+    spans = []
+    for number in range(1, turns + 1):
+        spans.append(turn(number, [*messages], f"answer {number}"))
+        messages += [
+            {"role": "assistant", "content": f"answer {number}"},
+            {"role": "tool", "content": f"result {number} " * 90},
+        ]
+    return trajectory(spans=spans)
+
+
+def shown(rollout: Trajectory) -> list[list[str]]:
+    chats = transcript_of(rollout).chats.values()
+    return [[message["content"].split("  ")[0] for message in chat.messages] for chat in chats]
+
+
+def test_a_turn_shows_what_it_adds_to_earlier_turns_and_says_that_it_continues_them() -> None:
+    note = CONTINUES["content"]
+    first, second = shown(conversation(2))
+    assert first == ["2+2?", "answer 1"]
+    assert second == [note, "result 1 " * 90, "answer 2"]
+    assert [message["content"] for message in transcript_of(conversation(2)).conversation] == [
+        "2+2?", "answer 1", "result 1 " * 90, "answer 2",
+    ]  # fmt: skip
+
+
+def test_a_turn_that_repeats_a_prompt_or_begins_anew_shows_it_whole() -> None:
+    asked = [{"role": "user", "content": "2+2?"}]
+    other = [{"role": "user", "content": "3+3?"}]
+    rollout = trajectory(spans=[turn(1, asked, "4"), turn(2, asked, "5"), turn(3, other, "6")])
+    assert shown(rollout) == [["2+2?", "4"], ["2+2?", "5"], ["3+3?", "6"]]
+
+
+@pytest.mark.parametrize("target", ["mlflow", "weave"])
+def test_the_readable_form_grows_with_the_conversation_and_not_with_its_square(target) -> None:
+    def size_bytes(rollout: Trajectory, transcript: Transcript) -> int:
+        if target == "weave":
+            place = Place("weave:team/p", "team/p", "")
+            return weave_calls.encode(rollout, place, transcript).size_bytes
+        place = Place("mlflow:1:2", "1", "run")
+        return mlflow_spans.encode(rollout, place, transcript, assessments=False).size_bytes
+
+    def added(rollout: Trajectory) -> int:
+        return size_bytes(rollout, transcript_of(rollout)) - size_bytes(rollout, UNREADABLE)
+
+    few, many = conversation(50), conversation(100)
+    assert added(many) < 2.2 * added(few)
+    assert added(many) < 0.05 * size_bytes(many, UNREADABLE)
