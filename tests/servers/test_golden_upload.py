@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,13 @@ def conversation(session: Session) -> list[list[dict[str, Any]]]:
     return upto
 
 
+def added(conversations: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """What each turn adds to the messages before it."""
+    note = {"role": "system", "content": "[continues the messages of earlier turns]"}
+    more = ([note, *now[len(before) :]] for before, now in pairwise(conversations))
+    return [conversations[0], *more]
+
+
 def last_answer(session: Session) -> str:
     """The last answer's text, or the calls of tools that stand in its place."""
     last = session.answers[-1]
@@ -152,7 +160,7 @@ def test_the_conversation_is_shown_as_messages(sent: list[Trace], session: Any) 
     shown = [
         span.attributes["mlflow.chat.messages"] for span in calls if span.span_type == "CHAT_MODEL"
     ]
-    assert [without_empty(messages) for messages in shown] == expected
+    assert [without_empty(messages) for messages in shown] == added(expected)
     assert root.attributes["mlflow.chat.messages"] == expected[-1]
     assert root.span_type == "AGENT"
     models = {span.attributes.get("mlflow.llm.model") for span in calls}
@@ -238,7 +246,7 @@ def test_weave_shows_what_was_said_and_of_what_kind_each_call_is(
         assert root["display_name"] == "step {}, sample {}, rollout {}".format(*session.key)
         turns = [call for call in mine if call["func_name"].startswith("chat")]
         chats = [turn["attributes"]["localtrace"]["chat"] for turn in turns]
-        assert [with_reasoning(chat) for chat in chats] == conversation(session)
+        assert [with_reasoning(chat) for chat in chats] == added(conversation(session))
         assert [turn["display_name"].rpartition(", ")[2] for turn in turns] == [
             f"turn {number}" for number in range(1, len(session.answers) + 1)
         ]
@@ -284,7 +292,7 @@ def test_opentelemetry_tells_what_was_said(recorded: tuple[Path, Any]) -> None:
                  for part in json.loads(turn[f"gen_ai.{name}.messages"])]
                 for turn in turns
             ]  # fmt: skip
-            assert [without_empty(chat) for chat in chats] == conversation(session)
+            assert [without_empty(chat) for chat in chats] == added(conversation(session))
             tools = [call["gen_ai.tool.name"] for call in calls
                      if call.get("gen_ai.operation.name") == "execute_tool"]  # fmt: skip
             assert sorted(tools) == sorted(
