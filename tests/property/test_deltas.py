@@ -130,6 +130,15 @@ def revised(draw: st.DrawFn, old: list[Any], fresh: st.SearchStrategy[list[Any]]
     }[change]
 
 
+def as_array(prompt: list[Any], dtype: str | None) -> Any:
+    """Return ids as an array that can hold them, or as the list that they are."""
+    if dtype is None or not all(
+        type(token) is int and 0 <= token <= np.iinfo(dtype).max for token in prompt
+    ):
+        return prompt
+    return np.array(prompt, dtype)
+
+
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Turn]:
     """Turns of up to two trajectories; each continues, branches from or edits an earlier one."""
@@ -144,12 +153,15 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
         if earlier:
             base = earlier[-1] if draw(st.booleans()) else draw(st.sampled_from(earlier))
             made = base.outputs.get("output_ids") if isinstance(base.outputs, dict) else None
-            continued = base.inputs.get("prompt_ids", []) + (made or [])
+            before = base.inputs.get("prompt_ids", [])
+            before = before.tolist() if isinstance(before, np.ndarray) else before
+            continued = before + (made or [])
             prompt = revised(draw, continued, fresh_prompt)
             said = base.inputs.get("messages", [])
             dialogue = revised(draw, said, st.lists(messages, max_size=2))
         if draw(st.integers(0, 9)):
-            inputs["prompt_ids"] = prompt
+            dtypes = st.sampled_from([None, None, "<i8", "<i4", "|u1"])
+            inputs["prompt_ids"] = as_array(prompt, draw(dtypes))
         if draw(st.booleans()):
             inputs["messages"] = dialogue
         turns.append(Turn(key, span_id, inputs, draw(outputs)))
@@ -157,9 +169,24 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
 
 
 def listed_arguments(turn: Turn) -> dict[str, list[Any]]:
-    """Prompt and messages; a list of lists is a batch, which stays in the arguments."""
-    named = {name: turn.inputs[name] for name in ("prompt_ids", "messages") if name in turn.inputs}
-    return {name: value for name, value in named.items() if not (value and type(value[0]) is list)}
+    """Prompt and messages as lists, but those that stay in the arguments.
+
+    A list of lists is a batch; an array whose result lists no ids may be part of one.
+    """
+    result = turn.outputs if isinstance(turn.outputs, dict) else {}
+    made = next((result[name] for name in ("output_ids", "token_ids") if name in result), None)
+    lists = {}
+    for name in ("prompt_ids", "messages"):
+        value = turn.inputs.get(name)
+        if isinstance(value, np.ndarray) and made is not None and not is_batch(made):
+            lists[name] = value.tolist()
+        elif isinstance(value, list) and not is_batch(value):
+            lists[name] = value
+    return lists
+
+
+def is_batch(value: Any) -> bool:
+    return len(value) > 0 and type(value[0]) is list
 
 
 # -- what is read back ---------------------------------------------------------------------
@@ -290,6 +317,15 @@ def test_a_prompt_of_thirty_turns_is_stored_as_what_each_turn_adds() -> None:
     assert stored < sum(len(turn.record()) for turn in turns) / 4
     whole = [call for call in calls_of(journal) if call.deltas[0].base is None]
     assert len(whole) <= 30 / CHAIN_MAX + 1
+
+
+def test_a_prompt_given_as_an_array_takes_the_room_of_one_given_as_a_list() -> None:
+    turns = grow(30, step=200)
+    (listed,) = write(turns)
+    for turn in turns:
+        turn.inputs["prompt_ids"] = np.array(turn.inputs["prompt_ids"])
+    (journal,) = write(turns)
+    assert journal.records == listed.records
 
 
 @pytest.mark.parametrize("turns", [200, 400])

@@ -210,7 +210,8 @@ def test_turns_with_arrays_count_like_turns_with_lists(store: Recording, make: A
     row, span = store.trajectory(t.trace_id), store.span("generate")
     assert (row["turn_count"], row["output_tokens"], span["is_turn"]) == (1, 3, True)
     assert (span["output_ids"], span["output_logprobs"]) == ([1, 2, 3], [-0.5, -1.0, -2.0])
-    assert span["inputs"]["prompt_ids"].tolist() == [5, 6]
+    assert (span["prompt_ids"], span["prompt_tokens"]) == ([5, 6], 2)
+    assert "prompt_ids" not in span["inputs"]
 
 
 def test_a_call_with_a_prompt_that_generates_nothing_is_no_turn(store: Recording) -> None:

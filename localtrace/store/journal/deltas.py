@@ -25,7 +25,7 @@ from localtrace.store.journal.frames import crc32
 from localtrace.store.journal.records import Call, Delta, TurnCall
 from localtrace.store.journal.results import Fields, output_elements
 from localtrace.store.journal.turns import TurnTotals
-from localtrace.values.arrays import Bytes
+from localtrace.values.arrays import Bytes, read_array
 from localtrace.values.encoded import (
     first_named,
     is_list_of_lists,
@@ -64,6 +64,13 @@ class _Base(msgspec.Struct, frozen=True, gc=False):
     """Length of the chain that ends here; 1 for a whole list."""
     added_bytes: int
     """Size of what the links of the chain added to its whole list, generated ids included."""
+    array: bytes
+    """Type and data of the array that the list was given as; empty where it was given as a list."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes."""
+        return len(self.elements) + len(self.array)
 
 
 class DeltaWriter:
@@ -82,7 +89,7 @@ class DeltaWriter:
     def forget(self, key: bytes) -> None:
         """Drop the bases of a trajectory that ended."""
         for base in self._bases.pop(key, ()):
-            self._cached_bytes -= len(base.elements)
+            self._cached_bytes -= base.size_bytes
 
     def rewrite(
         self, key: bytes, record: Bytes | CallParts, totals: TurnTotals, *, counted: bool = False
@@ -113,28 +120,58 @@ class DeltaWriter:
         deltas, bases = [], []
         for names in (PROMPT_NAMES, MESSAGE_NAMES):
             name = first_named(call.inputs, names)
-            listed = list_elements(memoryview(call.inputs[name])) if name else None
-            if name is None or listed is None or is_list_of_lists(call.inputs[name]):
+            if name is None or is_list_of_lists(call.inputs[name]):
+                continue
+            listed: tuple[int, bytes | memoryview] | None
+            listed = list_elements(memoryview(call.inputs[name]))
+            following = output_elements(outputs) if names is PROMPT_NAMES else None
+            array = b""
+            # Beside an array of rows, which may begin with the prompt, the prompt stays whole.
+            if listed is None and following is not None:
+                listed, array = self._array_elements(key, call.inputs[name])
+            if listed is None:
                 continue
             count, elements = listed
-            following = output_elements(outputs) if names is PROMPT_NAMES else None
             more, ids = following or (0, b"")
             joined, size = b"".join((elements, ids)), len(elements)
             delta, links, added = self._delta(key, name, count, joined, size)
             deltas.append(delta)
             crc = crc32(ids, delta.crc32)
-            bases.append(_Base(call.span_id, name, count + more, joined, crc, size, links, added))
+            bases.append(
+                _Base(call.span_id, name, count + more, joined, crc, size, links, added, array)
+            )
         if bases:
             self._remember(key, bases)
         return deltas
+
+    def _array_elements(
+        self, key: bytes, data: msgspec.Raw
+    ) -> tuple[tuple[int, bytes] | None, bytes]:
+        """Return an array's ids as the elements of a list, and its type and data.
+
+        Only those are encoded that are not in an earlier array of the trajectory.
+        """
+        array = read_array(data)
+        if array is None or len(array.shape) != 1 or array.dtype[1] not in "iu":
+            return None, b""
+        dtype = array.dtype.encode()
+        whole, kept, elements = dtype + bytes(array.data), 0, b""
+        known = [base for base in self._bases.get(key, ()) if base.array]
+        for base in sorted(known, key=lambda base: -len(base.array)):
+            if whole.startswith(base.array):
+                kept = (len(base.array) - len(dtype)) // int(array.dtype[2:])
+                elements = base.elements[: base.list_bytes]
+                break
+        new = list_elements(_ENCODER.encode(array.values()[kept:].tolist()))
+        return (array.shape[0], elements + new[1]) if new else None, whole
 
     def _remember(self, key: bytes, bases: list[_Base]) -> None:
         known = self._bases.setdefault(key, [])
         self._bases.move_to_end(key)
         known.extend(bases)
-        self._cached_bytes += sum(len(base.elements) for base in bases)
+        self._cached_bytes += sum(base.size_bytes for base in bases)
         while len(known) > _BASES_PER_TRAJECTORY:
-            self._cached_bytes -= len(known.pop(0).elements)
+            self._cached_bytes -= known.pop(0).size_bytes
         while self._cached_bytes > self._cache_max_bytes and self._bases:
             self.forget(next(iter(self._bases)))
 
@@ -180,7 +217,7 @@ class DeltaWriter:
             if shared == len(base.elements):
                 # The list, which becomes a base itself, serves every later list as well.
                 known.remove(base)
-                self._cached_bytes -= shared
+                self._cached_bytes -= base.size_bytes
         return best, longest
 
 
