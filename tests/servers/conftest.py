@@ -216,7 +216,7 @@ class FaultyNetwork:
             def do_POST(self) -> None:
                 network.handle(self)
 
-            do_GET = do_POST
+            do_GET = do_DELETE = do_POST
 
             def log_message(self, *args: Any) -> None: ...
 

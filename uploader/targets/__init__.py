@@ -82,13 +82,17 @@ class Record:
     keys: tuple[CallKey, ...] = ()
     """For Weave the id and the digest of each part, the trajectory's own call last."""
     assessment: bytes | None = None
-    """Body of a second request, with assessments, if there are any."""
+    """Body of a second request, with all assessments.
+
+    It is sent if `entry` names one of them, or where an earlier version is there.
+    """
     cuts: tuple[Cut, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes that the record adds to requests."""
-        return sum(map(len, self.parts)) + len(self.assessment or b"")
+        beside = self.assessment if self.entry.assessment_id is not None else None
+        return sum(map(len, self.parts)) + len(beside or b"")
 
 
 class Metric(msgspec.Struct, frozen=True):

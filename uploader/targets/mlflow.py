@@ -7,12 +7,14 @@ exist, so links to runs are read back by a search.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -20,6 +22,7 @@ import msgspec
 from localtrace.errors import TargetUnavailable, UploadError
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.targets import (
+    AND_REWARD,
     Entry,
     Metric,
     MetricsTarget,
@@ -37,12 +40,14 @@ from localtrace.uploader.targets.http import (
     printable,
     without_login,
 )
+from localtrace.uploader.targets.mlflow_assessments import OURS, is_by_code
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
-from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, encode
+from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, FACTS, encode
 from localtrace.uploader.transcripts import Transcript
 
 OLDEST_VERSION = (3, 14)
 """First version that takes the tags and the run together with the spans."""
+TRACES = "/api/3.0/mlflow/traces"
 TRACES_MAX = 100
 """Most traces in a request by id."""
 SEARCH_MAX = 500
@@ -98,6 +103,8 @@ class MlflowTarget(MetricsTarget):
             self.uri = str(without_login(url)).rstrip("/")
         self._base_url = uri
         self._assessments = assessments
+        self._earlier: dict[str, Trace] = {}
+        """Earlier versions that are there, by id, of traces that are not sent again yet."""
         self._names = defaultdict[str, mlflow_runs.ShownNames](mlflow_runs.ShownNames)
         self._opened = ExitStack()
         self._http: HttpSession
@@ -175,11 +182,21 @@ class MlflowTarget(MetricsTarget):
             part = {entry.remote_id: entry for entry in entries[start : start + TRACES_MAX]}
             route, ids = "/api/3.0/mlflow/traces/batchGetInfos", {"trace_ids": list(part)}
             answer = self._http.ask(_InfosAnswer, "POST", route, json=ids)
-            there |= _complete(part, answer.trace_infos)
+            there |= (complete := _complete(part, answer.trace_infos))
+            for trace in answer.trace_infos:
+                entry = part.get(trace.trace_id)
+                if entry is not None and complete.get(entry.trace_id) is False:
+                    self._earlier[trace.trace_id] = trace
         return there
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send the spans in one request, then each assessment."""
+        """Send the spans in one request, then each assessment.
+
+        The spans hold the digest. So where an earlier version is there, they come last.
+        """
+        for record in records:
+            if record.entry.remote_id in self._earlier:
+                self._attach(record)
         place = records[0].entry.place
         headers = {
             "content-type": "application/x-protobuf",
@@ -195,12 +212,33 @@ class MlflowTarget(MetricsTarget):
             if error.status == 404:
                 raise UploadError(f"the experiment is gone: {error}; repeat the upload") from error
             raise
-        json = {"content-type": "application/json"}
         for record in records:
-            if record.assessment is not None:
-                self._http.call(
-                    "POST", "/api/3.0/mlflow/traces", content=record.assessment, headers=json
-                )
+            is_new = self._earlier.pop(record.entry.remote_id, None) is None
+            if is_new and record.entry.assessment_id is not None:
+                self._attach(record)
+
+    def _attach(self, record: Record) -> None:
+        """Send the assessments. Of an earlier version, remove what is no longer so.
+
+        Rewards that were once asked for as assessments stay such, and change.
+        """
+        earlier = self._earlier.get(record.entry.remote_id, Trace(record.entry.remote_id))
+        held = {assessment.assessment_id for assessment in earlier.assessments}
+        body = json.loads(record.assessment or b"")
+        info = body["trace"]["trace_info"]
+        shown = {
+            each["assessment_id"]: each
+            for each in info["assessments"]
+            if self._assessments or not is_by_code(each) or each["assessment_id"] in held
+        }
+        info["assessments"] = [*shown.values()]
+        self._http.call("POST", TRACES, json=body)
+        route = f"{TRACES}/{record.entry.remote_id}"
+        for assessment_id in held - shown.keys():
+            if assessment_id.startswith(OURS):
+                self._http.call("DELETE", f"{route}/assessments/{quote(assessment_id, safe='')}")
+        for tag in earlier.tags.keys() & set(FACTS) - info["tags"].keys():
+            self._http.call("DELETE", f"{route}/tags", json={"key": tag})
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Search the run; link traces that are there but not in the run; search again."""
@@ -285,7 +323,7 @@ def _complete(by_id: Mapping[str, Entry], traces: Sequence[Trace]) -> dict[str, 
     complete: dict[str, bool] = {}
     for trace in traces:
         if entry := by_id.get(trace.trace_id):
-            is_same = trace.tags.get(DIGEST_TAG) == entry.digest
+            is_same = trace.tags.get(DIGEST_TAG) in (entry.digest, entry.digest + AND_REWARD)
             attached = {assessment.assessment_id for assessment in trace.assessments}
             if not is_same or entry.assessment_id is None or entry.assessment_id in attached:
                 complete[entry.trace_id] = is_same

@@ -1,14 +1,17 @@
 """Rewards, labels and expected answers as assessments of a trace at MLflow.
 
 All of a trajectory go in one request. Their ids are derived, so that sending them twice stores them
-once.
+once, and begin with `localtrace-`, so that those of others are left alone.
+
+The same request changes what MLflow keeps when spans are sent again: the trace's state and times,
+and the previews of question and answer in its list.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
@@ -17,21 +20,22 @@ from localtrace.types import FAILED_STATUSES, Outcome, Trajectory
 from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets import Place, iso, otlp_values
 
+OURS = "localtrace-"
+"""Start of the ids of our assessments."""
 SOURCE_MAX_CHARS = 250
+_CODE = "CODE"
 _EXPECTED = "ground_truth"
 """Attribute of a trajectory that holds the right answer."""
 
 
-def judgements(
-    trajectory: Trajectory, place: Place, end_ns: int, *, assessments: bool
-) -> Iterator[dict[str, Any]]:
+def judgements(trajectory: Trajectory, place: Place, end_ns: int) -> Iterator[dict[str, Any]]:
     """Yield the labels of a trajectory as feedback.
 
-    With `assessments`, also a finite reward, and the right answer if it is a short value.
+    Also a finite reward, and the right answer if it is a short value; see `is_by_code`.
     """
-    by_code = ("CODE", "localtrace", end_ns)
+    by_code = (_CODE, "localtrace", end_ns)
     reward, answer = trajectory.reward, trajectory.attributes.get(_EXPECTED)
-    if assessments and reward is not None and math.isfinite(reward):
+    if reward is not None and math.isfinite(reward):
         reward_id = _id("reward", place, trajectory)
         yield _assessment(reward_id, "reward", *by_code) | _feedback(reward)
     for label in trajectory.labels:
@@ -47,9 +51,14 @@ def judgements(
     if isinstance(answer, str):
         answer = otlp_values.short(answer)
     is_number = type(answer) in (int, bool) or (type(answer) is float and math.isfinite(answer))
-    if assessments and (is_number or isinstance(answer, str)):
+    if is_number or isinstance(answer, str):
         answer_id = _id("expectation", place, trajectory)
         yield _assessment(answer_id, _EXPECTED, *by_code) | {"expectation": {"value": answer}}
+
+
+def is_by_code(assessment: Mapping[str, Any]) -> bool:
+    """Return whether an assessment is sent only where assessments were asked for."""
+    return bool(assessment["source"]["source_type"] == _CODE)
 
 
 def _feedback(value: float | str) -> dict[str, Any]:
@@ -62,8 +71,13 @@ def body(
     remote_id: str,
     spans: Sequence[OtlpSpan],
     assessments: list[Any],
+    shown: Mapping[str, Any],
 ) -> bytes:
     """Return the body of the request that attaches assessments.
+
+    Args:
+        trajectory, place, remote_id, spans, assessments: what the trace shows.
+        shown: its tags, and the previews of question and answer as far as they are known.
 
     MLflow overwrites the trace's times and state with those of this body. They therefore equal
     what it computes from the spans, in whole milliseconds.
@@ -80,6 +94,7 @@ def body(
         "execution_duration": f"{(end_ns // 10**6 - start_ns // 10**6) / 1000:.3f}s",
         "state": "ERROR" if trajectory.status in FAILED_STATUSES else "OK",
         "assessments": [{**assessment, "trace_id": remote_id} for assessment in assessments],
+        **shown,
     }
     return json.dumps({"trace": {"trace_info": info}}).encode()
 
@@ -105,4 +120,4 @@ def _assessment(
 
 def _id(kind: str, place: Place, trajectory: Trajectory, *parts: str) -> str:
     ids = (place.destination, trajectory.trace_id, *parts)
-    return f"a-{derive_id(16, f'mlflow {kind}', *ids).hex()}"
+    return f"{OURS}{derive_id(16, f'mlflow {kind}', *ids).hex()}"

@@ -26,7 +26,14 @@ from localtrace.values.codec import to_json
 
 DIGEST_TAG = "localtrace.digest"
 """Trace tag with the digest of the record, which is read back."""
+NAME_TAG = "mlflow.traceName"
+FACTS = (
+    "sample_index", "step", "rollout_n", "validate", "experiment_name", "reward", "status",
+    "attempt", "group_id", "agent", "data_source", "localtrace.run_id",
+)  # fmt: skip
+"""Names of the tags of a trace; verl's five come first."""
 ROOT_NAME = "agent_loop"
+PREVIEW_MAX_CHARS = 1000
 SESSION_MAX_CHARS = 250
 """Longest session: MLflow refuses a trace with a longer one."""
 _DIGEST_CHARS = 16
@@ -42,8 +49,8 @@ def encode(
 
     Args:
         transcript: the trajectory in a form to read, which is added.
-        assessments: send the reward and the right answer as assessments too, in a request of its
-            own, as labels always are.
+        assessments: the reward and the right answer are asked for as assessments too, as labels
+            always are.
     """
     seed = (place.destination, trajectory.trace_id)
     trace_id = derive_id(16, "mlflow trace", *seed)
@@ -53,7 +60,11 @@ def encode(
     if lone is not None:
         ids[lone.span_id] = root_id
     digest = digests_of(trajectory).whole + (AND_REWARD if assessments else "")
-    root = _root(trajectory, transcript, lone, digest)
+    root_values, tags = _root(trajectory, transcript, lone)
+    traced = {
+        f"mlflow.traceTag.{key}": value for key, value in {**tags, DIGEST_TAG: digest}.items()
+    }
+    root = _span(tags[NAME_TAG], trajectory, end_of(trajectory), {**root_values, **traced})
     root.span_id = root_id
     spans = [root]
     for span in trajectory.spans:
@@ -69,23 +80,54 @@ def encode(
         span.trace_id = trace_id
     remote_id = f"tr-{trace_id.hex()}"
     end_ns = max(span.end_time_unix_nano for span in spans)
-    judged = [*feedback.judgements(trajectory, place, end_ns, assessments=assessments)]
-    first_id = judged[0]["assessment_id"] if judged else None
+    judged = [*feedback.judgements(trajectory, place, end_ns)]
+    first_id = next(
+        (each["assessment_id"] for each in judged if assessments or not feedback.is_by_code(each)),
+        None,
+    )
     entry = Entry(place, trajectory.trace_id, remote_id, digest, len(spans), first_id)
-    body = feedback.body(trajectory, place, remote_id, spans, judged) if judged else None
+    shown = {"tags": tags, **_previews(root_values)}
+    body = feedback.body(trajectory, place, remote_id, spans, judged, shown)
     return Record(entry, (otlp_values.serialized(otlp_values.request(spans)),), assessment=body)
 
 
+def _previews(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return question and answer as MLflow's list shows them, from the root's attributes.
+
+    MLflow makes them of the first version of a root only, by `_get_truncated_preview` in
+    `mlflow/tracing/utils/truncation.py`: the text of the user's last message, or else the JSON.
+    """
+    previews = {}
+    for name, field in (
+        ("request_preview", "mlflow.spanInputs"),
+        ("response_preview", "mlflow.spanOutputs"),
+    ):
+        if (value := values.get(field)) is not None:
+            shown = _last_question(value) or to_json(otlp_values.readable(value))
+            is_long = len(shown) > PREVIEW_MAX_CHARS
+            previews[name] = f"{shown[: PREVIEW_MAX_CHARS - 3]}..." if is_long else shown
+    return previews
+
+
+def _last_question(value: Any) -> str | None:
+    messages = value.get("messages") if isinstance(value, dict) else None
+    for message in reversed(messages) if isinstance(messages, list) else ():
+        if isinstance(message, dict) and message.get("role") == "user":
+            content = message.get("content")
+            return otlp_values.utf8(content) if isinstance(content, str) else None
+    return None
+
+
 def _root(
-    trajectory: Trajectory, transcript: Transcript, lone: Span | None, digest: str
-) -> OtlpSpan:
+    trajectory: Trajectory, transcript: Transcript, lone: Span | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the attributes of the root, and the tags of the trace."""
     name = otlp_values.utf8((trajectory.name if lone is None else _name(lone)) or ROOT_NAME)
     facts = _facts(trajectory)
-    tags = {"mlflow.traceName": name, **{key: str(value) for key, value in facts.items()}}
+    tags = {NAME_TAG: name, **{key: otlp_values.short(str(facts[key])) for key in facts}}
     values = _unspecified(trajectory.status, "AGENT")
     if lone is not None:
         values = _call(lone, transcript.chats.get(lone.span_id), "AGENT")
-    values |= {f"mlflow.traceTag.{key}": otlp_values.short(value) for key, value in tags.items()}
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
     values["localtrace.project"] = trajectory.project
@@ -104,26 +146,13 @@ def _root(
         values.setdefault("mlflow.spanInputs", {name_of_prompt: transcript.prompt})
     if transcript.answer is not None:
         values.setdefault("mlflow.spanOutputs", transcript.answer_with(trajectory.reward))
-    values[f"mlflow.traceTag.{DIGEST_TAG}"] = digest
-    return _span(name, trajectory, end_of(trajectory), values)
+    return values, tags
 
 
 def _facts(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the facts for the trace's tags and the root's attributes; verl's five come first."""
-    facts = {
-        "sample_index": trajectory.sample_index,
-        "step": trajectory.step,
-        "rollout_n": trajectory.rollout_n,
-        "validate": trajectory.validate,
-        "experiment_name": trajectory.experiment,
-        "reward": trajectory.reward,
-        "status": trajectory.status,
-        "attempt": trajectory.attempt,
-        "group_id": trajectory.group_id,
-        "agent": trajectory.agent,
-        "data_source": trajectory.data_source,
-        "localtrace.run_id": trajectory.run_id,
-    }
+    """Return the facts for the trace's tags and the root's attributes."""
+    fields = {"experiment_name": "experiment", "localtrace.run_id": "run_id"}
+    facts = {name: getattr(trajectory, fields.get(name, name)) for name in FACTS}
     return {name: value for name, value in facts.items() if value is not None}
 
 
