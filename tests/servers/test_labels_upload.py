@@ -142,6 +142,47 @@ def test_a_changed_reward_takes_the_place_of_the_one_before(
     assert sent(store, project, WITH_REWARDS).counts["replaced"] == 1
     sent(store, project, WITH_REWARDS)
     assert feedback(failing_weave, project) == [label, *rewards(0.25, 0.5)]
+    with recording(store):
+        localtrace.outcome(ids[1], reward=0.125)
+    sent(store, project)  # nobody asks for it now, but what is there is true
+    assert feedback(failing_weave, project) == [label, *rewards(0.125, 0.25)]
+    with recording(store):
+        localtrace.outcome(ids[1], reward=math.inf)
+    sent(store, project)
+    assert feedback(failing_weave, project) == [label, *rewards(0.25)]
+
+
+def test_labels_that_changed_take_the_place_of_those_before(
+    failing_weave: WeaveServer, project: str, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    (trace_id,) = record(store, [1.0])
+
+    def label(**labels: Any) -> None:
+        with localtrace.open_store(store) as opened:
+            localtrace.label(opened, [trace_id], who="anna", **labels)
+
+    label(rating=2, tags=["odd", "hack"])
+    (trace,) = sent(store, project).traces
+    theirs = {"project_id": project, "creator": "ben", "feedback_type": "rating",
+              "weave_ref": f"weave:///{project}/call/{trace.remote_id}",
+              "payload": {"value": 1.0}}  # fmt: skip
+    httpx.post(f"{failing_weave.url}/feedback/create", auth=("api", KEY), trust_env=False,
+               json=theirs).raise_for_status()  # fmt: skip
+    label(rating=5, untag=["odd"])
+    for path in ("/feedback/purge", "/calls/complete"):
+        # Refused in the middle: the next upload ends it.
+        failing_weave.fault(400, next=1, path=path)
+        with localtrace.open_store(store) as opened:
+            assert not upload(opened, Filters(), None, kind="weave", container=project).complete
+    sent(store, project)
+    assert feedback(failing_weave, project) == [
+        ("anna", "rating", 5.0), ("anna", "tag", "hack"), ("ben", "rating", 1.0),
+    ]  # fmt: skip
+    root = failing_weave.calls(project, filter={"trace_roots_only": True})[0]
+    assert sorted(entry[:3] for entry in root["attributes"]["localtrace"]["labels"]) == [
+        ["rating", "anna", 5.0], ["tag", "anna", "hack"],
+    ]  # fmt: skip
 
 
 def test_an_upload_killed_among_rewards_doubles_none(

@@ -37,6 +37,7 @@ from localtrace.uploader.targets.weave_feedback import (
     is_whole,
     of_labels,
     of_reward,
+    remove_stale,
     send_missing,
     with_feedback,
 )
@@ -182,11 +183,7 @@ class WeaveTarget(Target):
         record = encode(trajectory, place, transcript)
         where = (trajectory, place, record.entry.remote_id)
         return with_feedback(
-            record,
-            [
-                *(of_reward(*where) if self._assessments else ()),
-                *of_labels(*where),
-            ],
+            record, [*of_reward(*where)], [*of_labels(*where)], assessments=self._assessments
         )
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
@@ -195,7 +192,8 @@ class WeaveTarget(Target):
         for part in in_batches(entries, lambda entry: entry.span_count, IDS_MAX, ANSWER_MAX_CALLS):
             calls = self._ids(part)
             roots = self._roots([e for e in part if e.remote_id in calls[e.remote_id]])
-            feedback = feedback_there(self._http, [e for e in part if e.remote_id in roots])
+            judged = [e for e in part if e.remote_id in roots and e.assessment_id is not None]
+            feedback = feedback_there(self._http, judged)
             for entry in part:
                 ids, facts = calls[entry.remote_id], roots.get(entry.remote_id)
                 is_same = facts is not None and facts.digest == digest_of_calls(entry)
@@ -243,7 +241,15 @@ class WeaveTarget(Target):
         return sum(map(len, self._missing(record)))
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send the calls that are not known to be there, in as many requests as needed."""
+        """Send the calls that are not known to be there, in as many requests as needed.
+
+        The root holds the digest. So stale feedback of an earlier version is removed before.
+        """
+        nothing = set[str](), None
+        remove_stale(
+            self._http,
+            [r for r in records if self._held.get(r.entry.remote_id, nothing)[1] is not None],
+        )
         entity, _, name = records[0].entry.place.experiment.partition("/")
         path = f"/v2/{quote(entity)}/{quote(name)}/calls/complete"
         json = {"content-type": "application/json"}

@@ -2,7 +2,8 @@
 
 Comments are notes; rewards, ratings and tags are feedback of these names. Weave keeps a feedback
 that is sent twice as two, so the uploader asks for what is there and sends the rest. Ids are
-derived. A reward that changed replaces the one that is there.
+derived; their version, 5, tells them from those of others. Where a trajectory has changed, feedback
+that is no longer so is removed, and a reward that was there is replaced, whoever asks for it now.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Feedback(msgspec.Struct):
         """True if an upload sent it as the reward."""
         return (self.feedback_type, self.creator) == (_REWARD, _SENDER)
 
+    @property
+    def is_ours(self) -> bool:
+        """True if an upload sent it; Weave's own ids have another version."""
+        return self.id[14:15] == "5"
+
 
 class FeedbackAnswer(msgspec.Struct):
     result: list[Feedback] = []
@@ -77,20 +83,24 @@ def of_labels(trajectory: Trajectory, place: Place, call_id: str) -> Iterator[di
         }
 
 
-def with_feedback(record: Record, feedback: Sequence[dict[str, Any]]) -> Record:
-    """Return a record with feedback, if there is any.
+def with_feedback(
+    record: Record,
+    rewards: Sequence[dict[str, Any]],
+    labels: Sequence[dict[str, Any]],
+    *,
+    assessments: bool,
+) -> Record:
+    """Return a record with its feedback, of which rewards are sent if they are asked for.
 
     A reward only marks the digest: calls that are there without it are not sent again.
     """
-    if not feedback:
-        return record
-    ids = ",".join(item["id"] for item in feedback)
-    has_reward = any(item["feedback_type"] == _REWARD for item in feedback)
-    digest = record.entry.digest + (AND_REWARD if has_reward else "")
+    wanted = [*(rewards if assessments else ()), *labels]
+    ids = ",".join(item["id"] for item in wanted) or None
+    digest = record.entry.digest + (AND_REWARD if assessments and rewards else "")
     return replace(
         record,
         entry=replace(record.entry, digest=digest, assessment_id=ids),
-        assessment=msgspec.json.encode(feedback),
+        assessment=msgspec.json.encode([*rewards, *labels]),
     )
 
 
@@ -101,25 +111,42 @@ def digest_of_calls(entry: Entry) -> str:
 
 def send_missing(http: HttpSession, records: Sequence[Record]) -> None:
     """Send the feedback of these records that is not there."""
-    judged = [record for record in records if record.assessment is not None]
+    judged = [record for record in records if record.entry.assessment_id is not None]
     held = feedback_there(http, [record.entry for record in judged])
-    earlier = {feedback.weave_ref: feedback.id for feedback in held.values() if feedback.is_reward}
     for record in judged:
+        wanted = (record.entry.assessment_id or "").split(",")
         for item in msgspec.json.decode(record.assessment or b"[]"):
-            if item["id"] in held:
-                continue
-            if item["feedback_type"] == _REWARD and item["weave_ref"] in earlier:
-                item["feedback_id"] = earlier[item["weave_ref"]]
-                http.call("POST", "/feedback/replace", json=item)
-            else:
+            if item["id"] in wanted and item["id"] not in held:
                 http.call("POST", "/feedback/create", json=item)
+
+
+def remove_stale(http: HttpSession, records: Sequence[Record]) -> None:
+    """Remove the feedback of earlier versions of these records that is no longer so."""
+    items = {
+        item["id"]: item
+        for record in records
+        for item in msgspec.json.decode(record.assessment or b"[]")
+    }
+    rewards = {
+        item["weave_ref"]: item for item in items.values() if item["feedback_type"] == _REWARD
+    }
+    held = feedback_there(http, [record.entry for record in records])
+    for feedback in held.values():
+        if not feedback.is_ours or feedback.id in items:
+            continue
+        reward = rewards.get(feedback.weave_ref) if feedback.is_reward else None
+        if reward is not None and reward["id"] not in held:
+            http.call("POST", "/feedback/replace", json=reward | {"feedback_id": feedback.id})
+        else:
+            this = {"$expr": {"$eq": [{"$getField": "id"}, {"$literal": feedback.id}]}}
+            body = {"project_id": records[0].entry.place.experiment, "query": this}
+            http.call("POST", "/feedback/purge", json=body)
 
 
 def feedback_there(http: HttpSession, entries: Sequence[Entry]) -> dict[str, Feedback]:
     """Return the feedback that is there on these trajectories, by id."""
-    judged = [entry for entry in entries if entry.assessment_id is not None]
     there: dict[str, Feedback] = {}
-    for part in in_batches(judged, lambda entry: 1, _ASKED_MAX, _ASKED_MAX):
+    for part in in_batches(entries, lambda entry: 1, _ASKED_MAX, _ASKED_MAX):
         refs = [{"$literal": _ref(entry.place, entry.remote_id)} for entry in part]
         query = {
             "project_id": part[0].place.experiment,

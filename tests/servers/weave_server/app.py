@@ -21,6 +21,7 @@ ROUTES = {
     "/calls/query_stats": "calls_query_stats",
     "/calls/delete": "calls_delete",
     "/feedback/create": "feedback_create",
+    "/feedback/purge": "feedback_purge",
     "/feedback/query": "feedback_query",
     "/feedback/replace": "feedback_replace",
     "/obj/create": "obj_create",
