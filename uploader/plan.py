@@ -161,6 +161,8 @@ class Plan:
     """The run's place at the target."""
     planned_bytes: int = 0
     """Number of bytes that other runs of the same upload send."""
+    batch_bytes: Callable[[], float] = lambda: math.inf
+    """Returns the most bytes of the next batch, as far as the target's answers tell."""
     is_empty: bool = False
     """True if the place is known to be empty.
 
@@ -184,7 +186,9 @@ class Plan:
             record, doubt = step
             size_bytes += record.size_bytes
             parts += len(record.parts)
-            is_full = size_bytes > max_bytes or parts > target.batch_max_parts
+            is_full = (
+                size_bytes > min(max_bytes, self.batch_bytes()) or parts > target.batch_max_parts
+            )
             if batch and is_full:
                 yield Batch(batch, ask)
                 ask = False

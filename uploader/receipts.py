@@ -81,6 +81,8 @@ class TraceReceipt(msgspec.Struct, frozen=True):
     """
     replaces: bool = False
     """True if the target held an earlier version of it."""
+    doubled: Size = 0
+    """Number of rows too many that the target shows of it until it merges them."""
     run: Size | None = None
     """Place of its run in `Receipt.runs`; None if the store did not hold it."""
 
@@ -230,6 +232,7 @@ def count(traces: Sequence[TraceReceipt]) -> dict[str, int]:
         **{delivery.value: deliveries[delivery] for delivery in Delivery},
         "verified": sum(trace.verified for trace in traces),
         "replaced": sum(trace.replaces for trace in traces),
+        "doubled": sum(trace.doubled for trace in traces),
         "sent_bytes": sum(
             trace.size_bytes if trace.sent_bytes is None else trace.sent_bytes
             for trace in traces

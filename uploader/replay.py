@@ -10,6 +10,8 @@ therefore end at any point, by a crash, a timeout or a lost answer, and be repea
 
 from __future__ import annotations
 
+import random
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 
 from localtrace.errors import ConfigError, TargetUnavailable
 from localtrace.store.files import explained
+from localtrace.types import Run
 from localtrace.uploader.ledger import REMEDY, Ledger, state_folder
 from localtrace.uploader.metrics import send_metrics
 from localtrace.uploader.plan import Limits, Plan, Progress, Skip, Tally
@@ -102,7 +105,9 @@ class Replay:
         run, target = part.run, self._target
         place = self._patiently(target.place, run, container)
         self._tally.begin(part, place)
+        self._wait_for_others(place, run)
         there = self._send(part, place)
+        target.end()
         if there and target.reads_back:
             self._verify(there)
         if metrics and isinstance(target, MetricsTarget):
@@ -111,6 +116,17 @@ class Replay:
             self._tally.runs[-1] = send_metrics(
                 receipt, run, store, redaction, target, self._patiently
             )
+
+    def _wait_for_others(self, place: Place, run: Run) -> None:
+        """Announce this upload of a run; wait while another one sends it."""
+        if self._patiently(self._target.begin, place, run):
+            return
+        self._tally.tell(
+            f"waiting for another upload of run {run.run_id} to {place.experiment} to end; if it "
+            "was killed, this one goes on in half a minute"
+        )
+        while not self._patiently(self._target.begin, place, run):
+            time.sleep(random.uniform(0.2, 2.0))  # for those that see each other to part
 
     def _send(self, part: ChosenRun, place: Place) -> list[Entry]:
         """Send the missing trajectories of a run; return the entries that the target holds then."""
@@ -123,6 +139,7 @@ class Replay:
             part,
             place,
             planned_bytes=self._planned_bytes,
+            batch_bytes=lambda: self._sender.batch_bytes,
             is_empty=is_empty,
         )
         there: list[Entry] = []
@@ -161,6 +178,10 @@ class Replay:
         self._tally.tell(f"reading back from {self._target.uri}")
         verified = self._patiently(self._target.verify, entries)
         results = self._tally.results
-        results |= {trace_id: replace(results[trace_id], verified=True) for trace_id in verified}
+        doubled = self._target.doubled
+        results |= {
+            key: replace(results[key], verified=True, doubled=doubled.get(key, 0))
+            for key in verified
+        }
         missing = [entry for entry in entries if entry.trace_id not in verified]
         self._ledger.mark(missing, accepted=False)

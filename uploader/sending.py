@@ -6,6 +6,7 @@ again. This module does not know the ledger.
 
 from __future__ import annotations
 
+import time
 from threading import Event
 from typing import TypeAlias
 
@@ -16,6 +17,10 @@ from localtrace.uploader.retry import patiently
 from localtrace.uploader.targets import Entry, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 
+FIRST_BATCH_BYTES = 64 * 2**10
+"""Size of the first batches, and the least: where an upload is killed, little is under way."""
+QUICK_S = 1.0
+"""Longest time to an answer after which batches grow; after a longer one they shrink."""
 BROKEN_AFTER = 3
 """Failures in a row on single records after which a server may be broken."""
 
@@ -30,6 +35,8 @@ class Sender:
     def __init__(self, target: Target, patience_s: float, ended: Event) -> None:
         self._target = target
         self._patiently = patiently(patience_s, ended)
+        self.batch_bytes = FIRST_BATCH_BYTES
+        """Size of batches that the target answers quickly, as far as it is known."""
         self._taken: Record | None = None
         """A record that the target has taken during this upload."""
         self._failed_alone = 0
@@ -63,7 +70,9 @@ class Sender:
                 self._sent_bytes.setdefault(record.entry.trace_id, size_bytes)
             in_doubt = True  # until there is an answer
             if absent:
+                sent_s = time.monotonic()
                 self._target.send(absent)
+                self._note_speed(time.monotonic() - sent_s)
 
         try:
             self._patiently(attempt)
@@ -85,6 +94,10 @@ class Sender:
             receipt = receipt_of(record, delivery, sent_bytes=sent_bytes, replaces=replaces)
             answers.append((record.entry, receipt))
         return answers
+
+    def _note_speed(self, answer_s: float) -> None:
+        size_bytes = self.batch_bytes * 4 if answer_s < QUICK_S else self.batch_bytes // 2
+        self.batch_bytes = min(max(size_bytes, FIRST_BATCH_BYTES), self._target.batch_max_bytes)
 
     def _parted(self, records: list[Record], error: Exception) -> list[list[Record]]:
         """Halve a batch; or split off single records as probes, if the server may be broken."""

@@ -144,6 +144,11 @@ def describe(receipt: Receipt) -> None:
         say(f"into        {run.container}, run {run.place.run or run.run_id}{run.beside}")
         for note in run.parameter_notes:
             say(f"parameters  {note}")
+    if n["doubled"]:
+        say(
+            f"twice       {n['doubled']} calls show twice until the server merges their rows by "
+            "itself; nothing is lost"
+        )
     print_losses(receipt)
 
 

@@ -195,6 +195,13 @@ def large_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads that were killed are taken for dead after seconds."""
+    monkeypatch.setattr("localtrace.uploader.targets.weave_announcements.BEAT_INTERVAL_S", 0.3)
+    monkeypatch.setattr("localtrace.uploader.targets.weave_announcements.QUIET_S", 3.0)
+
+
 class FaultyNetwork:
     """A proxy before a server; `fault` is asked about each POST to a path that ends like `watched`.
 

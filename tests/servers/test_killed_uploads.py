@@ -126,8 +126,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(many: Path, tracker: Tracker) -> Callable[..., subprocess.Popen[str]]:
     def start(*more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "localtrace", "upload", "--all", *tracker.options, *more,
-             "--store", str(many)],
+            [sys.executable, "-m", "tests.servers.impatient", "upload", "--all", *tracker.options,
+             *more, "--store", str(many)],
             env={**os.environ, **tracker.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

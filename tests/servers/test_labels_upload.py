@@ -193,8 +193,8 @@ def test_an_upload_killed_among_rewards_doubles_none(
     before = len(failing_weave.log("/feedback/create"))
     failing_weave.fault(503, path="/feedback/create", containing="0.625")
     child = subprocess.Popen(
-        [sys.executable, "-m", "localtrace", "upload", "--all", "--to", "weave", "--project",
-         project, "--assessments", "-q", "-s", str(store)]
+        [sys.executable, "-m", "tests.servers.impatient", "upload", "--all", "--to", "weave",
+         "--project", project, "--assessments", "-q", "-s", str(store)]
     )  # fmt: skip
     try:
         give_up = time.monotonic() + 120

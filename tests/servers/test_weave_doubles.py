@@ -122,6 +122,8 @@ def test_of_a_changed_trajectory_only_what_changed_is_sent(
     assert second.complete
     assert second.counts["sent"] == second.counts["replaced"] == 3
     assert second.counts["already there"] == 1
+    assert first.counts["doubled"] == 0
+    assert second.counts["doubled"] == 3  # until the server merges rows
     assert second.counts["sent_bytes"] < first.counts["sent_bytes"] / 10
     sent = failing_weave.started_at_values(project)
     changed = {t.remote_id for t in second.traces if t.delivery is Delivery.SENT}

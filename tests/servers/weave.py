@@ -95,8 +95,9 @@ class WeaveServer:
         Args:
             kinds: one is drawn for each request that is hit: a status such as 503, `lost_before`
                 (connection cut, nothing stored), `cut_after_body` (stored, then cut without an
-                answer), `lost_200` (stored, then cut in the middle of the answer) or `half_413`
-                (half of the batch stored, answer 413).
+                answer), `lost_200` (stored, then cut in the middle of the answer), `slow`
+                (stored seconds later, even if nobody waits any more) or `half_413` (half of the
+                batch stored, answer 413).
             which: `next` (how many requests), `share` (probability), `seed`, `path` and
                 `containing` (a part of the path, by default `/calls/complete`, and of the body),
                 `retry_after` (seconds).
@@ -131,6 +132,14 @@ class WeaveServer:
         )
         response.raise_for_status()
         return [json.loads(line) for line in response.text.splitlines()]
+
+    def feedback(self, project: str) -> list[Any]:
+        """The feedback of a project as `feedback/query` shows it."""
+        body = {"project_id": project}
+        response = self._control.post("/feedback/query", json=body, auth=("api", KEY))
+        response.raise_for_status()
+        rows: list[Any] = response.json()["result"]
+        return rows
 
     def delete_all(self, project: str) -> None:
         """Delete every call, as somebody would on Weave's page."""

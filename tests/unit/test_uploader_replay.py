@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,11 +20,12 @@ from localtrace.read.store import Store
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Run, Trajectory
 from localtrace.uploader.ledger import Ledger
-from localtrace.uploader.plan import Limits, Tally
+from localtrace.uploader.plan import Batch, Limits, Tally
 from localtrace.uploader.receipts import Delivery, TraceReceipt, count
 from localtrace.uploader.records import Records
 from localtrace.uploader.replay import Replay
 from localtrace.uploader.selection import Choice, ChosenRun
+from localtrace.uploader.sending import Sender
 from localtrace.uploader.targets import Entry, Place, Record, Target
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 from tests.unit.test_uploader_mlflow_spans import trajectory as trajectory_of
@@ -219,6 +222,55 @@ def test_batches_end_at_their_size_in_bytes(upload, target, store) -> None:
         store.trajectories[trace_id] = trajectory(trace_id, {"size_bytes": 100})
     upload()
     assert [len(batch) for batch in target.batches] == [2] * 50
+
+
+def test_batches_grow_while_answers_are_quick_and_are_small_at_first_and_when_they_are_slow(
+    target, monkeypatch
+) -> None:
+    place = target.place(RUN, None)
+    target.batch_max_bytes = 1200
+    monkeypatch.setattr("localtrace.uploader.sending.FIRST_BATCH_BYTES", 100)
+    sender = Sender(target, 20, Event())
+    sizes = []
+    for number, quick_s in enumerate([math.inf] * 3 + [0.0] * 5):
+        sizes.append(sender.batch_bytes)
+        monkeypatch.setattr("localtrace.uploader.sending.QUICK_S", quick_s)
+        sender.deliver(Batch([target.encode(trajectory(f"t{number}"), place)], ask=False))
+    assert sizes == [100, 400, 1200, 1200, 600, 300, 150, 100]
+
+
+def test_of_a_slow_target_all_batches_are_small(upload, target, monkeypatch) -> None:
+    monkeypatch.setattr("localtrace.uploader.sending.FIRST_BATCH_BYTES", 20)
+    monkeypatch.setattr("localtrace.uploader.sending.QUICK_S", 0.0)
+    assert upload().complete
+    assert [len(batch) for batch in target.batches] == [2] * 50
+
+
+def test_an_upload_waits_for_another_and_asks_then_what_is_there(
+    upload, target, monkeypatch
+) -> None:
+    def begin(place: Place, run: Run) -> bool:
+        assert not target.batches
+        if len(begun) == 2:  # now the other one has ended
+            target.held |= dict.fromkeys(IDS[:50], "digest of 10")
+        begun.append(len(begun) == 2)
+        return begun[-1]
+
+    begun: list[bool] = []
+    target.begin, target.end = begin, lambda: begun.append(True)
+    monkeypatch.setattr("localtrace.uploader.replay.time.sleep", lambda seconds: None)
+    counts = upload().counts
+    assert begun == [False, False, True, True]
+    assert (counts["already there"], counts["sent"]) == (50, 50)
+
+
+def test_what_is_announced_stays_announced_where_an_answer_is_missing(upload, target) -> None:
+    ended = []
+    target.end = lambda: ended.append(True)
+    target.after = once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        upload()
+    assert ended == []
 
 
 def test_after_a_lost_answer_nothing_is_sent_twice(upload, target) -> None:

@@ -124,6 +124,8 @@ class Target(ABC):
     """True if it cuts long calls. Otherwise each turn is sent with its whole prompt."""
     connections: int = 2
     """Number of requests that it handles at a time without slowing down."""
+    doubled: Mapping[str, int] = {}
+    """Number of rows too many of each trajectory, by trace id, when it was last asked."""
     reads_back: bool = True
     """True if it can be asked what it holds. Otherwise a receipt says accepted, not verified."""
 
@@ -143,6 +145,16 @@ class Target(ABC):
     @abstractmethod
     def expected(self, run: Run, container: str | None) -> Place:
         """Return a run's place as far as it is known without a request. Arguments as in `place`."""
+
+    def begin(self, place: Place, run: Run) -> bool:
+        """Announce the sending of a run; return False while another upload of it is under way.
+
+        Only a target that would store twice what is sent twice needs to.
+        """
+        return True
+
+    def end(self) -> None:  # noqa: B027
+        """Withdraw the announcement: everything that was sent has been answered."""
 
     @abstractmethod
     def is_empty(self, place: Place) -> bool:

@@ -1,4 +1,4 @@
-"""The target W&B Weave. Routes are in this module and `weave_feedback.py` only.
+"""The target W&B Weave. Routes are here, in `weave_feedback.py` and `weave_announcements.py` only.
 
 Finished calls go to `calls/complete`, up to a thousand in one request. The service stores all calls
 of a request or none. It shows a call twice that was sent twice. The uploader therefore asks for
@@ -8,8 +8,9 @@ the project, so a project that was renamed is still known to hold them.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -30,6 +31,7 @@ from localtrace.uploader.targets.wandb import (
     names,
     server_url,
 )
+from localtrace.uploader.targets.weave_announcements import Announcement
 from localtrace.uploader.targets.weave_calls import encode, split_digests
 from localtrace.uploader.targets.weave_feedback import (
     digest_of_calls,
@@ -54,6 +56,7 @@ ROOTS_MAX = 100
 """Most roots in one answer, which has their attributes; these may be long."""
 
 T = TypeVar("T")
+_log = logging.getLogger("localtrace.uploader")
 
 
 class _ServerInfo(msgspec.Struct):
@@ -114,6 +117,8 @@ class WeaveTarget(Target):
         Their ids, and the digests of those that may be sent again because an earlier version is
         there; None if all of them are the same.
         """
+        self.doubled: Counter[str] = Counter()
+        self._announcement: Announcement | None = None
         self._opened = ExitStack()
         self._http: HttpSession
         self._api: HttpSession
@@ -174,6 +179,31 @@ class WeaveTarget(Target):
             )
         return parts[0], parts[1]
 
+    def begin(self, place: Place, run: Run) -> bool:
+        """Announce the sending of a run; go on, with a warning, where the server refuses it."""
+        self._announcement = self._announcement or Announcement(self._http, place.experiment, run)
+        try:
+            return self._announcement.begin()
+        except TryAgain:
+            raise
+        except UploadError as error:
+            _log.warning(
+                "%s takes no announcements of uploads (%s): send this run from one place at a "
+                "time, because calls that two uploads send at the same moment are stored twice",
+                place.experiment,
+                error,
+            )
+            return True
+
+    def end(self) -> None:
+        """Withdraw the announcement."""
+        self._forget(withdrawn=True)
+
+    def _forget(self, *, withdrawn: bool) -> None:
+        if self._announcement is not None:
+            self._announcement.end(withdrawn=withdrawn)
+            self._announcement = None
+
     def is_empty(self, place: Place) -> bool:
         """Return whether the project has no call at all."""
         return not self._calls(place, _CallId, ["id", "trace_id"], limit=1)
@@ -196,6 +226,10 @@ class WeaveTarget(Target):
             feedback = feedback_there(self._http, judged)
             for entry in part:
                 ids, facts = calls[entry.remote_id], roots.get(entry.remote_id)
+                # Only what is not zero takes memory.
+                self.doubled.pop(entry.trace_id, None)
+                if len(ids) < ids.total():
+                    self.doubled[entry.trace_id] = ids.total() - len(ids)
                 is_same = facts is not None and facts.digest == digest_of_calls(entry)
                 earlier = None
                 if is_same and len(ids) >= entry.span_count and is_whole(entry, feedback):
@@ -204,16 +238,20 @@ class WeaveTarget(Target):
                 if facts is not None and not is_same:
                     there[entry.trace_id] = False
                     earlier = set(split_digests(facts.call_digests))
-                self._held[entry.remote_id] = ids, earlier
+                self._held[entry.remote_id] = set(ids), earlier
         return there
 
-    def _ids(self, entries: Sequence[Entry]) -> defaultdict[str, set[str]]:
-        """Return the ids of the calls that are there, by the trajectory's id at Weave."""
-        ids: defaultdict[str, set[str]] = defaultdict(set)
+    def _ids(self, entries: Sequence[Entry]) -> defaultdict[str, Counter[str]]:
+        """Count the rows of each call that is there, by the trajectory's id at Weave and its own.
+
+        Until the service merges rows, a call that was sent twice has two.
+        """
+        ids: defaultdict[str, Counter[str]] = defaultdict(Counter)
         traces = {"trace_ids": [entry.remote_id for entry in entries]}
         columns = ["id", "trace_id"]
-        for call in self._calls(entries[0].place, _CallId, columns, filter=traces):
-            ids[call.trace_id].add(call.id)
+        place = entries[0].place
+        for call in self._calls(place, _CallId, columns, filter=traces, latest_only=False):
+            ids[call.trace_id][call.id] += 1
         return ids
 
     def _roots(self, entries: Sequence[Entry]) -> dict[str, _Facts]:
@@ -226,7 +264,7 @@ class WeaveTarget(Target):
         return facts
 
     def _calls(self, place: Place, kind: type[T], columns: list[str], **query: Any) -> list[T]:
-        query |= {"project_id": place.experiment, "columns": columns, "latest_only": True}
+        query = {"latest_only": True, **query, "project_id": place.experiment, "columns": columns}
         try:
             return self._http.ask_lines(kind, "POST", "/calls/stream_query", json=query)
         except Refused as error:
@@ -280,7 +318,8 @@ class WeaveTarget(Target):
         return {trace_id for trace_id, same in self.find(entries).items() if same}
 
     def close(self) -> None:
-        """Close connections."""
+        """Close connections. An announcement stays: requests may still be under way."""
+        self._forget(withdrawn=False)
         self._opened.close()
 
     def _remedy(self, refused: Refused) -> str | None:

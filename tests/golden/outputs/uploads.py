@@ -75,7 +75,12 @@ def _weave(golden: Golden, *arguments: str | Path) -> str:
     sent, printed = _upload(golden, _weave_answer, "--to", "weave", *arguments)
     calls = [call for path, body in sent if path.endswith("/complete") for call in body["batch"]]
     calls.sort(key=lambda call: (call["started_at"], call["ended_at"], call["id"]))
-    feedback = [body for path, body in sent if path == "/feedback/create"]
+    feedback = [
+        body
+        for path, body in sent
+        # Announcements of uploads have ids that no two uploads share.
+        if path == "/feedback/create" and body["feedback_type"] != "localtrace.upload"
+    ]
     feedback.sort(key=lambda one: (one["weave_ref"], one["id"]))
     paths = sorted({path for path, _ in sent})
     return golden.plain(pretty_lines(without_digests([paths, *calls, *feedback])) + printed)

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 REQUEST_MAX_BYTES = 32 << 20
 OPEN_PATHS = ("/health", "/test/")
 """Neither logged, nor checked, nor failing."""
-Trouble = Literal["lost_before", "cut_after_body", "lost_200", "half_413"]
+SLOW_S = 3.0
+Trouble = Literal["lost_before", "cut_after_body", "lost_200", "half_413", "slow"]
 
 
 class Fault(BaseModel):
@@ -27,7 +28,8 @@ class Fault(BaseModel):
     kinds: list[int | Trouble]
     """One is drawn for each request that is hit: a status to refuse it with, `lost_before` (cut,
     nothing stored), `cut_after_body` (stored, then cut without an answer), `lost_200` (stored, then
-    cut in the middle of the answer) or `half_413` (half of the batch stored, answer 413: production
+    cut in the middle of the answer), `slow` (stored seconds later, whether or not the client still
+    waits) or `half_413` (half of the batch stored, answer 413: production
     stores call by call once a batch is too large for one insert)."""
     next: int | None = None
     """Number of requests that are hit; None: all, until another fault is set."""
@@ -80,7 +82,9 @@ class Gate:
         refusal = self._refusal(scope, body, entry["fault"])
         if refusal:
             await refusal(scope, receive, logged)
-        elif entry["fault"] is None:
+        elif entry["fault"] in (None, "slow"):
+            if entry["fault"]:
+                await asyncio.sleep(SLOW_S)
             await self._app(scope, _replayed(body), logged)
         elif entry["fault"] == "half_413":
             await self._app(scope, _replayed(_first_half(body)), _swallow)

@@ -1,0 +1,137 @@
+"""Announcements in a Weave project: no two uploads send the same run at the same moment.
+
+An announcement is feedback on a call that does not exist, so no page of Weave shows it. The id of
+that call follows from the run, so everybody who sends the run looks there. An upload announces
+itself, and sends if it then sees no other; otherwise it withdraws, and waits. Of two that begin
+together at least one sees the other. While it sends, an upload repeats its announcement with a
+growing number. Where that number stands still, the upload was killed, and another takes over, late
+enough for what the server was still storing. No clocks of two machines are compared.
+
+Weave stores a feedback that is sent again under its id beside the one before, until it merges
+both; so the largest number counts.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from localtrace.errors import UploadError
+from localtrace.types import Run
+from localtrace.uploader.identity import derive_id
+from localtrace.uploader.targets.http import HttpSession
+
+BEAT_INTERVAL_S = 5.0
+QUIET_S = 30.0
+"""Time without a sign of life after which an upload counts as killed."""
+
+
+class _Payload(msgspec.Struct):
+    beat: int = 0
+
+
+class _Announced(msgspec.Struct):
+    id: str
+    payload: _Payload
+
+
+class _Answer(msgspec.Struct):
+    result: list[_Announced] = []
+
+
+class Announcement:
+    """The announcement of one upload of one run."""
+
+    def __init__(self, http: HttpSession, project: str, run: Run) -> None:
+        """Prepare it, without a request.
+
+        Args:
+            http: the server.
+            project: `ENTITY/PROJECT`.
+            run: the run that is to be sent.
+        """
+        self._http = http
+        call_id = UUID(bytes=derive_id(16, "weave upload", run.run_id, str(run.attempt)), version=5)
+        self._project = project
+        self._ref = f"weave:///{project}/call/{call_id}"
+        self._id = str(uuid4())
+        self._beat = 0
+        self._seen: dict[str, tuple[int, float]] = {}
+        """Last number of each other announcement, and the time at which it was new."""
+        self._ended = Event()
+        self._beating = Thread(target=self._keep_beating, daemon=True)
+
+    def begin(self) -> bool:
+        """Announce the upload; return False, and announce nothing, while another is under way."""
+        if not self._others():
+            self._announce()
+            if not self._others():
+                self._beating.start()
+                return True
+        self._withdraw()
+        return False
+
+    def end(self, *, withdrawn: bool) -> None:
+        """End the signs of life, and withdraw the announcement if everything was answered."""
+        self._ended.set()
+        if withdrawn:
+            if self._beating.is_alive():
+                self._beating.join(BEAT_INTERVAL_S)
+            with suppress(UploadError):
+                self._withdraw()
+
+    def _others(self) -> set[str]:
+        """Return the ids of all other announcements that show signs of life."""
+        query = {
+            "project_id": self._project,
+            "fields": list(_Announced.__struct_fields__),
+            "query": _equal("weave_ref", self._ref),
+        }
+        beats: dict[str, int] = {}
+        for row in self._http.ask(_Answer, "POST", "/feedback/query", json=query).result:
+            if row.id != self._id:
+                beats[row.id] = max(row.payload.beat, beats.get(row.id, 0))
+        now_s = time.monotonic()
+        for key, beat in beats.items():
+            if key not in self._seen or self._seen[key][0] != beat:
+                self._seen[key] = beat, now_s
+        quiet = {key for key in beats if now_s - self._seen[key][1] >= QUIET_S}
+        if quiet == beats.keys():
+            for key in quiet:
+                with suppress(UploadError):  # somebody else's may be protected
+                    self._purge(key)
+        return beats.keys() - quiet
+
+    def _announce(self) -> None:
+        self._beat += 1
+        feedback = {
+            "id": self._id,
+            "project_id": self._project,
+            "weave_ref": self._ref,
+            "creator": "localtrace",
+            "feedback_type": "localtrace.upload",
+            "payload": {"beat": self._beat},
+        }
+        self._http.call("POST", "/feedback/create", json=feedback)
+
+    def _keep_beating(self) -> None:
+        while not self._ended.wait(BEAT_INTERVAL_S):
+            with suppress(UploadError, RuntimeError):  # the second: connections were closed
+                self._announce()
+
+    def _withdraw(self) -> None:
+        if self._beat:
+            self._purge(self._id)
+
+    def _purge(self, key: str) -> None:
+        body = {"project_id": self._project, "query": _equal("id", key)}
+        self._http.call("POST", "/feedback/purge", json=body)
+
+
+def _equal(name: str, value: str) -> dict[str, Any]:
+    return {"$expr": {"$eq": [{"$getField": name}, {"$literal": value}]}}
