@@ -69,7 +69,7 @@ class TraceReceipt(msgspec.Struct, frozen=True):
     size_bytes: Size = 0
     span_count: Size = 0
     reason: str | None = None
-    """Reason why it was rejected or left out."""
+    """Reason why it was rejected or left out, or why the target may show an earlier version."""
     verified: bool = False
     """True if it was read back from the target, in its run, with this digest."""
     cuts: tuple[Cut, ...] = ()

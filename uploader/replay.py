@@ -153,7 +153,16 @@ class Replay:
                         continue
                     self._planned_bytes += step.size_bytes
                     self._pace.wait(step.size_bytes, self._ended)
-                    self._ledger.mark([record.entry for record in step.records], accepted=False)
+                    entries = [record.entry for record in step.records]
+                    if not target.reads_back:
+                        ids = [entry.trace_id for entry in entries]
+                        known = self._ledger.known(place.destination, ids)
+                        self._sender.replaced |= {
+                            e.trace_id
+                            for e in entries
+                            if known.get(e.trace_id) not in (None, e.digest)
+                        }
+                    self._ledger.mark(entries, accepted=False)
                     waiting.append(pool.submit(self._sender.deliver, step))
                     # The next batch is built while all senders are busy.
                     while len(waiting) > target.connections:

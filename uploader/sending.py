@@ -21,6 +21,10 @@ FIRST_BATCH_BYTES = 64 * 2**10
 """Size of the first batches, and the least: where an upload is killed, little is under way."""
 QUICK_S = 1.0
 """Longest time to an answer after which batches grow; after a longer one they shrink."""
+KEEPS_FIRST = (
+    "changed since it was sent: a backend that keeps the first version of a span, such as Phoenix, "
+    "still shows that"
+)
 BROKEN_AFTER = 3
 """Failures in a row on single records after which a server may be broken."""
 
@@ -46,8 +50,8 @@ class Sender:
 
         Attempts after the first one repeat some of them, and are not counted.
         """
-        self._replaced: set[str] = set()
-        """Trajectories of which the target held an earlier version."""
+        self.replaced: set[str] = set()
+        """Trajectories of which the target held, or was sent, an earlier version."""
 
     def deliver(self, batch: Batch) -> list[Answer]:
         """Send a batch; if the target refuses it, halve it until the bad record is alone.
@@ -63,7 +67,7 @@ class Sender:
         def attempt() -> None:
             nonlocal in_doubt
             held = self._target.find([record.entry for record in records]) if in_doubt else {}
-            self._replaced.update(trace_id for trace_id, is_same in held.items() if not is_same)
+            self.replaced.update(trace_id for trace_id, is_same in held.items() if not is_same)
             absent = [record for record in records if not held.get(record.entry.trace_id)]
             for record in absent:
                 size_bytes = self._target.bytes_to_send(record)
@@ -90,8 +94,9 @@ class Sender:
             trace_id = record.entry.trace_id
             sent_bytes = self._sent_bytes.pop(trace_id, None)
             delivery = Delivery.PRESENT if sent_bytes is None else Delivery.SENT
-            replaces = trace_id in self._replaced
-            receipt = receipt_of(record, delivery, sent_bytes=sent_bytes, replaces=replaces)
+            replaces = trace_id in self.replaced
+            reason = KEEPS_FIRST if replaces and not self._target.reads_back else None
+            receipt = receipt_of(record, delivery, reason, sent_bytes=sent_bytes, replaces=replaces)
             answers.append((record.entry, receipt))
         return answers
 

@@ -135,6 +135,8 @@ def describe(receipt: Receipt) -> None:
     n = receipt.counts
     checked = f"{n['verified']} read back" if receipt.reads_back else "accepted, not verified"
     replaced = f", of which {n['replaced']} replace an earlier version" if n["replaced"] else ""
+    if replaced and not receipt.reads_back:
+        replaced += " (backends such as Phoenix still show that)"
     say(
         f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}){replaced}, "
         f"{n['already there']} already there, {n['rejected']} rejected; {checked}"

@@ -22,6 +22,7 @@ from localtrace.read.filters import Filters
 from localtrace.testing import recording
 from localtrace.uploader import TargetOptions, upload
 from localtrace.uploader.receipts import Receipt
+from tests.servers.otlp_endpoint import Endpoint
 
 QUESTION, ANSWER = "2+2?", "It is 4."
 WITH_REWARDS = TargetOptions(assessments=True)
@@ -131,6 +132,24 @@ def test_mlflow_forgets_a_reward_that_is_no_number_any_more(
     trace = at_mlflow(mlflow_url, sent)
     assert assessments(trace) == {}
     assert json.loads(trace.info.response_preview)["reward"] == trace.info.tags["reward"] == "nan"
+
+
+def test_a_receipt_tells_what_an_endpoint_may_still_show(recorded) -> None:
+    endpoint = Endpoint()
+
+    def send() -> Receipt:
+        with localtrace.open_store(recorded[0]) as store:
+            return upload(store, Filters(), endpoint.url, kind="otlp")
+
+    assert send().traces[0].reason is None
+    change(*recorded, reward=0.75)
+    second = send()
+    assert second.complete
+    assert second.counts["replaced"] == 1
+    assert "Phoenix" in (second.traces[0].reason or "")
+    assert send().counts["already there"] == 1
+    assert b"0.75" in endpoint.requests[-2][2]
+    endpoint.close()
 
 
 def test_what_is_redacted_later_is_shown_nowhere_at_mlflow(
