@@ -46,6 +46,7 @@ test: $(VENV)/test-installed  ## Run the tests (TESTS: which ones, or pytest opt
 .venv-weave/installed: tests/servers/weave_server/requirements.txt tests/servers/weave_server/constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(call install,$(@D)) -r $<
+	$(call install,$(@D)) --no-deps -c tests/servers/weave_server/constraints.txt chdb-core
 	touch $@
 
 # Debian's Chromium, or any on the path; the tests say so where there is none.

@@ -26,16 +26,19 @@ ENTITY = "team"
 
 
 class WeaveServer:
-    """The trace server of weave 0.53.12 in a process of its own, everything in memory.
+    """The trace server of weave 0.53.12 in a process of its own.
+
+    Everything is in memory, or in an embedded ClickHouse, whose rows are those of production.
 
     `url` is what a user of the tracker has. The tests' own requests use another port, which no
     fault and no closed door touches.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clickhouse: bool = False) -> None:
         if not PYTHON.exists():
             unavailable("needs .venv-weave, which `make test-servers` makes")
         self._log_path = folder / "weave-server.log"
+        self._arguments = [folder / "clickhouse"] if clickhouse else []
         with socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
             other.bind(("127.0.0.1", 0))
@@ -58,14 +61,15 @@ class WeaveServer:
     def start(self) -> None:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [PYTHON, "-m", "tests.servers.weave_server", *map(str, self._ports)],
+                [PYTHON, "-m", "tests.servers.weave_server", *map(str, self._ports),
+                 *self._arguments],
                 cwd=ROOT,
                 env={**os.environ, "WANDB_API_KEY": KEY},
                 stdin=subprocess.PIPE,  # its end ends the server, however the tests end
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            )  # fmt: skip
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
             assert self._process.poll() is None, self._log_path.read_text()
@@ -154,6 +158,13 @@ class WeaveServer:
         for call_id, started_at in response.json():
             values[call_id].append(started_at)
         return dict(values)
+
+    def sql(self, sql: str) -> list[Any]:
+        """Return what ClickHouse itself answers."""
+        response = self._control.post("/test/sql", params={"sql": sql})
+        response.raise_for_status()
+        rows: list[Any] = response.json()
+        return rows
 
     def sent(self, project: str, call_id: str) -> int:
         """Return how often a call was stored."""

@@ -1,7 +1,10 @@
-"""Serve until the standard input ends: `python -m tests.servers.weave_server PORT CONTROL_PORT`.
+"""Serve until the standard input ends.
+
+    python -m tests.servers.weave_server PORT CONTROL_PORT [FOLDER]
 
 PORT is what a tracker's users see, and can be closed; the other is for the tests' own routes, and
-stays. The API key is in the environment, as `WANDB_API_KEY`.
+stays. Everything is in memory or, with FOLDER, in an embedded ClickHouse. The API key is in the
+environment, as `WANDB_API_KEY`.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ class Door:
         self._reserve()
 
 
-async def serve(port: int, control_port: int) -> None:
-    app = WeaveApp(os.environ["WANDB_API_KEY"])
+async def serve(port: int, control_port: int, folder: str | None = None) -> None:
+    app = WeaveApp(os.environ["WANDB_API_KEY"], folder)
     door = Door(app.gate, port)
     await door.open()
     app.routes.post("/test/open")(door.open)
@@ -58,4 +61,4 @@ async def serve(port: int, control_port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

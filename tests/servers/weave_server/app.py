@@ -54,9 +54,21 @@ class GraphQL(BaseModel):
 class WeaveApp:
     """The application; `gate` is what uvicorn serves."""
 
-    def __init__(self, key: str) -> None:
-        self._store = StrictTraceServer()
-        self._store.setup_tables()
+    def __init__(self, key: str, folder: str | None = None) -> None:
+        """Set up the routes.
+
+        Args:
+            key: the API key that the server takes.
+            folder: where ClickHouse keeps its tables; by default everything is in memory.
+        """
+        self._store: Any
+        if folder is None:
+            self._store = StrictTraceServer()
+            self._store.setup_tables()
+        else:
+            from .clickhouse import EmbeddedClickHouse
+
+            self._store = EmbeddedClickHouse(folder)
         self._ids = Ids()
         self._server = TraceServer(self._store, self._ids)
         self._accepted: dict[str, list[tuple[str, str]]] = {}
@@ -76,6 +88,7 @@ class WeaveApp:
         app.get("/test/log")(lambda: self.gate.requests)
         app.get("/test/accepted")(self._accepted_calls)
         app.post("/test/fault")(self._fault)
+        app.post("/test/sql")(lambda sql: self._store.rows(sql))
         app.post("/test/switches")(self._switch)
 
     async def _calls_complete(

@@ -1,0 +1,150 @@
+"""Uploads to W&B's own storage code on ClickHouse, which shows a call twice that was sent twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import localtrace
+from localtrace.read.filters import Filters
+from localtrace.read.store import open_store
+from localtrace.uploader import upload
+from tests.servers.many import record
+from tests.servers.weave import WeaveServer
+
+COUNT = 300
+CALLS = 3 * COUNT
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServer]:
+    server = WeaveServer(tmp_path_factory.mktemp("weave"), clickhouse=True)
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def clickhouse(server: WeaveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeaveServer]:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.reset()
+
+
+@pytest.fixture
+def project() -> str:
+    return f"team/{uuid4()}"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many") / "store"
+    record(folder, COUNT)
+    return folder
+
+
+@pytest.fixture
+def start(many: Path, project: str, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    def start(machine: str, *more: str) -> subprocess.Popen[str]:
+        """Start an upload with the ledger of one of several machines."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.servers.impatient", "upload", "--all", "--to", "weave",
+             "--project", project, "--store", str(many), *more],
+            env={**os.environ, "LOCALTRACE_STATE_DIR": str(tmp_path / machine)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+
+    return start
+
+
+def rows(server: WeaveServer, project: str) -> tuple[int, int]:
+    """Count the rows of a project, and the calls."""
+    internal = b64encode(project.encode()).decode()
+    (counts,) = server.sql(
+        f"select count(*), count(distinct id) from calls_complete where project_id = '{internal}'"
+    )
+    return tuple(counts)
+
+
+def receipts(folder: Path) -> Iterator[Any]:
+    return (json.loads(path.read_text()) for path in folder.glob("*/receipts/*.json"))
+
+
+def test_three_machines_that_upload_a_run_at_once_store_each_call_once(
+    clickhouse: WeaveServer, project: str, start: Any, tmp_path: Path
+) -> None:
+    other_name = clickhouse.url.replace("127.0.0.1", "localhost")
+    uploads = [start("a"), start("b"), start("c", "--uri", other_name)]
+    printed = [upload.communicate(timeout=120)[0] for upload in uploads]
+    assert [upload.returncode for upload in uploads] == [0] * 3, printed
+    assert rows(clickhouse, project) == (CALLS, CALLS)
+    counts = [receipt["counts"] for receipt in receipts(tmp_path)]
+    assert sorted(count["sent"] for count in counts) == [0, 0, COUNT]
+    assert {count["verified"] for count in counts} == {COUNT}
+    assert sum("waiting for another upload of run" in text for text in printed) >= 2
+    assert clickhouse.feedback(project) == []
+
+
+def test_what_a_killed_upload_left_under_way_is_not_sent_again(
+    clickhouse: WeaveServer, project: str, start: Any
+) -> None:
+    assert "3 sent" in start("a", "--limit", "3").communicate(timeout=60)[0]
+    clickhouse.fault("slow", next=2)
+    before = len(clickhouse.log())
+    killed = start("a")
+    wait_until(lambda: len(clickhouse.log()) >= before + 2)
+    killed.kill()
+    killed.communicate()
+    under_way = [request["size_bytes"] for request in clickhouse.log()[before:]]
+    assert max(under_way) < 70_000  # what the server may still be storing is little
+    again = start("b")
+    printed = again.communicate(timeout=120)[0]
+    assert again.returncode == 0
+    assert "if it was killed" in printed
+    assert rows(clickhouse, project) == (CALLS, CALLS)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_rows_that_a_change_doubles_are_counted_until_the_server_merges_them(
+    clickhouse: WeaveServer, project: str, tmp_path: Path
+) -> None:
+    record(tmp_path / "store", 10)
+    with open_store(tmp_path / "store") as store:
+
+        def send() -> dict[str, int]:
+            return upload(store, Filters(), kind="weave", container=project).counts
+
+        assert send()["doubled"] == 0
+        localtrace.init(tmp_path / "store", min_free_bytes=0, seal=False)
+        for row in store.sql("select trace_id from trajectories limit 4").to_dicts():
+            localtrace.outcome(row["trace_id"], reward=9.0)
+        localtrace.close()
+        store.refresh()
+        counts = send()
+        assert (counts["replaced"], counts["doubled"]) == (4, 4)
+        assert rows(clickhouse, project) == (34, 30)
+        clickhouse.sql("SYSTEM START MERGES calls_complete")
+        clickhouse.sql("OPTIMIZE TABLE calls_complete FINAL")
+        clickhouse.sql("SYSTEM STOP MERGES calls_complete")
+        assert rows(clickhouse, project) == (30, 30)
+        counts = send()
+        assert (counts["already there"], counts["doubled"]) == (10, 0)
