@@ -13,8 +13,10 @@ from localtrace.uploader.records import Records
 from localtrace.uploader.selection import Choice
 from localtrace.uploader.targets import Place
 
-USUAL_TRAJECTORIES_PER_S = 50.0
+USUAL_BYTES_PER_S = 4e6
 """Speed of an upload, for estimates before the first one."""
+UPLOADS_COUNTED = 5
+"""Number of last uploads whose bytes and seconds are added up: a short one then tells little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Estimate:
     """What its receipt would say; `sent` is what it would send."""
     duration_s: float
     measured: bool
-    """True if the duration follows from the last upload to this target, not from a default."""
+    """True if the duration follows from the last uploads to this target, not from a default."""
 
 
 def measure(
@@ -50,11 +52,13 @@ def measure(
             else:
                 tally.add(step.receipt)
     receipt = tally.receipt(records)
-    speed = next((upload.speed for upload in uploads if upload.counts.get("sent")), None)
-    duration_s = receipt.counts["sent"] / (speed or USUAL_TRAJECTORIES_PER_S)
+    last = [upload for upload in uploads if upload.counts.get("sent_bytes")][:UPLOADS_COUNTED]
+    last_bytes = sum(upload.counts["sent_bytes"] for upload in last)
+    speed = last_bytes / sum(upload.duration_s for upload in last) if last else USUAL_BYTES_PER_S
+    duration_s = tally.sent_bytes / speed
     if limits.rate_bytes_per_s:
         duration_s = max(duration_s, tally.sent_bytes / limits.rate_bytes_per_s)
-    return Estimate(receipt, duration_s, speed is not None)
+    return Estimate(receipt, duration_s, measured=bool(last))
 
 
 def _place(uploads: Sequence[Summary], expected: Place, run: Run) -> Place:

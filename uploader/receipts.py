@@ -148,10 +148,10 @@ class Summary(msgspec.Struct, kw_only=True):
         return datetime.fromisoformat(self.ended_at).astimezone(UTC)
 
     @property
-    def speed(self) -> float:
-        """Trajectories sent per second."""
+    def duration_s(self) -> float:
+        """Seconds from its beginning to its end, at least one."""
         duration = self.time - datetime.fromisoformat(self.started_at).astimezone(UTC)
-        return self.counts.get("sent", 0) / max(1.0, duration.total_seconds())
+        return max(1.0, duration.total_seconds())
 
 
 class Receipt(Summary, kw_only=True):
@@ -334,7 +334,7 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         with open_given(path) as file:
             receipt = msgspec.json.decode(file.read(RECEIPT_MAX_BYTES), type=kind)
-        receipt.speed  # noqa: B018  (are its times some?)
+        receipt.duration_s  # noqa: B018  (are its times some?)
     except OSError as error:
         raise UploadError(
             f"{path} cannot be read ({error.strerror}): name the JSON file of a receipt"

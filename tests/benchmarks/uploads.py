@@ -1,13 +1,18 @@
-"""The time that an upload adds to the server's own, and the cost of sending one trace at a time.
+"""Whole upload commands against a plain loop that posts the same bodies and reads them back.
 
-A bare loop posts the same bodies, built beforehand, to the same server; both run in turn. At
-MLflow its own client also sends the trajectories one at a time.
+Both are processes of their own, and run in turn against the same server. The loop gets the bodies
+as they are sent, so the difference is the store, redaction, encoding, the ledger and the receipt.
+At MLflow its own client also sends trajectories one at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -17,68 +22,90 @@ from pathlib import Path
 from typing import Any
 
 import localtrace
-from localtrace.read.store import Store
+from localtrace.cli import main
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
-from localtrace.uploader import TargetOptions, upload
-from localtrace.uploader.plan import Progress
+from localtrace.uploader import TargetOptions
 from localtrace.uploader.selection import Selection, choose
-from localtrace.uploader.targets import Record, Target, open_target
+from localtrace.uploader.targets import Record, in_batches, open_target
 from localtrace.uploader.transcripts import transcript_of
 from tests.benchmarks.figures import Figure, Promise, Table
+from tests.benchmarks.rollouts import RandomWords, Shape, roll_out, write_scripts
+from tests.servers.peak_memory import peak_bytes
 
-ROUNDS = 2
-TRAJECTORIES = 1500
-ONE_AT_A_TIME = 40
+ROUNDS = 3
 CALLS = 11
 TEXT_CHARS = 3500
-BARE = Promise("of a bare loop", 0.9, "x", at_least=True)
-CLIENT = Promise("of one trace at a time", 5, "x", at_least=True)
+ONE_AT_A_TIME = 40
+COUNTS = {"12 spans": 600, "30 turns": 40, "200 turns": 3}
+"""Trajectories by shape."""
+SHAPES = {
+    "30 turns": Shape("30 turns", 30, 500, 150, 200),
+    "200 turns": Shape("200 turns", 200, 500, 100, 150),
+}
+LOOP = {
+    "mlflow": Promise("of a loop", 0.9, "x", at_least=True),
+    "weave": Promise("of a loop", 0.8, "x", at_least=True),
+}
+CPU = Promise("CPU of 12 spans", 3, "ms")
+MEMORY = Promise("peak", 250, "MB")
+_MB = 10**6
 
 
 def measure() -> Table:
-    """Trajectories per second of an upload as multiples of the other ways."""
-    with (
-        tempfile.TemporaryDirectory(prefix="localtrace-bench-") as folder,
-        contextlib.chdir(folder),
-        localtrace.open_store(_record(Path(folder) / "store")) as store,
-    ):
+    """Speed, CPU, memory and bytes of uploads, by target and shape (UPLOADS names some)."""
+    chosen = os.environ.get("UPLOADS", "mlflow,weave,12 spans,30 turns,200 turns").split(",")
+    with tempfile.TemporaryDirectory(prefix="localtrace-bench-") as name:
+        folder = Path(name)
         os.environ["LOCALTRACE_STATE_DIR"] = f"{folder}/state"
+        stores = {shape: _record(folder, shape) for shape in COUNTS if shape in chosen}
         rows = []
-        for name, server in (("mlflow", _mlflow), ("weave", _weave)):
-            with server(Path(folder)) as uri:
-                rows += _rows(store, name, uri)
+        for kind, server in (("mlflow", _mlflow), ("weave", _weave)):
+            if kind in chosen:
+                with server(folder) as uri:
+                    rows += [_row(folder, path, kind, uri, at) for at, path in stores.items()]
     return Table(
-        "Uploading, against the same server fed in other ways",
-        ("target", "per bare loop", "with reading back", "per one at a time", "promise"),
+        "Whole upload commands, against a loop that posts the same bodies and reads them back",
+        ("target", "trajectories", "speed", "CPU each", "of the loop", "peak", "bytes each",
+         "promises"),
         rows,
         [
-            f"{TRAJECTORIES} trajectories of {CALLS + 1} spans and about "
-            f"{CALLS * TEXT_CHARS // 1000} kB, {ROUNDS} rounds in turn (lowest to highest).",
-            "An upload reads the store, redacts, maps and sends until all is accepted; the loop "
-            "only posts. One at a time: MLflow's own client, against upload with reading back.",
+            f"{ROUNDS} rounds in turn (lowest to highest). Of 12 spans: about "
+            f"{CALLS * TEXT_CHARS // 1000} kB of text; turns: token ids, with a tokenizer. CPU "
+            "is that of the command's process, and of the loop's.",
         ],
-    )
+    )  # fmt: skip
 
 
-def _rows(store: Store, kind: str, uri: str) -> list[list[str]]:
+def _row(folder: Path, store: Path, kind: str, uri: str, shape: str) -> list[str]:
+    count = COUNTS[shape]
     taken: dict[str, list[float]] = defaultdict(list)
-    for number in range(ROUNDS + 1):
-        taken["bare"].append(_bare(store, kind, uri, f"team/bare-{number}"))
-        sent, read_back = _upload(store, kind, uri, f"team/upload-{number}")
-        taken["upload"].append(sent)
-        taken["read back"].append(read_back)
-        if kind == "mlflow":
-            taken["client"].append(_one_at_a_time(store, uri, f"team/client-{number}"))
-    speeds = {way: Figure(tuple(speed[1:])) for way, speed in taken.items()}
-    per_bare = speeds["upload"] / speeds["bare"]
-    with_reading = speeds["read back"] / speeds["bare"]
-    client, verdicts = "", [BARE.verdict(per_bare)]
-    if "client" in speeds:
-        per_client = speeds["read back"] / speeds["client"]
-        client = per_client.text("x")
-        verdicts.append(CLIENT.verdict(per_client))
-    return [[kind, per_bare.text("x"), with_reading.text("x"), client, "; ".join(verdicts)]]
+    for number in range(ROUNDS):
+        place = f"team/{shape.replace(' ', '-')}-{number}"
+        size_bytes = _save_batches(store, kind, uri, f"{place}-loop", folder / "bodies")
+        loop = _process("loop", kind, uri, str(folder / "bodies"))
+        flag = "--experiment" if kind == "mlflow" else "--project"
+        command = _process(
+            "upload", "--all", "-s", str(store), "--to", kind, "--uri", uri, flag, place, "-q"
+        )  # fmt: skip
+        taken["speed"].append(loop[0] / command[0])
+        taken["cpu"].append(1000 * command[1] / count)
+        taken["loop cpu"].append(1000 * loop[1] / count)
+        taken["peak"].append(command[2] / _MB)
+        if kind == "mlflow" and shape == "12 spans":
+            one_s = _one_at_a_time(store, uri, f"{place}-client")
+            taken["client"].append(one_s * count / command[0])
+    figures = {name: Figure(tuple(values)) for name, values in taken.items()}
+    verdicts = [LOOP[kind].verdict(figures["speed"]), MEMORY.verdict(figures["peak"])]
+    if shape == "12 spans":
+        verdicts.append(CPU.verdict(figures["cpu"]))
+    if "client" in figures:
+        verdicts.append(f"{figures['client'].text('x')} of one trace at a time")
+    return [
+        kind, f"{count} of {shape}", figures["speed"].text("x"), figures["cpu"].text("ms"),
+        figures["loop cpu"].text("ms"), figures["peak"].text("MB"),
+        f"{size_bytes / count / 1000:,.0f} kB", "; ".join(verdicts),
+    ]  # fmt: skip
 
 
 @localtrace.op
@@ -86,69 +113,80 @@ def work(text: str, number: int) -> dict[str, Any]:
     return {"text": text, "number": number}
 
 
-def _record(folder: Path) -> Path:
-    localtrace.init(folder, project="bench", min_free_bytes=0, seal=False)
-    for number in range(TRAJECTORIES):
-        with localtrace.trajectory(step=number // 50, sample_index=number, rollout_n=0) as t:
-            for call in range(CALLS):
-                work("abcdefg " * (TEXT_CHARS // 16), call)
-            t.set(reward=number / TRAJECTORIES)
+def _record(folder: Path, shape: str) -> Path:
+    store, words = folder / shape, RandomWords()
+    tokenizer = words.write_tokenizer(folder) if shape in SHAPES else None
+    localtrace.init(store, project="bench", min_free_bytes=0, seal=False, tokenizer=tokenizer)
+    if shape in SHAPES:
+        roll_out(write_scripts(SHAPES[shape], COUNTS[shape], words), localtrace.op)
+    else:
+        for number in range(COUNTS[shape]):
+            with localtrace.trajectory(step=number // 50, sample_index=number, rollout_n=0) as t:
+                for call in range(CALLS):
+                    work("abcdefg " * (TEXT_CHARS // 16), call)
+                t.set(reward=number / COUNTS[shape])
     localtrace.close()
-    seal(open_layout(folder))
-    return folder
+    seal(open_layout(store))
+    return store
 
 
-def _upload(store: Store, kind: str, uri: str, container: str) -> tuple[float, float]:
-    """Trajectories per second until all are accepted, and until all are read back."""
-    ended_s = 0.0
-
-    def on_progress(progress: Progress) -> None:
-        nonlocal ended_s
-        ended_s = time.perf_counter()
-
+def _process(*arguments: str) -> tuple[float, float, float]:
+    """Seconds, seconds of CPU and the peak of memory in bytes of a process."""
     began_s = time.perf_counter()
-    receipt = upload(
-        store, Selection(), uri, kind=kind, container=container, on_progress=on_progress
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *arguments], capture_output=True, text=True, check=False
     )
-    assert receipt.counts["sent"] == receipt.counts["verified"] == TRAJECTORIES
-    read_back_s = time.perf_counter()
-    return TRAJECTORIES / (ended_s - began_s), TRAJECTORIES / (read_back_s - began_s)
+    taken_s = time.perf_counter() - began_s
+    assert done.returncode == 0, done.stderr
+    cpu_s, peak = done.stdout.split("SPENT")[1].split()
+    return taken_s, float(cpu_s), float(peak)
 
 
-def _bare(store: Store, kind: str, uri: str, container: str) -> float:
-    with closing(open_target(kind, uri, TargetOptions())) as target:
+def _loop(kind: str, uri: str, bodies: str) -> None:
+    with closing(open_target(kind, uri, TargetOptions())) as target, Path(bodies).open("rb") as f:
         target.check()
-        batches = _batches(store, target, container)
-        began_s = time.perf_counter()
-        for batch in batches:
+        entries = []
+        while batch := pickle.load(f):
             target.send(batch)
-        return TRAJECTORIES / (time.perf_counter() - began_s)
+            entries += [record.entry for record in batch]
+        assert len(target.verify(entries)) == len(entries)
 
 
-def _batches(store: Store, target: Target, container: str) -> list[list[Record]]:
-    (part,) = choose(store, Selection()).runs
-    place = target.place(part.run, container)
-    batches: list[list[Record]] = [[]]
-    for trajectory in store.read(part.trace_ids):
-        record = target.encode(trajectory, place, transcript_of(trajectory))
-        full = [*batches[-1], record]
-        too_many = sum(len(one.parts) for one in full) > target.batch_max_parts
-        if batches[-1] and (
-            too_many or sum(one.size_bytes for one in full) > target.batch_max_bytes
-        ):
-            batches.append([])
-        batches[-1].append(record)
-    return batches
+def _save_batches(path: Path, kind: str, uri: str, container: str, bodies: Path) -> int:
+    """Write the batches of a loop to a file; return the bytes of their records."""
+    with (
+        closing(open_target(kind, uri, TargetOptions())) as target,
+        localtrace.open_store(path) as store,
+        bodies.open("wb") as file,
+    ):
+        target.check()
+        (part,) = choose(store, Selection()).runs
+        place = target.place(part.run, container)
+        size_bytes = 0
+
+        def records() -> Iterator[Record]:
+            for trajectory in store.read(part.trace_ids, batch_size=4):
+                yield target.encode(trajectory, place, transcript_of(trajectory))
+
+        parts_of = 1 if kind == "mlflow" else CALLS + 1
+        most = target.batch_max_parts // parts_of
+        for batch in in_batches(records(), lambda r: r.size_bytes, most, target.batch_max_bytes):
+            size_bytes += sum(record.size_bytes for record in batch)
+            pickle.dump(batch, file)
+        pickle.dump([], file)
+    return size_bytes
 
 
-def _one_at_a_time(store: Store, uri: str, container: str) -> float:
-    """MLflow's own client: begin a trace, begin and end each span, end the trace."""
-    from mlflow import MlflowClient
+def _one_at_a_time(path: Path, uri: str, container: str) -> float:
+    """Seconds per trajectory of MLflow's own client: a trace, its spans, the end of the trace."""
+    import mlflow
 
-    client = MlflowClient(uri)
+    mlflow.set_tracking_uri(uri)
+    client = mlflow.MlflowClient(uri)
     experiment_id = client.create_experiment(container)
-    (part,) = choose(store, Selection(limit=ONE_AT_A_TIME)).runs
-    trajectories = list(store.read(part.trace_ids))
+    with localtrace.open_store(path) as store:
+        (part,) = choose(store, Selection(limit=ONE_AT_A_TIME)).runs
+        trajectories = list(store.read(part.trace_ids))
     began_s = time.perf_counter()
     for trajectory in trajectories:
         root = client.start_trace("agent_loop", experiment_id=experiment_id)
@@ -159,7 +197,7 @@ def _one_at_a_time(store: Store, uri: str, container: str) -> float:
             )  # fmt: skip
             client.end_span(root.trace_id, call.span_id, outputs=span.outputs)
         client.end_trace(root.trace_id)
-    return ONE_AT_A_TIME / (time.perf_counter() - began_s)
+    return (time.perf_counter() - began_s) / ONE_AT_A_TIME
 
 
 @contextlib.contextmanager
@@ -182,3 +220,14 @@ def _weave(folder: Path) -> Iterator[str]:
         yield server.url
     finally:
         server.end()
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1] == "loop":
+            _loop(*sys.argv[2:])
+        else:
+            main(sys.argv[1:])
+    finally:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        print(f"SPENT {used.ru_utime + used.ru_stime} {peak_bytes()}")

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from localtrace.redaction.redaction import Redaction
-from localtrace.uploader.estimation import Estimate, measure
+from localtrace.uploader.estimation import USUAL_BYTES_PER_S, Estimate, measure
 from localtrace.uploader.ledger import Ledger
 from localtrace.uploader.plan import Limits
 from localtrace.uploader.receipts import receipts_folder, write_receipt
@@ -48,7 +48,7 @@ def test_everything_is_counted_as_the_target_counts_it(estimate) -> None:
     counts = result.receipt.counts
     assert (counts["selected"], counts["sent"], counts["sent_bytes"]) == (101, 100, 1000)
     assert result.receipt.rejected == {"f" * 32: "not in the store"}
-    assert (result.duration_s, result.measured) == (2.0, False)
+    assert (result.duration_s, result.measured) == (1000 / USUAL_BYTES_PER_S, False)
 
 
 def test_what_the_ledger_knows_to_be_there_is_skipped(estimate, ledger) -> None:
@@ -68,17 +68,24 @@ def test_what_is_over_the_limit_is_left_for_the_next_time(estimate) -> None:
     assert (counts["sent"], counts["left out"], counts["sent_bytes"]) == (25, 75, 250)
 
 
-def test_the_time_follows_from_the_last_upload_there_and_from_the_rate(estimate) -> None:
+def test_the_time_follows_from_the_bytes_of_the_last_uploads_there_and_from_the_rate(
+    estimate,
+) -> None:
     earlier = estimate().receipt
     times = {"started_at": "2026-11-21T10:00:00Z", "ended_at": "2026-11-21T10:00:02Z"}
-    for changes in (
-        {"counts": {"selected": 400, "sent": 400}},
-        {"upload_id": "20261121T100000Z-1", "counts": {"selected": 400, "sent": 0}},
-        {"upload_id": "20261121T100000Z-2", "target": "elsewhere:"},
-    ):
-        write_receipt(replace(earlier, **times, **changes), receipts_folder())
+    few = {"selected": 400, "sent": 1, "sent_bytes": 10}
+    for number, changes in enumerate((
+        {"counts": {"selected": 400, "sent": 400, "sent_bytes": 4000}},
+        {"counts": {"selected": 400, "sent": 0, "sent_bytes": 0}},
+        {"target": "elsewhere:"},
+        # too short to tell much: it sent little, and counts as a second
+        {"counts": few, "ended_at": "2026-11-21T10:00:00.01Z"},
+    )):  # fmt: skip
+        named = {"upload_id": f"20261121T10000{number}Z-a"}
+        write_receipt(replace(earlier, **{**times, **named, **changes}), receipts_folder())
     result = estimate()
-    assert (result.duration_s, result.measured) == (0.5, True)
+    assert result.duration_s == pytest.approx(1000 / (4010 / 3))
+    assert result.measured
     assert estimate(rate_bytes_per_s=100).duration_s == 10.0
 
 
