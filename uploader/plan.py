@@ -28,9 +28,9 @@ from localtrace.uploader.records import Records
 from localtrace.uploader.selection import NOT_IN_STORE, Choice, ChosenRun
 from localtrace.uploader.targets import Entry, Place, Record
 
-READ_FIRST = 16
+READ_FIRST = 4
 READ_MAX = 512
-READ_MAX_BYTES = 16 * 2**20
+READ_MAX_BYTES = 4 * 2**20
 """Size of the records to read at a time: one trajectory may hold megabytes."""
 
 

@@ -32,10 +32,17 @@ def whole_prompts(rows: Iterable[Row]) -> dict[str, list[int] | None]:
         The prompt ids by span id; None where a base is missing or the checksum does not match.
     """
     turns = {row["span_id"]: row for row in rows if row["prompt_name"] is not None}
-    return {
-        span_id: None if data is None else _IDS_DECODER.decode(data)
-        for span_id, data in _rebuilt(turns, "prompt").items()
-    }
+    prompts: dict[str, list[int] | None] = {}
+    last: list[int] = []
+    for span_id, data in _rebuilt(turns, "prompt").items():
+        if data is None:
+            prompts[span_id] = None
+            continue
+        ids = _IDS_DECODER.decode(data)
+        # Prompts that begin alike share their numbers, each of which is an object of 28 bytes.
+        shared = shared_prefix(last, ids)
+        last = prompts[span_id] = last[:shared] + ids[shared:]
+    return prompts
 
 
 def whole_messages(rows: Iterable[Row]) -> dict[str, list[Any] | None]:

@@ -87,7 +87,6 @@ class WeaveTarget(Target):
 
     kind = "weave"
     batch_max_parts = CALLS_MAX
-    batch_max_bytes = REQUEST_MAX_BYTES
     record_max_bytes = 256 * 2**20
     shortens_calls = True
 
