@@ -42,6 +42,7 @@ COUNTS = {"12 spans": 600, "30 turns": 40, "200 turns": 3}
 SHAPES = {
     "30 turns": Shape("30 turns", 30, 500, 150, 200),
     "200 turns": Shape("200 turns", 200, 500, 100, 150),
+    "2000 turns": Shape("2000 turns", 2000, 200, 20, 20),
 }
 LOOP = {
     "mlflow": Promise("of a loop", 0.9, "x", at_least=True),
@@ -58,7 +59,11 @@ def measure() -> Table:
     with tempfile.TemporaryDirectory(prefix="localtrace-bench-") as name:
         folder = Path(name)
         os.environ["LOCALTRACE_STATE_DIR"] = f"{folder}/state"
-        stores = {shape: _record(folder, shape) for shape in COUNTS if shape in chosen}
+        stores = {
+            shape: record(folder / shape, shape, count)
+            for shape, count in COUNTS.items()
+            if shape in chosen
+        }
         rows = []
         for kind, server in (("mlflow", _mlflow), ("weave", _weave)):
             if kind in chosen:
@@ -113,19 +118,23 @@ def work(text: str, number: int) -> dict[str, Any]:
     return {"text": text, "number": number}
 
 
-def _record(folder: Path, shape: str) -> Path:
-    store, words = folder / shape, RandomWords()
+def record(folder: Path, shape: str, count: int) -> Path:
+    """Record so many trajectories of a shape into a store, a hundred at a time."""
+    store, words = folder / "store", RandomWords()
+    folder.mkdir(parents=True)
     tokenizer = words.write_tokenizer(folder) if shape in SHAPES else None
     localtrace.init(store, project="bench", min_free_bytes=0, seal=False, tokenizer=tokenizer)
-    if shape in SHAPES:
-        roll_out(write_scripts(SHAPES[shape], COUNTS[shape], words), localtrace.op)
-    else:
-        for number in range(COUNTS[shape]):
+    for start in range(0, count, 100):
+        some = range(start, min(start + 100, count))
+        if shape in SHAPES:
+            roll_out(write_scripts(SHAPES[shape], len(some), words), localtrace.op)
+            continue
+        for number in some:
             with localtrace.trajectory(step=number // 50, sample_index=number, rollout_n=0) as t:
                 for call in range(CALLS):
                     work("abcdefg " * (TEXT_CHARS // 16), call)
-                t.set(reward=number / COUNTS[shape])
-    localtrace.close()
+                t.set(reward=number / count)
+    localtrace.close(60)
     seal(open_layout(store))
     return store
 
@@ -226,6 +235,10 @@ if __name__ == "__main__":
     try:
         if sys.argv[1] == "loop":
             _loop(*sys.argv[2:])
+        elif (
+            sys.argv[1] == "record"
+        ):  # record FOLDER SHAPE COUNT, for uploads at the scale of a run
+            record(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
         else:
             main(sys.argv[1:])
     finally:
