@@ -26,6 +26,7 @@ from localtrace.field_names import (
 from localtrace.store.whole_prompts import SeenLists
 from localtrace.types import Decode, Message, Span, ToolCall, Trajectory
 from localtrace.values.codec import to_json
+from localtrace.values.placeholder import Placeholder
 
 VALUE_MAX = 300
 """Characters to which a long argument or result is shortened."""
@@ -92,6 +93,8 @@ class Turn:
         ids = self.span.prompt_ids
         if ids is not None:
             return f"{len(ids):,} token ids, and no tokenizer in the store to read them"
+        if _is_redacted(self.span.inputs):
+            return "the prompt's token ids are redacted, and were not decoded before"
         return "the prompt cannot be rebuilt: a call that it builds on is missing"
 
     @property
@@ -100,6 +103,8 @@ class Turn:
         ids = self.span.output_ids
         if ids:
             return f"{len(ids):,} token ids, and no tokenizer in the store to read them"
+        if _is_redacted(self.span.outputs):
+            return "the answer's token ids are redacted, and were not decoded before"
         return self.span.error or "no text was recorded"
 
     @property
@@ -166,6 +171,11 @@ def weight_version(span: Span) -> Any:
             if details.get(name) is not None:
                 return details[name]
     return None
+
+
+def _is_redacted(recorded: Any) -> bool:
+    values = fields_of(recorded).values()
+    return any(isinstance(value, Placeholder) and value.reason == "redacted" for value in values)
 
 
 def messages_of(recorded: Iterable[Any]) -> list[Message]:
@@ -308,12 +318,16 @@ class _Reader:
         """Messages by `id` of what was recorded, which the trajectory keeps alive."""
         self._lists, self._ids = SeenLists(), SeenLists()
         self._answer: Message | None = None
-        self.turns = [self._turn(number, span) for number, span in enumerate(trajectory.turns)]
+        self.turns: list[Turn] = []
+        for number, span in enumerate(trajectory.turns):
+            self.turns.append(self._turn(number, span))
 
     def prompt(self, span: Span) -> list[Message] | None:
         if span.messages is not None:
             return self._messages(span.messages)
-        return prompt_of(span, self.trajectory.decode)
+        prompt = prompt_of(span, self.trajectory.decode)
+        is_first = not self.turns or span is self.turns[0].span
+        return self._added(span) if prompt is None and is_first else prompt
 
     def _turn(self, number: int, span: Span) -> Turn:
         new, known = self._new(span)
@@ -330,7 +344,8 @@ class _Reader:
             answer = self._answer
             return [m for m in new if answer is None or not repeats_answer(m, answer)], known
         if span.prompt_ids is None:
-            return self.prompt(span), 0
+            prompt = self.prompt(span)
+            return (prompt, 0) if prompt is not None else (self._added(span), len(self.turns))
         known = self._ids.known(span.prompt_ids)
         self._ids.add(span.prompt_ids + (span.output_ids or []))
         text = self.trajectory.decode(span.prompt_ids[known:])
@@ -338,6 +353,11 @@ class _Reader:
         if text is None:
             return (None if known else self.prompt(span)), known
         return [message for message in _of_template(text) if message.text or not known], known
+
+    def _added(self, span: Span) -> list[Message] | None:
+        """Return what a prompt adds whose ids were left out after they had been decoded."""
+        text = span.prompt_text
+        return _of_template(text) if text else None if text is None else []
 
     def _messages(self, recorded: Iterable[Any]) -> list[Message]:
         return [

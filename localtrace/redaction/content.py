@@ -15,6 +15,7 @@ from localtrace.errors import StoreError
 from localtrace.redaction.matches import mark
 from localtrace.redaction.redactor import REASON, Redactor
 from localtrace.redaction.tokens import Parts, without_ids
+from localtrace.store.whole_prompts import SeenLists
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import parse_json, to_json
 from localtrace.values.placeholder import Placeholder
@@ -80,6 +81,26 @@ class Content:
                 had_any |= edited is not value
                 columns[name] = _fitting(name, edited)
         return had_any
+
+    def keep_texts(
+        self, before: Content, text_of: Callable[[list[int]], str | None], redactor: Redactor
+    ) -> None:
+        """Add the redacted text of ids that were left out; of prompts what is new, as in tables.
+
+        Args:
+            before: the content with its ids.
+            text_of: decodes ids.
+            redactor: searches the text, which no column held before.
+        """
+        seen = SeenLists()
+        for call, was, prompt in zip(self.calls, before.calls, before.prompts, strict=True):
+            output = was["output_ids"] or []
+            new = prompt[seen.known(prompt) :]
+            seen.add(prompt + output)
+            for name, whole, ids in (("prompt_text", prompt, new), ("output_text", output, output)):
+                text = text_of(ids) if whole and was[name] is None else None
+                if text is not None and not redactor.leaves_out(name, text):
+                    call[name] = redactor.text(text)
 
     def id_lists(self) -> Iterator[Parts]:
         """Yield all lists that may be token ids, each once: turns first, in their order."""

@@ -2,7 +2,8 @@
 
 Patterns replace what they match in every text, and named fields are left out. Text can be decoded
 from token ids too: where a pattern matches anything in a trajectory, its decoded tokens included,
-all its token ids are left out. Run, project and experiment stay, because records are found by them.
+all its token ids are left out, and the redacted text of its turns stays. Run, project and
+experiment stay, because records are found by them.
 """
 
 from __future__ import annotations
@@ -107,4 +108,5 @@ class Redaction:
         edited.edit(redactor)
         if (in_ids.is_found or redactor.matched) and edited.leave_out_ids():
             self.counts[IDS_COUNT] += 1
+            edited.keep_texts(content, text_of, redactor)
         return edited if self.counts.total() > before else None
