@@ -300,6 +300,22 @@ def weave_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServ
 
 
 @pytest.fixture(scope="session")
+def clickhouse_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServer]:
+    """A server with production's storage, whose merges of rows are stopped."""
+    server = WeaveServer(tmp_path_factory.mktemp("weave"), clickhouse=True)
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def clickhouse_weave(clickhouse_server: WeaveServer) -> Iterator[WeaveServer]:
+    """The session's server on ClickHouse, whose faults end with the test."""
+    yield clickhouse_server
+    clickhouse_server.reset()
+
+
+@pytest.fixture(scope="session")
 def weave_client(
     weave_server: WeaveServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WeaveClient]:

@@ -1,4 +1,4 @@
-"""An uploader that is killed again and again, in a failing network, doubles and loses nothing."""
+"""An uploader that is killed, short of disk or in a failing network doubles and loses nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 from mlflow import MlflowClient
 
+import localtrace
 from localtrace.read.store import open_store
+from tests.crash.disks import fill, mounted
 from tests.environment import soaks
 from tests.servers.many import record
 
@@ -48,14 +51,18 @@ class Tracker(Protocol):
     def stored(self) -> Counter[str]:
         """Count each trajectory by the target's id; whole ones only."""
 
+    def rewards(self) -> list[float]:
+        """Return the rewards that the trajectories show, sorted."""
+
 
 class Mlflow:
     rate = "300kB"
 
-    def __init__(self, network: Any, server_url: str) -> None:
+    def __init__(self, network: Any, server_url: str, experiment: str) -> None:
         self._network = network
+        self._experiment = experiment
         self._client = MlflowClient(server_url)
-        self.options = ["--to", "mlflow", "--uri", network.url, "--experiment", "killed"]
+        self.options = ["--to", "mlflow", "--uri", network.url, "--experiment", experiment]
         self.environment: dict[str, str] = {}
         self.close_door, self.open_door = network.close_door, network.open_door
 
@@ -68,7 +75,7 @@ class Mlflow:
         self._network.fault = lambda body: None
 
     def stored(self) -> Counter[str]:
-        place = self._client.get_experiment_by_name("killed").experiment_id
+        place = self._client.get_experiment_by_name(self._experiment).experiment_id
         whole: Counter[str] = Counter()
         token = None
         while True:
@@ -78,13 +85,18 @@ class Mlflow:
             if not token:
                 return whole
 
+    def rewards(self) -> list[float]:
+        place = self._client.get_experiment_by_name(self._experiment).experiment_id
+        page = self._client.search_traces(locations=[place], max_results=500)
+        return sorted(float(trace.info.tags["reward"]) for trace in page)
+
 
 class Weave:
-    project = "team/killed"
     rate = "120kB"
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, name: str) -> None:
         self._server = server
+        self.project = f"team/{name}"
         self.options = ["--to", "weave", "--project", self.project]
         self.environment = server.environment
         self.close_door, self.open_door = server.close_door, server.open_door
@@ -97,22 +109,25 @@ class Weave:
         self._server.fault()
 
     def stored(self) -> Counter[str]:
-        # Not as the server merges rows, but as each was accepted.
-        accepted = self._server.started_at_values(self.project)
-        assert {len(values) for values in accepted.values()} == {1}
+        rows, distinct = self._server.rows(self.project)
+        assert rows == distinct
         calls = Counter(call["trace_id"] for call in self._server.calls(self.project))
         return Counter({trace_id: 1 for trace_id, n in calls.items() if n == CALLS})
+
+    def rewards(self) -> list[float]:
+        roots = {"trace_roots_only": True}
+        shown = self._server.calls(self.project, filter=roots, latest_only=True)
+        return sorted(call["attributes"]["reward"] for call in shown)
 
 
 @pytest.fixture(params=["mlflow", "weave"])
 def tracker(request: pytest.FixtureRequest) -> Iterator[Tracker]:
+    name = str(uuid4())
     if request.param == "mlflow":
         network = request.getfixturevalue("network")
-        yield Mlflow(network, request.getfixturevalue("mlflow_url"))
+        yield Mlflow(network, request.getfixturevalue("mlflow_url"), name)
     else:
-        server = request.getfixturevalue("weave_server")
-        yield Weave(server)
-        server.reset()
+        yield Weave(request.getfixturevalue("clickhouse_weave"), name)
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +139,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(many: Path, tracker: Tracker) -> Callable[..., subprocess.Popen[str]]:
-    def start(*more: str) -> subprocess.Popen[str]:
+    def start(*more: str, store: Path = many) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.servers.impatient", "upload", "--all", *tracker.options,
-             *more, "--store", str(many)],
+             *more, "--store", str(store)],
             env={**os.environ, **tracker.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,6 +201,42 @@ def test_after_many_kills_and_many_faults_everything_is_there_once(
     with open_store(many) as store:
         recorded = {row["trace_id"] for row in store.trajectories().to_dicts()}
     assert {trace["trace_id"] for trace in receipt["traces"]} == recorded
+    stored = tracker.stored()
+    assert set(stored.values()) == {1}
+    assert len(stored) == TRAJECTORIES
+
+
+def test_changes_arrive_through_faults_once_and_show_everywhere(tracker, start, tmp_path) -> None:
+    store = tmp_path / "changing"
+    record(store, 30)
+    assert "30 sent" in start(store=store).communicate(timeout=120)[0]
+    with open_store(store) as opened:
+        rows = opened.trajectories().to_dicts()
+    localtrace.init(store, min_free_bytes=0, seal=False)
+    for row in rows[:10]:
+        localtrace.outcome(row["trace_id"], reward=9.0)
+    localtrace.close()
+    tracker.unsteady()
+    output, _ = start(store=store).communicate(timeout=200)
+    assert "10 sent" in output
+    assert "10 replace an earlier version" in output
+    assert "30 read back" in output
+    assert tracker.rewards() == sorted([row["reward"] for row in rows[10:]] + [9.0] * 10)
+
+
+@pytest.mark.parametrize("tracker", ["weave"], indirect=True)
+def test_an_upload_that_the_disk_stopped_goes_on_when_there_is_space(
+    tracker, start, tmp_path, monkeypatch
+) -> None:
+    with mounted(tmp_path / "disk", "size=512k") as disk:
+        monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(disk))
+        assert "30 sent" in start("--limit", "30").communicate(timeout=120)[0]
+        fill(disk / "checkpoint")
+        stopped = start()
+        assert "free space there" in stopped.communicate(timeout=120)[0]
+        assert stopped.returncode == 1
+        (disk / "checkpoint").unlink()
+        assert f"{TRAJECTORIES} read back" in start().communicate(timeout=120)[0]
     stored = tracker.stored()
     assert set(stored.values()) == {1}
     assert len(stored) == TRAJECTORIES

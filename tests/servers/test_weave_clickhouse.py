@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,11 @@ COUNT = 300
 CALLS = 3 * COUNT
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServer]:
-    server = WeaveServer(tmp_path_factory.mktemp("weave"), clickhouse=True)
-    server.start()
-    yield server
-    server.end()
-
-
 @pytest.fixture
-def clickhouse(server: WeaveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeaveServer]:
-    for name, value in server.environment.items():
+def clickhouse(clickhouse_weave: WeaveServer, monkeypatch: pytest.MonkeyPatch) -> WeaveServer:
+    for name, value in clickhouse_weave.environment.items():
         monkeypatch.setenv(name, value)
-    yield server
-    server.reset()
+    return clickhouse_weave
 
 
 @pytest.fixture
@@ -70,15 +60,6 @@ def start(many: Path, project: str, tmp_path: Path) -> Callable[..., subprocess.
     return start
 
 
-def rows(server: WeaveServer, project: str) -> tuple[int, int]:
-    """Count the rows of a project, and the calls."""
-    internal = b64encode(project.encode()).decode()
-    (counts,) = server.sql(
-        f"select count(*), count(distinct id) from calls_complete where project_id = '{internal}'"
-    )
-    return tuple(counts)
-
-
 def receipts(folder: Path) -> Iterator[Any]:
     return (json.loads(path.read_text()) for path in folder.glob("*/receipts/*.json"))
 
@@ -90,7 +71,7 @@ def test_three_machines_that_upload_a_run_at_once_store_each_call_once(
     uploads = [start("a"), start("b"), start("c", "--uri", other_name)]
     printed = [upload.communicate(timeout=120)[0] for upload in uploads]
     assert [upload.returncode for upload in uploads] == [0] * 3, printed
-    assert rows(clickhouse, project) == (CALLS, CALLS)
+    assert clickhouse.rows(project) == (CALLS, CALLS)
     counts = [receipt["counts"] for receipt in receipts(tmp_path)]
     assert sorted(count["sent"] for count in counts) == [0, 0, COUNT]
     assert {count["verified"] for count in counts} == {COUNT}
@@ -114,7 +95,7 @@ def test_what_a_killed_upload_left_under_way_is_not_sent_again(
     printed = again.communicate(timeout=120)[0]
     assert again.returncode == 0
     assert "if it was killed" in printed
-    assert rows(clickhouse, project) == (CALLS, CALLS)
+    assert clickhouse.rows(project) == (CALLS, CALLS)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -141,10 +122,10 @@ def test_rows_that_a_change_doubles_are_counted_until_the_server_merges_them(
         store.refresh()
         counts = send()
         assert (counts["replaced"], counts["doubled"]) == (4, 4)
-        assert rows(clickhouse, project) == (34, 30)
+        assert clickhouse.rows(project) == (34, 30)
         clickhouse.sql("SYSTEM START MERGES calls_complete")
         clickhouse.sql("OPTIMIZE TABLE calls_complete FINAL")
         clickhouse.sql("SYSTEM STOP MERGES calls_complete")
-        assert rows(clickhouse, project) == (30, 30)
+        assert clickhouse.rows(project) == (30, 30)
         counts = send()
         assert (counts["already there"], counts["doubled"]) == (10, 0)
