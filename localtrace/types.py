@@ -46,7 +46,8 @@ class Message:
     """As it was recorded, in lower case: system, user, assistant, tool, …; `message` where none was
     recorded, and `prompt` for text of a prompt in which no chat template names a role."""
     text: str
-    """The content as text; a part that is no text, such as a picture, as JSON."""
+    """The content as text; a part that is no text, such as a picture, as JSON. `read.turns.seen`
+    has them apart."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

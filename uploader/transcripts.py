@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import isfinite
 from typing import Any, TypeAlias
 
-from localtrace.read.turns import Turn, Usage, as_text, chat_form, turns_of
+from localtrace.read.turns import (
+    Turn,
+    Usage,
+    as_text,
+    chat_form,
+    picture_mark,
+    seen,
+    seen_text,
+    sendable,
+    turns_of,
+)
 from localtrace.types import Message as RecordedMessage
 from localtrace.types import Trajectory
 
@@ -19,6 +28,8 @@ Message: TypeAlias = dict[str, Any]
 
 CONTENT_MAX_CHARS = 50_000
 """Longest text of one message; a note says what is missing."""
+PICTURE_MAX_CHARS = 2**20
+"""Longest data URL of a picture; a mark stands for a larger one."""
 PROMPT_MAX_CHARS = 200_000
 """Longest prompt of one turn; the oldest messages are left out of a longer one."""
 CONTINUES: Message = {"role": "system", "content": "[continues the messages of earlier turns]"}
@@ -61,21 +72,22 @@ class Transcript:
     """The messages of all turns in order, each once."""
     prompt: list[Message] | str | None
     """The first prompt, or why its text is not known; None without a turn."""
-    answer: str | None
+    answer: Message | None
+    """The last answer; None where no text of it is known."""
+    answer_text: str | None
     """The last answer's text, or why it is not known; None without a turn."""
 
-    def answer_with(self, reward: float | None) -> dict[str, Any]:
-        """Return the last answer with the reward, as text where that is not finite."""
-        if reward is None:
-            return {"answer": self.answer}
-        return {"answer": self.answer, "reward": reward if isfinite(reward) else str(reward)}
+    @property
+    def before_answer(self) -> list[Message]:
+        """The conversation up to the last answer."""
+        return self.conversation if self.answer is None else self.conversation[:-1]
 
 
 def transcript_of(trajectory: Trajectory) -> Transcript:
     """Return the trajectory's turns as messages."""
     turns = turns_of(trajectory)
     if not turns:
-        return Transcript({}, [], None, None)
+        return Transcript({}, [], None, None, None)
     forms = _Forms()
     chats = {
         turn.span.span_id: Chat(
@@ -94,11 +106,13 @@ def transcript_of(trajectory: Trajectory) -> Transcript:
         for message in (*(turn.new or ()), *(() if turn.answer is None else (turn.answer,)))
     ]
     first, last = turns[0], turns[-1]
+    answer = chats[last.span.span_id].answer
     return Transcript(
         chats,
         forms.fitting(conversation),
         chats[first.span.span_id].prompt or first.prompt_missing,
-        last.answer_missing if last.answer is None else last.answer.text or _calls(last.answer),
+        answer,
+        last.answer_missing if answer is None else text_of(answer) or calls_of(answer),
     )
 
 
@@ -113,9 +127,16 @@ class _Forms:
     def of(self, message: RecordedMessage) -> Message:
         made = self._made.get(id(message))
         if made is None:
-            form = _cut(chat_form(message))
+            form = chat_form(message)
+            parts = list(seen(message))
+            has_pictures = any(is_picture for _, is_picture in parts)
+            if has_pictures:
+                form["content"] = sendable(seen_text(message))
+            form = _cut(form)
             made = self._made[id(message)] = (message, form)
             self._sizes[id(form)] = sum(len(as_text(value)) for value in form.values())
+            if has_pictures:
+                form["content"] = [_part(*part) for part in parts]
         return made[1]
 
     def new(self, turn: Turn) -> list[Message]:
@@ -139,9 +160,28 @@ class _Forms:
         return [messages[0], {"role": "system", "content": note}, *messages[1 + left_out :]]
 
 
-def _calls(answer: RecordedMessage) -> str:
-    """Return the calls of tools in an answer without text."""
-    return "\n".join(f"{call.name}({as_text(call.arguments)})" for call in answer.tool_calls)
+def _part(text: str, is_picture: bool) -> Message:
+    """Return a part of a message as OpenAI's chats have it."""
+    if is_picture and len(text) <= PICTURE_MAX_CHARS:
+        return {"type": "image_url", "image_url": {"url": text}}
+    return {"type": "text", "text": _cut(sendable(picture_mark(text) if is_picture else text))}
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message, with a mark in place of each picture."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        part["text"] if part["type"] == "text" else picture_mark(part["image_url"]["url"])
+        for part in content
+    )
+
+
+def calls_of(message: Message) -> str:
+    """Return the calls of tools in a message as text."""
+    functions = (call["function"] for call in message.get("tool_calls", ()))
+    return "\n".join(f"{function['name']}({function['arguments']})" for function in functions)
 
 
 def _cut(part: Any) -> Any:

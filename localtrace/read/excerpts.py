@@ -15,7 +15,14 @@ from itertools import islice
 from typing import Any
 
 from localtrace.read.trajectories import RunSql, calls_of, listed_ids, listed_steps
-from localtrace.read.turns import answer_of, as_text, output_summary, people_text, prompt_of
+from localtrace.read.turns import (
+    answer_of,
+    as_text,
+    output_summary,
+    people_text,
+    prompt_of,
+    seen_text,
+)
 from localtrace.store.tokenizers import Decode
 from localtrace.types import Decode as DecodeIds
 from localtrace.types import Span
@@ -137,4 +144,4 @@ def _prompt(span: Span, decode: DecodeIds) -> str | None:
     if not messages:
         return None
     users = [message for message in messages if message.role == "user"]
-    return (users or messages)[-1].text
+    return seen_text((users or messages)[-1])

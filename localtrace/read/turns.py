@@ -8,10 +8,13 @@ mappings from what is made here.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, NamedTuple
+from zlib import compress, crc32
 
 import msgspec
 
@@ -41,6 +44,10 @@ _TEMPLATE_END = re.compile(
     r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|<\|end_of_text\|>|</s>)\s*\Z"
 )
 """The mark by which chat templates end one."""
+_PICTURE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
+"""Pictures that a browser draws without running or fetching anything."""
+_PNG_COLOURS = {"L": (0, 1), "RGB": (2, 3), "LA": (4, 2), "RGBA": (6, 4)}
+"""PNG's type of colour and the bytes of a pixel, by Pillow's mode."""
 _THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 
 
@@ -211,7 +218,18 @@ def answer_of(span: Span, decode: Decode) -> Message | None:
     text = span.outputs if text is None and isinstance(span.outputs, str) else text
     if text is None and span.output_ids:
         text = decode(span.output_ids)
-    return None if text is None else _of_text("assistant", text)
+    return None if text is None else _of_text("assistant", _without_end(text, span, decode))
+
+
+def _without_end(text: str, span: Span, decode: Decode) -> str:
+    """Leave out the special tokens of the run's own tokenizer that end an answer."""
+    ids = span.output_ids or []
+    end = len(ids)
+    while end and not decode(ids[end - 1 : end], skip_special_tokens=True):
+        if not (mark := decode(ids[end - 1 : end])) or not text.endswith(mark):
+            break
+        text, end = text.removesuffix(mark), end - 1
+    return text
 
 
 def repeats_answer(message: Message, answer: Message) -> bool:
@@ -273,7 +291,8 @@ def people_text(message: Message) -> str:
     """Return what a message says as text for people: reasoning, then its text, then its calls."""
     calls = [f"[call] {call.name}({as_text(call.arguments)})" for call in message.tool_calls]
     thought = [] if message.reasoning is None else [f"[reasoning] {message.reasoning}"]
-    text = [message.text] if message.text or not (calls or thought) else []
+    shown = seen_text(message)
+    text = [shown] if shown or not (calls or thought) else []
     return "\n".join([*thought, *text, *calls])
 
 
@@ -392,10 +411,72 @@ def content_text(content: Any) -> str:
         return ""
     if not isinstance(content, list):
         return as_text(content)
+    return "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Any) -> str:
+    text = fields_of(part).get("text")
+    return text if isinstance(text, str) else as_text(part)
+
+
+def seen(message: Message) -> Iterator[tuple[str, bool]]:
+    """Yield what a message shows, in order: texts, and data URLs of pictures, marked by True."""
+    if message.parts is None:
+        yield message.text, False
+    for part in message.parts or ():
+        url = picture_url(part)
+        yield (_part_text(part), False) if url is None else (url, True)
+
+
+def seen_text(message: Message) -> str:
+    """Return the text of a message, with a mark in place of each picture."""
     return "\n".join(
-        text if isinstance(text := fields_of(part).get("text"), str) else as_text(part)
-        for part in content
+        picture_mark(text) if is_picture else text for text, is_picture in seen(message)
     )
+
+
+def picture_mark(url: str) -> str:
+    """Return what stands in text for a picture: different ones have different marks."""
+    return f"[picture {sha256(url.encode()).hexdigest()[:8]}]"
+
+
+def picture_url(part: Any) -> str | None:
+    """Return a part of a message as the data URL of a picture; None where it is no such part.
+
+    Its form is that of OpenAI's chats or responses, of Anthropic, or of Qwen's processors, also
+    with a Pillow image that was kept. A picture at another address is not fetched.
+    """
+    fields = fields_of(part)
+    value = fields.get("image_url", fields.get("image", fields.get("source")))
+    kept = fields_of(value)
+    if "pixels" in kept:
+        value = _png(kept)
+    elif "data" in kept:
+        value = f"data:{kept.get('media_type')};base64,{kept['data']}"
+    else:
+        value = kept.get("url", value)
+    return value if isinstance(value, str) and _PICTURE.fullmatch(value) else None
+
+
+def _png(image: Mapping[Any, Any]) -> str | None:
+    """Return the pixels of a kept Pillow image as a PNG (W3C's Portable Network Graphics)."""
+    match image:
+        case {"mode": str(mode), "size": [int(width), int(height)], "pixels": bytes(pixels)}:
+            colour, pixel_bytes = _PNG_COLOURS.get(mode, (0, 0))
+            line = width * pixel_bytes
+        case _:
+            return None
+    if line <= 0 or len(pixels) != line * height:
+        return None
+    # Each line begins with its filter: none.
+    lines = b"".join(b"\0" + pixels[at : at + line] for at in range(0, len(pixels), line))
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, colour, 0, 0, 0))
+    chunks = ((b"IHDR", head), (b"IDAT", compress(lines)), (b"IEND", b""))
+    file = b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(data).to_bytes(4, "big") + kind + data + crc32(kind + data).to_bytes(4, "big")
+        for kind, data in chunks
+    )
+    return f"data:image/png;base64,{b64encode(file).decode()}"
 
 
 def _tool_call(recorded: Any) -> ToolCall:

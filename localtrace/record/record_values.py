@@ -43,9 +43,10 @@ class RecordValues(ValueEncoder):
         copy_tensor: Callable[[Any], msgspec.msgpack.Ext | str],
     ) -> None:
         self._record_max_bytes = settings.record_max_bytes
-        super().__init__(
-            frozenset(settings.keep), losses.value, copy_tensor, self._record_max_bytes
-        )
+        keep = frozenset(settings.keep)
+        if "images" in keep:  # also those inside messages
+            keep |= {"image"}
+        super().__init__(keep, losses.value, copy_tensor, self._record_max_bytes)
         self._losses = losses
 
     def as_int(self, value: Any) -> int | None:

@@ -73,7 +73,9 @@ class Settings(Struct, frozen=True):
         "and at most 16 MiB; 0: no tensor on a GPU is kept",
     ] = 256 * MIB
     keep: Annotated[
-        Names, "Names kept although they are dropped by default, such as routed_experts"
+        Names,
+        "Names kept although they are dropped by default, such as routed_experts; images also "
+        "keeps Pillow images in messages",
     ] = ()
     seal: Annotated[Switch, "Whether the sealer starts in the background"] = True
     seal_interval_s: Annotated[

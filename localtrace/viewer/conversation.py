@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from localtrace.read.turns import Turn, as_text, turns_of
+from localtrace.read.turns import Turn, as_text, seen, seen_text, turns_of
 from localtrace.types import Message, Span, Trajectory
 
 Block = dict[str, Any]
@@ -13,6 +13,8 @@ Block = dict[str, Any]
 
 TEXT_MAX = 20_000
 """The characters of a block's text that a page holds; more is read in the page of the call."""
+PICTURE_MAX = 4 * 2**20
+"""The characters of the largest picture that a page draws, as a data URL."""
 SEARCHED = ("name", "arguments", "text")
 """The fields of a block in which a text is found."""
 _PROSE = frozenset({"system", "user", "assistant", "reasoning", "prompt"})
@@ -67,7 +69,13 @@ def _prompt(turn: Turn) -> Iterator[Block]:
             yield _block("reasoning", message.reasoning, turn.span, turn.number)
         if message.text or not message.tool_calls:
             name = message.name or message.tool_call_id
-            yield _block(message.role, message.text, turn.span, turn.number, name=name)
+            pictures = [
+                url for url, is_picture in seen(message) if is_picture and len(url) <= PICTURE_MAX
+            ]
+            yield _block(
+                message.role, seen_text(message), turn.span, turn.number,
+                name=name, pictures=pictures,
+            )  # fmt: skip
         yield from _tool_calls(message, turn)
 
 
@@ -78,7 +86,7 @@ def _answer(turn: Turn) -> Iterator[Block]:
     if answer is None or answer.text or not (answer.tool_calls or answer.reasoning):
         yield _block(
             "assistant",
-            None if answer is None else answer.text,
+            None if answer is None else seen_text(answer),
             span,
             turn.number,
             why=turn.answer_missing if answer is None else None,
@@ -111,7 +119,7 @@ def _block(role: str, text: str | None, span: Span, turn: int | None, **more: An
     empty: Block = {
         "name": None, "why": None, "is_answer": False, "is_error": False,
         "arguments": None, "is_prose": role in _PROSE, "finish_reason": None,
-        "tokens": None, "kind_derived": False,
+        "tokens": None, "kind_derived": False, "pictures": [],
     }  # fmt: skip
     return empty | {
         "role": role, "text": text, "turn": turn,

@@ -100,6 +100,7 @@ def _policy(style: str, script: str) -> str:
 
     return (
         f"default-src 'none'; script-src {named(script)}; style-src {named(style)}; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import localtrace
 
 SCRIPT = "<script>window.attacked = 1</script>"
@@ -14,6 +16,12 @@ TEMPLATE = "{{ 7 * 7 }} {% raw %} ${7*7} #{7*7}"
 ATTRIBUTE = '" autofocus onfocus="window.attacked = 1" x="'
 TEXTS = (SCRIPT, HANDLER, LINK, IMAGE, BIDI, CONTROL, TEMPLATE, ATTRIBUTE)
 EVERYTHING = "\n".join(TEXTS)
+DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwAD"
+    "hgGAWjR9awAAAABJRU5ErkJggg=="
+)
+SVG = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' onload='window.attacked = 1'/>"
+PICTURES = (DOT, SVG, "https://example.com/track.png", f'{DOT}" onload="window.attacked = 1')
 LINE_BYTES = 5_000_000
 SPANS = 30_000
 
@@ -30,7 +38,7 @@ def record() -> dict[str, str]:
     def step(number: int) -> int:
         return number
 
-    def turn(content: str, question: str = EVERYTHING) -> None:
+    def turn(content: str, question: Any = EVERYTHING) -> None:
         answer = {"role": "assistant", "content": content, "reasoning_content": SCRIPT}
         choice = {"index": 0, "message": answer, "finish_reason": SCRIPT}
         localtrace.record_turn(
@@ -45,6 +53,9 @@ def record() -> dict[str, str]:
             tool(EVERYTHING)
             made.set(reward=float(number), agent=SCRIPT, ground_truth=HANDLER)
         ids[f"attack {number}"] = made.trace_id
+    with localtrace.trajectory(step=4, sample_index="pictures", rollout_n=0) as made:
+        turn("a dot", [{"type": "image_url", "image_url": {"url": url}} for url in PICTURES])
+    ids["pictures"] = made.trace_id
     with localtrace.trajectory(step=2, sample_index="line", rollout_n=0) as made:
         turn("x" * LINE_BYTES, "short")
     ids["line"] = made.trace_id

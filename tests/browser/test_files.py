@@ -10,7 +10,8 @@ from playwright.sync_api import Browser, Page
 
 from localtrace import open_store
 from tests.browser.conftest import Viewer, ready, watched
-from tests.browser.test_hostile import INJECTED
+from tests.browser.hostile import DOT
+from tests.browser.test_hostile import DRAWN, INJECTED
 from tests.browser.test_pages import POOR_CONTRAST, UNNAMED
 from tests.commands import run
 
@@ -54,6 +55,13 @@ def test_hostile_text_in_a_file_does_nothing(opened: Open) -> None:
     assert not set("\u202e\u2066\u200b\x00\x1b") & set(page.content())
     text = page.locator("main").inner_text()
     assert all(name in text for name in ("RLO", "NUL", "ESC", "ZWSP", "U+2066"))
+
+
+def test_a_file_draws_the_pictures_of_messages(opened: Open) -> None:
+    page = opened(2, "step=4")
+    page.locator("main img").first.scroll_into_view_if_needed()
+    assert page.evaluate(DRAWN) == [[DOT, 1]] * 2
+    assert page.evaluate("window.attacked") is None
 
 
 def test_a_file_shows_tokens_finds_text_and_obeys_keys(opened: Open) -> None:

@@ -15,6 +15,8 @@ INJECTED = (
     "main [onfocus], main a[href^=javascript], main a[href*=example]').length"
 )
 """The number of elements that a hostile text brought in."""
+DRAWN = "[...document.querySelectorAll('main img')].map(image => [image.src, image.naturalWidth])"
+"""The address and the width in pixels of each picture."""
 
 
 def paths(page: Page, viewer: Viewer) -> list[str]:
@@ -48,6 +50,12 @@ def test_no_text_of_a_model_runs_or_is_fetched(page: Page, viewer: Viewer) -> No
         page.wait_for_load_state("networkidle")
         assert page.evaluate("window.attacked") is None, path
         assert page.evaluate(INJECTED) == 0, path
+
+
+def test_of_pictures_in_a_message_only_the_inert_ones_are_drawn(page: Page, viewer: Viewer) -> None:
+    visit(page, f"/trajectory/{viewer.ids['pictures']}")
+    assert page.evaluate(DRAWN) == [[hostile.DOT, 1]] * 2  # two messages have it
+    assert page.evaluate("window.attacked") is None
 
 
 def test_what_is_found_in_a_hostile_text_is_marked_as_text(page: Page, viewer: Viewer) -> None:

@@ -39,7 +39,7 @@ def test_token_ids_are_decoded_and_cut_into_messages() -> None:
     thought = {"role": "assistant", "content": "5", "reasoning_content": "add"}
     result, last = {"role": "tool", "content": "5"}, {"role": "assistant", "content": "5"}
     assert found.prompt == [question]
-    assert found.answer == "5"
+    assert found.answer_text == "5"
     assert found.conversation == [question, thought, result, last]
     second = found.chats[f"{2:016x}"]
     assert second.prompt == [question, thought, result]
@@ -50,7 +50,7 @@ def test_without_a_tokenizer_the_messages_say_what_is_missing() -> None:
     found = read({"prompt_ids": [1, 2], "output_ids": [6]}, decode=no_text)
     assert found.conversation == []
     assert "2 token ids" in str(found.prompt)
-    assert "tokenizer" in str(found.answer)
+    assert "tokenizer" in str(found.answer_text)
 
 
 def test_recorded_messages_come_out_with_known_roles_and_texts_only() -> None:
@@ -77,15 +77,15 @@ def test_recorded_messages_come_out_with_known_roles_and_texts_only() -> None:
 
 def test_a_rollout_that_ends_on_a_call_answers_with_it() -> None:
     asked = {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
-    assert read({"messages": [], "output_message": asked}).answer == "add({})"
+    assert read({"messages": [], "output_message": asked}).answer_text == "add({})"
 
 
 def test_an_aborted_rollout_says_why_there_is_no_answer() -> None:
     found = read({"messages": [{"role": "user", "content": "q"}], "error": "CancelledError: stop"})
     assert found.prompt == found.conversation == [{"role": "user", "content": "q"}]
-    assert found.answer == "CancelledError: stop"
+    assert found.answer_text == "CancelledError: stop"
     nothing = transcript_of(trajectory())
-    assert (nothing.prompt, nothing.answer, nothing.conversation) == (None, None, [])
+    assert (nothing.prompt, nothing.answer_text, nothing.conversation) == (None, None, [])
 
 
 def test_long_messages_and_long_prompts_are_cut_with_a_note() -> None:

@@ -8,10 +8,16 @@ import pytest
 
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.targets import Place, mlflow_spans, weave_calls
-from localtrace.uploader.transcripts import CONTINUES, Transcript, transcript_of
+from localtrace.uploader.transcripts import (
+    CONTINUES,
+    PICTURE_MAX_CHARS,
+    Transcript,
+    text_of,
+    transcript_of,
+)
 from tests.unit.test_uploader_mlflow_spans import call, trajectory
 
-UNREADABLE = Transcript({}, [], None, None)
+UNREADABLE = Transcript({}, [], None, None, None)
 
 
 def turn(number: int, messages: list[Any], answer: str) -> Span:
@@ -72,3 +78,14 @@ def test_the_readable_form_grows_with_the_conversation_and_not_with_its_square(t
     few, many = conversation(50), conversation(100)
     assert added(many) < 2.2 * added(few)
     assert added(many) < 0.05 * size_bytes(many, UNREADABLE)
+
+
+def test_pictures_stay_parts_of_messages_and_none_is_cut_in_the_middle() -> None:
+    urls = [f"data:image/png;base64,{'A' * size}" for size in (60_000, PICTURE_MAX_CHARS)]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts]}
+    transcript = transcript_of(trajectory(spans=[turn(1, [asked], "Dots.")]))
+    text, kept, mark = transcript.conversation[0]["content"]
+    assert (text, kept) == ({"type": "text", "text": "What is this?"}, parts[0])
+    assert mark["text"].startswith("[picture ")
+    assert text_of(transcript.conversation[0]).startswith("What is this?\n[picture ")

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from base64 import b64decode
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from localtrace.read.turns import argument_object, chat_form, messages_of, turns_of
+import localtrace
+from localtrace.read.turns import (
+    argument_object,
+    chat_form,
+    messages_of,
+    picture_url,
+    seen_text,
+    turns_of,
+)
+from localtrace.testing import recording
 from localtrace.types import Message, Span, ToolCall, Trajectory
 from tests.unit.test_uploader_mlflow_spans import call
 from tests.unit.test_uploader_mlflow_spans import trajectory as trajectory_of
@@ -22,7 +34,7 @@ def trajectory(*spans: Span, **fields: Any) -> Trajectory:
     return trajectory_of(spans=list(spans), **fields)
 
 
-def words(ids: list[int]) -> str:
+def words(ids: list[int], *, skip_special_tokens: bool = False) -> str:
     """Decode ids by a vocabulary of five tokens."""
     vocabulary = ["<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n", "two", "four"]
     return "".join(vocabulary[token] for token in ids)
@@ -99,3 +111,70 @@ def test_usage_is_counted_or_as_the_engine_reports_it_else_unknown() -> None:
         )
     )
     assert (counted.usage, reported.usage, unknown.usage) == ((2, 2), (7, None), (None, None))
+
+
+DOT = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize(
+    ("part", "url"),
+    [
+        ({"type": "image_url", "image_url": {"url": DOT, "detail": "low"}}, DOT),
+        ({"type": "input_image", "image_url": DOT}, DOT),
+        ({"type": "image", "image": DOT}, DOT),
+        ({"type": "image",
+          "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}, DOT),
+        ({"type": "text", "text": DOT}, None),
+        ({"image_url": {"url": "https://example.com/track.png"}}, None),
+        ({"image_url": {"url": "data:image/svg+xml;base64,PHN2Zz4="}}, None),
+        ({"image_url": {"url": "data:text/html;base64,PHN2Zz4="}}, None),
+        ({"image_url": {"url": DOT + '" onerror="alert(1)'}}, None),
+        ({"image_url": {"url": DOT + "\n"}}, None),
+        ({"image": {"mode": "RGB", "size": [2, 2], "pixels": b"short"}}, None),
+        ({"image": {"mode": "RGB", "size": [-2, -2], "pixels": b"0" * 12}}, None),
+        ({"image": {"mode": "F", "size": [1, 1], "pixels": b"0000"}}, None),
+        ({"image": {"mode": ["RGB"], "size": 1, "pixels": None}}, None),
+    ],
+)  # fmt: skip
+def test_only_what_a_browser_draws_inertly_is_a_picture(part: Any, url: str | None) -> None:
+    assert picture_url(part) == url
+
+
+def test_pictures_that_differ_have_different_marks_in_text() -> None:
+    parts = [{"type": "image", "image": f"data:image/png;base64,{data}"} for data in ("AA", "AB")]
+    first, second = messages_of([{"role": "user", "content": [part]} for part in parts])
+    assert seen_text(first).startswith("[picture ")
+    assert seen_text(first) != seen_text(second)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P"])
+def test_a_pillow_image_of_a_message_is_drawn_where_images_are_kept(mode: str) -> None:
+    drawn = Image.linear_gradient("L").resize((7, 5)).convert(mode)
+    content = [{"type": "image", "image": drawn}]
+    with recording(keep="images") as path:
+        with localtrace.trajectory(1, 1, 0) as made:
+            localtrace.record_turn("grey", messages=[{"role": "user", "content": content}])
+        localtrace.flush()
+        with localtrace.open_store(path) as store:
+            (turn,) = turns_of(store.trajectory(made.trace_id))
+    assert turn.new is not None
+    url = picture_url(turn.new[0].recorded["content"][0]) or ""
+    again = Image.open(io.BytesIO(b64decode(url.removeprefix("data:image/png;base64,"))))
+    assert again.tobytes() == (drawn.convert("RGBA") if mode == "P" else drawn).tobytes()
+
+
+def test_an_answer_ends_before_the_special_tokens_of_its_own_tokenizer() -> None:
+    special = {8: "<turn|end>", 9: "<pad>"}
+
+    def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        shown = [i for i in ids if not (skip_special_tokens and i in special)]
+        return "".join(special.get(i, f"w{i}") for i in shown)
+
+    rollout = trajectory(
+        span(0, output_ids=[1, 8, 2, 8, 9, 9]),
+        span(1, output_ids=[3, 8], output_text="w3<turn|end>"),
+        span(2, output_ids=[4, 8], output_text="otherwise cut"),
+        decode=decode,
+    )
+    answers = [turn.answer.text for turn in turns_of(rollout) if turn.answer is not None]
+    assert answers == ["w1<turn|end>w2", "w3", "otherwise cut"]

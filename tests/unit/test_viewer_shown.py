@@ -104,7 +104,7 @@ def test_a_file_asks_for_nothing(group: str) -> None:
     ]
     (policy,) = re.findall(r'Security-Policy" content="([^"]*)"', group)
     assert policy.replace("&#39;", "'") == (
-        f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; "
+        f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -6,7 +6,7 @@ under verl's decorator that are no coroutines have only the last part of that na
 
 What live tracing lacks is added: reward, run, status and outcomes; the messages, tools and model of
 turns; types of spans. Where the trace has neither inputs nor outputs, it gets the prompt and the
-answer with the reward, which MLflow lists. This module knows no routes.
+answer, which MLflow lists. This module knows no routes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
+from localtrace.read.turns import fields_of
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of, lone_call
 from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, end_of, otlp_values
@@ -95,25 +96,29 @@ def _previews(values: Mapping[str, Any]) -> dict[str, str]:
     """Return question and answer as MLflow's list shows them, from the root's attributes.
 
     MLflow makes them of the first version of a root only, by `_get_truncated_preview` in
-    `mlflow/tracing/utils/truncation.py`: the text of the user's last message, or else the JSON.
+    `mlflow/tracing/utils/truncation.py`: the text of the last message of the user, or of the
+    assistant, or else the JSON.
     """
     previews = {}
-    for name, field in (
-        ("request_preview", "mlflow.spanInputs"),
-        ("response_preview", "mlflow.spanOutputs"),
+    for name, field, role in (
+        ("request_preview", "mlflow.spanInputs", "user"),
+        ("response_preview", "mlflow.spanOutputs", "assistant"),
     ):
         if (value := values.get(field)) is not None:
-            shown = _last_question(value) or to_json(otlp_values.readable(value))
+            shown = _last_text(value, role) or to_json(otlp_values.readable(value))
             is_long = len(shown) > PREVIEW_MAX_CHARS
             previews[name] = f"{shown[: PREVIEW_MAX_CHARS - 3]}..." if is_long else shown
     return previews
 
 
-def _last_question(value: Any) -> str | None:
+def _last_text(value: Any, role: str) -> str | None:
     messages = value.get("messages") if isinstance(value, dict) else None
     for message in reversed(messages) if isinstance(messages, list) else ():
-        if isinstance(message, dict) and message.get("role") == "user":
+        if isinstance(message, dict) and message.get("role") == role:
             content = message.get("content")
+            if isinstance(content, list):
+                texts = (fields_of(part).get("text") for part in content)
+                content = next(filter(None, texts), None)
             return otlp_values.utf8(content) if isinstance(content, str) else None
     return None
 
@@ -145,7 +150,11 @@ def _root(
         name_of_prompt = "messages" if isinstance(transcript.prompt, list) else "prompt"
         values.setdefault("mlflow.spanInputs", {name_of_prompt: transcript.prompt})
     if transcript.answer is not None:
-        values.setdefault("mlflow.spanOutputs", transcript.answer_with(trajectory.reward))
+        # In this form it stands once: on the page in the conversation alone, in the list as text.
+        answer = {"role": "assistant", "content": transcript.answer_text}
+        values.setdefault("mlflow.spanOutputs", {"messages": [answer]})
+    elif transcript.answer_text is not None:
+        values.setdefault("mlflow.spanOutputs", {"answer": transcript.answer_text})
     return values, tags
 
 

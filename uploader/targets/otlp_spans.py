@@ -41,7 +41,7 @@ from localtrace.read.turns import as_text, fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of
 from localtrace.uploader.targets import Entry, Place, Record, end_of, otlp_values
-from localtrace.uploader.transcripts import Chat, Message, Transcript
+from localtrace.uploader.transcripts import Chat, Message, Transcript, calls_of, text_of
 from localtrace.values.codec import to_json
 
 ROOT_NAME = "agent_loop"
@@ -92,7 +92,7 @@ def each_span(
     root_id = derive_id(8, "otlp root", *seed)
     ids = {s.span_id: derive_id(8, "otlp span", *seed, s.span_id) for s in trajectory.spans}
     generations = Counter(span.parent_id for span in trajectory.generations)
-    root = _root(trajectory, transcript)
+    root = _root(trajectory, transcript, for_langfuse)
     root.trace_id, root.span_id = trace_id, root_id
     yield root
     for span in trajectory.spans:
@@ -126,7 +126,7 @@ def _session(trajectory: Trajectory) -> str:
     return trajectory.group_id or trajectory.trace_id
 
 
-def _root(trajectory: Trajectory, transcript: Transcript) -> OtlpSpan:
+def _root(trajectory: Trajectory, transcript: Transcript, for_langfuse: bool) -> OtlpSpan:
     end_ns = end_of(trajectory)
     usages = [chat.usage for chat in transcript.chats.values()]
     generated = [usage.output_tokens for usage in usages if usage.output_tokens is not None]
@@ -149,7 +149,7 @@ def _root(trajectory: Trajectory, transcript: Transcript) -> OtlpSpan:
         "localtrace.reward": trajectory.reward,
         "localtrace.turns": sum(span.is_turn for span in trajectory.spans),
         "localtrace.output_tokens": sum(generated) if generated else None,
-        **_conversation(trajectory, transcript),
+        **_conversation(trajectory, transcript, for_langfuse),
     }
     for outcome in trajectory.outcomes:
         is_known = outcome.name in _OUTCOMES and outcome.values is None
@@ -172,20 +172,31 @@ def _root(trajectory: Trajectory, transcript: Transcript) -> OtlpSpan:
     return root
 
 
-def _conversation(trajectory: Trajectory, transcript: Transcript) -> dict[str, Any]:
-    """Return the question, and the answer with the reward, which backends list."""
-    values: dict[str, Any] = {"input.value": transcript.prompt}
+def _conversation(
+    trajectory: Trajectory, transcript: Transcript, for_langfuse: bool
+) -> dict[str, Any]:
+    """Return the conversation and the last answer, which backends list."""
+    values: dict[str, Any] = {
+        "input.value": transcript.prompt, "output.value": transcript.answer_text
+    }  # fmt: skip
     if isinstance(transcript.prompt, list):
-        questions = [message for message in transcript.prompt if message["role"] == "user"]
-        values["input.value"] = [*transcript.prompt, *questions][-1]["content"]
-        values["gen_ai.input.messages"] = _in_parts(transcript.prompt)
+        values["input.value"] = _told(transcript.before_answer)
+        values["gen_ai.input.messages"] = _in_parts(transcript.before_answer)
     if transcript.answer is not None:
-        values["output.value"] = to_json(transcript.answer_with(trajectory.reward))
-        values["output.mime_type"] = "application/json"
-        last = trajectory.turns[-1]
-        if (answer := transcript.chats[last.span_id].answer) is not None:
-            values["gen_ai.output.messages"] = _in_parts([answer], last.finish_reason)
+        finish_reason = trajectory.turns[-1].finish_reason
+        values["gen_ai.output.messages"] = _in_parts([transcript.answer], finish_reason)
+    if for_langfuse:
+        before, answer = transcript.before_answer, transcript.answer
+        values["langfuse.observation.input"] = to_json(before) if before else None
+        values["langfuse.observation.output"] = to_json(answer) if answer else None
     return values
+
+
+def _told(messages: Sequence[Message]) -> str:
+    """Return a conversation as text. The question is first, because lists show the beginning."""
+    first, *others = [m for m in messages if m["role"] != "system"] or messages
+    told = [f"{m['role']}: " + "\n".join(filter(None, (text_of(m), calls_of(m)))) for m in others]
+    return "\n\n".join([text_of(first), *told])
 
 
 def _judge(root: OtlpSpan, label: Outcome) -> None:
@@ -276,16 +287,25 @@ def _message(message: Message) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "tool":
         call_id = message.get("tool_call_id")
-        answer = {"type": "tool_call_response", "id": call_id, "response": content}
+        answer = {"type": "tool_call_response", "id": call_id, "response": text_of(message)}
         return {"role": role, "parts": [answer]}
     parts = []
     if reasoning := message.get("reasoning_content"):
         parts.append({"type": "reasoning", "content": reasoning})
-    if content:  # beside calls of tools, no text is no part
+    if isinstance(content, list):
+        parts += [_part(part) for part in content]
+    elif content:  # beside calls of tools, no text is no part
         parts.append({"type": "text", "content": content})
     for call in message.get("tool_calls", ()):
         parts.append({"type": "tool_call", "id": call["id"], **call["function"]})
     return {"role": role, "parts": parts}
+
+
+def _part(part: Message) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "content": part["text"]}
+    kind, _, content = part["image_url"]["url"].removeprefix("data:").partition(";base64,")
+    return {"type": "blob", "modality": "image", "mime_type": kind, "content": content}
 
 
 def _tool_name(span: Span) -> str:

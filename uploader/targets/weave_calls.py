@@ -177,7 +177,7 @@ def _root(
     shown = ", ".join(f"{key} {value}" for key, value in coordinates.items() if value is not None)
     prompt = transcript.prompt
     is_text = isinstance(prompt, str)
-    answer = {} if prompt is None else {"answer": plain(transcript.answer)}
+    answer = {} if prompt is None else {"answer": plain(transcript.answer_text)}
     all_results = {"reward": trajectory.reward, "outcomes": outcomes or None}
     return {
         **_cut({"attributes": attributes}, ROOT_ATTRIBUTES_MAX_BYTES, name, cuts),
