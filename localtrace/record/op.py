@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
@@ -14,6 +14,9 @@ from localtrace.record.capture import OpenCall, begin_call
 from localtrace.record.scope import Scope, current, enter
 from localtrace.record.signature import Signature
 from localtrace.store.journal.records import KINDS
+
+if TYPE_CHECKING:
+    from localtrace.record.recorder import Recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,25 +62,42 @@ def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
     return record_calls(function, Signature(function, name, kind))
 
 
-def record_calls(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Return the function with every call recorded as the signature says."""
+class Recording(Protocol):
+    """What knows the recorder of this process, such as the module `active`."""
+
+    @property
+    def recorder(self) -> Recorder | None: ...
+
+
+def record_calls(
+    function: Callable[..., Any], signature: Signature, process: Recording = active
+) -> Callable[..., Any]:
+    """Return the function with every call recorded as the signature says.
+
+    Args:
+        function: any callable.
+        signature: how its calls are recorded.
+        process: knows the recorder of this process at every call; None: it is not recorded.
+    """
     called = function
     is_plain = inspect.isroutine(function) or isinstance(function, type | functools.partial)
     if callable(function) and not is_plain:
         called = type(function).__call__  # the method of an object that is called like a function
     if inspect.isasyncgenfunction(called):
-        return _async_generator(function, signature.of_stream())
+        return _async_generator(function, signature.of_stream(), process)
     if inspect.iscoroutinefunction(called):
-        return _coroutine(function, signature)
+        return _coroutine(function, signature, process)
     if inspect.isgeneratorfunction(called):
-        return _generator(function, signature.of_stream())
-    return _function(function, signature)
+        return _generator(function, signature.of_stream(), process)
+    return _function(function, signature, process)
 
 
-def _function(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+def _function(
+    function: Callable[..., Any], signature: Signature, process: Recording
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        recorder = active.recorder
+        recorder = process.recorder
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
         if call is None:
             return function(*args, **kwargs)
@@ -92,10 +112,12 @@ def _function(function: Callable[..., Any], signature: Signature) -> Callable[..
     return recorded
 
 
-def _coroutine(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+def _coroutine(
+    function: Callable[..., Any], signature: Signature, process: Recording
+) -> Callable[..., Any]:
     @functools.wraps(function)
     async def recorded(*args: Any, **kwargs: Any) -> Any:
-        recorder = active.recorder
+        recorder = process.recorder
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
         if call is None:
             return await function(*args, **kwargs)
@@ -110,11 +132,13 @@ def _coroutine(function: Callable[..., Any], signature: Signature) -> Callable[.
     return recorded
 
 
-def _generator(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+def _generator(
+    function: Callable[..., Any], signature: Signature, process: Recording
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         generator = function(*args, **kwargs)
-        recorder = active.recorder
+        recorder = process.recorder
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
         if call is None:
             return (yield from generator)
@@ -140,11 +164,13 @@ def _generator(function: Callable[..., Any], signature: Signature) -> Callable[.
     return recorded
 
 
-def _async_generator(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+def _async_generator(
+    function: Callable[..., Any], signature: Signature, process: Recording
+) -> Callable[..., Any]:
     @functools.wraps(function)
     async def recorded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         generator = function(*args, **kwargs)
-        recorder = active.recorder
+        recorder = process.recorder
         call = None if recorder is None else begin_call(recorder, signature, args, kwargs)
         stream = _Stream(call)
         resume, value = generator.asend, None

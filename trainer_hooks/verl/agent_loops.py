@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from localtrace.record import active
 from localtrace.record.capture import trajectory
 from localtrace.record.scope import unrecorded
 from localtrace.trainer_hooks.environment import hook_settings
@@ -76,6 +75,7 @@ def _start_worker(self: Any, config: Any) -> Part:
 @VERL.around(_TRACE, "RolloutTraceConfig.init")
 def _init(backend: Any, project_name: Any = None, experiment_name: Any = None) -> Part:
     records, live = job.split_backend(backend)
+    job.Hooked.traces_elsewhere = not records and live is not None
     if records:
         job.start_recording(project=project_name, experiment=experiment_name)
         yield {"backend": live}
@@ -86,7 +86,7 @@ def _init(backend: Any, project_name: Any = None, experiment_name: Any = None) -
 
 @VERL.around(AGENT_LOOP, "AgentLoopWorkerBase._run_agent_loop", "AgentLoopWorker._run_agent_loop")
 def _run_agent_loop(self: Any, sampling_params: Any, agent_name: str | None, **fields: Any) -> Part:
-    if active.recorder is None:
+    if job.hooked.recorder is None:
         return
     limit = job.select(self.config, "actor_rollout_ref.rollout.response_length")
     token = _rollout.set(Rollout(sampling_params, agent_name, fields, limit))
@@ -105,7 +105,7 @@ def _attr(
     validate: Any = False,
     trace: bool = True,
 ) -> Part:
-    if active.recorder is None:
+    if job.hooked.recorder is None:
         return None
     rollout = _rollout.get() or Rollout(None, None, {})
     fields = rollout.fields

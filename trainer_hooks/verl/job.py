@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from localtrace.record import active
 from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
 from localtrace.trainer_hooks.seams import Plugin, System
+
+if TYPE_CHECKING:
+    from localtrace.record.recorder import Recorder
 
 TRACE_ID_KEY = "localtrace_trace_id"
 """Key of the trace id in verl's data: a column of V0's batches, elsewhere in `extra_fields`."""
@@ -33,6 +37,21 @@ BACKEND = "localtrace"
 TRACE_KEY = "actor_rollout_ref.rollout.trace"
 BACKEND_KEY = f"{TRACE_KEY}.backend"
 _EARLY = ("verl.utils.rollout_trace", "verl.experimental.agent_loop.agent_loop")
+
+
+class Hooked:
+    """The recorder of this process, as far as verl's rollouts go to it."""
+
+    traces_elsewhere: ClassVar[bool] = False
+    """True once verl was told to trace with another backend alone; also in copies by Ray."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        return None if self.traces_elsewhere else active.recorder
+
+
+hooked = Hooked()
+"""Asked instead of the module `active` by all that enters rollouts."""
 
 _config: Any = None
 """The job's configuration, for use where the environment says too little."""

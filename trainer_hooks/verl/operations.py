@@ -9,7 +9,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from localtrace.record import active
 from localtrace.record.capture import begin_call
 from localtrace.record.op import record_calls
 from localtrace.record.signature import Signature
@@ -49,7 +48,7 @@ def _recorded(function: Function, is_async: bool | None = None) -> Function:
     client does so to continue after an interruption.
     """
     kind = _KINDS.get(function.__name__)
-    recorded = record_calls(function, Signature(function, None, kind, is_async))
+    recorded = record_calls(function, Signature(function, None, kind, is_async), job.hooked)
     if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
         recorded = _once(function, recorded)
     setattr(recorded, _MARK, True)
@@ -132,7 +131,7 @@ def _span(
     signature: Signature, inputs: dict[str, Any], read: Function = lambda result: result
 ) -> Part:
     """Record a call as a span, by the inputs that count and by what `read` makes of its result."""
-    recorder = active.recorder
+    recorder = job.hooked.recorder
     call = None if recorder is None else begin_call(recorder, signature, (), inputs)
     if call is None:
         yield

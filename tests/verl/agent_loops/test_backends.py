@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
+import localtrace
 from localtrace.read.store import open_store
 from localtrace.record.scope import current
+from localtrace.trainer_hooks.verl import job
 from tests.environment import as_new_process
 from tests.recording import Recording, recording
 from tests.verl import forking
@@ -37,6 +39,7 @@ def tracing(model: Path) -> Iterator[ModuleType]:
     rollout_trace.RolloutTraceConfig.reset()
     yield rollout_trace
     rollout_trace.RolloutTraceConfig.reset()
+    job.Hooked.traces_elsewhere = False
 
 
 @pytest.fixture
@@ -154,6 +157,18 @@ def test_without_a_backend_or_a_store_nothing_changes(
     monkeypatch.setenv("LOCALTRACE_STORE", "/dev/null/nowhere")
     as_new_process(monkeypatch)
     assert run_agent(tracing, backend, own=False) == run_agent(tracing, backend, own=True)
+
+
+def test_with_another_backend_a_recorder_of_ones_own_gets_nothing_from_the_hook(
+    tracing: ModuleType, store: Recording
+) -> None:
+    run_agent(tracing, "wandb", own=False)
+    with localtrace.trajectory(step=3):
+        run_agent(tracing, "wandb", own=False)
+    assert store.spans() == []
+    assert [row["step"] for row in store.rows("trajectories")] == [3]
+    run_agent(tracing, "localtrace+wandb", own=False)
+    assert store.spans()
 
 
 @pytest.mark.parametrize("trace", [True, False])
