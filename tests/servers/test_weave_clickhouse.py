@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 import localtrace
+from localtrace.cli.uploads import describe
 from localtrace.read.filters import Filters
 from localtrace.read.store import open_store
 from localtrace.uploader import upload
@@ -106,13 +107,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_rows_that_a_change_doubles_are_counted_until_the_server_merges_them(
-    clickhouse: WeaveServer, project: str, tmp_path: Path
+    clickhouse: WeaveServer, project: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path / "store", 10)
     with open_store(tmp_path / "store") as store:
 
         def send() -> dict[str, int]:
-            return upload(store, Filters(), kind="weave", container=project).counts
+            receipt = upload(store, Filters(), kind="weave", container=project)
+            describe(receipt)
+            return receipt.counts
 
         assert send()["doubled"] == 0
         localtrace.init(tmp_path / "store", min_free_bytes=0, seal=False)
@@ -122,6 +125,7 @@ def test_rows_that_a_change_doubles_are_counted_until_the_server_merges_them(
         store.refresh()
         counts = send()
         assert (counts["replaced"], counts["doubled"]) == (4, 4)
+        assert capsys.readouterr().out.count("4 calls show twice until the server merges") == 1
         assert clickhouse.rows(project) == (34, 30)
         clickhouse.sql("SYSTEM START MERGES calls_complete")
         clickhouse.sql("OPTIMIZE TABLE calls_complete FINAL")
