@@ -105,19 +105,22 @@ def _are_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
     return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)
 
 
-def prompts_bytes(trajectory: Trajectory) -> int:
-    """Return about how many bytes the prompts of all turns take, each written whole as JSON."""
+def prompts_bytes(trajectory: Trajectory, call_max_bytes: float) -> float:
+    """Return about how many bytes the prompts of all turns take, each written whole as JSON.
+
+    Args:
+        call_max_bytes: size to which each turn is cut.
+    """
     sizes: dict[int, int] = {}
     """Sizes of messages by their `id`: the list of a turn repeats those of the turn before."""
-    total = 0
-    for span in trajectory.spans:
-        if span.is_turn:
-            for message in span.messages or ():
-                if id(message) not in sizes:
-                    sizes[id(message)] = len(encode(message))
-                total += sizes[id(message)]
-            total += 2 * len(span.prompt_ids or ())
-            total += len(text_field(span.inputs, PROMPT_TEXT_NAMES) or "")
+    total = 0.0
+    for span in filter(lambda span: span.is_turn, trajectory.spans):
+        for message in span.messages or ():
+            if id(message) not in sizes:
+                sizes[id(message)] = len(encode(message))
+        text = text_field(span.inputs, PROMPT_TEXT_NAMES) or ""
+        messages = sum(sizes[id(message)] for message in span.messages or ())
+        total += min(messages + 2 * len(span.prompt_ids or ()) + len(text), call_max_bytes)
     return total
 
 
@@ -161,10 +164,10 @@ class Records:
         limit = self.target.record_max_bytes
         self.left_out.update(left_out(trajectory))
         trajectory = self.redaction.trajectory(trajectory)
-        least_bytes = 0 if self.target.shortens_calls else prompts_bytes(trajectory)
+        least_bytes = prompts_bytes(trajectory, self.target.call_max_bytes)
         if least_bytes > limit:
             # A record of this size would take gigabytes of memory, only to be refused below.
-            raise _TooLarge(f"prompts of {least_bytes} bytes alone, at most {limit} are sent")
+            raise _TooLarge(f"prompts of {least_bytes:.0f} bytes alone, at most {limit} are sent")
 
         def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
             text = trajectory.decode(ids, skip_special_tokens=skip_special_tokens)

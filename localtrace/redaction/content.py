@@ -105,15 +105,19 @@ class Content:
     def id_lists(self) -> Iterator[Parts]:
         """Yield all lists that may be token ids, each once: turns first, in their order."""
         searched: set[tuple[int, ...]] = set()
+        prompts = set(map(id, self.prompts))
+        """Inputs hold the same lists, not copies: long ones, which together grow as a square."""
         for prompt, call in zip(self.prompts, self.calls, strict=True):
-            turn = [prompt, call["output_ids"] or []]
-            searched.update(map(tuple, turn))
-            yield turn
+            output = call["output_ids"] or []
+            searched.add(tuple(output))
+            yield [prompt, output]
         others: list[Parts] = []
         for columns in self._columns():
             for name in _ANY.intersection(columns):
                 without_ids(columns[name], others)
         for rows in others:
+            if prompts.issuperset(map(id, rows)):
+                continue
             ids = tuple(chain.from_iterable(rows))
             if ids not in searched:
                 searched.add(ids)

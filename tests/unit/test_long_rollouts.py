@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     (one,) = store.trajectories(step=TURNS[0], sample_index=1)
     trajectory = store.trajectory(one["trace_id"])
     target = MlflowTarget("http://127.0.0.1:9", assessments=False)
-    least = prompts_bytes(trajectory)
+    least = prompts_bytes(trajectory, math.inf)
     place = Place("d", "e", "r")
     assert least <= target.encode(trajectory, place, transcript_of(trajectory)).size_bytes
     monkeypatch.setattr(MlflowTarget, "record_max_bytes", least - 1)
@@ -139,7 +140,8 @@ def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
     records = Records(store, target, Redaction.load(None))
     (receipt,) = records.of(part.run, [trajectory.trace_id], place)
     assert isinstance(receipt, TraceReceipt)
-    assert f"{least} bytes alone, at most {least - 1}" in str(receipt.reason)
+    assert prompts_bytes(trajectory, 1) == sum(span.is_turn for span in trajectory.spans)
+    assert f"{least:.0f} bytes alone, at most {least - 1}" in str(receipt.reason)
 
 
 numbers = st.lists(st.integers(0, 2), max_size=40)

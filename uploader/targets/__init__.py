@@ -7,6 +7,7 @@ and lives outside this folder: the ledger, batches, retries, bad records, receip
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,8 @@ class Target(ABC):
     batch_max_parts: int = 50
     batch_max_bytes: int = 4 * 2**20
     record_max_bytes: int = 64 * 2**20
-    shortens_calls: bool = False
-    """True if it cuts long calls. Otherwise each turn is sent with its whole prompt."""
+    call_max_bytes: float = math.inf
+    """Size to which it cuts longer calls. Each turn is sent with its whole prompt."""
     connections: int = 2
     """Number of requests that it handles at a time without slowing down."""
     doubled: Mapping[str, int] = {}

@@ -32,7 +32,7 @@ from localtrace.uploader.targets.wandb import (
     server_url,
 )
 from localtrace.uploader.targets.weave_announcements import Announcement
-from localtrace.uploader.targets.weave_calls import encode, split_digests
+from localtrace.uploader.targets.weave_calls import CALL_MAX_BYTES, encode, split_digests
 from localtrace.uploader.targets.weave_feedback import (
     digest_of_calls,
     feedback_there,
@@ -88,7 +88,7 @@ class WeaveTarget(Target):
     kind = "weave"
     batch_max_parts = CALLS_MAX
     record_max_bytes = 256 * 2**20
-    shortens_calls = True
+    call_max_bytes = CALL_MAX_BYTES
 
     def __init__(
         self, uri: str | None, *, wandb_run: str | None, assessments: bool = False
