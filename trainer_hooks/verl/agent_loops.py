@@ -21,7 +21,7 @@ from typing import Any
 
 from localtrace.record.capture import trajectory
 from localtrace.record.scope import unrecorded
-from localtrace.trainer_hooks.environment import hook_settings
+from localtrace.trainer_hooks.environment import hook_settings, refuse
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
@@ -79,6 +79,25 @@ def _init(backend: Any, project_name: Any = None, experiment_name: Any = None) -
     if records:
         job.start_recording(project=project_name, experiment=experiment_name)
         yield {"backend": live}
+
+
+@VERL.around("verl.utils.import_utils", "load_class_from_fqn", without="")
+def _load_manager(fqn: str, description: str = "") -> Part:
+    """Say what is not recorded of rollouts that another manager runs than verl's.
+
+    Raises:
+        CannotRecord: LOCALTRACE_REQUIRED is set.
+    """
+    loaded = yield
+    if description == "AgentLoopManager" and job.follows_agent_loops():
+        from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+        if not issubclass(loaded, AgentLoopManager):
+            refuse(
+                f"{fqn} is no subclass of verl's AgentLoopManager: each generation is recorded "
+                "alone, without its rollout and reward; in its code, run each rollout inside "
+                "'with localtrace.trajectory(step, sample_index, rollout_n)'"
+            )
 
 
 # -- the rollout's beginning and end -------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from localtrace.record import active
 from localtrace.record.config import refuse_pattern
 from localtrace.trainer_hooks import environment
-from localtrace.trainer_hooks.environment import hook_settings, lasting_store, say
+from localtrace.trainer_hooks.environment import hook_settings, is_asked_for, lasting_store, say
 from localtrace.trainer_hooks.seams import Plugin, System
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ def select(config: Any, path: str) -> Any:
 def records_rollouts(config: Any) -> bool:
     """Return whether a configuration asks for rollouts to be recorded."""
     return split_backend(select(config, BACKEND_KEY))[0]
+
+
+def follows_agent_loops() -> bool:
+    """Return whether this process belongs to a job whose rollouts verl's agent loops record."""
+    return is_asked_for() and not hook_settings().lone_generations
 
 
 def named(config: Any, key: str) -> str | None:

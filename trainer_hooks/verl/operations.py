@@ -60,6 +60,8 @@ def _once(function: Function, recorded: Function) -> Function:
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _generating.get() is self:  # called by an overriding `generate`
             return await function(self, *args, **kwargs)
+        if active.recorder is None:
+            _start_client()
         token = _generating.set(self)
         try:
             return await recorded(self, *args, **kwargs)
@@ -67,6 +69,13 @@ def _once(function: Function, recorded: Function) -> Function:
             _generating.reset(token)
 
     return generate
+
+
+@harmless
+def _start_client() -> None:
+    """Start recording in a process in which no agent loop has: another manager runs rollouts."""
+    if job.follows_agent_loops():
+        job.start_recording()
 
 
 # -- methods of subclasses -----------------------------------------------------------------
