@@ -60,7 +60,7 @@ def _once(function: Function, recorded: Function) -> Function:
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _generating.get() is self:  # called by an overriding `generate`
             return await function(self, *args, **kwargs)
-        if active.recorder is None:
+        if job.hooked.recorder is None:
             _start_client()
         token = _generating.set(self)
         try:

@@ -1,4 +1,4 @@
-"""Jobs whose rollouts another manager runs than verl's: generations are recorded, and it says so."""
+"""Jobs whose rollouts another manager runs than verl's: a line says what is not recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.verl.matrix.rollout import Actor, Balancer
 load_class_from_fqn("tests.verl.jobs.managers.Gateway", "AgentLoopManager")
 from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
-config = OmegaConf.create({{"actor_rollout_ref": {{"rollout": {{"name": "vllm", "full_determinism": False}}}}}})
+rollout = {{"name": "vllm", "full_determinism": False}}
+config = OmegaConf.create({{"actor_rollout_ref": {{"rollout": rollout}}}})
 client = LLMServerClient(config, Actor(Balancer(gives_handle=True)))
 for turn in range(3):
     asyncio.run(client.generate("session", prompt_ids=[5, 6, turn], sampling_params={{}}))
