@@ -104,8 +104,16 @@ def sent(
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON can say it."""
-    return json.loads(to_json(value))
+    """A value as JSON can say it, with words for what is not finite."""
+
+    def words(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: words(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [words(part) for part in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.loads(to_json(words(value)))
 
 
 def remote(receipt: Receipt) -> dict[str, str]:

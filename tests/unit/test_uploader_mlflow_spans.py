@@ -167,7 +167,8 @@ def test_what_a_user_set_cannot_pass_for_a_tag_of_mlflow() -> None:
 
 def test_a_reward_that_is_no_number_is_a_tag_but_no_assessment() -> None:
     record = encode(trajectory(reward=float("nan")), PLACE, assessments=True)
-    assert record.assessment is None
+    assert record.entry.assessment_id is None
+    assert b'"assessments": []' in (record.assessment or b"")
     (root, *_) = spans(trajectory(reward=float("nan")))
     assert attributes(root)["mlflow.traceTag.reward"] == "nan"
 

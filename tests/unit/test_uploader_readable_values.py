@@ -37,6 +37,13 @@ def test_times_are_the_text_that_live_tracing_writes() -> None:
     assert json.loads(shown({"at": moment, "z": 1 + 2j})) == {"at": str(moment), "z": "(1+2j)"}
 
 
+def test_what_is_not_finite_is_text() -> None:
+    numbers = [-0.5, float("nan"), None, float("-inf"), 1]
+    words = [-0.5, "nan", None, "-inf", 1]
+    assert json.loads(shown({"x": numbers[1], "all": numbers})) == {"x": "nan", "all": words}
+    assert json.loads(shown(np.array(numbers[:2]))) == words[:2]
+    assert shown(numbers[1]) == "nan"
+
+
 def test_what_json_has_no_word_for_keeps_its_tag() -> None:
-    assert json.loads(shown({"x": float("nan")})) == {"x": {"$type": "float", "value": "nan"}}
     assert json.loads(shown(b"\xff")) == {"$type": "bytes", "base64": "/w=="}

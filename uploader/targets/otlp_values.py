@@ -47,7 +47,7 @@ def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     """Turn values into attributes.
 
     Numbers, booleans, text and None keep their type, and a tuple becomes an array. Everything else
-    becomes tagged JSON text, also NaN, huge integers and text with lone surrogates.
+    becomes tagged JSON text, also huge integers and text with lone surrogates.
     """
     return [KeyValue(key=utf8(key), value=_any(value)) for key, value in values.items()]
 
@@ -71,18 +71,24 @@ def _any(value: Any) -> AnyValue:
 
 
 def readable(value: Any) -> Any:
-    """Replace arrays by lists of numbers, and times and complex numbers by Python's text.
+    """Replace arrays by lists of numbers; times, complex numbers and NaN by Python's text.
 
     The tagged JSON of the tables would keep their types, but is hard to read at a tracker.
     """
     kind = type(value)
     if kind is list or kind is tuple:
-        return value if set(map(type, value)) <= _PLAIN else [readable(item) for item in value]
+        kinds = set(map(type, value))
+        is_plain = kinds <= _PLAIN and (
+            float not in kinds or all(math.isfinite(n) for n in value if type(n) is float)
+        )
+        return value if is_plain else [readable(item) for item in value]
+    if kind is float:
+        return value if math.isfinite(value) else str(value)
     if kind is dict:
         return {key: readable(item) for key, item in value.items()}
     if isinstance(value, datetime | complex):
         return str(value)
-    return value.tolist() if hasattr(value, "tolist") else value
+    return readable(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def span(
