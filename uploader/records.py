@@ -31,9 +31,13 @@ _MODELS = (
     ("actor_rollout_ref", "model", "path"),
     ("model_name_or_path",),
     ("model_path",),
+    ("hf_checkpoint",),
+    ("policy", "model_name"),
+    ("model", "name"),
     ("model",),
 )
-"""The model's name in configurations: verl's, TRL's, an engine's, one's own."""
+"""The model's name in configurations: verl's, TRL's, an engine's, slime's, NeMo-RL's, prime-rl's,
+one's own."""
 
 
 def wants_text(config: Any) -> bool:

@@ -16,17 +16,27 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.answer: Callable[[ExportTraceServiceRequest], tuple[int, bytes]] = lambda _: (200, b"")
+        self.version = b""
+        """Its version as Phoenix tells it; empty: it is another server."""
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_phoenix = endpoint.version and self.path == "/arize_phoenix_version"
+                self._answer(200 if is_phoenix else 404, endpoint.version)
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 endpoint.requests.append((self.path, headers, body))
                 if headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                status, said = endpoint.answer(ExportTraceServiceRequest.FromString(body))
+                if headers["content-type"] == "application/json":
+                    return self._answer(200, b"{}")
+                self._answer(*endpoint.answer(ExportTraceServiceRequest.FromString(body)))
+
+            def _answer(self, status: int, said: bytes) -> None:
                 self.send_response(status)
                 self.send_header("content-length", str(len(said)))
                 self.send_header("retry-after", "0")

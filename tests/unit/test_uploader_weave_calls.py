@@ -158,6 +158,22 @@ def test_tokens_and_statuses_are_summed_up_in_the_callers() -> None:
     assert root["summary"]["status_counts"] == {"success": 3, "error": 1}
 
 
+def test_the_usage_that_an_answer_tells_is_summed_up_once() -> None:
+    said = {"model": "judge", "usage": {"prompt_tokens": 5, "cached": 3, "cost": 0.1, "of": {}}}
+    spans = [call(1, outputs=said), call(2, outputs=said, parent_id=f"{1:016x}"), call(3)]
+    root, caller, judge, silent = calls(trajectory(spans=spans))
+    usage = {"judge": {"prompt_tokens": 5, "cached": 3, "requests": 1}}
+    assert [each["summary"].get("usage") for each in (judge, caller, root)] == [usage] * 3
+    assert "usage" not in silent["summary"]
+
+
+def test_the_rollouts_of_a_group_are_turns_of_one_thread() -> None:
+    root, own = calls(trajectory(group_id="g-17", spans=[call(1)]))
+    assert (root["thread_id"], root["turn_id"]) == ("g-17", root["id"])
+    assert "thread_id" not in own
+    assert "thread_id" not in calls(trajectory(group_id=None))[0]
+
+
 def test_the_weights_that_generated_are_named_once_each() -> None:
     old = call(1, is_turn=True, outputs={"extra_fields": {"global_steps": 4}})
     new = call(2, is_turn=True, outputs={"weight_version": "v5"})

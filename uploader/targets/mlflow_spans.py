@@ -135,6 +135,7 @@ def _root(
         values = _call(lone, transcript.chats.get(lone.span_id), "AGENT")
     values |= facts
     values["localtrace.trace_id"] = trajectory.trace_id
+    values["localtrace.show"] = f"localtrace show {trajectory.trace_id}"
     values["localtrace.project"] = trajectory.project
     if trajectory.group_id is not None:
         # MLflow shows this as the session of the trace: all rollouts of a group are one session.

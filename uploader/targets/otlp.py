@@ -11,10 +11,12 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from urllib.parse import unquote
 
 import httpx
+import msgspec
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -62,6 +64,7 @@ class OtlpTarget(Target):
         self._url = _endpoint(uri)
         self.uri = str(without_login(self._url))
         self._is_langfuse = _LANGFUSE in self._url.path
+        self._is_phoenix = False
         headers = dict(_headers())
         secrets = (self._url.username, self._url.password, *self._url.params.values())
         self._door = derive_id(3, *chain.from_iterable(sorted(headers.items())), *secrets).hex()
@@ -83,6 +86,14 @@ class OtlpTarget(Target):
             # Some endpoints refuse a request without spans, and would accept one with spans.
             if error.status != 400:
                 raise UploadError(f"{self.uri} refused: {error}") from error
+        if self._url.path.endswith(ROUTE) and not self._is_langfuse:
+            with suppress(Refused, TryAgain, UploadError):
+                version = self._http.call("GET", self._beside(ROUTE, "/arize_phoenix_version"))
+                self._is_phoenix = re.fullmatch(rb"\d+\.\d+\.[\w.]+", version) is not None
+
+    def _beside(self, route: str, other: str) -> str:
+        """Return the path of another route of the server."""
+        return self._url.path.partition(route)[0] + other
 
     def place(self, run: Run, container: str | None) -> Place:
         """Name the project of the spans, without a request.
@@ -103,7 +114,13 @@ class OtlpTarget(Target):
 
     def encode(self, trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
         """Build the record: spans with OpenTelemetry's attribute names."""
-        return encode(trajectory, place, transcript, for_langfuse=self._is_langfuse)
+        return encode(
+            trajectory,
+            place,
+            transcript,
+            for_langfuse=self._is_langfuse,
+            for_phoenix=self._is_phoenix,
+        )
 
     def find(self, entries: Sequence[Entry]) -> dict[str, bool]:
         """Return nothing: the endpoint cannot be asked."""
@@ -127,6 +144,19 @@ class OtlpTarget(Target):
             raise TargetRejected(f"{rejected} spans were refused: {message or 'no reason given'}")
         if message:
             _log.warning("%s says: %s", self.uri, message)
+        self._judge([record.assessment for record in records if record.assessment is not None])
+
+    def _judge(self, bodies: Sequence[bytes]) -> None:
+        """Send rewards and labels; Phoenix holds them back until it has stored the spans."""
+        judged = list(chain.from_iterable(msgspec.json.decode(body) for body in bodies))
+        headers = {"content-type": "application/json", "content-encoding": "identity"}
+        if self._is_phoenix and judged:
+            route = self._beside(ROUTE, "/v1/span_annotations")
+            self._http.call("POST", route, json={"data": judged}, headers=headers)
+        elif self._is_langfuse:
+            for score in judged:
+                route = self._beside(_LANGFUSE, "/api/public/scores")
+                self._http.call("POST", route, json=score, headers=headers)
 
     def verify(self, entries: Sequence[Entry]) -> set[str]:
         """Return nothing: spans cannot be read back."""

@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.field_names import LABEL_NAMES
@@ -41,6 +42,7 @@ from localtrace.read.turns import as_text, fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of
 from localtrace.uploader.targets import Entry, Place, Record, end_of, otlp_values
+from localtrace.uploader.targets.otlp_scores import annotations_of, scores_of
 from localtrace.uploader.transcripts import Chat, Message, Transcript, calls_of, text_of
 from localtrace.values.codec import to_json
 
@@ -69,18 +71,26 @@ def encode(
     transcript: Transcript,
     *,
     for_langfuse: bool = False,
+    for_phoenix: bool = False,
 ) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
     Args:
         transcript: the trajectory in a form to read, which is added.
-        for_langfuse: whether Langfuse's own names for it are added, too.
+        for_langfuse: whether Langfuse's own names for it are added, too, and scores.
+        for_phoenix: whether annotations are added.
     """
     spans = list(each_span(trajectory, place, transcript, for_langfuse=for_langfuse))
     body = otlp_values.serialized(otlp_values.request(spans, resource_of(trajectory, place)))
     digest = digests_of(trajectory).whole
-    entry = Entry(place, trajectory.trace_id, spans[0].trace_id.hex(), digest, len(spans))
-    return Record(entry, (body,))
+    trace_id = spans[0].trace_id.hex()
+    entry = Entry(place, trajectory.trace_id, trace_id, digest, len(spans))
+    judged = []
+    if for_phoenix:
+        judged = annotations_of(trajectory, spans[0].span_id.hex())
+    elif for_langfuse:
+        judged = scores_of(trajectory, trace_id)
+    return Record(entry, (body,), assessment=msgspec.json.encode(judged) if judged else None)
 
 
 def each_span(
@@ -138,6 +148,7 @@ def _root(trajectory: Trajectory, transcript: Transcript, for_langfuse: bool) ->
         "session.id": _session(trajectory),
         "metadata": to_json(trajectory.attributes) if trajectory.attributes else None,
         "localtrace.trace_id": trajectory.trace_id,
+        "localtrace.show": f"localtrace show {trajectory.trace_id}",
         "localtrace.step": trajectory.step,
         "localtrace.sample_index": trajectory.sample_index,
         "localtrace.rollout_n": trajectory.rollout_n,

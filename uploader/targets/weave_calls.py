@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from localtrace.read.turns import weight_version
+from localtrace.read.turns import fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of, lone_call
 from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, end_of, iso
@@ -62,6 +62,8 @@ class Call(msgspec.Struct, omit_defaults=True):
     wb_run_id: str | None
     wb_run_step: int | None
     display_name: str | None = None
+    thread_id: str | None = None
+    turn_id: str | None = None
 
 
 def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Record:
@@ -115,6 +117,9 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
         own["attributes"]["localtrace"] |= fields["attributes"]["localtrace"]
         fields |= {field: own[field] for field in ("inputs", "output", "attributes")}
     fields["attributes"].setdefault("weave", {"kind": "agent"})
+    if trajectory.group_id is not None:
+        # Weave's page of threads shows the rollouts of a group together, each as a turn.
+        fields |= {"thread_id": text(trajectory.group_id), "turn_id": trace_id}
     root = Call(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields, **shared)
     root = _fitted(root, name, cuts)
     root.attributes["localtrace"]["digest"] = digests.whole
@@ -219,6 +224,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
             "run_id": trajectory.run_id,
             "attempt": trajectory.attempt,
             "trace_id": trajectory.trace_id,
+            "show": f"localtrace show {trajectory.trace_id}",
             "project": trajectory.project,
             "group_id": trajectory.group_id,
             "agent": trajectory.agent,
@@ -239,8 +245,9 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
 def _summaries(trajectory: Trajectory, transcript: Transcript) -> dict[str | None, dict[str, Any]]:
     """Return the statuses and tokens of each call and of all below it, by span id.
 
-    The key None is the trajectory itself. The sums equal those of Weave's own client. Only the
-    tokens of turns, which it does not know, are added.
+    The key None is the trajectory itself. The sums equal those of Weave's own client, which takes
+    the `usage` and `model` of a result. The counted tokens of turns, which it does not know, are
+    added.
     """
     ids = {span.span_id for span in trajectory.spans}
     statuses: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
@@ -250,13 +257,19 @@ def _summaries(trajectory: Trajectory, transcript: Transcript) -> dict[str | Non
         statuses[span.span_id][_status(span.status)] += 1
         chat = transcript.chats.get(span.span_id)
         read, written = (None, None) if chat is None else chat.usage
-        if chat is not None and read is not None and written is not None:
-            usages[span.span_id][text(chat.model or "unknown")[:_MODEL_MAX_CHARS]].update(
-                prompt_tokens=read,
-                completion_tokens=written,
-                total_tokens=read + written,
-                requests=1,
-            )
+        recorded = fields_of(span.outputs)
+        model = recorded.get("model") if chat is None else chat.model or "unknown"
+        counts = {
+            text(name): value
+            for name, value in fields_of(recorded.get("usage")).items()
+            if type(name) is str and type(value) is int and 0 <= value < 2**53
+        }
+        if read is not None and written is not None:
+            total = {"total_tokens": read + written}
+            counts |= {"prompt_tokens": read, "completion_tokens": written, **total}
+        # A caller that returns the answer of a call below it generated nothing itself.
+        if counts and isinstance(model, str) and (chat is not None or not usages[span.span_id]):
+            usages[span.span_id][text(model)[:_MODEL_MAX_CHARS]].update(counts, requests=1)
         caller = span.parent_id if span.parent_id in ids else None
         statuses[caller].update(statuses[span.span_id])
         for model, usage in usages[span.span_id].items():
