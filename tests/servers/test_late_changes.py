@@ -7,6 +7,7 @@ clients, or their routes.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def test_a_receipt_tells_what_an_endpoint_may_still_show(recorded) -> None:
     assert second.counts["replaced"] == 1
     assert "Phoenix" in (second.traces[0].reason or "")
     assert send().counts["already there"] == 1
-    assert b"0.75" in endpoint.requests[-2][2]
+    assert struct.pack("<d", 0.75) in endpoint.requests[-2][2]
     endpoint.close()
 
 
