@@ -23,7 +23,7 @@ QUICK_S = 1.0
 """Longest time to an answer after which batches grow; after a longer one they shrink."""
 KEEPS_FIRST = (
     "changed since it was sent: a backend that keeps the first version of a span, such as Phoenix, "
-    "still shows that"
+    "still shows that, beside newer annotations"
 )
 BROKEN_AFTER = 3
 """Failures in a row on single records after which a server may be broken."""

@@ -136,7 +136,7 @@ def describe(receipt: Receipt) -> None:
     checked = f"{n['verified']} read back" if receipt.reads_back else "accepted, not verified"
     replaced = f", of which {n['replaced']} replace an earlier version" if n["replaced"] else ""
     if replaced and not receipt.reads_back:
-        replaced += " (backends such as Phoenix still show that)"
+        replaced += " (spans at Phoenix stay as they were)"
     say(
         f"{n['selected']} trajectories: {n['sent']} sent ({show_size(n['sent_bytes'])}){replaced}, "
         f"{n['already there']} already there, {n['rejected']} rejected; {checked}"
