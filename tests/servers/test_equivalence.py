@@ -20,74 +20,29 @@ from localtrace.read.store import open_store
 from localtrace.uploader import upload
 from localtrace.uploader.receipts import Receipt
 from localtrace.uploader.selection import Selection
+from tests.servers.equivalence.differences import (
+    ADDED_CALLS,
+    DROPPED,
+    MLFLOW_ADDS,
+    MLFLOW_LIVE_ONLY,
+    NUMPY_NUMBERS,
+    SPAN_TYPES,
+    WEAVE_ADDS,
+    WEAVE_LIVE_ONLY,
+    WEAVE_ROOT_SHOWS,
+    facts,
+)
 from tests.servers.equivalence.run import MLFLOW, WEAVE, run_live
 from tests.servers.equivalence.trees import Comparison, Node, named, names, tree, without
 from tests.servers.weave import WeaveServer
 from tests.servers.weave_client import WeaveClient
 
-ADDED_CALLS = {
-    "Tools.run", "SingleTurn.run", "Failing.run", "AgentLoopWorker._compute_score",
-    "FunctionTool.digits", "FunctionTool.double",
-}  # fmt: skip
-"""Calls that verl's tracing does not see: methods without its decorator, tools, rewards."""
-DROPPED = {"agent_data (dropped)"}
-"""Parts of these rollouts that are not recorded by default."""
-NUMPY_NUMBERS = {"priority"}
-
-ROOT_FACTS = {
-    "reward", "status", "attempt", "group_id", "agent", "data_source", "localtrace.run_id",
-}  # fmt: skip
-SET_BY_THE_HOOK = {
-    "sampling_params", "ground_truth", "reward_extra_info", "tool_rewards", "turn_scores",
-    "min_global_steps", "max_global_steps", "num_turns", "metrics", "truncated",
-    "on_policy_version",
-}  # fmt: skip
-VERL_FACTS = {"sample_index", "step", "rollout_n", "validate", "experiment_name"}
-
-MLFLOW_ADDS = {
-    *(f"tag {name}" for name in (*ROOT_FACTS, "localtrace.digest")),
-    *(f"attribute {name}" for name in ROOT_FACTS | VERL_FACTS),
-    *(f"attribute attributes.{name}" for name in SET_BY_THE_HOOK),
-    "attribute localtrace.trace_id", "attribute localtrace.project",
-    "attribute session.id", "metadata mlflow.trace.session",
-    "attribute mlflow.traceTag", "metadata mlflow.trace.tokenUsage",
-    # On calls:
-    "attribute localtrace.seq", "attribute localtrace.output_text",
-    "attribute localtrace.finish_reason", "attribute mlflow.chat.tokenUsage",
-    "attribute localtrace.kind_derived",
-    "attribute mlflow.chat.messages", "attribute mlflow.llm.model",
-}  # fmt: skip
-MLFLOW_LIVE_ONLY = {
-    "exception stacktrace",
-    # About the process that traces, and what MLflow's client notes for itself:
-    *(f"metadata mlflow.{name}" for name in (
-        "user", "source", "trace_schema.version", "trace.sizeStats", "trace.sizeBytes",
-        "trace.infoFinalized", "traceInputs", "traceOutputs",
-    )),
-}  # fmt: skip
 MLFLOW_FILTERS = (
     "tags.step = '1'", "tags.sample_index = '100'", "tags.rollout_n = '1'",
     "tags.validate = 'True'", "trace.status = 'ERROR'", "span.name = 'Add.execute'",
 )  # fmt: skip
 
-WEAVE_ADDS = {
-    *(f"attribute localtrace.{name}" for name in (
-        "seq", "output_text", "finish_reason", "kind_derived", "chat",
-    )),
-    "attribute weave.kind", "summary usage",
-}  # fmt: skip
-WEAVE_ROOT_SHOWS = {
-    *(f"attribute localtrace.{name}" for name in (
-        "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source", "status",
-        "span_count", "weight_versions", "set", "digest", "call_digests",
-    )),
-    *(f"attribute {name}" for name in VERL_FACTS),
-    "attribute reward", "attribute weave.kind", "summary reward", "summary usage", "status",
-    "exception type", "exception message",
-}  # fmt: skip
-"""Facts of the call around each trajectory, which live tracing lacks."""
 pytestmark = pytest.mark.timeout(600)
-WEAVE_LIVE_ONLY = {"exception traceback", "attribute weave"}
 WEAVE_FILTERS = {"attributes.step": 1, "attributes.sample_index": 100, "attributes.validate": True}
 
 
@@ -140,9 +95,9 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     check_dropped(compared, receipt)
     # MLflow itself names what is no coroutine function, by the last part.
     assert {node.outputs is None for node in named("total", trees[0])} == {True, False}
-    assert compared.only_ours == MLFLOW_ADDS
-    assert compared.types == {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
-    assert compared.only_live == MLFLOW_LIVE_ONLY
+    assert compared.only_ours == facts(MLFLOW_ADDS)
+    assert compared.types == SPAN_TYPES
+    assert compared.only_live == facts(MLFLOW_LIVE_ONLY)
     assert has_text(trees[0]) is MLFLOW.token2text is True
     for query in MLFLOW_FILTERS:
         shown = [mlflow_trees(client, name, query) for name in (live, replayed)]
@@ -241,10 +196,10 @@ def test_weave_shows_the_same_as_after_verls_live_tracing(
     trees = [weave_trees(calls[name]) for name in (live, replayed)]
     compared = check_equal(*trees, added_calls)
     check_dropped(compared, receipt)
-    assert compared.only_ours == WEAVE_ADDS
-    assert compared.only_live == WEAVE_LIVE_ONLY
+    assert compared.only_ours == facts(WEAVE_ADDS)
+    assert compared.only_live == facts(WEAVE_LIVE_ONLY)
     roots = [set(root.facts) for root in trees[1]]
-    assert set().union(*roots) == WEAVE_ROOT_SHOWS
+    assert set().union(*roots) == facts(WEAVE_ROOT_SHOWS)
     assert has_text(trees[0]) is WEAVE.token2text is False
     for field, value in WEAVE_FILTERS.items():
         query = {"$expr": {"$eq": [{"$getField": field}, {"$literal": value}]}}

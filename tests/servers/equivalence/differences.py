@@ -1,0 +1,114 @@
+"""Every difference between a replay and verl's live tracing, with the decision behind it.
+
+The tests of equivalence fail for a difference that is not here, and for one here that is not seen.
+`make docs` writes the table in docs/uploads.md from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from itertools import chain
+
+VERL_FACTS = {"sample_index", "step", "rollout_n", "validate", "experiment_name"}
+ROOT_FACTS = {
+    "reward", "status", "attempt", "group_id", "agent", "data_source", "localtrace.run_id",
+}  # fmt: skip
+_SET_BY_THE_HOOK = {
+    "sampling_params", "ground_truth", "reward_extra_info", "tool_rewards", "turn_scores",
+    "min_global_steps", "max_global_steps", "num_turns", "metrics", "truncated",
+    "on_policy_version",
+}  # fmt: skip
+_LIVE_PROCESS = {
+    "user", "source", "trace_schema.version", "trace.sizeStats", "trace.sizeBytes",
+    "trace.infoFinalized", "traceInputs", "traceOutputs",
+}  # fmt: skip
+
+ADDED_CALLS = {
+    "Tools.run", "SingleTurn.run", "Failing.run", "AgentLoopWorker._compute_score",
+    "FunctionTool.digits", "FunctionTool.double",
+}  # fmt: skip
+"""Calls that verl's tracing does not see."""
+DROPPED = {"agent_data (dropped)"}
+"""Parts of these rollouts that are not recorded by default."""
+NUMPY_NUMBERS = {"priority"}
+SPAN_TYPES = {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
+
+Decided = dict[str, Set[str]]
+"""Facts by the reason why only one side shows them."""
+
+MLFLOW_ADDS: Decided = {
+    "the trajectory's facts, for filters": {
+        *(f"tag {name}" for name in ROOT_FACTS),
+        *(f"attribute {name}" for name in ROOT_FACTS | VERL_FACTS),
+        "attribute mlflow.traceTag",
+    },
+    "what the hook knows of the rollout": {f"attribute attributes.{n}" for n in _SET_BY_THE_HOOK},
+    "identity of the record, and the way back to it": {
+        "tag localtrace.digest", "attribute localtrace.trace_id", "attribute localtrace.project",
+        "attribute localtrace.seq", "attribute localtrace.show",
+    },
+    "a group is one session": {"attribute session.id", "metadata mlflow.trace.session"},
+    "turns are readable": {
+        "attribute localtrace.output_text", "attribute localtrace.finish_reason",
+        "attribute localtrace.kind_derived", "attribute mlflow.chat.messages",
+        "attribute mlflow.llm.model",
+    },
+    "tokens are counted": {
+        "attribute mlflow.chat.tokenUsage", "metadata mlflow.trace.tokenUsage",
+    },
+}  # fmt: skip
+MLFLOW_LIVE_ONLY: Decided = {
+    "tracebacks are not recorded": {"exception stacktrace"},
+    "about the process that traces": {f"metadata mlflow.{name}" for name in _LIVE_PROCESS},
+}
+WEAVE_ADDS: Decided = {
+    "the order of calls, and the kind of each": {
+        "attribute localtrace.seq", "attribute localtrace.kind_derived", "attribute weave.kind",
+    },
+    "turns are readable": {
+        "attribute localtrace.output_text", "attribute localtrace.finish_reason",
+        "attribute localtrace.chat",
+    },
+    "tokens are counted": {"summary usage"},
+}  # fmt: skip
+WEAVE_LIVE_ONLY: Decided = {
+    "tracebacks are not recorded": {"exception traceback"},
+    "about the process that traces": {"attribute weave"},
+}
+WEAVE_ROOT_SHOWS: Decided = {
+    "a call around each trajectory holds its facts": {
+        *(f"attribute localtrace.{name}" for name in (
+            "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source",
+            "status", "span_count", "weight_versions", "set", "digest", "call_digests", "show",
+        )),
+        *(f"attribute {name}" for name in VERL_FACTS),
+        "attribute reward", "attribute weave.kind", "summary reward", "summary usage", "status",
+        "exception type", "exception message",
+    },
+}  # fmt: skip
+
+
+def facts(decided: Decided) -> set[str]:
+    """All facts of these decisions."""
+    return set(chain.from_iterable(decided.values()))
+
+
+def table() -> str:
+    """All differences, as a table."""
+    both = "MLflow, Weave"
+    rows = [
+        (both, "replay", "calls that verl's tracing does not see", ADDED_CALLS),
+        (both, "live", "recording drops such objects, and counts them", DROPPED),
+        (both, "differs", "NumPy's numbers, of which live tracing writes the text", NUMPY_NUMBERS),
+        ("MLflow", "differs", "types of spans, where live tracing says UNKNOWN", SPAN_TYPES),
+    ]  # fmt: skip
+    for tracker, side, decided in (
+        ("MLflow", "replay", MLFLOW_ADDS), ("MLflow", "live", MLFLOW_LIVE_ONLY),
+        ("Weave", "replay", WEAVE_ADDS | WEAVE_ROOT_SHOWS), ("Weave", "live", WEAVE_LIVE_ONLY),
+    ):  # fmt: skip
+        rows += [(tracker, side, why, names) for why, names in decided.items()]
+    lines = [
+        f"| {where} | {side} | {why} | {', '.join(f'`{name}`' for name in sorted(names))} |"
+        for where, side, why, names in rows
+    ]
+    return "\n".join(["| tracker | only in | why | what |\n|---|---|---|---|", *lines])
