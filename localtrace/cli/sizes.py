@@ -31,4 +31,6 @@ def show_duration(seconds: float) -> str:
     """Return a time in its largest units, such as 2 h 5 min; at least one second."""
     minutes, whole = divmod(max(1, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{whole} s"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole} s" if minutes else f"{whole} s"

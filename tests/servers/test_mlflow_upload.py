@@ -358,3 +358,15 @@ def test_the_receipt_says_what_is_there(store, send, state_folder, mlflow_url) -
     assert {t["trace_id"]: t["remote_id"] for t in kept["traces"]} == remote(receipt)
     assert all(len(trace["digest"]) == 64 for trace in kept["traces"])
     assert datetime.fromisoformat(kept["started_at"]) <= datetime.fromisoformat(kept["ended_at"])
+
+
+def test_a_server_elsewhere_gets_its_spans_compressed(
+    store, network, traces, experiment, monkeypatch
+) -> None:
+    monkeypatch.setattr("localtrace.uploader.targets.mlflow.NEAR", ())
+    sent: list[bytes] = []
+    network.fault = sent.append  # returns None: the request is passed on
+    receipt = upload(store, Filters(), network.url, container=experiment)
+    assert len(traces()) == receipt.counts["verified"] == 6
+    assert all(body.startswith(b"\x1f\x8b") for body in sent)
+    assert 0 < sum(map(len, sent)) < receipt.counts["sent_bytes"] / 2

@@ -6,6 +6,7 @@ spans are shown by trajectory: how they are spread over requests is not compared
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import tempfile
@@ -36,7 +37,8 @@ def _tracker(answer: Callable[[str, Any], Any]) -> Iterator[tuple[str, Sent]]:
     def respond(request: Request) -> None:
         path = urlsplit(request.path).path
         if "protobuf" in request.headers.get("content-type", ""):
-            body = decoded(request.body)
+            is_gzip = request.headers.get("content-encoding") == "gzip"
+            body = decoded(gzip.decompress(request.body) if is_gzip else request.body)
         elif request.body:
             body = json.loads(request.body)
         else:
