@@ -57,9 +57,16 @@ test-browser: $(VENV)/test-installed  ## Run the tests of the viewer in a real b
 	$(CHROMIUM)
 	$(BIN)/python -m pytest tests/browser
 
-screenshots: $(VENV)/test-installed  ## Take a screenshot of every page of the viewer, in build/screenshots
+.venv-phoenix/installed:
+	$(PYTHON) -m venv $(@D)
+	$(call install,$(@D)) arize-phoenix==20.26.1
+	touch $@
+
+# Chinese and Arabic need fonts, such as Debian's fonts-wqy-zenhei and fonts-dejavu.
+screenshots: $(VENV)/test-installed .venv-phoenix/installed  ## Take a screenshot of every page of the viewer, in build/screenshots, and of trackers, in docs/images
 	$(CHROMIUM)
 	$(BIN)/python -m tests.browser.screenshots build/screenshots
+	$(BIN)/python -m tests.browser.tracker_pages docs/images
 
 test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests against real MLflow and Weave servers
 	$(BIN)/python -m pytest tests/servers

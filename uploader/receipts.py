@@ -278,13 +278,21 @@ def page(receipt: Receipt) -> str:
     )
 
 
-def _address(receipt: Receipt, run: RunReceipt) -> str | None:
-    """Return the run's page at the tracker, for trackers whose addresses are known."""
-    place = run.place
-    if receipt.kind == "mlflow" and receipt.target.startswith(("http://", "https://")):
-        return f"{receipt.target.rstrip('/')}/#/experiments/{place.experiment}/runs/{place.run}"
-    if receipt.kind == "weave" and receipt.target.startswith("https://trace.wandb.ai"):
-        return f"https://wandb.ai/{place.experiment}/weave/traces"
+def _address(
+    receipt: Receipt, run: RunReceipt | None, trace: TraceReceipt | None = None
+) -> str | None:
+    """Return the page of a run, or of a trace, at trackers whose addresses are known."""
+    if run is None or (trace is not None and trace.remote_id is None):
+        return None
+    place, target = run.place, receipt.target.rstrip("/")
+    if receipt.kind == "mlflow" and target.startswith(("http://", "https://")):
+        page = f"{target}/#/experiments/{place.experiment}"
+        if trace is None:
+            return f"{page}/runs/{place.run}"
+        return f"{page}/traces?selectedEvaluationId={trace.remote_id}"
+    if receipt.kind == "weave" and target.startswith("https://trace.wandb.ai"):
+        page = f"https://wandb.ai/{place.experiment}/weave"
+        return f"{page}/calls/{trace.remote_id}" if trace else f"{page}/traces"
     return None
 
 

@@ -121,7 +121,7 @@ def check_conversations(ours: list[Node]) -> None:
             if live_text := turn.outputs.get("response_text"):
                 assert live_text.startswith(chat[-1]["content"])
             assert all(message["content"] for message in chat)
-        assert root.outputs["messages"] == chats[-1][-1:]
+        assert root.outputs["messages"][-1] == chats[-1][-1]
 
 
 def take_off_what_only_roots_of_ours_show(forest: list[Node]) -> None:

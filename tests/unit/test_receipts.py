@@ -83,11 +83,13 @@ class _Seen(HTMLParser):
         self.text = ""
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
+        self.links: list[str | None] = []
         self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        self.links += [value for name, value in attrs if name == "href"]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -229,8 +231,8 @@ def test_a_page_tells_everything_and_loads_and_runs_nothing() -> None:
     ):  # fmt: skip
         assert text in seen.text
     assert seen.text.index("too large") < seen.text.index("step=3")
-    assert not seen.tags & {"script", "a", "img", "link", "iframe", "object"}
-    assert not seen.attributes & {"src", "href", "onload"}
+    assert not seen.tags & {"script", "img", "link", "iframe", "object"}
+    assert not seen.attributes & {"src", "onload"}
 
 
 def test_a_page_says_whether_it_was_read_back_accepted_or_left_for_later() -> None:
@@ -258,6 +260,18 @@ def test_a_page_tells_where_a_browser_finds_a_run_where_that_is_known() -> None:
     assert "#/experiments" not in page(receipt(traces(SENT=1), target="sqlite:///mlflow.db"))
 
 
+def test_a_page_links_to_every_trace_that_is_there() -> None:
+    sent, rejected = traces(SENT=1, REJECTED=1)
+    assert (sent.remote_id, rejected.remote_id) != (None, None)
+    sent, rejected = replace(sent, run=0), replace(rejected, run=0, remote_id=None)
+    shown = _Seen(page(receipt([sent, rejected])))
+    at = "http://127.0.0.1:5000/#/experiments/3"
+    assert shown.links == [f"{at}/runs/f00d", f"{at}/traces?selectedEvaluationId={sent.remote_id}"]
+    run = RunReceipt("run", 0, "gsm8k", Place("weave:trace.wandb.ai:team/gsm8k", "team/gsm8k", ""))
+    known = receipt([sent], kind="weave", target="https://trace.wandb.ai", runs=[run])
+    assert f"https://wandb.ai/team/gsm8k/weave/calls/{sent.remote_id}" in page(known)
+
+
 def test_hostile_text_stays_text_on_the_page() -> None:
     hostile = replace(traces(REJECTED=1)[0], trace_id=HOSTILE, reason=HOSTILE)
     run = RunReceipt(HOSTILE, 0, HOSTILE, Place(HOSTILE, HOSTILE, HOSTILE), {HOSTILE: 1})
@@ -265,7 +279,7 @@ def test_hostile_text_stays_text_on_the_page() -> None:
     source = page(receipt([hostile], runs=[run], left_out={HOSTILE: 1}, redactions={HOSTILE: 1},
                           **changes))  # fmt: skip
     source.encode()
-    assert "script" not in _Seen(source).tags
+    assert not _Seen(source).tags & {"script", "a"}
     assert not re.search("[\x1b\x07\u202e]", source)
     assert "<script>alert(1)</script>\\u001b" in _Seen(source).text
 

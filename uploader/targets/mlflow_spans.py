@@ -145,15 +145,18 @@ def _root(
     values |= {f"attributes.{key}": value for key, value in trajectory.attributes.items()}
     for outcome in trajectory.outcomes:
         values[f"outcomes.{outcome.name}"] = outcome.value
-    if transcript.conversation:
+    prompt, answer, after = transcript.prompt, transcript.answer, list[Message]()
+    if isinstance(prompt, list) and transcript.conversation[: len(prompt)] == prompt:
+        after = transcript.before_answer[len(prompt) :]
+    if transcript.conversation and (lone is not None or answer is None or not after):
         values["mlflow.chat.messages"] = list(map(_shown, transcript.conversation))
-    if transcript.prompt is not None:
-        name_of_prompt = "messages" if isinstance(transcript.prompt, list) else "prompt"
-        values.setdefault("mlflow.spanInputs", {name_of_prompt: transcript.prompt})
-    if transcript.answer is not None:
-        # In this form it stands once: on the page in the conversation alone, in the list as text.
-        answer = {"role": "assistant", "content": transcript.answer_text}
-        values.setdefault("mlflow.spanOutputs", {"messages": [answer]})
+    if prompt is not None:
+        name_of_prompt = "messages" if isinstance(prompt, list) else "prompt"
+        values.setdefault("mlflow.spanInputs", {name_of_prompt: prompt})
+    if answer is not None:
+        # In this form the page shows the conversation and the answer once, and the list as text.
+        told = map(_shown, [*after, answer | {"content": transcript.answer_text}])
+        values.setdefault("mlflow.spanOutputs", {"messages": [*told]})
     elif transcript.answer_text is not None:
         values.setdefault("mlflow.spanOutputs", {"answer": transcript.answer_text})
     return values, tags
