@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from localtrace.read.filters import Filters
 from localtrace.read.store import Store, open_store
@@ -133,7 +134,11 @@ def test_a_lost_answer_is_asked_for_and_nothing_is_sent_twice(
 
     network.fault = lose_the_first
     receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
-    assert len(bodies) == 1
+    requests = map(ExportTraceServiceRequest.FromString, bodies)
+    parts = [part for request in requests for part in request.resource_spans]
+    spans = [span for part in parts for scope in part.scope_spans for span in scope.spans]
+    assert len(spans) == len({(span.trace_id, span.span_id) for span in spans})
+    assert len(spans) == span_count(network.url, experiment)
     assert receipt.complete
 
 
@@ -141,6 +146,7 @@ def test_what_this_upload_stored_before_a_server_failed_is_told_as_sent(
     large_store, network, experiment, monkeypatch
 ) -> None:
     monkeypatch.setattr("localtrace.uploader.retry.DOUBT_ATTEMPTS", 1)
+    monkeypatch.setattr("localtrace.uploader.sending.FIRST_BATCH_BYTES", 2**24)  # all in one
     faults = iter(["spoil", 500, 500])
     network.fault = lambda body: next(faults, None)
     receipt = upload(large_store, Filters(step=0), network.url, container=experiment)
