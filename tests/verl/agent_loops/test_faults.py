@@ -23,7 +23,10 @@ from tests.verl.agent_loops.light import Workshop, workshop
 AGENTS = ("tool_agent", "single_turn_agent")
 _MODULES = ("verl.agent_loops", "verl.operations")
 """Modules whose code runs around a rollout."""
-_RARE = ("_decorated", "_function_tool", "_op", "_start_worker", "_init")
+_RARE = (
+    "_decorated", "_function_tool", "_op", "_start_worker", "_init", "_load_manager",
+    "_start_client",
+)  # fmt: skip
 """Functions that are not called for every rollout."""
 _RUN: list[Any] = [seam.make.args[0] for seam in VERL.seams if isinstance(seam.make, partial)]
 _CORE = (
