@@ -165,5 +165,6 @@ def test_inputs_and_outputs_are_strict_json(trajectory: Trajectory) -> None:
 def test_an_assessment_goes_only_with_a_finite_reward(trajectory: Trajectory) -> None:
     record = encode(trajectory, HERE, assessments=True)
     finite = trajectory.reward is not None and abs(trajectory.reward) < float("inf")
-    assert (record.assessment is not None) == finite
+    info = json.loads(record.assessment or b"")["trace"]["trace_info"]
+    assert [each["name"] for each in info["assessments"]] == ["reward"] * finite
     assert (record.entry.assessment_id is not None) == finite
