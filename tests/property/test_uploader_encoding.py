@@ -166,5 +166,5 @@ def test_an_assessment_goes_only_with_a_finite_reward(trajectory: Trajectory) ->
     record = encode(trajectory, HERE, assessments=True)
     finite = trajectory.reward is not None and abs(trajectory.reward) < float("inf")
     info = json.loads(record.assessment or b"")["trace"]["trace_info"]
-    assert [each["name"] for each in info["assessments"]] == ["reward"] * finite
+    assert [each["assessment_name"] for each in info["assessments"]] == ["reward"] * finite
     assert (record.entry.assessment_id is not None) == finite
