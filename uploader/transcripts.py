@@ -58,7 +58,7 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """What the turn adds to those before it: new messages and the answer, as far as known."""
+        """The new messages of the turn and its answer, as far as they are known."""
         return self.new if self.answer is None else [*self.new, self.answer]
 
 

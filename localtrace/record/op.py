@@ -63,7 +63,7 @@ def _decorate(function: Any, name: str | None, kind: str | None) -> Any:
 
 
 class Recording(Protocol):
-    """What knows the recorder of this process, such as the module `active`."""
+    """The source of the recorder of this process, such as the module `active`."""
 
     @property
     def recorder(self) -> Recorder | None: ...
