@@ -1,0 +1,309 @@
+"""The seams in AReaL: episodes of workflows, generations, advantages, and metrics.
+
+The trainer has no names for rollouts, whose tensors reach it through other processes: it is joined
+with them by their content, all token ids and logprobs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from localtrace.record import active
+from localtrace.record.capture import Beginning
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.areal.job import AREAL, start_recording
+from localtrace.trainer_hooks.environment import record_numbers, refuse, trace_id_in_job
+from localtrace.trainer_hooks.generations import FinishedCall, finished, record_rollout, turns_of
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.training import (
+    Occurrences,
+    content_of,
+    numbers,
+    padded,
+    record_training,
+)
+
+OP, SOURCE = "areal.generate", "areal.actor"
+_EXECUTOR = "areal.infra.workflow_executor"
+_ENGINE = "areal.infra.remote_inf_engine"
+_INDEX_NAMES = ("index", "id", "query_id", "qid")
+"""Fields of a dataset's row that identify it. The first one present is used."""
+_REJECTED = "should_accept_fn rejected it"
+_EMPTY = "no token of it counts"
+_token = os.urandom(4).hex()
+_recorded, _trained = Occurrences(), Occurrences()
+_generations: ContextVar[list[FinishedCall] | None] = ContextVar("localtrace_areal", default=None)
+"""The generations of the episode under way."""
+
+
+# -- episodes ------------------------------------------------------------------------------
+
+
+@AREAL.around(_EXECUTOR, "WorkflowExecutor._create_workflow_task")
+def _create_task(self: Any, pending_task: Any) -> Part:
+    """Record the episodes of a task: one, or all of a group."""
+    if not start_recording(self.config, "rollout"):
+        return
+    whole, accepts = pending_task.workflow, pending_task.should_accept_fn
+    is_group = hasattr(whole, "group_size") and hasattr(whole, "workflow")
+    recorded = RecordedWorkflow(whole.workflow if is_group else whole, pending_task)
+    if is_group:
+        whole = copy.copy(whole)
+        whole.workflow = recorded
+    accepts = None if accepts is None else recorded.accepting(accepts)
+    workflow = whole if is_group else recorded
+    yield {"pending_task": replace(pending_task, workflow=workflow, should_accept_fn=accepts)}
+
+
+class RecordedWorkflow:
+    """A workflow whose episodes are recorded.
+
+    Args:
+        task: AReaL's input of the task: one row of the dataset.
+    """
+
+    def __init__(self, workflow: Any, task: Any) -> None:
+        self.workflow = workflow
+        self._task = task
+        self._numbers = count()
+        self._trace_ids: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a copy is asked for these before it has a workflow
+            raise AttributeError(name)
+        return getattr(self.workflow, name)
+
+    async def arun_episode(self, engine: Any, data: Any) -> Any:
+        """Run one episode of the workflow."""
+        begun = self._begin(engine, data)
+        calls: list[FinishedCall] = []
+        outer = _generations.set(calls)
+        try:
+            result = await self.workflow.arun_episode(engine, data)
+        except BaseException as error:
+            self._end(begun, calls, None, error)
+            raise
+        finally:
+            _generations.reset(outer)
+        self._end(begun, calls, result, None)
+        return result
+
+    @harmless
+    def _begin(self, engine: Any, data: Any) -> tuple[Beginning, dict[str, Any], int]:
+        row = data if isinstance(data, Mapping) else {}
+        version = engine.get_version()
+        place = Beginning(
+            step=version,
+            sample_index=next((row[name] for name in _INDEX_NAMES if name in row), None),
+            rollout_n=next(self._numbers),
+            group_id=f"{_token}-{self._task.task_id}",
+            validate=self._task.is_eval,
+            name="areal",
+            agent=type(self.workflow).__name__,
+            data_source=row.get("data_source"),
+        )
+        truth = row.get("ground_truth", row.get("answer"))
+        facts = {"ground_truth": truth, "on_policy_version": version}
+        return place, {**facts, "messages": row.get("messages")}, time.time_ns()
+
+    @harmless
+    def _end(
+        self, begun: Any, calls: list[FinishedCall], result: Any, error: BaseException | None
+    ) -> None:
+        """Record an episode by its rows; by its generations where there are none, or it failed."""
+        place, facts, start_ns = begun
+        messages, ids = facts.pop("messages"), []
+        for row in _rows(result):
+            key = os.urandom(16)
+            if not place.validate:  # nothing joins an evaluation
+                content = content_of(row["input_ids"], row["logprobs"])
+                name = trace_id_in_job("areal", content, _recorded.next(content))
+                key = bytes.fromhex(name)
+            turns, flags = _turns(row, calls)
+            values = facts | {"reward": row["rewards"]}
+            ids += self._record(key, place, turns, values, messages, start_ns, error)
+            if ids and not all(flags):
+                outcome(key.hex(), step=place.step, source=OP, response_mask=flags)
+        if not ids and (calls or error is not None):
+            key = os.urandom(16)
+            ids = self._record(key, place, calls, facts, messages, start_ns, error)
+        if not ids and not place.validate:
+            refuse(
+                f"rollouts of {place.agent} are not recorded: neither AReaL's engine nor its "
+                "result tells their tokens"
+            )
+        self._trace_ids += ids
+
+    def _record(
+        self,
+        key: bytes,
+        place: Beginning,
+        turns: list[FinishedCall],
+        values: dict[str, Any],
+        messages: Any,
+        start_ns: int,
+        error: BaseException | None,
+    ) -> list[str]:
+        if turns:
+            turns[0].inputs.setdefault("messages", messages)
+            reason = (turns[-1].outputs or {}).get("finish_reason")
+            values = values | {"num_turns": len(turns), "truncated": reason == "length"}
+        times = start_ns, time.time_ns()
+        return [key.hex()] if record_rollout(key, place, times, turns, values, error) else []
+
+    def accepting(self, accepts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that says what `accepts` says, and records what it rejects."""
+
+        def recorded(result: Any) -> Any:
+            accepted = accepts(result)
+            if not accepted:
+                _record_left_out(self._trace_ids, _REJECTED)
+            return accepted
+
+        return recorded
+
+
+def _rows(result: Any) -> Iterator[dict[str, Any]]:
+    """Yield each row of an episode's tensors, without padding: ids, logprobs, loss_mask, reward."""
+    parts: list[Any] = []
+    if isinstance(result, Mapping):
+        parts = [result] if "input_ids" in result else list(result.values())
+    for part in parts:
+        if hasattr(part, "to_tensor_dict"):  # an interaction with an API of chats
+            part = part.to_tensor_dict() if part.has_tensor_data else {}
+        for row, mask in enumerate(part["attention_mask"] if "input_ids" in part else ()):
+            length = int(mask.sum())
+            names = ("input_ids", "logprobs", "loss_mask", "versions")
+            values = {name: numbers(part[name][row][:length]) for name in names if name in part}
+            yield {**values, "rewards": float(part["rewards"][row])}
+
+
+def _turns(
+    row: Mapping[str, Any], calls: list[FinishedCall]
+) -> tuple[list[FinishedCall], list[int]]:
+    """Return the turns of a row, with the times and facts of the generations that they are."""
+    ids, mask = row["input_ids"], [int(counts != 0) for counts in row["loss_mask"]]
+    first = mask.index(1) if any(mask) else len(mask)
+    flags = mask[first:]
+    whole = turns_of(OP, ids[:first], ids[first:], flags, row["logprobs"][first:], None, (0, 0))
+    by_output = {tuple((call.outputs or {}).get("output_ids", ())): call for call in calls}
+    now_ns = time.time_ns()
+    turns = []
+    for turn in whole:
+        call = by_output.get(tuple(turn.outputs["output_ids"]))
+        if call is None:
+            times, outputs = (now_ns, 0), {**turn.outputs, "times_of": "episode"}
+        else:
+            times, outputs = (call.start_ns, call.duration_ns), {**call.outputs, **turn.outputs}
+            outputs["finish_reason"] = call.outputs["finish_reason"]
+        inputs = {**(call.inputs if call else {}), **turn.inputs}
+        turns.append(FinishedCall(OP, *times, inputs, outputs))
+    return turns, flags
+
+
+@AREAL.around(_ENGINE, "RemoteInfEngine.agenerate", without="turns have no times of their own")
+def _generate(req: Any) -> Part:
+    """Note a generation of the episode under way."""
+    calls = _generations.get()
+    if calls is None:
+        return
+    inputs = {"prompt_ids": list(req.input_ids), "sampling_params": _sampling(req.gconfig)}
+    call = yield from finished()
+    outputs, response = None, call.result
+    if response is not None:
+        versions = sorted(map(int, response.output_versions))
+        outputs = {
+            "output_ids": list(response.output_tokens),
+            "output_logprobs": list(response.output_logprobs),
+            "finish_reason": response.stop_reason,
+            "weight_version": "..".join(map(str, dict.fromkeys(versions[:1] + versions[-1:]))),
+        }
+    times = call.start_ns, call.duration_ns
+    calls.append(FinishedCall(OP, *times, inputs, outputs, error=call.error))
+
+
+def _sampling(config: Any) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "max_new_tokens", "greedy", "stop_token_ids")
+    return {name: getattr(config, name, None) for name in names}
+
+
+# -- training ------------------------------------------------------------------------------
+
+
+@AREAL.around("areal.trainer.rl_trainer", "PPOTrainer.__init__", without="")
+def _begin_job(config: Any) -> Part:
+    """Begin the run before AReaL starts its workers, which inherit it."""
+    start_recording(config, "trainer")
+    yield
+
+
+@AREAL.around(
+    "areal.trainer.ppo.actor", "PPOActor._compute_advantages", without="advantages are lost"
+)
+def _advantages(self: Any, data: Any) -> Part:
+    """Record the advantages and logprobs of a batch, which AReaL trains on next."""
+    if not start_recording(self.config, f"rank{os.environ.get('RANK', '')}"):
+        return
+    lengths = [int(length) for length in data["attention_mask"].sum(-1)]
+    raw = {name: data[name] for name in ("input_ids", "logprobs", "loss_mask")}
+    prox_logp = data.get("prox_logp")
+    result = yield
+    # Unless AReaL computed the logprobs anew, it puts the engine's here.
+    recomputed = prox_logp is not None and result["prox_logp"] is prox_logp
+    ids, masks = [], []
+    for row, length in enumerate(lengths):
+        tokens, logprobs, mask = (numbers(raw[name][row][:length]) for name in raw)
+        content = content_of(tokens, logprobs)
+        ids.append(trace_id_in_job("areal", content, _trained.next(content)))
+        masks.append([int(counts != 0) for counts in mask])
+    rows = [row for row, mask in enumerate(masks) if any(mask)]
+    _record_left_out([ids[row] for row in range(len(ids)) if row not in rows], _EMPTY)
+    starts = {row: masks[row].index(1) for row in rows}
+
+    def of(values: Any, shift: int) -> Any:
+        return padded([values[row][starts[row] - shift : lengths[row] - shift] for row in rows])
+
+    # AReaL keeps a token's values at the place of the token before it.
+    values = {
+        "advantages": of(result["advantages"], 1),
+        "rollout_log_probs": of(raw["logprobs"], 0),
+    }
+    if recomputed:
+        values["old_log_probs"] = of(result["prox_logp"], 1)
+    if result.get("ref_logp") is not None:
+        values["ref_log_prob"] = of(result["ref_logp"], 1)
+    counted = of(raw["loss_mask"], 0)
+    chosen = [ids[row] for row in rows]
+    if rows:
+        record_training(
+            chosen,
+            {**values, "response_mask": counted},
+            counted,
+            chosen,
+            [lengths[row] - starts[row] for row in rows],
+            step=None,
+            source=SOURCE,
+            generated=counted if recomputed else None,
+            trained_step=self.engine.get_version(),
+        )
+
+
+def _record_left_out(ids: list[str], reason: str) -> None:
+    if ids and active.recorder is not None:
+        fates: dict[str, Any] = {"fate": ["filtered"] * len(ids)}
+        outcome(ids, step=None, source=SOURCE, **fates, fate_reason=[reason] * len(ids))
+
+
+@AREAL.around("areal.utils.stats_logger", "StatsLogger.commit", without="metrics are not recorded")
+def _commit(global_step: Any, data: Any) -> Part:
+    yield
+    for values in [data] if isinstance(data, Mapping) else data:
+        record_numbers(values, int(global_step))

@@ -1,0 +1,207 @@
+"""The seams in SkyRL's trainers: what a step trains on, joined with the rollouts, and metrics.
+
+SkyRL's own objects carry the join: the list of a row's response ids, or its `TrajectoryID` where a
+rollout has several rows, goes through filtering, replacing and merging as the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localtrace.record import active
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.environment import record_numbers, refuse
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.skyrl.job import SKYRL
+from localtrace.trainer_hooks.training import padded, record_training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localtrace.trainer_hooks.skyrl.rollouts import Batch
+
+SOURCE = "skyrl.trainer"
+_TRAINER = "skyrl.train.trainer"
+_ASYNC = "skyrl.train.fully_async_trainer"
+_KEY = "localtrace_trace_ids"
+"""Key of the trace ids in the metadata of SkyRL's batch, until it goes to the workers."""
+_LOST = "advantages and fates are not recorded"
+_MASKED = "no token of it counts: filtered as too long, or its group has equal rewards"
+_LEFT_OUT = "its group is not in the batch that was trained on, as after dynamic sampling"
+_NO_FATE = "rollouts that are left out of the batch have no fate"
+_TOKEN_NAMES = {
+    "advantages": "advantages",
+    "action_log_probs": "old_log_probs",
+    "rollout_logprobs": "rollout_log_probs",
+    "base_action_log_probs": "ref_log_prob",
+    "loss_mask": "loss_mask",
+}
+"""Names of outcomes, by SkyRL's tensors with one number per token of the response."""
+
+
+class Training:
+    """The rollouts that a step may train on, by the identity of the objects that carry the join."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[Any, str, list[int] | None]] = {}
+        """Each with its object, which is kept so that the identity is unique."""
+        self.candidates: set[str] = set()
+        """Rollouts that dynamic sampling may leave out of the batch under way."""
+
+    def remember(self, output: Mapping[str, Any], ids: Sequence[str | None], batch: Batch) -> None:
+        """Remember the rows of a generator's output."""
+        flags = {batch.trace_ids[row]: flags for row, flags in batch.flags.items()}
+        for carrier, trace_id in zip(_carriers(output), ids, strict=True):
+            if trace_id is not None:
+                self._rows[id(carrier)] = carrier, trace_id, flags.get(trace_id)
+
+    def find(self, output: Mapping[str, Any]) -> list[tuple[str | None, list[int] | None]]:
+        """Return for each row its trace id and which of its tokens were generated, if known."""
+        rows = [self._rows.get(id(carrier)) for carrier in _carriers(output)]
+        return [(None, None) if row is None else row[1:] for row in rows]
+
+    def ids(self, output: Mapping[str, Any]) -> set[str]:
+        """Return the trace ids of an output's rows."""
+        return {trace_id for trace_id, _ in self.find(output) if trace_id is not None}
+
+    def forget(self, trace_ids: Collection[str]) -> None:
+        """Forget rollouts whose fate is known."""
+        for key in [key for key, row in self._rows.items() if row[1] in trace_ids]:
+            del self._rows[key]
+
+
+training = Training()
+
+
+def _carriers(output: Mapping[str, Any]) -> Sequence[Any]:
+    carriers: Sequence[Any] = output.get("trajectory_ids") or output["response_ids"]
+    return carriers
+
+
+@SKYRL.around(_TRAINER, "RayPPOTrainer.convert_to_training_input", without=_LOST)
+def _join(generator_output: Any) -> Part:
+    rows = training.find(generator_output)
+    data = yield
+    data.metadata[_KEY] = rows
+
+
+@SKYRL.around(_TRAINER, "RayPPOTrainer.compute_advantages_and_returns", without=_LOST)
+def _record_advantages(self: Any, data: Any) -> Part:
+    rows = data.metadata.get(_KEY)
+    groups = [f"{self.global_step}-{uid}" for uid in data.metadata.get("uids", ())]
+    result = yield
+    places: dict[str, list[int]] = {}
+    for place, (trace_id, _) in enumerate(rows or ()):
+        if trace_id is not None:
+            places.setdefault(trace_id, []).append(place)
+    if places:
+        _record_batch(result, places, [flags for _, flags in rows], groups)
+
+
+def _record_batch(
+    data: Any,
+    places: Mapping[str, list[int]],
+    flags: Sequence[list[int] | None],
+    groups: Sequence[str],
+) -> None:
+    """Record advantages and logprobs of rollouts.
+
+    Args:
+        data: SkyRL's batch; its tensors have one row for each rollout or turn of it.
+        places: rows of each rollout, by trace id.
+        flags: which tokens of each row were generated, where that is known.
+        groups: group of each row.
+    """
+    import torch
+
+    rows = [row for own in places.values() for row in own]
+    response, mask = data["response_mask"][rows].bool(), data["loss_mask"][rows]
+    generated = mask.clone()
+    for place, count in enumerate(mask.sum(dim=-1).tolist()):
+        own, known = response[place], flags[rows[place]]
+        # They differ where SkyRL has masked tokens since, or added one.
+        if known is not None and sum(known) != count and len(known) == int(own.sum()):
+            generated[place, own] = torch.tensor(known, dtype=mask.dtype)
+    counts = iter(response.sum(dim=-1).tolist())
+    lengths = [sum(next(counts) for _ in own) for own in places.values()]
+
+    def by_rollout(values: Tensor) -> Tensor:
+        return padded(torch.split(values[response], lengths))
+
+    values = {
+        name: by_rollout(data[key][rows])
+        for key, name in _TOKEN_NAMES.items()
+        if data.get(key) is not None
+    }
+    values["response_mask"] = by_rollout(generated)
+    record_training(
+        list(places),
+        values,
+        values["loss_mask"],
+        [groups[own[0]] for own in places.values()],
+        lengths,
+        step=None,
+        source=SOURCE,
+        generated=values["response_mask"],
+    )
+
+
+@SKYRL.around(_TRAINER, "RayPPOTrainer.train_critic_and_policy", without=_LOST)
+def _train(self: Any, data: Any) -> Part:
+    """Record what a step trained on, and say so where none of it is recorded."""
+    rows = data.metadata.pop(_KEY, None) or ()
+    counts = data["loss_mask"].bool().any(dim=-1).tolist()
+    counted: dict[str, bool] = {}
+    for (trace_id, _), row_counts in zip(rows, counts, strict=False):
+        if trace_id is not None:
+            counted[trace_id] = row_counts or counted.get(trace_id, False)
+    if not counted and active.recorder is not None:
+        refuse(
+            "SkyRL trains on a step's rollouts, and none of them is recorded: localtrace doctor "
+            "shows what its hook needs"
+        )
+    yield
+    trained = [trace_id for trace_id, counts in counted.items() if counts]
+    _record_fate(trained, "trained", trained_step=[self.global_step] * len(trained))
+    _record_left_out([each for each, counts in counted.items() if not counts], _MASKED)
+    training.forget(counted)
+
+
+@SKYRL.around(_TRAINER, "RayPPOTrainer.handle_dynamic_sampling", without=_NO_FATE)
+def _sample(generator_output: Any) -> Part:
+    training.candidates |= training.ids(generator_output)
+    chosen, _, keeps_sampling = yield
+    if not keeps_sampling:
+        left_out = sorted(training.candidates - training.ids(chosen))
+        training.candidates.clear()
+        _record_left_out(left_out, _LEFT_OUT)
+        training.forget(left_out)
+
+
+@SKYRL.around(
+    _ASYNC,
+    "FullyAsyncRayPPOTrainer.convert_generation_group_mini_batch_to_training_input",
+    without=_NO_FATE,
+)
+def _drop(dropped_groups: Any = None) -> Part:
+    yield
+    for group in dropped_groups or ():
+        dropped = sorted(training.ids(group.generator_output))
+        _record_left_out(dropped, _LEFT_OUT)
+        training.forget(dropped)
+
+
+def _record_left_out(ids: Sequence[str], reason: str) -> None:
+    _record_fate(ids, "filtered", fate_reason=[reason] * len(ids))
+
+
+def _record_fate(ids: Sequence[str], fate: str, **values: list[Any]) -> None:
+    if ids:
+        outcome(ids, step=None, source=SOURCE, fate=[fate] * len(ids), **values)
+
+
+@SKYRL.around("skyrl.train.utils.tracking", "Tracking.log", without="metrics are not recorded")
+def _log(data: Any, step: Any) -> Part:
+    yield
+    record_numbers(data, int(step))
