@@ -12,13 +12,15 @@ install = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 endif
 INSTALL := $(call install,$(VENV)) -c constraints.txt
 TEST_SOURCES := pyproject.toml constraints.txt
+# SkyRL wants this version of Python.
+PYTHON_312 ?= python3.12
 VERL_VERSIONS ?= 0.9.1 0.8.0 0.7.1 0.6.1
 PYTHON_VERSION ?= 3.11
 PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 MINUTES ?= 60
 
-.PHONY: help demo test test-browser screenshots test-servers test-sglang test-vllm test-formats test-gpu test-trl test-ray test-verl test-verl-matrix soak soak-hour lint docs bench bench-viewer wheelhouse clean
+.PHONY: help demo test test-browser screenshots test-servers test-sglang test-vllm test-formats test-gpu test-trl test-skyrl test-areal test-ray test-verl test-verl-matrix soak soak-hour lint docs bench bench-viewer wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -74,7 +76,7 @@ test-servers: $(VENV)/test-installed .venv-weave/installed  ## Run the tests aga
 soak: $(VENV)/test-installed .venv-weave/installed  ## Repeat kills, faults and properties more often than the tests do
 	LOCALTRACE_SOAK=1 $(BIN)/python -m pytest tests/servers/test_killed_uploads.py tests/crash tests/property \
 	    tests/queries tests/unit/test_demo_learning.py tests/unit/test_batched_turns.py \
-	    tests/unit/test_codec.py tests/unit/test_many_stores.py
+	    tests/unit/test_codec.py tests/unit/test_many_stores.py tests/verl/main_ppo
 
 soak-hour: $(VENV)/test-installed  ## Record, seal, compact, prune and read for an hour, and check what grows (MINUTES)
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES)
@@ -110,6 +112,24 @@ test-gpu: $(VENV)/test-installed  ## Run the tests that need a CUDA GPU, with a 
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
 	$(BIN)/python -m pytest tests/trl tests/golden/trl
+
+test-skyrl: .venv-skyrl/installed  ## Run the SkyRL hook's tests with SkyRL's own trainers on a CPU, on Python 3.12 (6 GB)
+	.venv-skyrl/bin/python -m pytest tests/skyrl
+
+.venv-skyrl/installed: tests/skyrl/requirements.txt pyproject.toml
+	$(PYTHON_312) -m venv $(@D)
+	$(call install,$(@D)) -r $< -e .
+	touch $@
+
+test-areal: .venv-areal/installed  ## Run the AReaL hook's tests with AReaL's own executor and actor on a CPU (3 GB)
+	.venv-areal/bin/python -m pytest tests/areal
+
+# AReaL asks for an older torch than others, and for packages that need a GPU, which the tests do not need.
+.venv-areal/installed: tests/areal/requirements.txt $(TEST_SOURCES)
+	$(PYTHON) -m venv $(@D)
+	$(call install,$(@D)) -c constraints.txt -r $< -e .
+	$(call install,$(@D)) --no-deps areal==1.0.4
+	touch $@
 
 test-ray: $(VENV)/test-installed  ## Run the Ray hook's tests on real clusters
 	$(BIN)/python -m pytest tests/ray

@@ -79,6 +79,8 @@ class Span:
     status: str = "ok"
     """ok, error or cancelled."""
     error: str | None = None
+    traceback: str | None = None
+    """Where the exception was raised, most recent call last, without the error itself."""
     start_ns: int
     duration_ns: int
     inputs: Any = None
@@ -87,7 +89,11 @@ class Span:
     is_turn: bool = False
     """True where the call was one model generation."""
     prompt_ids: list[int] | None = None
-    """The whole prompt of a turn, rebuilt; None where it could not be."""
+    """The whole prompt of a turn, rebuilt; None where it could not be. Without the first
+    `prompt_known` ids."""
+    prompt_known: int = 0
+    """Number of ids that were left out because an earlier turn has them; only where the reader
+    was told to hold no more than so many bytes of prompts. `inputs` names that turn."""
     output_ids: list[int] | None = None
     output_logprobs: list[float | None] | None = None
     """One for each output id; None inside the list where the engine gave none."""
@@ -169,6 +175,8 @@ class Trajectory:
     running: it has not ended, and a process holds its journal. interrupted: it did not end, and
     none does."""
     error: str | None = None
+    traceback: str | None = None
+    """Where the exception was raised, most recent call last, without the error itself."""
     start_ns: int
     end_ns: int | None = None
     reward: float | None = None
@@ -178,6 +186,8 @@ class Trajectory:
     """In the order in which they began."""
     outcomes: list[Outcome] = field(default_factory=list)
     """The newest value of each name; of labels, each person's, and all tags."""
+    judged_ns: int = 0
+    """Time of the newest outcome, which may have taken a label away; 0 without any."""
     generations: list[Span] = field(default_factory=list)
     """The generations of calls that made several, such as batches: one span each."""
     spans_pruned: str | None = None

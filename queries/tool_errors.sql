@@ -1,13 +1,11 @@
 -- Failed calls of tools, by tool and message.
 -- params:
 -- needs: calls of tools, such as functions under @localtrace.op(kind="tool") <- from spans where kind = 'tool'
--- Numbers and ids in messages are shown as N, and the place where Ray ran a call is left out, so
--- that equal errors count together. Calls that were cancelled did not fail.
+-- Numbers and ids in messages are shown as N, so that equal errors count together. Calls that were
+-- cancelled did not fail.
 select
     op,
-    regexp_replace(
-        split_part(error, e'\n\nIn Ray:\n', 1), '0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+', 'N', 'g'
-    ) as message,
+    regexp_replace(error, '0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+', 'N', 'g') as message,
     count(*) as calls,
     count(distinct trace_id) as trajectories,
     min(step) as first_step,

@@ -157,7 +157,7 @@ def trace_id_in_job(trainer: str, *place: Any) -> str:
     return trace_id_of("-".join(map(str, (trainer, job, *place))))
 
 
-def record_numbers(values: Mapping[Any, Any], step: int, prefix: str = "") -> None:
+def record_numbers(values: Mapping[Any, Any], step: int | None, prefix: str = "") -> None:
     """Record those values that are numbers, or arrays of one number, as metrics of a step."""
     numbers = {}
     for name, value in values.items():

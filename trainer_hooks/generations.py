@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +32,7 @@ from localtrace.record.capture import (
 from localtrace.record.propagation import find_parent, is_generation, remote_state, trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, current
-from localtrace.record.signature import generation_called, tool_called
+from localtrace.record.signature import generation_called, other_called
 from localtrace.trainer_hooks.environment import hook_settings
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.values.fields import known
@@ -45,7 +46,7 @@ An engine may use a request id twice; the second generation joins the first one'
 
 
 class FinishedCall(NamedTuple):
-    """A finished generation, or a call of a tool or a step of an environment."""
+    """A finished generation, or a call of a tool, a step of an environment or a sub-agent."""
 
     op: str
     start_ns: int
@@ -54,6 +55,32 @@ class FinishedCall(NamedTuple):
     outputs: Any
     is_tool: bool = False
     error: BaseException | None = None
+    is_agent: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of its span."""
+        return "agent" if self.is_agent else "tool" if self.is_tool else "generation"
+
+
+class Finished(NamedTuple):
+    """A finished call of a function."""
+
+    start_ns: int
+    duration_ns: int
+    result: Any
+    error: BaseException | None
+
+
+def finished() -> Generator[Any, Any, Finished]:
+    """Return how the call ended; what it raises goes on to its caller all the same."""
+    start_ns, mono_ns = time.time_ns(), time.perf_counter_ns()
+    error = result = None
+    try:
+        result = yield
+    except BaseException as raised:
+        error = raised
+    return Finished(start_ns, time.perf_counter_ns() - mono_ns, result, error)
 
 
 @harmless
@@ -97,6 +124,39 @@ def record_generation(
         end_trajectory(recorder, scope.trajectory, error)
 
 
+def turns_of(
+    op: str,
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    mask: Sequence[float],
+    logprobs: Sequence[float] | None,
+    finish_reason: Any,
+    times_ns: tuple[int, int],
+) -> list[FinishedCall]:
+    """Return the turns of a response: each run of tokens that its mask counts.
+
+    A response of which no token counts, such as one that is too long, is one turn.
+
+    Args:
+        finish_reason: that of the last turn.
+        times_ns: start and duration of each turn.
+    """
+    runs, end = [], 0
+    for counts, run in groupby(mask if any(mask) else [1] * len(response_ids)):
+        start, end = end, end + len(list(run))
+        if counts:
+            runs.append((start, end))
+    calls = []
+    for start, end in runs or [(0, 0)]:
+        outputs: dict[str, Any] = {"output_ids": list(response_ids[start:end])}
+        if logprobs is not None:
+            outputs["output_logprobs"] = list(logprobs[start:end])
+        inputs = {"prompt_ids": [*prompt_ids, *response_ids[:start]]}
+        calls.append(FinishedCall(op, *times_ns, inputs, outputs))
+    calls[-1].outputs["finish_reason"] = finish_reason
+    return calls
+
+
 @harmless
 def record_rollout(
     key: bytes,
@@ -135,13 +195,14 @@ def put_call(
 ) -> None:
     """Record a finished call below a scope."""
     if scope.trajectory.dropped is None:
-        signature = tool_called(call.op) if call.is_tool else generation_called(call.op)
+        is_turn = call.kind == "generation"
+        signature = generation_called(call.op) if is_turn else other_called(call.op, call.kind)
         span = open_call(recorder, signature, scope.trajectory, scope)
         span.span_id = span.span_id if span_id is None else span_id
         span.inputs = encode_inputs(recorder, call.inputs, signature)
         span.start_ns = call.start_ns
-        status, text = verdict(call.error)
-        span.put(recorder, call.duration_ns, status, text, call.outputs, is_generation(scope))
+        ended = verdict(call.error)
+        span.put(recorder, call.duration_ns, *ended, call.outputs, is_generation(scope))
 
 
 def _stand_alone(recorder: Recorder, op: str, rid: str | None, duration_ns: int) -> Scope:

@@ -1,7 +1,13 @@
-"""Outcomes of training from a trainer's numbers per token: advantage, logprobs, fate."""
+"""Outcomes of training from a trainer's numbers per token: advantage, logprobs, fate.
+
+A trainer that has no names for its rollouts is joined with them by their content.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +17,8 @@ from localtrace.trainer_hooks.environment import hook_settings, is_chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_REMEMBERED_MAX = 262_144
 
 
 def record_training(
@@ -88,3 +96,35 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
     from torch.nn.utils.rnn import pad_sequence
 
     return pad_sequence([row.detach().float() for row in rows], batch_first=True).cpu()
+
+
+class Occurrences:
+    """Counts of equal contents, of which the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    def next(self, content: str) -> int:
+        """Return how many times a content came before."""
+        before = self._counts.get(content, 0)
+        self._counts[content] = before + 1
+        self._counts.move_to_end(content)
+        if len(self._counts) > _REMEMBERED_MAX:
+            self._counts.popitem(last=False)
+        return before
+
+
+def content_of(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    """Return a digest of a rollout's tokens and logprobs, as the rollout and the trainer have them.
+
+    Args:
+        logprobs: one for each token; 0.0 where it was not generated.
+    """
+    digest = hashlib.sha256(array("q", token_ids).tobytes())
+    digest.update(array("f", logprobs).tobytes())
+    return digest.hexdigest()
+
+
+def numbers(values: Any) -> list[Any]:
+    """Return the numbers of a tensor, those of half precision as they are."""
+    return list(values.tolist() if hasattr(values, "tolist") else values)

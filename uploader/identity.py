@@ -13,13 +13,15 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import encode
 
-_REPEATED = frozenset({"prompt_ids", "messages", "output_ids", "output_logprobs"})
+_REPEATED = frozenset({"prompt_ids", "prompt_known", "messages", "output_ids", "output_logprobs"})
 """Fields of a span that are also in its inputs or outputs."""
 _SPAN = tuple(field.name for field in fields(Span) if field.name not in _REPEATED)
-_NOT_RECORDED = frozenset({"spans", "generations", "outcomes", "model", "decode"})
+_NOT_RECORDED = frozenset({"spans", "generations", "outcomes", "judged_ns", "model", "decode"})
 _TRAJECTORY = tuple(f.name for f in fields(Trajectory) if f.name not in _NOT_RECORDED)
 _OUTCOME = tuple(field.name for field in fields(Outcome))
 
@@ -67,7 +69,11 @@ def _values(recorded: Span | Trajectory | Outcome, names: tuple[str, ...]) -> li
 
 
 def _digest(value: Any) -> str:
-    return sha256(encode(value)).hexdigest()
+    try:
+        data = msgspec.msgpack.encode(value)
+    except Exception:  # it holds an array, a lone surrogate or a huge integer
+        data = encode(value)
+    return sha256(data).hexdigest()
 
 
 def lone_call(trajectory: Trajectory) -> Span | None:

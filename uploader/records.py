@@ -13,19 +13,21 @@ from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from localtrace.field_names import PROMPT_TEXT_NAMES
-from localtrace.read.turns import fields_of, text_field
+from localtrace.read.turns import fields_of
 from localtrace.redaction.redaction import Redaction
 from localtrace.types import Decode, Run, Span, Trajectory
 from localtrace.uploader.receipts import Delivery, TraceReceipt
 from localtrace.uploader.targets import Place, Record, Target
 from localtrace.uploader.transcripts import transcript_of
-from localtrace.values.codec import encode
 from localtrace.values.placeholder import Placeholder
 
 if TYPE_CHECKING:
     from localtrace.read.store import Store
 
+PROMPTS_MAX_BYTES = 8 * 2**20
+"""Size of the whole prompts of a trajectory from which each turn is sent with what it adds.
+
+They grow as the square of the turns. As JSON they are about twice as large."""
 _TOKEN2TEXT = ("actor_rollout_ref", "rollout", "trace", "token2text")
 _MODELS = (
     ("actor_rollout_ref", "model", "path"),
@@ -109,25 +111,6 @@ def _are_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
     return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)
 
 
-def prompts_bytes(trajectory: Trajectory, call_max_bytes: float) -> float:
-    """Return about how many bytes the prompts of all turns take, each written whole as JSON.
-
-    Args:
-        call_max_bytes: size to which each turn is cut.
-    """
-    sizes: dict[int, int] = {}
-    """Sizes of messages by their `id`: the list of a turn repeats those of the turn before."""
-    total = 0.0
-    for span in filter(lambda span: span.is_turn, trajectory.spans):
-        for message in span.messages or ():
-            if id(message) not in sizes:
-                sizes[id(message)] = len(encode(message))
-        text = text_field(span.inputs, PROMPT_TEXT_NAMES) or ""
-        messages = sum(sizes[id(message)] for message in span.messages or ())
-        total += min(messages + 2 * len(span.prompt_ids or ()) + len(text), call_max_bytes)
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class Records:
     """A source of records: trajectories of a store, redacted and encoded for a target."""
@@ -150,7 +133,9 @@ class Records:
         model = model_name(run.config)
         model = None if model is None else self.redaction.text(model)
         has_text = wants_text(run.config)
-        for trajectory in self.store.read_each(trace_ids, unreadable):
+        for trajectory in self.store.read_each(
+            trace_ids, unreadable, prompts_max_bytes=PROMPTS_MAX_BYTES
+        ):
             try:
                 if has_text:
                     trajectory = with_text(trajectory)
@@ -168,10 +153,6 @@ class Records:
         limit = self.target.record_max_bytes
         self.left_out.update(left_out(trajectory))
         trajectory = self.redaction.trajectory(trajectory)
-        least_bytes = prompts_bytes(trajectory, self.target.call_max_bytes)
-        if least_bytes > limit:
-            # A record of this size would take gigabytes of memory, only to be refused below.
-            raise _TooLarge(f"prompts of {least_bytes:.0f} bytes alone, at most {limit} are sent")
 
         def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str | None:
             text = trajectory.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -30,7 +30,7 @@ from localtrace.uploader.receipts import Delivery, Receipt, receipts_folder, wri
 from localtrace.uploader.records import Records
 from localtrace.uploader.retry import Pace, patiently
 from localtrace.uploader.selection import Choice, ChosenRun
-from localtrace.uploader.sending import Answer, Sender
+from localtrace.uploader.sending import NEWER_THERE, Answer, Sender
 from localtrace.uploader.targets import Entry, MetricsTarget, Place, Target
 from localtrace.uploader.targets.http import TryAgain
 
@@ -193,4 +193,9 @@ class Replay:
             for key in verified
         }
         missing = [entry for entry in entries if entry.trace_id not in verified]
+        results |= {
+            e.trace_id: replace(results[e.trace_id], delivery=Delivery.REJECTED, reason=NEWER_THERE)
+            for e in missing
+            if e.trace_id in self._target.newer
+        }
         self._ledger.mark(missing, accepted=False)

@@ -25,6 +25,7 @@ KEEPS_FIRST = (
     "changed since it was sent: a backend that keeps the first version of a span, such as Phoenix, "
     "still shows that, beside newer annotations"
 )
+NEWER_THERE = "the target holds a newer version of it: upload the store that has that version"
 BROKEN_AFTER = 3
 """Failures in a row on single records after which a server may be broken."""
 
@@ -61,14 +62,15 @@ class Sender:
             TargetUnavailable: the target fails whatever it is sent.
             UploadError: the target takes no records at all.
         """
-        records = batch.records
+        records, target = batch.records, self._target
         in_doubt = batch.ask
 
         def attempt() -> None:
             nonlocal in_doubt
             held = self._target.find([record.entry for record in records]) if in_doubt else {}
-            self.replaced.update(trace_id for trace_id, is_same in held.items() if not is_same)
-            absent = [record for record in records if not held.get(record.entry.trace_id)]
+            known = {trace_id for trace_id, is_same in held.items() if is_same} | target.newer
+            self.replaced |= held.keys() - known
+            absent = [record for record in records if record.entry.trace_id not in known]
             for record in absent:
                 size_bytes = self._target.bytes_to_send(record)
                 self._sent_bytes.setdefault(record.entry.trace_id, size_bytes)
@@ -88,10 +90,13 @@ class Sender:
             # Ask first: Weave may store a part of a batch that it refuses as too large.
             parts = [Batch(part, ask=True) for part in self._parted(records, error) if part]
             return [answer for part in parts for answer in self.deliver(part)]
-        self._taken, self._failed_alone = records[0], 0
         answers = []
         for record in records:
             trace_id = record.entry.trace_id
+            if trace_id in target.newer:
+                answers.append((record.entry, receipt_of(record, Delivery.REJECTED, NEWER_THERE)))
+                continue
+            self._taken, self._failed_alone = record, 0
             sent_bytes = self._sent_bytes.pop(trace_id, None)
             delivery = Delivery.PRESENT if sent_bytes is None else Delivery.SENT
             replaces = trace_id in self.replaced

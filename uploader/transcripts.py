@@ -140,11 +140,13 @@ class _Forms:
         return made[1]
 
     def new(self, turn: Turn) -> list[Message]:
-        if not (turn.continues and turn.new):
+        if not (turn.continues and turn.new) and not turn.span.prompt_known:
             return self.prompt(turn)
-        return [CONTINUES, *self.fitting([self.of(message) for message in turn.new])]
+        return [CONTINUES, *self.fitting([self.of(message) for message in turn.new or ()])]
 
     def prompt(self, turn: Turn) -> list[Message]:
+        if turn.span.prompt_known:
+            return self.new(turn)
         return self.fitting([self.of(message) for message in turn.prompt or ()])
 
     def fitting(self, messages: list[Message]) -> list[Message]:

@@ -97,7 +97,7 @@ def _bytes_bar(files: list[Path]) -> Iterator[Callable[[int], None]]:
         def on_bytes(count: int) -> None:
             nonlocal done
             done += count
-            show(done, total)
+            show(min(done, total), total)  # compressed files hold more than their size
 
         yield on_bytes
 

@@ -99,8 +99,8 @@ def _head(trajectory: Trajectory) -> Iterator[str]:
     yield f"  {trajectory.status}, started {started:%Y-%m-%d %H:%M:%S} UTC{took}"
     if why := why_unfinished(trajectory):
         yield f"  {why}"
-    if trajectory.error:
-        yield f"  error: {trajectory.error}"
+    for line in _failure(trajectory, set()):
+        yield f"  {line}"
     if trajectory.reward is not None:
         yield f"  reward {trajectory.reward:.6g}"
     for outcome in trajectory.outcomes:
@@ -132,11 +132,12 @@ def _unseen(
 
 def _calls(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:
     """Yield every call, indented below its caller, in the order in which they began."""
+    told = {_raised_at(trajectory)}
     for depth, span, turn in _unseen(trajectory, seen):
         indent = "  " * depth
         yield ""
         yield f"{indent}{_call(span)}"
-        for text in _body(span, turn):
+        for text in (*_body(span, turn), *_failure(span, told)):
             yield from (f"{indent}  {line}" for line in text.splitlines())
 
 
@@ -146,6 +147,7 @@ def _messages(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:
         if turn is not None:
             yield ""
             yield from _body(span, turn)
+            yield from _failure(span, {_raised_at(span)})
 
 
 def _body(span: Span, turn: Turn | None) -> Iterator[str]:
@@ -158,8 +160,19 @@ def _body(span: Span, turn: Turn | None) -> Iterator[str]:
         stop = f"  [{escape_line(span.finish_reason)}]" if span.finish_reason else ""
         answer = shortened(turn.answer_text) if turn.answer is None else turn.answer_text
         yield f"assistant: {answer}{stop}"
-    if span.error:
-        yield f"error: {span.error}"
+
+
+def _failure(ended: Span | Trajectory, told: set[str]) -> Iterator[str]:
+    """Yield the error, and the traceback unless an outer call has told where it was raised."""
+    if ended.error:
+        yield f"error: {ended.error}"
+    if ended.traceback and _raised_at(ended) not in told:
+        told.add(_raised_at(ended))
+        yield from map(escape_line, ended.traceback.splitlines())
+
+
+def _raised_at(ended: Span | Trajectory) -> str:
+    return (ended.traceback or "").rpartition("\n")[2]
 
 
 def _tree(trajectory: Trajectory, seen: Container[str]) -> Iterator[str]:

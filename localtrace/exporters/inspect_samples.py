@@ -335,7 +335,8 @@ def _error(trajectory: Trajectory) -> EvalError | None:
     if trajectory.status not in FAILED_STATUSES:
         return None
     message = sendable(trajectory.error or trajectory.status)
-    return EvalError(message=message, traceback=message, traceback_ansi=message)
+    traceback = sendable("\n".join(part for part in (trajectory.traceback, message) if part))
+    return EvalError(message=message, traceback=traceback, traceback_ansi=traceback)
 
 
 def _moment(trajectory: Trajectory, time_ns: int) -> Fields:

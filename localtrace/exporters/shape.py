@@ -25,8 +25,8 @@ OTHER_LENGTH = "lists of logprobs that are longer or shorter than the answer"
 _decode = msgspec.json.Decoder().decode
 _HEAD = (
     "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
-    "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
-    "end_ns", "reward", "spans_pruned", "attributes",
+    "group_id", "validate", "name", "agent", "data_source", "status", "error", "traceback",
+    "start_ns", "end_ns", "reward", "spans_pruned", "attributes",
 )  # fmt: skip
 
 

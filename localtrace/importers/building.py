@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _EXPORTED = {
     "step": int, "sample_index": str, "rollout_n": int, "group_id": str, "validate": bool,
-    "name": str, "agent": str, "data_source": str, "status": str, "error": str,
+    "name": str, "agent": str, "data_source": str, "status": str, "error": str, "traceback": str,
 }  # fmt: skip
 
 
@@ -88,6 +88,12 @@ def outcome(
 def exported_id(value: Any) -> str | None:
     """Return the trace id that an export of localtrace wrote; None: the value is none."""
     return value if isinstance(value, str) and _TRACE_ID.fullmatch(value) else None
+
+
+def above(error: str, traceback: Any) -> str | None:
+    """Return what a traceback says above its last line, which is the error; None: nothing."""
+    text = traceback.rstrip() if isinstance(traceback, str) else ""
+    return text.removesuffix(error).rstrip() or None
 
 
 def take_exported(fields: Fields, but: str = "") -> Fields:

@@ -18,6 +18,7 @@ from localtrace.store.journal.records import (
     STATUSES,
     Begin,
     End,
+    Failure,
     Head,
     Kind,
     OutcomeRecord,
@@ -53,7 +54,7 @@ def call_item(recorder: Recorder, trajectory: Trajectory, span: Span, *, is_whol
         start_ns=span.start_ns,
         duration_ns=span.duration_ns,
         status=STATUSES.index(span.status),
-        error=recorder.values.as_text(span.error),
+        failure=_failure(recorder, span),
         inputs=raw_map(cast(bytes, encode_inputs(recorder, span.inputs))) or {},
         outputs=msgspec.Raw(outputs),
         kind=None if span.kind_derived else span.kind,
@@ -95,7 +96,7 @@ def end_item(recorder: Recorder, trajectory: Trajectory, totals: TurnTotals | No
         begin=begin,
         duration_ns=max(0, end_ns_of(trajectory) - trajectory.start_ns),
         status=STATUSES.index(trajectory.status),
-        error=recorder.values.as_text(trajectory.error),
+        failure=_failure(recorder, trajectory),
         values=_values(recorder, trajectory.attributes | reward),
         span_count=len(trajectory.spans),
         turn_count=totals.turns,
@@ -131,6 +132,12 @@ def _head(recorder: Recorder, trajectory: Trajectory) -> Head:
         recorder.values.as_text(trajectory.sample_index),
         recorder.values.as_int(trajectory.rollout_n),
     )
+
+
+def _failure(recorder: Recorder, ended: Span | Trajectory) -> Failure | None:
+    if ended.error is None:
+        return None
+    return Failure(_text(recorder, ended.error), recorder.values.as_text(ended.traceback))
 
 
 def _values(recorder: Recorder, values: dict[str, Any]) -> msgspec.Raw:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -107,19 +108,28 @@ class Source:
             files: some of the files; None: all.
         """
         for path in self.files if files is None else files:
-            modified_ns = path.stat().st_mtime_ns
-            number = 0
-            with path.open("rb") as file:
-                while data := file.readline(LINE_MAX_BYTES + 1):
-                    number += 1
-                    self.on_bytes(len(data))
-                    is_too_long = len(data) > LINE_MAX_BYTES
-                    while is_too_long and data and not data.endswith(b"\n"):
-                        data = file.readline(_PIECE_BYTES)
-                        self.on_bytes(len(data))
-                    if is_too_long or not data.isspace():
-                        data = b"" if is_too_long else data.rstrip(b"\r\n")
-                        yield Line(path, number, data, modified_ns, is_too_long)
+            with _open(path) as file:
+                yield from self._lines(path, file)
+
+    def _lines(self, path: Path, file: BinaryIO) -> Iterator[Line]:
+        modified_ns = path.stat().st_mtime_ns
+        number = 0
+        while data := self._read(path, file, LINE_MAX_BYTES + 1):
+            number += 1
+            is_too_long = len(data) > LINE_MAX_BYTES
+            while is_too_long and data and not data.endswith(b"\n"):
+                data = self._read(path, file, _PIECE_BYTES)
+            if is_too_long or not data.isspace():
+                data = b"" if is_too_long else data.rstrip(b"\r\n")
+                yield Line(path, number, data, modified_ns, is_too_long)
+
+    def _read(self, path: Path, file: BinaryIO, size_max: int) -> bytes:
+        """Read up to the end of a line; nothing where the compressed file is damaged."""
+        data = b""
+        with self.refusing(str(path)):
+            data = file.readline(size_max)
+        self.on_bytes(len(data))
+        return data
 
     def documents(self, path: Path) -> Iterator[Line]:
         """Yield the documents of a file: one per line, or the file if it is one of many lines."""
@@ -151,6 +161,14 @@ class Source:
             self.report.refuse(place, str(error))
         except Exception as error:
             self.report.refuse(place, f"cannot be read ({type(error).__name__}: {error})")
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix != ".zst":
+        return path.open("rb")
+    import pyarrow as pa
+
+    return cast(BinaryIO, BufferedReader(pa.input_stream(str(path), compression="zstd")))
 
 
 def read_whole(path: Path) -> Line:
@@ -189,6 +207,8 @@ def read_json(data: bytes | str) -> Any:
 def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
     """Return the given files, and the files of given folders that match a pattern, each once.
 
+    Several patterns are joined by "or".
+
     Files of a folder named by numbers come in the order of the numbers, which are steps.
 
     Raises:
@@ -201,7 +221,9 @@ def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
         if not path.exists():
             raise ConfigError(f"there is no {path}: {hint}")
         # A folder or a pipe of such a name holds no lines.
-        matches = [file for file in path.glob(pattern) if file.is_file()]
+        matches = [
+            file for part in pattern.split(" or ") for file in path.glob(part) if file.is_file()
+        ]
         if path.is_dir() and not matches:
             raise ConfigError(f"{path} holds no {pattern}: name another folder, or the files")
         for file in sorted(matches, key=_in_order) if path.is_dir() else [path]:

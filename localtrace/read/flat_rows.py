@@ -30,14 +30,15 @@ _HEAD = {
 }  # fmt: skip
 _OWN: dict[str, dict[str, pa.DataType]] = {
     "trajectories": {
-        "name": _TEXT, "status": _TEXT, "error": _TEXT, "start_ns": _INT, "end_ns": _INT,
-        "span_count": _INT, "turn_count": _INT, "output_tokens": _INT, "spans_pruned": _TEXT,
+        "name": _TEXT, "status": _TEXT, "error": _TEXT, "traceback": _TEXT,
+        "start_ns": _INT, "end_ns": _INT, "span_count": _INT,
+        "turn_count": _INT, "output_tokens": _INT, "spans_pruned": _TEXT,
         "attributes": _TEXT, "outcomes": _TEXT,
     },
     "spans": {
         "span_id": _TEXT, "parent_id": _TEXT, "seq": _INT, "op": _TEXT, "status": _TEXT,
-        "error": _TEXT, "start_ns": _INT, "end_ns": _INT, "is_turn": _FLAG, "kind": _TEXT,
-        "kind_derived": _FLAG, "inputs": _TEXT,
+        "error": _TEXT, "traceback": _TEXT, "start_ns": _INT, "end_ns": _INT, "is_turn": _FLAG,
+        "kind": _TEXT, "kind_derived": _FLAG, "inputs": _TEXT,
         "outputs": _TEXT, "messages": _TEXT, "prompt_ids": pa.list_(pa.int32()),
         "prompt_text": _TEXT, "output_ids": pa.list_(pa.int32()),
         "output_logprobs": pa.list_(pa.float32()), "response_mask": pa.list_(_FLAG),

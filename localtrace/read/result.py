@@ -116,10 +116,14 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     import pyarrow as pa
 
     is_utc = pa.types.is_timestamp(column.type) and column.type.tz == "UTC"
-    # For dates with a time zone, pyarrow would import pandas, if installed: half a second.
-    plain = column.cast(pa.timestamp(column.type.unit)) if is_utc else column
+    if is_utc:
+        # For dates with a time zone, pyarrow would import pandas, if installed: half a second.
+        # And a view, unlike a cast, does not import pyarrow.compute.
+        parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        plain = pa.timestamp(column.type.unit)
+        column = pa.chunked_array([part.view(plain) for part in parts], plain)
     try:
-        values = list(plain.to_pylist())
+        values = list(column.to_pylist())
     except _OUT_OF_RANGE as error:
         raise _out_of_range("Python", error) from None
     return [time and time.replace(tzinfo=UTC) for time in values] if is_utc else values

@@ -6,6 +6,7 @@ journals alike. Reading writes nothing. One `Store` serves one thread; `share` g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,12 +189,20 @@ class Store(QueryRunner):
         whole = self.whole_ids(trace_ids)
         return Shown(self, tuple(whole.get(text, text) for text in trace_ids))
 
-    def read(self, trace_ids: Iterable[str], batch_size: int = 64) -> Iterator[Trajectory]:
+    def read(
+        self,
+        trace_ids: Iterable[str],
+        batch_size: int = 64,
+        *,
+        prompts_max_bytes: float = math.inf,
+    ) -> Iterator[Trajectory]:
         """Read trajectories in the given order, `batch_size` of them in memory at a time.
 
         Args:
             trace_ids: their ids, or beginnings that each belong to one id only.
             batch_size: how many are read at once.
+            prompts_max_bytes: where the whole prompts of a trajectory take more than this together,
+                or its message lists, each holds only what it adds to an earlier one.
 
         Raises:
             QueryError: no trajectory has one of the ids, or several ids begin with it.
@@ -202,7 +211,7 @@ class Store(QueryRunner):
         while batch := list(islice(remaining, batch_size)):
             whole = self.whole_ids(batch)
             ids = [whole.get(text, text) for text in batch]
-            yield from read_batch(self.run, self.decode, ids)
+            yield from read_batch(self.run, self.decode, ids, prompts_max_bytes)
 
     def whole_ids(self, beginnings: Iterable[str]) -> dict[str, str]:
         """Return the whole trace id for each beginning; beginnings of no id are absent.
@@ -215,18 +224,22 @@ class Store(QueryRunner):
         return whole_ids(self.run, beginnings)
 
     def read_each(
-        self, trace_ids: Sequence[str], on_failure: Callable[[str, Exception], None]
+        self,
+        trace_ids: Sequence[str],
+        on_failure: Callable[[str, Exception], None],
+        *,
+        prompts_max_bytes: float = math.inf,
     ) -> Iterator[Trajectory]:
         """Read trajectories together; tell `on_failure` the id and the error of each bad one."""
-        waiting = dict.fromkeys(trace_ids)
+        waiting, limit = dict.fromkeys(trace_ids), prompts_max_bytes
         with suppress(Exception):
-            for trajectory in self.read(trace_ids, batch_size=len(trace_ids)):
+            for trajectory in self.read(trace_ids, len(trace_ids), prompts_max_bytes=limit):
                 del waiting[trajectory.trace_id]
                 yield trajectory
         # Usually none is left. After a failure each is read alone, so that only bad ones are lost.
         for trace_id in waiting:
             try:
-                trajectory = self.trajectory(trace_id)
+                trajectory = next(self.read([trace_id], prompts_max_bytes=limit))
             except Exception as error:
                 on_failure(trace_id, error)
             else:

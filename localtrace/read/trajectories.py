@@ -7,6 +7,7 @@ This module knows a store only as a function that runs SQL.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localtrace.errors import NotFound, QueryError
 from localtrace.store.tokenizers import Decode
-from localtrace.store.whole_prompts import whole_messages, whole_prompts
+from localtrace.store.whole_prompts import messages_of, prompts_of
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import fields_from_json, from_json
 from localtrace.values.doubles import exact
@@ -31,6 +32,7 @@ RunSql = Callable[..., "pa.Table"]
 """Runs SQL with parameters in a store, as `QueryRunner.run` does."""
 _Row = dict[str, Any]
 Record = TypeVar("Record", Trajectory, Span, Outcome)
+_FIELDS = {of: [field.name for field in fields(of)] for of in (Trajectory, Span, Outcome)}
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN_MAX = 5
@@ -44,9 +46,19 @@ _LATE_MASKS = (
 
 
 def read_batch(
-    run_sql: RunSql, decode: Callable[..., str | None], trace_ids: list[str]
+    run_sql: RunSql,
+    decode: Callable[..., str | None],
+    trace_ids: list[str],
+    prompts_max_bytes: float = math.inf,
 ) -> list[Trajectory]:
     """Read whole trajectories, in the order of their ids.
+
+    Args:
+        run_sql: runs SQL in the store.
+        decode: turns token ids of a run into text.
+        trace_ids: the ids.
+        prompts_max_bytes: where the whole prompts of a trajectory take more than this together,
+            encoded, or its message lists, each holds only what it adds to an earlier one.
 
     Raises:
         QueryError: there is no such trajectory.
@@ -73,13 +85,15 @@ def read_batch(
     )
     kinds = {(row["trace_id"], row["span_id"]): row for row in named.to_pylist()}
     outcomes = run_sql(f"select * from outcomes where {chosen} order by name, time_ns", ids)
+    newest = f"select trace_id, max(time_ns) as ns from stored.outcomes where {chosen} group by all"
+    judged_ns = {row["trace_id"]: row["ns"] for row in run_sql(newest, ids).to_pylist()}
     spans_of, outcomes_of = _by_trace(spans), _by_trace(outcomes)
     for row in chain(*spans_of.values()):
         row |= kinds[row["trace_id"], row["span_id"]]
     if any(row["name"] == "response_mask" for row in chain(*outcomes_of.values())):
         sql = f"{_LATE_MASKS} and {chosen} and {in_steps}"
         _add_late_masks(run_sql(sql, ids, calls_of=steps), spans_of)
-    read = {trace_id: calls_of(spans_of[trace_id], decode) for trace_id in rows}
+    read = {trace_id: calls_of(spans_of[trace_id], decode, prompts_max_bytes) for trace_id in rows}
     trajectories = {
         trace_id: _record(
             Trajectory,
@@ -89,6 +103,7 @@ def read_batch(
             spans=[span for span in read[trace_id] if span.batch_index is None],
             generations=[span for span in read[trace_id] if span.batch_index is not None],
             outcomes=[_record(Outcome, outcome) for outcome in outcomes_of[trace_id]],
+            judged_ns=judged_ns.get(trace_id, 0),
             decode=partial(decode, row["run_id"]),
         )
         for trace_id, row in rows.items()
@@ -149,7 +164,7 @@ def listed_steps(steps: Iterable[int | None]) -> str:
 
 def _record(of: type[Record], row: _Row, **others: Any) -> Record:
     """Return a record with the values of a row, and with others in place of some."""
-    return of(**{field.name: row[field.name] for field in fields(of) if field.name in row} | others)
+    return of(**{name: row[name] for name in _FIELDS[of] if name in row} | others)
 
 
 def _by_trace(table: pa.Table) -> dict[str, list[_Row]]:
@@ -159,12 +174,23 @@ def _by_trace(table: pa.Table) -> dict[str, list[_Row]]:
     return rows
 
 
-def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
-    """Return the calls of one trajectory from their rows.
+def calls_of(rows: list[_Row], decode: Decode, prompts_max_bytes: float = math.inf) -> list[Span]:
+    """Return the calls of one trajectory from their rows, in order.
 
-    A prompt is None where a turn that it builds on is missing.
+    A prompt is None where a turn that it builds on is missing. Arguments as in `read_batch`.
     """
-    prompts, messages = whole_prompts(rows), whole_messages(rows)
+    prompts, known = prompts_of(rows, prompts_max_bytes)
+    messages, known_messages = messages_of(rows, prompts_max_bytes)
+    seqs = {row["span_id"]: row["seq"] for row in rows}
+    listed: dict[str, list[Any] | None] = {**prompts}
+    listed_messages = {**messages}
+    for span_id, kept in known.items():
+        note = f"[the first {kept.length} ids: those of localtrace.seq {seqs[kept.base]}, "
+        listed[span_id] = [f"{note}prompt and answer]", *(prompts[span_id] or ())]
+    for span_id, kept in known_messages.items():
+        note = f"[the first {kept.length} messages: those of localtrace.seq {seqs[kept.base]}]"
+        rest = (messages[span_id] or [])[kept.length :]
+        listed_messages[span_id] = [{"role": "system", "content": note}, *rest]
     spans = []
     for row in rows:
         text = row["output_text"]
@@ -175,9 +201,10 @@ def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
                 Span,
                 row,
                 duration_ns=row["end_ns"] - row["start_ns"],
-                inputs=_inputs(row, prompts, messages),
+                inputs=_inputs(row, listed, listed_messages),
                 outputs=_outputs(row),
                 prompt_ids=prompts.get(row["span_id"]),
+                prompt_known=known[row["span_id"]].length if row["span_id"] in known else 0,
                 messages=messages.get(row["span_id"]),
                 output_text=text,
                 output_message=_fields(row["output_message"]),
@@ -189,7 +216,7 @@ def calls_of(rows: list[_Row], decode: Decode) -> list[Span]:
 
 def _inputs(
     row: _Row,
-    prompts: Mapping[str, list[int] | None],
+    prompts: Mapping[str, list[Any] | None],
     messages: Mapping[str, list[Any] | None],
 ) -> Any:
     inputs = _decoded(row["inputs"])

@@ -133,7 +133,7 @@ class Turn:
         prompt = _reported(span, "prompt_tokens", "input_tokens")
         output = _reported(span, "completion_tokens", "output_tokens")
         return Usage(
-            prompt if span.prompt_ids is None else len(span.prompt_ids),
+            prompt if span.prompt_ids is None else span.prompt_known + len(span.prompt_ids),
             output if span.generated_count is None else span.generated_count,
         )
 
@@ -365,9 +365,10 @@ class _Reader:
         if span.prompt_ids is None:
             prompt = self.prompt(span)
             return (prompt, 0) if prompt is not None else (self._added(span), len(self.turns))
-        known = self._ids.known(span.prompt_ids)
-        self._ids.add(span.prompt_ids + (span.output_ids or []))
-        text = self.trajectory.decode(span.prompt_ids[known:])
+        known = span.prompt_known or self._ids.known(span.prompt_ids)
+        if not span.prompt_known:
+            self._ids.add(span.prompt_ids + (span.output_ids or []))
+        text = self.trajectory.decode(span.prompt_ids[known - span.prompt_known :])
         text = span.prompt_text if text is None else text
         if text is None:
             return (None if known else self.prompt(span)), known

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from localtrace.record import active
-from localtrace.record.failures import error_text
+from localtrace.record.failures import failure_of
 from localtrace.record.outcomes import record_outcomes
 from localtrace.record.propagation import is_beside_the_policy
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope, TrajectoryState, current, enter, is_in_finalizer
 from localtrace.record.signature import Signature, generation_called, record_tail
 from localtrace.store.journal.call_parts import CallParts, Encoded
-from localtrace.store.journal.records import STATUSES, Kind
+from localtrace.store.journal.records import STATUSES, Failure, Kind
 from localtrace.store.journal.writer import Item
 from localtrace.values.arrays import Bytes
 from localtrace.values.fields import known
@@ -186,16 +186,16 @@ def end_trajectory(
         ago_ns: how long ago it ended.
     """
     ended_mono_ns = time.monotonic_ns() - ago_ns
-    status, text = verdict(error)
+    status, failure = verdict(error)
     # A copy, because other threads may still note values while it is encoded.
-    record = state.end_record(ended_mono_ns, status, text, dict(state.values))
+    record = state.end_record(ended_mono_ns, status, failure, dict(state.values))
     recorder.put(Item(Kind.END, state.key, record), state)
     if state.dropped is None:
         recorder.recorded_trajectories += 1
 
 
-def verdict(error: BaseException | None) -> tuple[int, str | None]:
-    """Return the status code of a call or trajectory, and its error as text.
+def verdict(error: BaseException | None) -> tuple[int, Failure | None]:
+    """Return the status code of a call or trajectory, and its failure.
 
     Args:
         error: what it ended with; None where it succeeded.
@@ -204,7 +204,7 @@ def verdict(error: BaseException | None) -> tuple[int, str | None]:
         return _OK, None
     name = names_of(type(error))[1].rpartition(".")[2]
     status = _CANCELLED if name in _CANCELLATIONS else _ERROR
-    return status, error_text(error)
+    return status, failure_of(error)
 
 
 class OpenCall(Scope, eq=False):
@@ -229,8 +229,8 @@ class OpenCall(Scope, eq=False):
         enter(self.outer)
         try:
             if self.trajectory.dropped is None:
-                status, text = (_OK, None) if error is None else verdict(error)
-                self.put(recorder, duration_ns, status, text, result)
+                status, failure = (_OK, None) if error is None else verdict(error)
+                self.put(recorder, duration_ns, status, failure, result)
             if self.own is not None:
                 self.own.__exit__(None if error is None else type(error), error, None)
         except Exception:
@@ -241,7 +241,7 @@ class OpenCall(Scope, eq=False):
         recorder: Recorder,
         duration_ns: int,
         status: int,
-        error: str | None,
+        failure: Failure | None,
         result: Any,
         detail: bool = False,
     ) -> None:
@@ -260,7 +260,7 @@ class OpenCall(Scope, eq=False):
             tail = record_tail(signature, is_detail=True)
         head = (
             signature.record_kind, state.head, self.span_id, parent_id, self.seq, signature.op,
-            self.start_ns, duration_ns, status, error,
+            self.start_ns, duration_ns, status, failure,
         )  # fmt: skip
         record: Bytes | CallParts
         if isinstance(self.inputs, bytes):

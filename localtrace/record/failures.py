@@ -1,32 +1,56 @@
-"""Exceptions as the text of a record."""
+"""Exceptions as records: type, message, and where they were raised."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from localtrace.store.journal.records import Failure
 from localtrace.values.kinds import bases_of, names_of, own_fields
 from localtrace.values.objects import message_of
 
 MAX_CHARS = 10_000
-WHERE_MARK = "\n\nIn Ray:\n"
-"""Line between an error and Ray's report of where it happened: process, address, traceback."""
+"""Longest text of an error, and of a traceback, of which the end is kept."""
+_FIRST_FRAMES, _LAST_FRAMES = 5, 20
+"""Frames of a longer traceback that are kept: where it began, and where it was raised."""
+_WRAPPER = str(Path(__file__).with_name("op.py"))
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _CAUSES_MAX = 16
+_ORIGINS_MAX = 4
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
+_MEMBER = "The above exception is the first of the following group:"
 
 
-def error_text(error: BaseException) -> str:
-    """Return the type and the message of an exception; never raises.
+def failure_of(error: BaseException) -> Failure:
+    """Return the type and message of an exception, and its traceback; never raises.
 
-    The text of an exception that Ray brought from another process begins with the error there, so
-    that equal errors have equal beginnings.
+    The traceback of an exception that Ray brought from another process is Ray's report: process,
+    address, and the traceback there.
     """
     name = names_of(type(error))[1] or "BaseException"
     try:
-        text = _of_ray(error) if _is_of_ray(error) else f"{name}: {message_of(error)}"
-        return text[:MAX_CHARS].encode("utf-8", "replace").decode()
+        if not _is_of_ray(error):
+            return Failure(_bounded(_described(error)), _traceback(error))
+        cause: Any = error
+        for _ in range(_CAUSES_MAX):
+            if not _is_of_ray(cause):
+                break
+            cause = own_fields(cause)["cause"]
+        text = f"RayTaskError({names_of(type(cause))[1]}): {message_of(cause)}"
+        return Failure(_bounded(text), _COLOURS.sub("", message_of(error))[-MAX_CHARS:])
     except Exception:
-        return name
+        return Failure(name)
+
+
+def _described(error: BaseException) -> str:
+    return f"{names_of(type(error))[1] or 'BaseException'}: {message_of(error)}"
+
+
+def _bounded(text: str) -> str:
+    return text[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
 def _is_of_ray(error: Any) -> bool:
@@ -34,11 +58,47 @@ def _is_of_ray(error: Any) -> bool:
     return any(kind == ("ray.exceptions", "RayTaskError") for kind in kinds)
 
 
-def _of_ray(error: BaseException) -> str:
-    cause: Any = error
-    for _ in range(_CAUSES_MAX):
-        if not _is_of_ray(cause):
-            break
-        cause = own_fields(cause)["cause"]
-    where = _COLOURS.sub("", message_of(error))
-    return f"RayTaskError({names_of(type(cause))[1]}): {message_of(cause)}{WHERE_MARK}{where}"
+# -- tracebacks -----------------------------------------------------------------------------------
+
+
+def _traceback(error: BaseException) -> str | None:
+    """Return a traceback in Python's format, without the last line, which is the error itself.
+
+    Lines of source are left out: to read them, files would be opened while a trainer waits.
+    """
+    parts = [_frames(error)]
+    for origin, link in _origins(error):
+        parts = [_frames(origin), _described(origin)[:500], "", link, "", *parts]
+    text = "\n".join(part for part in parts if part is not None)
+    return text[-MAX_CHARS:].encode("utf-8", "replace").decode() or None
+
+
+def _frames(error: BaseException) -> str | None:
+    steps, step = [], error.__traceback__
+    while step is not None:
+        steps.append(step)
+        step = step.tb_next
+    codes = ((step.tb_frame.f_code, step.tb_lineno) for step in steps)
+    lines = [
+        f'  File "{code.co_filename}", line {number}, in {code.co_name}'
+        for code, number in codes
+        if code.co_filename != _WRAPPER
+    ]
+    left_out = len(lines) - _FIRST_FRAMES - _LAST_FRAMES
+    if left_out > 0:
+        lines[_FIRST_FRAMES:-_LAST_FRAMES] = [f"  [{left_out} frames left out]"]
+    return "\n".join(["Traceback (most recent call last):", *lines]) if lines else None
+
+
+def _origins(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    """Yield the exceptions that led to this one, the nearest first, each with what links them."""
+    for _ in range(_ORIGINS_MAX):
+        if error.__cause__ is not None:
+            error, link = error.__cause__, _CAUSE
+        elif error.__context__ is not None and not error.__suppress_context__:
+            error, link = error.__context__, _CONTEXT
+        elif isinstance(error, BaseExceptionGroup):
+            error, link = error.exceptions[0], _MEMBER
+        else:
+            return
+        yield error, link

@@ -46,6 +46,11 @@ def remote_state(trace_id: bytes, step: int | None) -> TrajectoryState:
     return state
 
 
+def request_scope(rid: str) -> Scope:
+    """Return the scope of calls that only share a request id, and have no trajectory."""
+    return Scope(remote_state(bytes.fromhex(trace_id_of(rid)), None), None)
+
+
 def parent() -> str | None:
     """Return the running call as text, for `attach` in another process.
 

@@ -30,7 +30,7 @@ from localtrace.record.settings import Settings
 from localtrace.record.start_sealer import start_sealer
 from localtrace.store.journal.disk import DiskWatch
 from localtrace.store.journal.folders import choose_journal_folder
-from localtrace.store.journal.records import STATUSES, Context, Kind
+from localtrace.store.journal.records import STATUSES, Context, Failure, Kind
 from localtrace.store.journal.writer import Item, JournalSeries
 from localtrace.store.layout import StoreLayout, create_layout
 from localtrace.store.retention_rules import pause_above
@@ -151,7 +151,7 @@ class Recorder:
             # The mark tells readers that the trajectory is incomplete. Marks are few and small, and
             # have a queue of their own, so that there is room for them when the other is full.
             if not self.closed and len(self._marks) < _MARKS_MAX:
-                record = trajectory.end_record(time.monotonic_ns(), _DROPPED, reason, {})
+                record = trajectory.end_record(time.monotonic_ns(), _DROPPED, Failure(reason), {})
                 mark = Item(Kind.END, trajectory.key, record)
                 self._marks.append(mark)
                 self._queued_bytes += len(mark.record) + _ITEM_OVERHEAD_BYTES

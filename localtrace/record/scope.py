@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from localtrace.store.journal.records import Kind
+from localtrace.store.journal.records import Failure, Kind
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -44,12 +44,16 @@ class TrajectoryState:
         """Values noted by `trajectory.set`, encoded."""
 
     def end_record(
-        self, ended_mono_ns: int, status: int, error: str | None, values: Mapping[str, msgspec.Raw]
+        self,
+        ended_mono_ns: int,
+        status: int,
+        failure: Failure | None,
+        values: Mapping[str, msgspec.Raw],
     ) -> bytes:
         """Return the encoded record of the trajectory's end."""
         duration_ns = ended_mono_ns - self.begin_mono_ns
         return _encode(
-            (int(Kind.END), self.begin, duration_ns, status, error, values, self.next_seq)
+            (int(Kind.END), self.begin, duration_ns, status, failure, values, self.next_seq)
         )
 
 

@@ -128,9 +128,9 @@ def generation_called(op: str) -> Signature:
 
 
 @lru_cache(_NAMES_MAX)
-def tool_called(op: str) -> Signature:
-    """Return the signature of calls of a tool that no decorated function makes."""
-    return Signature(_takes_nothing, op, "tool")
+def other_called(op: str, kind: str) -> Signature:
+    """Return the signature of calls of another kind that no decorated function makes."""
+    return Signature(_takes_nothing, op, kind)
 
 
 def _takes_a_prompt(prompt_ids: Any, messages: Any, prompt: Any) -> None: ...

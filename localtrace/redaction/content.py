@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from localtrace.errors import StoreError
 from localtrace.redaction.matches import mark
 from localtrace.redaction.redactor import REASON, Redactor
-from localtrace.redaction.tokens import Parts, without_ids
+from localtrace.redaction.tokens import PARTS_BEFORE, Parts, without_ids
 from localtrace.store.whole_prompts import SeenLists
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import parse_json, to_json
@@ -39,6 +39,7 @@ _NEVER_LEFT_OUT = frozenset({"attributes", "inputs", "outputs", "op"})
 """Columns whose fields may be left out, but which are there themselves."""
 _IDENTITIES = frozenset({"group_id", "sample_index"})
 """Columns whose equal values belong together."""
+_FIELDS = {kind: [field.name for field in fields(kind)] for kind in (Trajectory, Span, Outcome)}
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class Content:
                 outcome[name] = _fitting(name, redactor.value(outcome[name]))
         for columns in (*self.heads, *self.calls):
             for name, value in columns.items():
-                columns[name] = _edited(redactor, name, value)
+                if value is not None:
+                    columns[name] = _edited(redactor, name, value)
 
     def leave_out_ids(self) -> bool:
         """Drop all lists that may be token ids; return whether there were any."""
@@ -107,14 +109,19 @@ class Content:
         searched: set[tuple[int, ...]] = set()
         prompts = set(map(id, self.prompts))
         """Inputs hold the same lists, not copies: long ones, which together grow as a square."""
+        before: Parts = []
         for prompt, call in zip(self.prompts, self.calls, strict=True):
             output = call["output_ids"] or []
             searched.add(tuple(output))
-            yield [prompt, output]
+            yield [*(before if call.get("prompt_known") else ()), prompt, output]
+            before = [*before, prompt, output][-PARTS_BEFORE:]
         others: list[Parts] = []
         for columns in self._columns():
             for name in _ANY.intersection(columns):
-                without_ids(columns[name], others)
+                value = columns[name]
+                if type(value) is dict:
+                    value = {key: part for key, part in value.items() if id(part) not in prompts}
+                without_ids(value, others)
         for rows in others:
             if prompts.issuperset(map(id, rows)):
                 continue
@@ -169,8 +176,7 @@ def onto_trajectory(trajectory: Trajectory, content: Content) -> Trajectory:
 
 
 def _by_name(record: Any, but: tuple[str, ...] = ()) -> Row:
-    names = (field.name for field in fields(record))
-    return {name: getattr(record, name) for name in names if name not in but}
+    return {name: getattr(record, name) for name in _FIELDS[type(record)] if name not in but}
 
 
 # -- rows ---------------------------------------------------------------------------------------

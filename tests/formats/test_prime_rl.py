@@ -20,6 +20,7 @@ from localtrace.read.store import open_store
 from localtrace.trainer_hooks.verifiers import prime_rl, record
 from tests.formats import sums
 from tests.formats.sums import SumData, as_trained
+from tests.formats.test_verifiers_traces import check_linked, linked
 
 MODULE = "sums_of_localtrace"
 TASKS = [
@@ -152,3 +153,76 @@ def test_other_monitors_are_left_alone(monitors: Any, capsys: pytest.CaptureFixt
     del monitors.MONITORS
     record()
     assert "prime-rl is not recorded: its monitors lack MONITORS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["1", "0"])
+def test_what_the_trainer_computes_is_recorded_in_its_own_process(
+    share: str, monitors: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The updates are like those of prime-rl's trainer: whole lists, null where it trained not."""
+    monkeypatch.setenv("LOCALTRACE_TRAINER_TOKENS", share)
+    long = {
+        "index": 0, "trainer_logprobs": [None, None, -0.5, None, -1.5],
+        "entropies": [None, None, 1.0, None, 3.0], "is_masked": [None, None, True, None, False],
+    }  # fmt: skip
+    other = {"index": 1, "trainer_logprobs": [None, -0.25], "entropies": [None, 5.0]}
+    shipped = {"index": 0, "advantages": [0.0, 1.0]}
+    updates = [
+        {"trace_id": "a" * 32, "info": {}, "branches": [long]},
+        {"trace_id": "b" * 32, "info": {}, "branches": [long]},
+        {"trace_id": "b" * 32, "info": {}, "branches": [other]},
+        {"trace_id": "d" * 32, "info": {}, "branches": [{"index": 0, "entropies": ["x"]}]},
+        {"trace_id": "c" * 32, "info": {"effective": True}, "branches": [shipped]},
+    ]
+
+    async def job() -> None:
+        await monitors.setup()
+        record()
+        monitor = monitors.MONITORS[-1]
+        await monitor.log_annotations(updates)
+        await monitor.log_eval_plan("math", 8, 64, 4)
+        await monitor.log_eval_plan("code", 8, 10)
+        await monitor.log_eval_epoch("math", 8, [object()] * 63)
+        await monitor.log({"inference/queue": 3.0}, step=None)
+
+    with testing.recording(tmp_path, run_id="run"):
+        asyncio.run(job())
+    with open_store(tmp_path) as store:
+        outcomes = {
+            (row["trace_id"][0], row["name"]): row["number"]
+            if row["values"] is None
+            else row["values"]
+            for row in store.sql("from all_outcomes").to_dicts()
+        }
+        metrics = {
+            (row["name"], row["step"]): row["value"] for row in store.sql("from metrics").to_dicts()
+        }
+    lists = {
+        ("a", "old_log_probs"): [-0.5, 0, -1.5], ("a", "entropies"): [1, 0, 3],
+        ("a", "is_masked"): [1, 0, 0], ("b", "old_log_probs"): [-0.25], ("b", "entropies"): [5],
+        ("b", "old_log_probs/branch_0"): [-0.5, 0, -1.5],
+        ("b", "entropies/branch_0"): [1, 0, 3], ("b", "is_masked/branch_0"): [1, 0, 0],
+    }  # fmt: skip
+    means = {("a", "entropy_mean"): 2, ("b", "entropy_mean"): 3}
+    assert outcomes == means | (lists if share == "1" else {})
+    assert metrics == {
+        ("eval/math/episodes_planned", 8): 64, ("eval/math/group_size", 8): 4,
+        ("eval/code/episodes_planned", 8): 10, ("eval/math/episodes", 8): 63,
+        ("inference/queue", None): 3,
+    }  # fmt: skip
+
+
+def test_a_sub_agent_s_turns_stand_below_its_call(monitors: Any, tmp_path: Path) -> None:
+    sys.modules[MODULE] = sums
+    with sums.engine(ANSWERS) as engine:
+        env = sums.environment(MODULE)
+        episodes = asyncio.run(sums.run(env, sums.context(engine), TASKS[:1]))
+
+    async def job() -> None:
+        await monitors.setup()
+        record()
+        await monitors.log([linked(episodes[0], [1, 3, 5, 7, 9])], 8, "train", "all")
+
+    with testing.recording(tmp_path, run_id="run"):
+        asyncio.run(job())
+    check_linked(tmp_path)

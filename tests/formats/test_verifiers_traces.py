@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+import zstandard
 from verifiers.v1.trace import ModelCall, TimeSpan
 from verifiers.v1.utils.trace_store import read_episodes, write_episode
 
@@ -161,6 +163,168 @@ def test_prime_rl_s_sets_become_fates_and_advantages(
     assert (episode.run, episode.group) == (
         trained.run.model_copy(update={"id": "verifiers-prime-run", "name": None}), trained.group,
     )  # fmt: skip
+
+
+def sealed(path: Path, lines: list[bytes]) -> None:
+    """Write a chunk as prime-rl seals it: frames that can be read alone, then a table of them."""
+    data = b"".join(line + b"\n" for line in lines)
+    parts = [data[at : at + 700] for at in range(0, len(data), 700)]
+    frames = [zstandard.compress(part) for part in parts]
+    sizes = [(len(frame), len(part)) for frame, part in zip(frames, parts, strict=True)]
+    table = b"".join(struct.pack("<II", *pair) for pair in sizes)
+    table += struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
+    head = struct.pack("<II", 0x184D2A5E, len(table))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(frames) + head + table)
+
+
+def update(trace: Any, info: dict[str, Any] | None = None, **streams: list[Any]) -> bytes:
+    """A line of prime-rl's annotations: values of the first branch, in full length."""
+    branches = [{"index": 0, **streams}] if streams else []
+    fields = {"version": 1, "trace_id": trace.id, "info": info or {}, "branches": branches}
+    return json.dumps(fields).encode()
+
+
+def test_prime_rl_s_stream_and_annotations_become_fates_and_values_per_token(
+    episodes: list[vf.Episode], tmp_path: Path
+) -> None:
+    plain, tool, failed = (one.model_copy(deep=True) for one in episodes[:3])
+    stamps = as_trained(tool.model_copy(deep=True), 7)
+    for one in (plain, tool, failed):
+        one.run, one.group = stamps.run, stamps.group
+    evaluated = plain.model_copy(deep=True)
+    evaluated.traces[0].id = "e" * 32
+    evaluated.run = vf.TrainRunInfo(id="prime-run", work=vf.EvalWorkInfo(step=8))
+    lines = [json.dumps(one.to_record()).encode() for one in (plain, tool, failed, evaluated)]
+    traces = tmp_path / "run" / "monitors" / "file" / "traces"
+    sealed(traces / "stream" / "00000.jsonl.zst", lines[:2])
+    (traces / "stream" / "00001.jsonl").write_bytes(b"\n".join(lines[2:]) + b'\n{"id": "to')
+    (traces / "stream.index.jsonl").write_text("not read")
+    (trace,), (other,) = tool.traces, evaluated.traces
+    (branch,) = trace.branches
+    mask, first = branch.sampled_mask, branch.sampled_mask.index(True)
+
+    def stream(start: float) -> list[float | None]:
+        return [start + place / 64 if own else None for place, own in enumerate(mask)]
+
+    shipped = {"effective": True, "ship": {"step": 9, "time": 1.7e9}, "advantage": 0.5}
+    ships = [update(trace, shipped, advantages=stream(1)), update(other, shipped)]
+    sealed(traces / "annotations" / "orch" / "00000.jsonl.zst", ships)
+    unknown = [None if place == first else one for place, one in enumerate(stream(9))]
+    trained = [
+        update(trace, trainer_logprobs=stream(2), entropies=stream(3), is_masked=mask),
+        update(trace, {"note": "late"}, entropies=stream(4), trainer_logprobs=unknown),
+    ]
+    (traces / "annotations" / "trainer").mkdir()
+    (traces / "annotations" / "trainer" / "00000.jsonl").write_bytes(b"\n".join(trained))
+    store = tmp_path / "store"
+    result = run("import", "verifiers", tmp_path / "run", "--store", store)
+    assert "4 trajectories, 6 calls, 12 outcomes imported" in result.output
+    assert "skipped     1 that cannot be read" in result.output
+    again = run("import", "verifiers", tmp_path / "run", "--store", store)
+    assert "0 trajectories, 0 calls imported" in again.output
+    with open_store(store) as opened:
+        rows = {row["trace_id"]: row for row in opened.sql("from trajectories").to_dicts()}
+        outcomes = {
+            row["name"]: row
+            for row in opened.sql(f"from outcomes where trace_id = '{trace.id}'").to_dicts()
+        }
+    assert {row["run_id"] for row in rows.values()} == {"verifiers-prime-run"}
+    used, left = rows.pop(trace.id), rows.values()
+    assert [row["fate"] for row in left] == [None] * 3
+    assert [row["validate"] for row in left].count(True) == 1
+    assert (used["fate"], used["trained_step"]) == ("trained", 9)
+    assert json.loads(used["attributes"])["info"] == {**shipped, "note": "late"}
+    names = {"advantages": stream(1), "entropies": stream(4), "is_masked": list(map(float, mask))}
+    for name, values in names.items():
+        assert outcomes[name]["values"] == [value or 0.0 for value in values[first:]], name
+    # The second update does not know every token of the first turn, but all of the last one.
+    turn = len(mask) - mask[::-1].index(False)
+    mixed = [*stream(2)[:turn], *stream(9)[turn:]]
+    assert outcomes["old_log_probs"]["values"] == [value or 0.0 for value in mixed[first:]]
+    own = [value for value in stream(4) if value is not None]
+    assert outcomes["entropy_mean"]["number"] == pytest.approx(sum(own) / len(own))
+    assert outcomes["fate"]["time_ns"] == 1_700_000_000 * 10**9
+
+
+def linked(like: vf.Episode, order: list[int]) -> vf.Episode:
+    """An episode whose agent calls a sub-agent, which compacts its conversation."""
+    (trace,) = like.traces
+    call = vf.ToolCall(id="c1", name="add", arguments='{"a": 1}')
+
+    def says(text: str) -> vf.AssistantMessage:
+        return vf.AssistantMessage(content=text)
+
+    nodes = [
+        node(vf.UserMessage(content="task"), None, [1]),
+        node(says("delegate"), 0, [2], sampled=1),
+        node(vf.UserMessage(content="part"), None, [3]),
+        node(vf.AssistantMessage(content="", tool_calls=[call]), 2, [4], sampled=1),
+        node(vf.ToolMessage(content="1", tool_call_id="c1"), 3, [5]),
+        node(says("sum up"), 4, [6], sampled=1),
+        node(vf.UserMessage(content="summary"), None, [7]),
+        node(says("part done"), 6, [8], sampled=1),
+        node(vf.UserMessage(content="result"), 1, [9]),
+        node(says("done"), 8, [10], sampled=1),
+    ]
+    for place, *links in [
+        (3, (1, "subagent_call")), (7, (5, "compaction")),
+        (9, (7, "subagent_return"), (1, "vendor:odd")),
+    ]:  # fmt: skip
+        nodes[place].semantic_parents = [vf.ParentLink(node=at, type=kind) for at, kind in links]
+        nodes[place].timestamp = 101.0 + place
+    calls = [
+        ModelCall(node=place, time=TimeSpan(start=100.0 + place, end=101.0 + place))
+        for place in order
+    ]
+    own = trace.model_copy(update={"id": "b" * 32, "nodes": nodes, "calls": calls})
+    return like.model_copy(update={"id": "a" * 32, "traces": [own]})
+
+
+def check_linked(store: Path) -> None:
+    """Check the tree of `linked`, as it was recorded or imported."""
+    with open_store(store) as opened:
+        (trajectory,) = opened.read(["b" * 32])
+    spans = sorted(trajectory.every_span, key=lambda span: (span.start_ns, span.seq))
+    kinds = [(span.op.removeprefix("verifiers."), span.kind) for span in spans]
+    turn = ("generate", "generation")
+    assert kinds == [turn, ("subagent", "agent"), turn, ("add", "tool"), turn, turn, turn]
+    first, agent, asks, tool, sums_up, done, last = spans
+    assert [span.parent_id for span in (first, agent, last)] == [None] * 3
+    assert {span.parent_id for span in (asks, tool, sums_up, done)} == {agent.span_id}
+    assert (agent.start_ns, agent.end_ns) == (asks.start_ns, done.end_ns)
+    assert trajectory.attributes["links"] == [
+        {"type": kind, "from": source.span_id, "to": target.span_id}
+        for kind, source, target in [
+            ("subagent_call", first, asks), ("compaction", sums_up, done),
+            ("subagent_return", done, last), ("vendor:odd", first, last),
+        ]
+    ]  # fmt: skip
+    assert [span.is_turn for span in spans].count(True) == 5
+
+
+@pytest.mark.parametrize("order", [[1, 3, 5, 7, 9], [1, 9, 3, 5, 7], []])
+def test_the_turns_of_a_sub_agent_stand_below_its_call(
+    episodes: list[vf.Episode], order: list[int], tmp_path: Path
+) -> None:
+    episode = linked(episodes[0], order)
+    if not order:  # a trace without requests has the times of its nodes
+        for place, one in enumerate(episode.traces[0].nodes):
+            one.timestamp = 101.0 + place
+    written = folder(tmp_path / "in", [episode])
+    run("import", "verifiers", written, "--store", tmp_path / "store")
+    check_linked(tmp_path / "store")
+
+
+def test_links_that_lead_nowhere_are_harmless(episodes: list[vf.Episode], tmp_path: Path) -> None:
+    record = linked(episodes[0], [1, 3, 5, 7, 9]).to_record()
+    nodes = record["traces"][0]["nodes"]
+    for place, source in [(1, 3), (3, 1), (5, 99), (7, 7)]:
+        nodes[place]["semantic_parents"] = [{"node": source, "type": "subagent_call"}]
+    path = tmp_path / "traces.jsonl"
+    path.write_text(json.dumps(record))
+    result = run("import", "verifiers", path, "--store", tmp_path / "store")
+    assert "1 trajectories, 10 calls imported" in result.output
 
 
 @localtrace.op

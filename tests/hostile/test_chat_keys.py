@@ -69,7 +69,7 @@ class OneStore:
     def __init__(self, held: Trajectory) -> None:
         self._held = held
 
-    def read_each(self, trace_ids: Any, on_failure: Any) -> list[Trajectory]:
+    def read_each(self, trace_ids: Any, on_failure: Any, **limits: Any) -> list[Trajectory]:
         return [self._held]
 
 

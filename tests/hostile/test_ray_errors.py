@@ -9,7 +9,8 @@ import pytest
 
 import localtrace
 from localtrace.read.store import open_store
-from localtrace.record.failures import MAX_CHARS, WHERE_MARK, error_text
+from localtrace.record.failures import MAX_CHARS, failure_of
+from localtrace.store.journal.records import Failure
 from localtrace.testing import recording
 from tests.environment import unavailable
 
@@ -49,21 +50,21 @@ def brought(cause: Exception, pid: int, times: int = 1) -> Any:
 def test_the_cause_comes_first_and_the_place_without_colours(
     cause: Exception, told: str, times: int
 ) -> None:
-    texts = [error_text(brought(cause, pid, times)) for pid in (17, 4242)]
-    assert "\x1b" not in "".join(texts)
-    (first, here), (second, there) = (text.split(WHERE_MARK) for text in texts)
-    assert first == second
-    assert first.startswith(told)
+    first, second = (failure_of(brought(cause, pid, times)) for pid in (17, 4242))
+    here, there = str(first.traceback), str(second.traceback)
+    assert "\x1b" not in here
+    assert first.error == second.error
+    assert first.error.startswith(told)
     assert here != there
     assert f"pid={16 + times}" in here
 
 
 def test_an_error_without_a_text_harms_nothing() -> None:
-    assert error_text(Unwilling()) == "Unwilling"
-    assert len(error_text(brought(RuntimeError("x" * 10**6), 1))) == MAX_CHARS
+    assert failure_of(Unwilling()) == Failure("Unwilling")
+    assert len(failure_of(brought(RuntimeError("x" * 10**6), 1)).error) == MAX_CHARS
     broken = brought(RuntimeError("gone"), 1)
     del broken.__dict__["cause"]
-    assert error_text(broken) == "RayTaskError(RuntimeError)"
+    assert failure_of(broken) == Failure("RayTaskError(RuntimeError)")
 
 
 def test_one_failure_in_many_processes_is_one_group(tmp_path: Path) -> None:

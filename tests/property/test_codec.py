@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localtrace.values.codec import decode, encode, from_json, to_json
+from localtrace.values.codec import decode, encode, from_json, msgpack_to_json, to_json
 from tests.environment import examples
 from tests.values import Message, normal, same, values
 
@@ -40,6 +40,7 @@ def test_the_json_is_strict_and_has_one_form(value: Any) -> None:
     text = to_json(value)
     json.loads(text.encode("utf-8"), parse_constant=refuse_constant)
     assert to_json(from_json(text)) == text
+    assert text == msgpack_to_json(encode(value))
 
 
 @GENEROUS

@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from localtrace.redaction.redaction import IDS_COUNT, Redaction
+from localtrace.redaction.shapes import long_words
 from localtrace.types import Outcome, Span, Trajectory
 from localtrace.values.codec import from_json, to_json
 
@@ -236,6 +237,12 @@ def test_no_key_survives_that_is_cut_at_one_seam_and_touched_at_another(
     safe = redaction.trajectory(trajectory(spans, decode=chars))
     assert redaction.counts[IDS_COUNT] == 1
     assert all(span.prompt_ids is span.output_ids is None for span in safe.spans)
+
+
+@given(st.text(st.sampled_from("aZ9_+/=.~:$%\\|-") | st.characters(), max_size=200))
+def test_long_words_are_all_runs_of_their_letters(text: str) -> None:
+    expected = re.finditer(r"[A-Za-z0-9_+/=.~:$%\\|-]{18,}+", text)
+    assert [word.span() for word in long_words(text)] == [word.span() for word in expected]
 
 
 @given(st.recursive(

@@ -27,6 +27,7 @@ from tests.servers.equivalence.differences import (
     MLFLOW_LIVE_ONLY,
     NUMPY_NUMBERS,
     SPAN_TYPES,
+    TRACEBACKS,
     WEAVE_ADDS,
     WEAVE_LIVE_ONLY,
     WEAVE_ROOT_SHOWS,
@@ -97,6 +98,7 @@ def test_mlflow_shows_the_same_as_after_verls_live_tracing(
     assert {node.outputs is None for node in named("total", trees[0])} == {True, False}
     assert compared.only_ours == facts(MLFLOW_ADDS)
     assert compared.types == SPAN_TYPES
+    assert compared.tracebacks == TRACEBACKS["MLflow"]
     assert compared.only_live == facts(MLFLOW_LIVE_ONLY)
     assert has_text(trees[0]) is MLFLOW.token2text is True
     for query in MLFLOW_FILTERS:
@@ -197,6 +199,7 @@ def test_weave_shows_the_same_as_after_verls_live_tracing(
     compared = check_equal(*trees, added_calls)
     check_dropped(compared, receipt)
     assert compared.only_ours == facts(WEAVE_ADDS)
+    assert compared.tracebacks == TRACEBACKS["Weave"]
     assert compared.only_live == facts(WEAVE_LIVE_ONLY)
     roots = [set(root.facts) for root in trees[1]]
     assert set().union(*roots) == facts(WEAVE_ROOT_SHOWS)
@@ -250,7 +253,7 @@ def weave_node(call: dict[str, Any]) -> Node:
     facts |= {f"attribute {name}": value for name, value in call["attributes"].items()}
     facts |= {f"summary {name}": value for name, value in call["summary"].items()}
     facts["status"] = facts.pop("summary weave")["status"]  # the rest are clock times
-    del facts["summary status_counts"]  # sums over all calls below, of which we have more
+    facts.pop("summary status_counts", None)  # sums over all calls below, of which we have more
     exception = json.loads(call["exception"] or "{}")
     facts |= {f"exception {name}": value for name, value in exception.items()}
     return Node(call["func_name"], call["inputs"], call["output"], call["started_at"], facts)

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import mlflow
 import pytest
@@ -21,6 +22,7 @@ import localtrace
 from localtrace.read.filters import Filters
 from localtrace.testing import recording
 from localtrace.uploader import TargetOptions, upload
+from localtrace.uploader.bundles.build import build_bundle
 from localtrace.uploader.receipts import Receipt
 from tests.servers.otlp_endpoint import Endpoint
 
@@ -121,6 +123,52 @@ def test_mlflow_shows_the_newest_reward_and_labels(
     assert to_mlflow(WITH_REWARDS).complete
     assert assessments(at_mlflow(mlflow_url, sent)) == expected | {"reward": 0.75}
     assert to_mlflow().counts["sent"] == 0
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "weave"])
+def test_an_older_bundle_never_brings_old_values_back(
+    recorded, kind, request, tmp_path, monkeypatch
+) -> None:
+    """Whatever changed: a reward, a fate, or a label that was taken away."""
+    store, trace_id = recorded
+    uri = request.getfixturevalue("mlflow_url") if kind == "mlflow" else None
+    if kind == "weave":
+        for name, value in request.getfixturevalue("weave_server").environment.items():
+            monkeypatch.setenv(name, value)
+    where: dict[str, Any] = {"uri": uri, "kind": kind, "container": f"team/{uuid4()}"}
+
+    def send(path: Path, machine: str) -> Receipt:
+        monkeypatch.setenv("LOCALTRACE_STATE_DIR", str(tmp_path / machine))
+        with localtrace.open_store(path) as opened:
+            return upload(opened, Filters(), **where)
+
+    def bundle(name: str) -> Path:
+        with localtrace.open_store(store) as opened:
+            build_bundle(opened, Filters(), tmp_path / name)
+        return tmp_path / name
+
+    def refuses(older: Path, machine: str) -> None:
+        refused = send(older, machine)
+        assert not refused.complete
+        assert "newer version" in refused.rejected[trace_id]
+
+    label(store, trace_id, tags=["odd"])
+    first = older = bundle("first")
+    assert send(first, "c").complete
+    for number, step in enumerate(
+        (
+            lambda: change(store, trace_id, reward=0.75),
+            lambda: label(store, trace_id, untag=["odd"]),
+            lambda: change(store, trace_id, fate="trained"),
+        )
+    ):
+        step()
+        newest = bundle(f"changed {number}")
+        assert send(newest, "b").complete
+        refuses(older, "a")
+        older = newest
+    refuses(first, "c")  # whose ledger says that it is there
+    assert send(store, "a").counts["already there"] == 1
 
 
 def test_mlflow_forgets_a_reward_that_is_no_number_any_more(

@@ -169,6 +169,9 @@ def test_tags_are_the_ones_that_verl_sets_and_the_reward_and_the_run(sent: Sent)
     own = {key: value for key, value in trace.info.tags.items() if not key.startswith("mlflow.")}
     trajectory, _ = sent.only(step=0, rollout_n=0)
     assert len(own.pop("localtrace.digest")) == 64
+    changed_at = datetime.fromisoformat(own.pop("localtrace.changed_at"))
+    newest_ns = max(trajectory.end_ns, trajectory.judged_ns)
+    assert changed_at.timestamp() == pytest.approx(newest_ns / 1e9, abs=1e-5)
     assert own == {
         "sample_index": "17",
         "step": "0",
@@ -217,6 +220,12 @@ def test_an_exception_is_an_event_of_the_call_that_raised_it(sent: Sent) -> None
     for shown in raised:
         assert shown.status.status_code is SpanStatusCode.ERROR
         (event,) = shown.events
+        *frames, last = event.attributes.pop("exception.stacktrace").splitlines()
+        assert (frames[0], last) == (
+            "Traceback (most recent call last):",
+            "ValueError: no such tool: broken",
+        )
+        assert frames[-1].startswith('  File "')
         assert event.attributes == {
             "exception.type": "ValueError",
             "exception.message": "no such tool: broken",

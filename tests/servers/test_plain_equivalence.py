@@ -1,34 +1,44 @@
-"""A replay beside the live traces of plain `mlflow.trace`: these differences, and no others."""
+"""A replay beside live traces of plain `mlflow.trace` and `weave.op`: decided differences only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import mlflow
+import pytest
 from mlflow import MlflowClient
 
 import localtrace
 from localtrace.read.filters import Filters
 from localtrace.uploader import upload
+from tests.servers.equivalence.differences import (
+    MLFLOW_LIVE_ONLY,
+    PLAIN_MLFLOW,
+    PLAIN_MLFLOW_LIVE_ONLY,
+    PLAIN_WEAVE,
+    WEAVE_LIVE_ONLY,
+    facts,
+)
 from tests.servers.equivalence.plain import run_traced
+from tests.servers.equivalence.run import ROOT
 from tests.servers.equivalence.trees import Comparison
-from tests.servers.test_equivalence import mlflow_trees
+from tests.servers.test_equivalence import mlflow_trees, weave_trees
+from tests.servers.weave import WeaveServer
+from tests.servers.weave_client import WeaveClient
 
-DIFFERENCES = {
-    # The qualified name tells functions apart that share the last part of theirs.
-    "[0]: 'run' and 'run_traced.<locals>.run'",
-    "/run tag mlflow.traceName: 'run' and 'run_traced.<locals>.run'",
-    "/run[0]: 'look_up' and 'run_traced.<locals>.look_up'",
-    "/run[1]: 'look_up' and 'run_traced.<locals>.look_up'",
-    "/run[2]: 'wait' and 'run_traced.<locals>.wait'",
-    # NaN is text, which browsers can read.
-    "/run outputs[1][0].score: 'nan' and 'nan'",
-    "/run/look_up outputs.score: 'nan' and 'nan'",
-    # A cancelled call has failed.
-    "/run/wait status[0]: 'OK' and 'ERROR'",
-    "/run/wait status[1]: '' and 'CancelledError: '",
-    "/run/wait attribute mlflow.spanLogLevel: '10' and '40'",
-}
+TRACE_AT_WEAVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import weave
+from weave.trace_server_bindings import call_batch_processor
+from tests.servers.equivalence.plain import run_traced
+# The client never ends a call that was cancelled, and waits five minutes for its end.
+call_batch_processor.FLUSH_TIMEOUT_SECONDS = 0.5
+client = weave.init(sys.argv[2])
+run_traced(weave.op, Path(sys.argv[3]))
+client.flush()
+"""
 
 
 def test_mlflow_shows_the_same_as_after_plain_live_tracing(mlflow_url: str, tmp_path: Path) -> None:
@@ -43,9 +53,27 @@ def test_mlflow_shows_the_same_as_after_plain_live_tracing(mlflow_url: str, tmp_
     for root in (*live, *ours):
         del root.facts["previews"]  # spaces after commas
     compared = Comparison().forests(live, ours)
-    assert set(compared.differences) == DIFFERENCES
-    assert {fact for fact in compared.only_live if not fact.startswith("metadata mlflow.")} == {
-        "attribute mlflow.spanFunctionName", "exception stacktrace",
-    }  # fmt: skip
+    assert set(compared.differences) == facts(PLAIN_MLFLOW)
+    assert compared.only_live == facts(MLFLOW_LIVE_ONLY | PLAIN_MLFLOW_LIVE_ONLY)
     assert not any(fact.startswith("metadata") for fact in compared.only_ours)
+    assert compared.dropped == set()
+
+
+def test_weave_shows_the_same_as_after_plain_live_tracing(
+    weave_server: WeaveServer,
+    weave_client: WeaveClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in weave_server.environment.items():
+        monkeypatch.setenv(name, value)
+    weave_client.run(TRACE_AT_WEAVE, str(ROOT), "team/plain-live", str(tmp_path / "store"))
+    with localtrace.open_store(tmp_path / "store") as store:
+        assert upload(store, Filters(), kind="weave", container="team/plain-replay").complete
+    live, ours = (
+        weave_trees(weave_client.read_back(f"team/plain-{name}")) for name in ("live", "replay")
+    )
+    compared = Comparison().forests(live, ours)
+    assert set(compared.differences) == facts(PLAIN_WEAVE)
+    assert compared.only_live == facts(WEAVE_LIVE_ONLY)
     assert compared.dropped == set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,12 +24,7 @@ from localtrace.redaction.rules import Rules
 from localtrace.store import whole_prompts
 from localtrace.store.whole_prompts import SeenLists, shared_prefix
 from localtrace.testing import recording
-from localtrace.types import Trajectory
-from localtrace.uploader.receipts import TraceReceipt
-from localtrace.uploader.records import Records, prompts_bytes
-from localtrace.uploader.selection import choose
-from localtrace.uploader.targets import Place
-from localtrace.uploader.targets.mlflow import MlflowTarget
+from localtrace.types import Decode, Trajectory
 from localtrace.uploader.transcripts import transcript_of
 
 TURNS = (100, 200)
@@ -97,6 +92,16 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
+def counted(work: Counter[str]) -> Decode:
+    """Decode ids as their numbers, and count them."""
+
+    def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        work["decode"] += len(ids)
+        return " ".join(map(str, ids))
+
+    return decode
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
     store: Store, work: Counter[str], is_chat: bool
@@ -104,13 +109,8 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
     costs = []
     for turns in TURNS:
         work.clear()
-
-        def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
-            work["decode"] += len(ids)
-            return " ".join(map(str, ids))
-
         (one,) = store.trajectories(step=turns, sample_index=int(is_chat))
-        trajectory = replace(store.trajectory(one["trace_id"]), decode=decode)
+        trajectory = replace(store.trajectory(one["trace_id"]), decode=counted(work))
         assert Redaction.load(None).trajectory(trajectory) is trajectory
         if is_chat:
             document_of(trajectory, Counter())
@@ -125,23 +125,67 @@ def test_twice_the_turns_are_read_and_searched_with_twice_the_work(
         assert cost <= LINEAR * few[name], (name, few[name], cost)
 
 
-def test_a_rollout_whose_prompts_are_too_long_is_refused_before_it_is_encoded(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+NOTE = re.compile(r"\[the first (\d+) (?:ids|messages): those of localtrace\.seq (\d+)")
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_prompts_that_name_an_earlier_turn_can_be_made_whole_again(
+    store: Store, is_chat: bool
 ) -> None:
-    (one,) = store.trajectories(step=TURNS[0], sample_index=1)
-    trajectory = store.trajectory(one["trace_id"])
-    target = MlflowTarget("http://127.0.0.1:9", assessments=False)
-    least = prompts_bytes(trajectory, math.inf)
-    place = Place("d", "e", "r")
-    assert least <= target.encode(trajectory, place, transcript_of(trajectory)).size_bytes
-    monkeypatch.setattr(MlflowTarget, "record_max_bytes", least - 1)
-    monkeypatch.setattr(MlflowTarget, "encode", None)
-    (part,) = choose(store, [trajectory.trace_id]).runs
-    records = Records(store, target, Redaction.load(None))
-    (receipt,) = records.of(part.run, [trajectory.trace_id], place)
-    assert isinstance(receipt, TraceReceipt)
-    assert prompts_bytes(trajectory, 1) == sum(span.is_turn for span in trajectory.spans)
-    assert f"{least:.0f} bytes alone, at most {least - 1}" in str(receipt.reason)
+    (row,) = store.trajectories(step=TURNS[1], sample_index=int(is_chat))
+    (short,) = store.read([row["trace_id"]], prompts_max_bytes=1000)
+    whole = store.trajectory(row["trace_id"])
+    name = "messages" if is_chat else "prompt_ids"
+    rebuilt: dict[int, list[Any]] = {}
+    sent = 0
+    for span, truth in zip(short.spans, whole.spans, strict=True):
+        first, *rest = span.inputs[name]
+        sent += len(rest)
+        note = NOTE.match(first["content"] if is_chat else str(first))
+        whole_before = [] if note is None else rebuilt[int(note[2])][: int(note[1])]
+        prompt = [*([first] if note is None else whole_before), *rest]
+        assert prompt == truth.inputs[name]
+        rebuilt[span.seq] = prompt if is_chat else prompt + OUTPUT
+    assert sent < 50 * TURNS[1], "what turns add, not what they repeat"
+    turns, truths = turns_of(short), turns_of(whole)
+    assert [turn.usage for turn in turns] == [turn.usage for turn in truths]
+    assert [turn.new for turn in turns[1:]] == [turn.new for turn in truths[1:]]
+
+
+def test_twice_the_turns_without_whole_prompts_cost_twice_the_work(
+    store: Store, work: Counter[str]
+) -> None:
+    costs = []
+    for turns in TURNS:
+        work.clear()
+        (row,) = store.trajectories(step=turns, sample_index=0)
+        (read,) = store.read([row["trace_id"]], prompts_max_bytes=1000)
+        trajectory = replace(read, decode=counted(work))
+        assert Redaction.load(None).trajectory(trajectory) is trajectory
+        transcript_of(trajectory)
+        work["ids"] = sum(len(span.prompt_ids or ()) for span in trajectory.spans)
+        costs.append(Counter(work))
+    few, many = costs
+    for name, cost in many.items():
+        assert cost <= LINEAR * few[name], (name, few[name], cost)
+
+
+def test_a_key_is_found_that_an_answer_begins_and_a_prompt_without_its_beginning_ends(
+    store: Store,
+) -> None:
+    (row,) = store.trajectories(step=TURNS[0], sample_index=0)
+    (read,) = store.read([row["trace_id"]], prompts_max_bytes=1000)
+
+    def decode(ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        begins, ends = ids[-len(OUTPUT) :] == OUTPUT, 1000 * 7 in ids
+        middle = " ".join(map(str, ids))
+        key = "ghp_" + "a1B2c3D4e5F6g7H8i9"
+        return ("J0kLmNoPqRsTuVwXyZ " if ends else "") + middle + (f" {key}" if begins else "")
+
+    redaction = Redaction.load(None)
+    hidden = redaction.trajectory(replace(read, decode=decode))
+    assert redaction.counts["trajectories without their token ids"] == 1
+    assert all(span.prompt_ids is None for span in hidden.spans)
 
 
 numbers = st.lists(st.integers(0, 2), max_size=40)

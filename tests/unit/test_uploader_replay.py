@@ -47,7 +47,9 @@ class MemoryStore:
         self.trajectories = {trace_id: trajectory(trace_id) for trace_id in IDS}
         self.unreadable: set[str] = set()
 
-    def read(self, trace_ids: Sequence[str], batch_size: int) -> Iterator[Trajectory]:
+    def read(
+        self, trace_ids: Sequence[str], batch_size: int = 1, **limits: Any
+    ) -> Iterator[Trajectory]:
         return map(self.trajectory, trace_ids)
 
     def decode(

@@ -26,15 +26,18 @@ from localtrace.trainer_hooks.nemo_rl.job import (
 from localtrace.trainer_hooks.nemo_rl.samples import (
     Event,
     Events,
-    Occurrences,
     Sample,
-    content_of,
-    numbers,
     record_sample,
 )
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
-from localtrace.trainer_hooks.training import padded, record_training
+from localtrace.trainer_hooks.training import (
+    Occurrences,
+    content_of,
+    numbers,
+    padded,
+    record_training,
+)
 
 _ROLLOUTS = "nemo_rl.experience.rollouts"
 _MANAGER = "nemo_rl.experience.rollout_manager"

@@ -6,11 +6,8 @@ model generated, with its logprobs, and what the environment said.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,10 +20,10 @@ from localtrace.trainer_hooks.environment import trace_id_in_job
 from localtrace.trainer_hooks.generations import FinishedCall, record_rollout
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.nemo_rl.job import training
+from localtrace.trainer_hooks.training import Occurrences, content_of, numbers
 from localtrace.values.fields import Fields, known
 
 OP, STEP_OP, SOURCE = "nemo_rl.generate", "nemo_rl.environment", "nemo_rl.rollout"
-_REMEMBERED_MAX = 262_144
 
 
 class Event(NamedTuple):
@@ -60,34 +57,7 @@ class Sample(NamedTuple):
     events: Events
 
 
-class Occurrences:
-    """Counts of equal contents, of which the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._counts: OrderedDict[str, int] = OrderedDict()
-
-    def next(self, content: str) -> int:
-        """Return how many times a content came before."""
-        before = self._counts.get(content, 0)
-        self._counts[content] = before + 1
-        self._counts.move_to_end(content)
-        if len(self._counts) > _REMEMBERED_MAX:
-            self._counts.popitem(last=False)
-        return before
-
-
 _recorded = Occurrences()
-
-
-def content_of(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """Return a digest of a rollout's tokens and logprobs, as the rollout and the trainer have them.
-
-    Args:
-        logprobs: one for each token; 0.0 where it was not generated.
-    """
-    digest = hashlib.sha256(array("q", token_ids).tobytes())
-    digest.update(array("f", logprobs).tobytes())
-    return digest.hexdigest()
 
 
 @harmless
@@ -178,8 +148,3 @@ def _text(message: Mapping[str, Any]) -> Fields:
 
 def _is_generated(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "assistant"
-
-
-def numbers(values: Any) -> list[Any]:
-    """Return the numbers of a tensor, those of half precision as they are."""
-    return list(values.tolist() if hasattr(values, "tolist") else values)

@@ -8,14 +8,14 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from localtrace.record.capture import trajectory
 from localtrace.record.op import op
 from localtrace.record.outcomes import record_tensors
 from localtrace.record.scope import current
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.generations import record_generation
+from localtrace.trainer_hooks.generations import Finished, record_generation
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +37,6 @@ _INDEX_NAMES = ("index", "id")
 _SAMPLING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length",
 )  # fmt: skip
-
-
-class Finished(NamedTuple):
-    """A finished call of one of the trainer's methods."""
-
-    start_ns: int
-    duration_ns: int
-    result: Any
-    error: BaseException | None
 
 
 class Row:

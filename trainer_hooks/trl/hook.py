@@ -8,7 +8,6 @@ changes no tensor.
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from typing import Any
 from localtrace.record import active
 from localtrace.record.config import variable
 from localtrace.trainer_hooks.environment import record_numbers, record_this_process, say
+from localtrace.trainer_hooks.generations import finished
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.trl.generation_batch import (
-    Finished,
     GenerationBatch,
     Trained,
     record_trained,
@@ -35,7 +34,7 @@ TRL = System(
     "trl",
     ("1.16.0",),
     "call localtrace.trainer_hooks.trl.record(trainer)",
-    otherwise="use the GRPOTrainer of trl 1.16",
+    otherwise="use the GRPOTrainer or RLOOTrainer of trl 1.16",
 )
 
 
@@ -60,7 +59,7 @@ _states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
 
 
 def record(trainer: Any) -> None:
-    """Record what a `trl.GRPOTrainer` generates, scores and trains on.
+    """Record what a `trl.GRPOTrainer` or `trl.RLOOTrainer` generates, scores and trains on.
 
     Call it in every process of the job, after making the trainer and before `train()` or
     `evaluate()`. The main process must record already (`localtrace.init`) or have LOCALTRACE_STORE
@@ -110,17 +109,6 @@ def _follow_main_process(worker: str) -> None:
         )
 
 
-def _finished() -> Part:
-    """Return how the call ended; what it raises goes on to its caller all the same."""
-    start_ns, mono_ns = time.time_ns(), time.perf_counter_ns()
-    error = result = None
-    try:
-        result = yield
-    except BaseException as raised:
-        error = raised
-    return Finished(start_ns, time.perf_counter_ns() - mono_ns, result, error)
-
-
 # -- one generation batch, from the dataset's rows to what is trained on -----------------------
 
 
@@ -132,7 +120,7 @@ def _generate_and_score(self: Any, inputs: Sequence[dict[str, Any]]) -> Part:
         state.parts = []
     state.batches += 1
     batch = state.batch = GenerationBatch(self, inputs, state.batches)
-    call = yield from _finished()
+    call = yield from finished()
     state.batch, state.messages = None, ()
     batch.end(call.error)
     if call.error is None:
@@ -147,22 +135,28 @@ def _generate(self: Any, prompts: Sequence[Any]) -> Part:
     """Note the prompts; record the result of a `rollout_func`, which generates, as one turn."""
     state = _states[self]
     state.messages = prompts
-    call = yield from _finished()
-    if state.batch is not None and self.rollout_func is not None and call.error is None:
+    call = yield from finished()
+    if state.batch is not None and _rolls_out(self) and call.error is None:
         prompt_ids, completion_ids, _, _, logprobs, *_ = call.result
         state.batch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
+
+
+def _rolls_out(trainer: Any) -> bool:
+    return getattr(trainer, "rollout_func", None) is not None
 
 
 @TRL.around(_GRPO, "GRPOTrainer._generate_single_turn")
 def _turn(self: Any, prompt_ids: Sequence[Any]) -> Part:
     state = _states[self]
-    call = yield from _finished()
-    if state.batch is not None and self.rollout_func is None:
-        completion_ids, logprobs = call.result or (None, None)
+    call = yield from finished()
+    if state.batch is not None and not _rolls_out(self):
+        result = call.result or (None, None)
+        # RLOOTrainer returns the ids alone.
+        completion_ids, logprobs = result if isinstance(result, tuple) else (result, None)
         state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
 
 
-@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop")
+@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop", without="calls of tools")
 def _tools(self: Any, prompts: Sequence[Any]) -> Part:
     state = _states[self]
     state.messages = prompts

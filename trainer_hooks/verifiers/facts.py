@@ -29,6 +29,7 @@ _PER_TOKEN: dict[str, Callable[[Node], list[float] | None]] = {
     "old_log_probs": lambda node: node.trainer_logprobs,
     "ref_log_prob": lambda node: node.reference_logprobs,
     "entropies": lambda node: node.entropies,
+    "is_masked": lambda node: node.is_masked,
 }
 """Values of nodes that are outcomes, by the verl hook's names."""
 
@@ -131,6 +132,9 @@ def outcomes_of(graph: Graph) -> Fields:
     advantages = [advantage for node in graph.nodes for advantage in node.advantages or ()]
     if advantages:
         values["advantage"] = sum(advantages) / len(advantages)
+    entropies = [entropy for node in graph.nodes for entropy in node.entropies or ()]
+    if entropies:
+        values["entropy_mean"] = sum(entropies) / len(entropies)
     apart = [
         abs(trainer - engine)
         for node in graph.nodes

@@ -5,15 +5,20 @@ node is a turn: its prompt is the path to it, and its own tokens begin with the 
 with the generated ones. A tool's message is the answer to a call of the turn before it; the time
 between the two turns is all that is known of the call's times.
 
+Links between turns, which a harness declares when it is done, tell why a path begins or ends: a
+sub-agent was called, the conversation was compacted. The turns of a sub-agent stand below a call of
+their own.
+
 Nodes and calls are verifiers' own objects, or the JSON objects of a file.
 """
 
 from __future__ import annotations
 
+import hashlib
 from asyncio import CancelledError
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +26,21 @@ from localtrace.trainer_hooks.generations import FinishedCall
 from localtrace.values.fields import Fields, known
 
 OP = "verifiers.generate"
+SUBAGENT_OP = "verifiers.subagent"
 _S_MAX = 2**32
+_CALLED = "subagent_call"
+"""Type of the link from the turn that calls a sub-agent to its first turn."""
+_CONTINUED = frozenset({"continuation", "compaction", "compaction_attempt"})
+"""Types of links between two turns of one agent."""
+_ANNOTATED = ("advantages", "trainer_logprobs", "entropies", "is_masked")
+"""Fields of nodes that prime-rl's annotations fill."""
+
+
+class Link(msgspec.Struct):
+    """A link to a node from an earlier turn, such as `subagent_call`."""
+
+    node: int
+    type: str
 
 
 class Node(msgspec.Struct):
@@ -31,6 +50,7 @@ class Node(msgspec.Struct):
     parent: int | None = None
     sampled: bool = False
     tools: list[Any] = []
+    semantic_parents: list[Link] = []
     timestamp: float = 0.0
     token_ids: list[int] = []
     mask: list[bool] = []
@@ -39,6 +59,8 @@ class Node(msgspec.Struct):
     reference_logprobs: list[float] | None = None
     trainer_logprobs: list[float] | None = None
     entropies: list[float] | None = None
+    is_masked: list[float] | None = None
+    """1 where the loss left a generated token out."""
 
     @property
     def scaffold(self) -> int:
@@ -96,6 +118,16 @@ class Call(msgspec.Struct):
     error: Failure | None = None
 
 
+class Placed(NamedTuple):
+    """A call, and its place in the tree of calls."""
+
+    call: FinishedCall
+    node: int | None
+    """The node that a turn made, or the first turn of a sub-agent; None for tools."""
+    agent: int | None
+    """The first turn of the sub-agent that made the call; None for the first agent."""
+
+
 class Graph:
     """The nodes of a trace so far, and which of their turns were read.
 
@@ -112,6 +144,8 @@ class Graph:
         """Nodes that were part of a turn's path."""
         self._told: set[int] = set()
         """Answers of tools that were yielded."""
+        self._begun: set[int] = set()
+        """First turns of sub-agents whose call was yielded."""
 
     def add(self, nodes: Iterable[Any]) -> None:
         """Add nodes.
@@ -132,34 +166,84 @@ class Graph:
             self.nodes.append(node)
             self._messages.append(_message(plain(node.message)))
 
-    def turns(self, calls: Iterable[Any]) -> Iterator[FinishedCall]:
+    def link(self, nodes: Iterable[Any]) -> None:
+        """Take the links of nodes that were added before the harness declared them."""
+        for node, own in zip(self.nodes, nodes, strict=False):
+            node.semantic_parents = msgspec.convert(
+                own.semantic_parents, list[Link], from_attributes=True
+            )
+
+    def annotate(self, number: int, streams: Mapping[str, Any]) -> None:
+        """Set values of a branch's generated tokens.
+
+        A message with a null among its values keeps none of them.
+
+        Args:
+            number: the branch, as `branches` counts them; an unknown one is passed over.
+            streams: lists by the node's field, with a value or null for each token of the branch.
+
+        Raises:
+            msgspec.ValidationError: they are no such lists.
+        """
+        branches = self.branches()
+        for name in _ANNOTATED if 0 <= number < len(branches) else ():
+            kind = list[float | bool | None] | None
+            stream, end = msgspec.convert(streams.get(name), kind) or [], 0
+            for node in branches[number]:
+                start, end = end, end + len(node.mask)
+                own = [
+                    stream[at]
+                    for at in range(start, min(end, len(stream)))
+                    if node.mask[at - start]
+                ]
+                if own and end <= len(stream) and None not in own:
+                    setattr(node, name, [float(value) for value in own])
+
+    def turns(self, calls: Iterable[Any]) -> Iterator[Placed]:
         """Yield the turns of requests to the model, each after tools whose answers its prompt has.
 
         Raises:
             msgspec.ValidationError: they are not calls of verifiers.
             ValueError: a call names no node.
         """
+        agents = self._agents()
         for own in calls:
             call = msgspec.convert(own, Call, from_attributes=True)
             start_ns, end_ns = nanoseconds(call.time.start), nanoseconds(call.time.end)
             if call.node is None:
                 failure = call.error or Failure("Unanswered", "the request has no answer")
                 times_ns = start_ns, max(0, end_ns - start_ns)
-                yield FinishedCall(OP, *times_ns, _request(call), None, error=failure.exception)
+                failed = FinishedCall(OP, *times_ns, _request(call), None, error=failure.exception)
+                yield Placed(failed, None, None)
             elif not 0 <= call.node < len(self.nodes):
                 raise ValueError(f"a call names node {call.node}, which does not exist")
             else:
-                yield from self._turn(call.node, call, start_ns, end_ns)
+                yield from self._turn(call.node, call, start_ns, end_ns, agents)
 
-    def rest(self) -> Iterator[FinishedCall]:
+    def rest(self) -> Iterator[Placed]:
         """Yield turns that no request names, and answers of tools that no request has."""
+        agents = self._agents()
         for place, node in enumerate(self.nodes):
             if place not in self._read:
                 at_ns = nanoseconds(node.timestamp)
                 if node.sampled:
-                    yield from self._turn(place, Call(node=place), at_ns, at_ns)
+                    yield from self._turn(place, Call(node=place), at_ns, at_ns, agents)
                 elif place not in self._parents():
-                    yield from self._answers(self.path(place), at_ns)
+                    yield from self._answers(self.path(place), at_ns, agents)
+
+    def _agents(self) -> dict[int, int]:
+        """Return the first turn of the sub-agent to which a node belongs, by node."""
+        agents: dict[int, int] = {}
+        for place, node in enumerate(self.nodes):
+            sources = {link.type: link.node for link in node.semantic_parents}
+            if _CALLED in sources:
+                agents[place] = place
+                continue
+            before = [node.parent, *(sources[kind] for kind in _CONTINUED & sources.keys())]
+            known = [agents[source] for source in before if source in agents]
+            if known:
+                agents[place] = known[0]
+        return agents
 
     def path(self, place: int | None) -> list[int]:
         """Return the places of the nodes from the root to this one."""
@@ -181,10 +265,14 @@ class Graph:
     def _parents(self) -> set[int | None]:
         return {node.parent for node in self.nodes}
 
-    def _turn(self, place: int, call: Call, start_ns: int, end_ns: int) -> Iterator[FinishedCall]:
-        node, path = self.nodes[place], self.path(place)
+    def _turn(
+        self, place: int, call: Call, start_ns: int, end_ns: int, agents: Mapping[int, int]
+    ) -> Iterator[Placed]:
+        node, path, agent = self.nodes[place], self.path(place), agents.get(place)
         before = path[:-1]
-        yield from self._answers(before, start_ns)
+        if agent is not None and agent not in self._begun:
+            yield self._subagent(agent, start_ns, end_ns, agents)
+        yield from self._answers(before, start_ns, agents)
         new = [step for step in before if step not in self._read]
         self._read.update(path)
         self._ends_ns[place] = end_ns
@@ -204,9 +292,24 @@ class Graph:
         outputs |= _answered(call)
         error = None if call.error is None else call.error.exception
         times_ns = start_ns, max(0, end_ns - start_ns)
-        yield FinishedCall(OP, *times_ns, inputs, outputs, error=error)
+        yield Placed(FinishedCall(OP, *times_ns, inputs, outputs, error=error), place, agent)
 
-    def _answers(self, path: list[int], until_ns: int) -> Iterator[FinishedCall]:
+    def _subagent(
+        self, agent: int, start_ns: int, end_ns: int, agents: Mapping[int, int]
+    ) -> Placed:
+        """Return the call of a sub-agent, which lasts from its first turn to its last."""
+        self._begun.add(agent)
+        own = [node for place, node in enumerate(self.nodes) if agents.get(place) == agent]
+        end_ns = max(end_ns, *(nanoseconds(node.timestamp) for node in own))
+        callers = [link.node for link in self.nodes[agent].semantic_parents if link.type == _CALLED]
+        caller = agents.get(callers[0])
+        times_ns = start_ns, max(0, end_ns - start_ns)
+        call = FinishedCall(SUBAGENT_OP, *times_ns, {}, None, is_agent=True)
+        return Placed(call, agent, caller)
+
+    def _answers(
+        self, path: list[int], until_ns: int, agents: Mapping[int, int]
+    ) -> Iterator[Placed]:
         """Yield the calls of tools whose answers stand on a path and were not read before."""
         requests: dict[str, tuple[int, Fields]] = {}
         for place in path:
@@ -223,7 +326,39 @@ class Graph:
             name = str(function.get("name") or message.get("name") or "tool")
             inputs, answer = _arguments(function.get("arguments")), message.get("content")
             times_ns = start_ns, max(0, until_ns - start_ns)
-            yield FinishedCall(name, *times_ns, inputs, answer, is_tool=True)
+            tool = FinishedCall(name, *times_ns, inputs, answer, is_tool=True)
+            yield Placed(tool, None, agents.get(turn))
+
+
+class Spans:
+    """The span ids of a trace's calls, which an import of its file gives again."""
+
+    def __init__(self, trace_id: str) -> None:
+        self._trace_id = trace_id
+        self._of_nodes: dict[int, int] = {}
+        """Of turns, by the node that they made."""
+        self._of_agents: dict[int, int] = {}
+        """Of sub-agents, by their first turn."""
+
+    def take(self, placed: Placed, seq: int) -> tuple[int, int | None]:
+        """Return the span id of the next call, and that of the sub-agent that made it."""
+        digest = hashlib.sha256(f"span-{self._trace_id}-{seq}".encode()).digest()
+        span_id = int.from_bytes(digest[:8], "big")
+        parent_id = None if placed.agent is None else self._of_agents.get(placed.agent)
+        if placed.node is not None:
+            known = self._of_agents if placed.call.is_agent else self._of_nodes
+            known[placed.node] = span_id
+        return span_id, parent_id
+
+    def links(self, graph: Graph) -> list[Fields]:
+        """Return the links between turns that the harness declared, by the turns' span ids."""
+        ids = self._of_nodes
+        return [
+            {"type": link.type, "from": f"{ids[link.node]:016x}", "to": f"{ids[place]:016x}"}
+            for place, node in enumerate(graph.nodes)
+            for link in node.semantic_parents
+            if link.node in ids and place in ids
+        ]
 
 
 def plain(value: Any) -> Any:

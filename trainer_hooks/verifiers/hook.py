@@ -105,7 +105,7 @@ class _Episode:
             try:
                 opened.record_calls(trace)
             finally:
-                opened.end(fields_of(trace), episode, error)
+                opened.end(fields_of(trace), episode, error, trace.nodes)
         return opened
 
 

@@ -22,6 +22,7 @@ from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.verifiers.facts import interval_of, outcomes_of, place_of
 from localtrace.trainer_hooks.verifiers.graph import Graph
 from localtrace.trainer_hooks.verifiers.recording import OpenTrace, fields_of, start_recording
+from localtrace.values.fields import Fields
 
 SOURCE = "prime-rl"
 NOT_USED = "in no batch by the end of the run"
@@ -41,6 +42,13 @@ for _name in ("MONITORS", "log"):
     PRIME_RL.needs(_MODULE, _name)
 for _name in ("log_metrics", "log_episodes", "finalize"):
     PRIME_RL.needs(f"{_MODULE}.base", f"Monitor.{_name}")
+PRIME_RL.needs(
+    f"{_MODULE}.base", "Monitor.log_annotations", without="the trainer's logprobs and entropies"
+)
+_STREAMS = {
+    "trainer_logprobs": "old_log_probs", "entropies": "entropies", "is_masked": "is_masked",
+}  # fmt: skip
+"""Names of outcomes, by the lists of an annotation that only the trainer has."""
 
 
 def monitors() -> Any:
@@ -91,9 +99,24 @@ class _Recording:
         self._waiting: dict[str, int | None] = {}
         """Steps of training rollouts that were in no batch yet, by trace id."""
 
-    async def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
+    async def log_metrics(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Record numbers under prime-rl's own names."""
         record_numbers({**metrics, "step": None}, step)
+
+    async def log_eval_plan(
+        self, env_name: str, step: int, expected: int, group_size: int | None = None
+    ) -> None:
+        """Record how many episodes an evaluation is to have, and how many of each task."""
+        plan = {"episodes_planned": expected, "group_size": group_size}
+        record_numbers(plan, step, f"eval/{env_name}/")
+
+    async def log_eval_epoch(self, env_name: str, step: int, episodes: Sequence[Any]) -> None:
+        """Record how many episodes an evaluation had; they arrived before."""
+        record_numbers({"episodes": len(episodes)}, step, f"eval/{env_name}/")
+
+    async def log_annotations(self, updates: Sequence[Mapping[str, Any]]) -> None:
+        """Record what the trainer computed for each token."""
+        await asyncio.to_thread(_annotate, updates)
 
     async def log_episodes(
         self, episodes: Sequence[Any], step: int, kind: str, subset: str
@@ -150,9 +173,46 @@ class _Recording:
             place = place_of(fields_of(trace), of_episode)
             trace_id = trace_id_of(trace.id)
             self._waiting.pop(trace_id, None)
-            if not is_chosen(place.group_id, hook_settings().trainer_tokens):
+            if not is_chosen(trace_id, hook_settings().trainer_tokens):
                 values = {n: value for n, value in values.items() if not isinstance(value, list)}
             if "advantage" in values:
                 values |= {"fate": "trained", "trained_step": step}
             if values:
                 outcome(trace_id, step=place.step, source=SOURCE, **values)
+
+
+def _annotate(updates: Sequence[Mapping[str, Any]]) -> None:
+    branches: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for update in updates:
+        for streams in update["branches"]:
+            if not _STREAMS.keys().isdisjoint(streams):
+                branches.setdefault(update["trace_id"], {})[streams["index"]] = streams
+    for own_id, of_trace in branches.items():
+        _record_streams(trace_id_of(own_id), of_trace)
+
+
+@harmless
+def _record_streams(trace_id: str, branches: Mapping[int, Mapping[str, Any]]) -> None:
+    """Record the trainer's values of a rollout: the mean entropy, and lists where it is chosen.
+
+    A list of the trainer begins with the whole prompt, where it is null, as at tokens that it did
+    not train on.
+    """
+    lists: Fields = {}
+    for number, streams in branches.items():
+        suffix = "" if number == max(branches) else f"/branch_{number}"
+        tokens = streams.get("trainer_logprobs") or ()
+        first = next((at for at, logprob in enumerate(tokens) if logprob is not None), len(tokens))
+        for name in _STREAMS.keys() & streams.keys():
+            lists[f"{_STREAMS[name]}{suffix}"] = [
+                float(value or 0) for value in streams[name][first:]
+            ]
+    entropies = [
+        value for streams in branches.values() for value in streams.get("entropies") or ()
+        if value is not None
+    ]  # fmt: skip
+    values = lists if is_chosen(trace_id, hook_settings().trainer_tokens) else {}
+    if entropies:
+        values = {**values, "entropy_mean": sum(entropies) / len(entropies)}
+    if values:
+        outcome(trace_id, source=SOURCE, **values)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,9 +14,9 @@ from localtrace.record.propagation import trace_id_of
 from localtrace.record.recorder import Recorder
 from localtrace.record.scope import Scope
 from localtrace.trainer_hooks.environment import record_this_process
-from localtrace.trainer_hooks.generations import FinishedCall, put_call
+from localtrace.trainer_hooks.generations import put_call
 from localtrace.trainer_hooks.verifiers.facts import end_of, interval_of, values_of
-from localtrace.trainer_hooks.verifiers.graph import Graph
+from localtrace.trainer_hooks.verifiers.graph import Graph, Placed, Spans
 
 _RUN_NAMES = ("PRL_RUN_ID", "VF_RUN_ID")
 """Variables in which prime-rl and verifiers name their run to all of its processes."""
@@ -45,6 +44,7 @@ class OpenTrace:
         self.graph = Graph()
         self._calls = 0
         """Requests to the model that were recorded."""
+        self._spans = Spans(self.trace_id)
         self._recorder = recorder
         ago_ns = time.time_ns() - start_ns if start_ns else 0
         self._state = begin_trajectory(recorder, key, beginning, ago_ns)
@@ -54,22 +54,26 @@ class OpenTrace:
         nodes, calls = trace.nodes[len(self.graph.nodes) :], trace.calls[self._calls :]
         self.graph.add(nodes)
         self._calls += len(calls)
-        for call in self.graph.turns(calls):
-            self._record(call)
+        self._record(self.graph.turns(calls))
 
     def end(
-        self, fields: Mapping[str, Any], episode: Mapping[str, Any], error: BaseException | None
-    ) -> None:
+        self, fields: Mapping[str, Any], episode: Mapping[str, Any], error: BaseException | None,
+        nodes: Iterable[Any] = (),
+    ) -> None:  # fmt: skip
         """Record what is left of the trace, and its end.
 
         Args:
             fields: fields of the trace.
             episode: fields of its episode.
             error: what stopped the episode from outside; None: the trace says how it ended.
+            nodes: nodes of the trace, which now have all links.
         """
-        for call in self.graph.rest():
-            self._record(call)
-        for name, value in values_of(fields, episode, self.graph).items():
+        self.graph.link(nodes)
+        self._record(self.graph.rest())
+        values = values_of(fields, episode, self.graph)
+        if links := self._spans.links(self.graph):
+            values["links"] = links
+        for name, value in values.items():
             self._state.values[name] = msgspec.Raw(self._recorder.values.encode(value))
         _, end_ns = interval_of(fields)
         ago_ns = max(0, time.time_ns() - end_ns) if end_ns else 0
@@ -77,15 +81,10 @@ class OpenTrace:
         end_trajectory(self._recorder, self._state, outside or end_of(fields), ago_ns)
         self._state.ended = True
 
-    def _record(self, call: FinishedCall) -> None:
-        span_id = span_id_of(self.trace_id, self._state.next_seq)
-        put_call(self._recorder, Scope(self._state, None), call, span_id)
-
-
-def span_id_of(trace_id: str, seq: int) -> int:
-    """Return the id of a call, the same when a trace is recorded and when its file is imported."""
-    digest = hashlib.sha256(f"span-{trace_id}-{seq}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
+    def _record(self, calls: Iterable[Placed]) -> None:
+        for placed in calls:
+            span_id, parent_id = self._spans.take(placed, self._state.next_seq)
+            put_call(self._recorder, Scope(self._state, parent_id), placed.call, span_id)
 
 
 def fields_of(model: Any) -> dict[str, Any]:

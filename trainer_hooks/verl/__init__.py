@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from localtrace.trainer_hooks.verl import (
     agent_loops,
+    data_queue,
     driver,
     operations,
     tracking,
@@ -18,9 +19,11 @@ from localtrace.trainer_hooks.verl import (
 )
 from localtrace.trainer_hooks.verl.job import VERL, refuse_late_start
 
-__all__ = ["agent_loops", "driver", "operations", "setup_worker", "tracking", "trainer",
-           "trainer_v1"]  # fmt: skip
-SYSTEMS = (VERL,)
+__all__ = [
+    "agent_loops", "data_queue", "driver", "operations", "setup_worker", "tracking", "trainer",
+    "trainer_v1",
+]  # fmt: skip
+SYSTEMS = (VERL, data_queue.QUEUE)
 
 
 def setup_worker() -> None:
@@ -29,3 +32,4 @@ def setup_worker() -> None:
 
 refuse_late_start()
 VERL.install()
+data_queue.QUEUE.install()

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from localtrace.record.capture import trajectory
 from localtrace.record.scope import unrecorded
-from localtrace.trainer_hooks.environment import hook_settings, refuse
+from localtrace.trainer_hooks.environment import hook_settings, refuse, say_once
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 from localtrace.trainer_hooks.verl import job, trainer_outcomes
-from localtrace.trainer_hooks.verl.job import AGENT_LOOP, TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.job import AGENT_LOOP, TRACE_ID_KEY, VERL, plain
 
 _TRACE = "verl.utils.rollout_trace"
 _EXTRA_NAMES = (
@@ -83,20 +84,26 @@ def _init(backend: Any, project_name: Any = None, experiment_name: Any = None) -
 
 @VERL.around("verl.utils.import_utils", "load_class_from_fqn", without="")
 def _load_manager(fqn: str, description: str = "") -> Part:
-    """Say what is not recorded of rollouts that another manager runs than verl's.
+    """Say what is not known of rollouts that another manager runs than verl's.
 
     Raises:
-        CannotRecord: LOCALTRACE_REQUIRED is set.
+        CannotRecord: LOCALTRACE_REQUIRED is set, and verl's V0 trainer has no queue to record from.
     """
     loaded = yield
     if description == "AgentLoopManager" and job.follows_agent_loops():
         from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 
-        if not issubclass(loaded, AgentLoopManager):
+        if issubclass(loaded, AgentLoopManager):
+            return
+        if "verl.trainer.ppo.v1" in sys.modules:
+            say_once(
+                f"{fqn} is no subclass of verl's AgentLoopManager: its rollouts are recorded as it "
+                "puts them into verl's queue, without the times of their turns"
+            )
+        else:
             refuse(
                 f"{fqn} is no subclass of verl's AgentLoopManager: each generation is recorded "
-                "alone, without its rollout and reward; in its code, run each rollout inside "
-                "'with localtrace.trajectory(step, sample_index, rollout_n)'"
+                "alone, without its rollout and reward; use the V1 trainer (trainer.use_v1=true)"
             )
 
 
@@ -131,17 +138,17 @@ def _attr(
     live: dict[str, Any] = {}
     if "session_id" in fields:
         # V1 always passes trace=False, and rollout_n=0 for every session of a prompt.
-        trace, rollout_n = True, _plain(fields["session_id"])
+        trace, rollout_n = True, plain(fields["session_id"])
         live = {"trace": trace, "rollout_n": rollout_n}
     opened = trajectory(
-        _plain(step),
-        _plain(sample_index),
-        _plain(rollout_n),
-        group_id=_plain(fields.get("uid")),
+        plain(step),
+        plain(sample_index),
+        plain(rollout_n),
+        group_id=plain(fields.get("uid")),
         validate=bool(validate),
         name=name,
         agent=rollout.agent,
-        data_source=_plain(fields.get("data_source")),
+        data_source=plain(fields.get("data_source")),
     )
     if isinstance(step, int) and step >= 0:  # verl says -1 where rollouts run ahead of training
         # verl numbers weights by the step that made them; validation comes after its step's update.
@@ -150,13 +157,7 @@ def _attr(
     traced = yield live
     if not hasattr(traced, "__enter__"):
         return None
-    return _recorded(rollout, scope, None if validate else _plain(step), traced)
-
-
-def _plain(value: Any) -> Any:
-    """Return a number or text without its numpy, torch or tensordict wrapper."""
-    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    return _recorded(rollout, scope, None if validate else plain(step), traced)
 
 
 @contextlib.contextmanager

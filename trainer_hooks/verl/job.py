@@ -80,6 +80,12 @@ def select(config: Any, path: str) -> Any:
     return config
 
 
+def plain(value: Any) -> Any:
+    """Return a value without its wrapper of numpy, torch or tensordict."""
+    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def records_rollouts(config: Any) -> bool:
     """Return whether a configuration asks for rollouts to be recorded."""
     return split_backend(select(config, BACKEND_KEY))[0]

@@ -11,6 +11,8 @@ from typing import Any
 
 from localtrace.record.capture import begin_call
 from localtrace.record.op import record_calls
+from localtrace.record.propagation import request_scope
+from localtrace.record.scope import current, enter
 from localtrace.record.signature import Signature
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
@@ -18,6 +20,8 @@ from localtrace.trainer_hooks.verl import job
 from localtrace.trainer_hooks.verl.agent_loops import mark_output, note_output
 from localtrace.trainer_hooks.verl.job import AGENT_LOOP, VERL
 
+ENGINE_OP = "verl.generate"
+"""Name of a generation outside of agent loops, which the view `engine_calls` joins with a turn."""
 _MARK = "__localtrace_recorded__"
 _KINDS = {
     "generate": "generation", "run": "agent", "execute": "tool", "extract_tool_calls": "other",
@@ -50,32 +54,43 @@ def _recorded(function: Function, is_async: bool | None = None) -> Function:
     kind = _KINDS.get(function.__name__)
     recorded = record_calls(function, Signature(function, None, kind, is_async), job.hooked)
     if function.__name__ == "generate" and inspect.iscoroutinefunction(function):
-        recorded = _once(function, recorded)
+        alone = Signature(function, ENGINE_OP, kind, is_async)
+        recorded = _once(function, recorded, record_calls(function, alone, job.hooked))
     setattr(recorded, _MARK, True)
     return recorded
 
 
-def _once(function: Function, recorded: Function) -> Function:
+def _once(function: Function, recorded: Function, recorded_alone: Function) -> Function:
     @functools.wraps(function)
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _generating.get() is self:  # called by an overriding `generate`
             return await function(self, *args, **kwargs)
-        if job.hooked.recorder is None:
-            _start_client()
+        alone = _scope_of(kwargs.get("request_id", args[0] if args else None))
+        if alone is not None:
+            enter(alone)
         token = _generating.set(self)
         try:
-            return await recorded(self, *args, **kwargs)
+            return await (recorded_alone if alone else recorded)(self, *args, **kwargs)
         finally:
             _generating.reset(token)
+            if alone is not None:
+                enter(None)
 
     return generate
 
 
 @harmless
-def _start_client() -> None:
-    """Start recording in a process in which no agent loop has: another manager runs rollouts."""
-    if job.follows_agent_loops():
+def _scope_of(request_id: Any) -> Any:
+    """Return the scope of a generation that another agent loop manager than verl's asks for.
+
+    All generations of a request id have one trace id, which has no trajectory: that is recorded
+    when the manager puts the rollout into the queue. None where an agent loop runs.
+    """
+    if current.get() is not None or not job.follows_agent_loops():
+        return None
+    if job.hooked.recorder is None:
         job.start_recording()
+    return request_scope(str(request_id))
 
 
 # -- methods of subclasses -----------------------------------------------------------------

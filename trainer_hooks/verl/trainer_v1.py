@@ -1,8 +1,8 @@
 """The V1 trainer: the same outcomes as V0's, with trace ids read from the transfer queue.
 
-A row of V1 has a key `{uid}_{session}_{output}`, and its trace id is in its `extra_fields`. Padding
-rows copy those fields and are left out. If a session has several outputs, outcomes of the last one
-have plain names; those of the others are named `NAME/output_N`.
+A row of V1 has a key `{uid}_{session}_{output}`. Padding rows copy the fields of others and are
+left out. If a session has several outputs, outcomes of the last one have plain names; those of the
+others are named `NAME/output_N`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from localtrace.trainer_hooks.environment import refuse
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
-from localtrace.trainer_hooks.verl.job import TRACE_ID_KEY, VERL
+from localtrace.trainer_hooks.verl.data_queue import trace_ids, trace_ids_of
+from localtrace.trainer_hooks.verl.job import VERL
 from localtrace.trainer_hooks.verl.trainer import BYPASS_KEY, take_generated
 from localtrace.trainer_hooks.verl.trainer_outcomes import (
     is_wanted,
@@ -44,26 +46,6 @@ _known: dict[str, str] = {}
 """Trace ids, by key, of the batch that is trained on."""
 _not_counted: set[str] = set()
 """Keys of that batch whose rows have no token in the loss."""
-
-
-def _trace_ids(partition: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return the trace ids by key, for the keys that have one."""
-    import transfer_queue
-
-    keys, fields = list(keys), ["extra_fields"]
-    if not keys:
-        return {}
-    data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
-    return _ids_of(keys, data)
-
-
-def _ids_of(keys: list[str], data: Any) -> dict[str, str]:
-    trace_ids = {}
-    for key, extra in zip(keys, list(data["extra_fields"]), strict=True):
-        extra = getattr(extra, "data", extra)
-        if isinstance(extra, dict) and extra.get(TRACE_ID_KEY):
-            trace_ids[key] = str(extra[TRACE_ID_KEY])
-    return trace_ids
 
 
 def _real_keys(batch: Any) -> list[str]:
@@ -112,7 +94,7 @@ def _record_advantages() -> Part:
     _not_counted.clear()
     _not_counted.update(key for key, has in zip(batch.keys, counted, strict=True) if not has)
     _known.clear()
-    _known.update(_trace_ids(batch.partition_id, _real_keys(batch)))
+    _known.update(trace_ids(batch.partition_id, _real_keys(batch)))
     suffixes, steps = _suffixes(_known), _steps(batch)
     for suffix, step in dict.fromkeys((suffixes[key], steps[key]) for key in _known):
         record_advantages(
@@ -136,7 +118,12 @@ def _record_trained(self: Any, batch: Any) -> Part:
         return
     keys, steps = _real_keys(batch), _steps(batch)
     if not all(key in _known for key in keys):
-        _known.update(_trace_ids(batch.partition_id, keys))
+        _known.update(trace_ids(batch.partition_id, keys))
+    if keys and not _known and job.records_rollouts(self.config):
+        refuse(
+            "verl trained on a step's rollouts, and none of them is recorded; localtrace doctor "
+            "shows what the hook can enter"
+        )
     for step in dict.fromkeys(steps[key] for key in keys):
         rows = [(_known.get(key), key not in _not_counted) for key in keys if steps[key] == step]
         record_trained(rows, step=step, trained_step=self.global_steps)
@@ -163,12 +150,12 @@ def _record_fates(self: Any, partition_id: str, uids: Any) -> Part:
         return
     tags = self.partitions[partition_id]
     by_fate = defaultdict(list)
-    trace_ids = _trace_ids(partition_id, [key for key in tags if key.split("_")[0] in uids])
-    for key, trace_id in trace_ids.items():
-        known = _fates.get(key.split("_")[0], _SURPLUS)
-        by_fate[known, tags[key].get("global_steps")].append(trace_id)
-    for ((fate, reason), step), ids in by_fate.items():
-        record_fate(ids, fate, step=step, fate_reason=reason)
+    known = trace_ids(partition_id, [key for key in tags if key.split("_")[0] in uids])
+    for key, trace_id in known.items():
+        fate = _fates.get(key.split("_")[0], _SURPLUS)
+        by_fate[fate, tags[key].get("global_steps")].append(trace_id)
+    for ((name, reason), step), ids in by_fate.items():
+        record_fate(ids, name, step=step, fate_reason=reason)
     yield
 
 
@@ -206,19 +193,19 @@ def _note_validation(
 ) -> None:
     wanted = {"rm_scores", "extra_fields"} <= set(select_fields or ())
     if wanted and partition_id == "val" and is_wanted():
-        _record_scores(_ids_of(list(keys), data), list(keys), data, "verl.validation")
+        _record_scores(trace_ids_of(list(keys), data), list(keys), data, "verl.validation")
 
 
 @harmless
 def _note_rewards(keys: Any = (), partition_id: Any = None, fields: Any = None, **_: Any) -> None:
     if is_wanted() and fields is not None and "rm_scores" in set(fields.keys()):
         keys = list(keys)
-        _record_scores(_trace_ids(partition_id, keys), keys, fields, "reward_model")
+        _record_scores(trace_ids(partition_id, keys), keys, fields, "reward_model")
 
 
 def _record_scores(ids: dict[str, str], keys: list[str], data: Any, source: str) -> None:
     scores, suffixes = data["rm_scores"], _suffixes(keys)
     if scores.is_nested:
         scores = scores.to_padded_tensor(0.0)
-    trace_ids = [None if suffixes[key] else ids.get(key) for key in keys]
-    record_rewards(scores, trace_ids, step=None, source=source)
+    recorded = [None if suffixes[key] else ids.get(key) for key in keys]
+    record_rewards(scores, recorded, step=None, source=source)

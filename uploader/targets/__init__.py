@@ -7,9 +7,8 @@ and lives outside this folder: the ledger, batches, retries, bad records, receip
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
@@ -55,6 +54,8 @@ class Entry:
     """Number of spans or calls that the target shows for it, including its root."""
     assessment_id: str | None = None
     """Id at the target of its assessment, if it has one; at Weave all ids, with commas."""
+    changed_at: str = ""
+    """Time of its newest change, as `changed_at` gives it."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -121,12 +122,12 @@ class Target(ABC):
     batch_max_parts: int = 50
     batch_max_bytes: int = 4 * 2**20
     record_max_bytes: int = 64 * 2**20
-    call_max_bytes: float = math.inf
-    """Size to which it cuts longer calls. Each turn is sent with its whole prompt."""
     connections: int = 2
     """Number of requests that it handles at a time without slowing down."""
     doubled: Mapping[str, int] = {}
     """Number of rows too many of each trajectory, by trace id, when it was last asked."""
+    newer: Set[str] = frozenset()
+    """Trajectories of which it holds a newer version, by trace id, when it was last asked."""
     reads_back: bool = True
     """True if it can be asked what it holds. Otherwise a receipt says accepted, not verified."""
 
@@ -229,6 +230,11 @@ def end_of(trajectory: Trajectory) -> int:
     """Return the time at which a trajectory ended, or its last known call if it did not."""
     ends = (span.end_ns for span in trajectory.spans)
     return trajectory.end_ns or max([trajectory.start_ns, *ends])
+
+
+def changed_at(trajectory: Trajectory) -> str:
+    """Return the time at which a trajectory ended, or of a newer outcome, in order as text."""
+    return iso(max(end_of(trajectory), trajectory.judged_ns), 9)
 
 
 def iso(time_ns: int, digits: int) -> str:

@@ -43,7 +43,7 @@ from localtrace.uploader.targets.http import (
 )
 from localtrace.uploader.targets.mlflow_assessments import OURS, is_by_code
 from localtrace.uploader.targets.mlflow_server import SQLITE, EmbeddedServer, database_path
-from localtrace.uploader.targets.mlflow_spans import DIGEST_TAG, FACTS, encode
+from localtrace.uploader.targets.mlflow_spans import CHANGED_TAG, DIGEST_TAG, FACTS, encode
 from localtrace.uploader.transcripts import Transcript
 
 OLDEST_VERSION = (3, 14)
@@ -108,6 +108,7 @@ class MlflowTarget(MetricsTarget):
         self._assessments = assessments
         self._earlier: dict[str, Trace] = {}
         """Earlier versions that are there, by id, of traces that are not sent again yet."""
+        self.newer: set[str] = set()
         self._names = defaultdict[str, mlflow_runs.ShownNames](mlflow_runs.ShownNames)
         self._opened = ExitStack()
         self._http: HttpSession
@@ -189,7 +190,11 @@ class MlflowTarget(MetricsTarget):
             there |= (complete := _complete(part, answer.trace_infos))
             for trace in answer.trace_infos:
                 entry = part.get(trace.trace_id)
-                if entry is not None and complete.get(entry.trace_id) is False:
+                if entry is None or complete.get(entry.trace_id) is not False:
+                    continue
+                if trace.tags.get(CHANGED_TAG, "") > entry.changed_at:
+                    self.newer.add(entry.trace_id)
+                else:
                     self._earlier[trace.trace_id] = trace
         return there
 

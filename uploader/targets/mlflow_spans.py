@@ -20,13 +20,22 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from localtrace.read.turns import fields_of
 from localtrace.types import Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of, lone_call
-from localtrace.uploader.targets import AND_REWARD, Entry, Place, Record, end_of, otlp_values
+from localtrace.uploader.targets import (
+    AND_REWARD,
+    Entry,
+    Place,
+    Record,
+    changed_at,
+    end_of,
+    otlp_values,
+)
 from localtrace.uploader.targets import mlflow_assessments as feedback
 from localtrace.uploader.transcripts import Chat, Message, Transcript
 from localtrace.values.codec import to_json
 
 DIGEST_TAG = "localtrace.digest"
 """Trace tag with the digest of the record, which is read back."""
+CHANGED_TAG = "localtrace.changed_at"
 NAME_TAG = "mlflow.traceName"
 FACTS = (
     "sample_index", "step", "rollout_n", "validate", "experiment_name", "reward", "status",
@@ -62,9 +71,9 @@ def encode(
         ids[lone.span_id] = root_id
     digest = digests_of(trajectory).whole + (AND_REWARD if assessments else "")
     root_values, tags = _root(trajectory, transcript, lone)
-    traced = {
-        f"mlflow.traceTag.{key}": value for key, value in {**tags, DIGEST_TAG: digest}.items()
-    }
+    changed = changed_at(trajectory)
+    all_tags = {**tags, DIGEST_TAG: digest, CHANGED_TAG: changed}
+    traced = {f"mlflow.traceTag.{key}": value for key, value in all_tags.items()}
     root = _span(tags[NAME_TAG], trajectory, end_of(trajectory), {**root_values, **traced})
     root.span_id = root_id
     spans = [root]
@@ -86,7 +95,7 @@ def encode(
         (each["assessment_id"] for each in judged if assessments or not feedback.is_by_code(each)),
         None,
     )
-    entry = Entry(place, trajectory.trace_id, remote_id, digest, len(spans), first_id)
+    entry = Entry(place, trajectory.trace_id, remote_id, digest, len(spans), first_id, changed)
     shown = {"tags": tags, **_previews(root_values)}
     body = feedback.body(trajectory, place, remote_id, spans, judged, shown)
     return Record(entry, (otlp_values.serialized(otlp_values.request(spans)),), assessment=body)

@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from localtrace.types import FAILED_STATUSES, Trajectory
 from localtrace.types import Span as Call
-from localtrace.values.codec import to_json
+from localtrace.values.codec import plain_json, to_json
 
 OK, ERROR, UNSET = Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
 RAISED = frozenset({"error", "cancelled"})
@@ -34,7 +34,7 @@ _PLAIN = {int, float, str, bool, type(None)}
 
 def utf8(text: str) -> str:
     """Return text with lone surrogates as visible escapes, so that it can be sent."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def short(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
@@ -66,6 +66,8 @@ def _any(value: Any) -> AnyValue:
         return AnyValue(string_value=value)
     if kind is tuple:
         return AnyValue(array_value=ArrayValue(values=map(_any, value)))
+    if (plain := plain_json(value)) is not None:
+        return AnyValue(string_value=plain.decode())
     shown = readable(value)
     return AnyValue(string_value=to_json(shown)) if type(shown) is kind else _any(shown)
 
@@ -114,6 +116,8 @@ def span(
     if error is not None and recorded.status in RAISED:
         kind, _, message = error.partition(": ")
         parts = {"exception.type": kind, "exception.message": message}
+        if recorded.traceback is not None:
+            parts["exception.stacktrace"] = f"{recorded.traceback}\n{error}"
         event = Span.Event(name="exception", time_unix_nano=end_ns, attributes=attributes(parts))
         events.append(event)
     return Span(

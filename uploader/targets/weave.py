@@ -32,7 +32,7 @@ from localtrace.uploader.targets.wandb import (
     server_url,
 )
 from localtrace.uploader.targets.weave_announcements import Announcement
-from localtrace.uploader.targets.weave_calls import CALL_MAX_BYTES, encode, split_digests
+from localtrace.uploader.targets.weave_calls import encode, split_digests
 from localtrace.uploader.targets.weave_feedback import (
     digest_of_calls,
     feedback_there,
@@ -70,6 +70,7 @@ class _CallId(msgspec.Struct):
 
 class _Facts(msgspec.Struct):
     digest: str = ""
+    changed_at: str = ""
     call_digests: str = ""
 
 
@@ -88,7 +89,6 @@ class WeaveTarget(Target):
     kind = "weave"
     batch_max_parts = CALLS_MAX
     record_max_bytes = 256 * 2**20
-    call_max_bytes = CALL_MAX_BYTES
 
     def __init__(
         self, uri: str | None, *, wandb_run: str | None, assessments: bool = False
@@ -117,6 +117,7 @@ class WeaveTarget(Target):
         there; None if all of them are the same.
         """
         self.doubled: Counter[str] = Counter()
+        self.newer: set[str] = set()
         self._announcement: Announcement | None = None
         self._opened = ExitStack()
         self._http: HttpSession
@@ -236,6 +237,9 @@ class WeaveTarget(Target):
                     continue
                 if facts is not None and not is_same:
                     there[entry.trace_id] = False
+                    if facts.changed_at > entry.changed_at:
+                        self.newer.add(entry.trace_id)
+                        continue
                     earlier = set(split_digests(facts.call_digests))
                 self._held[entry.remote_id] = set(ids), earlier
         return there

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from threading import Event, Thread
-from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -25,6 +24,7 @@ from localtrace.errors import UploadError
 from localtrace.types import Run
 from localtrace.uploader.identity import derive_id
 from localtrace.uploader.targets.http import HttpSession
+from localtrace.uploader.targets.weave_feedback import purge
 
 BEAT_INTERVAL_S = 5.0
 QUIET_S = 30.0
@@ -90,7 +90,7 @@ class Announcement:
         query = {
             "project_id": self._project,
             "fields": list(_Announced.__struct_fields__),
-            "query": _equal("weave_ref", self._ref),
+            "query": {"$expr": {"$eq": [{"$getField": "weave_ref"}, {"$literal": self._ref}]}},
         }
         beats: dict[str, int] = {}
         for row in self._http.ask(_Answer, "POST", "/feedback/query", json=query).result:
@@ -104,7 +104,7 @@ class Announcement:
         if quiet == beats.keys():
             for key in quiet:
                 with suppress(UploadError):  # somebody else's may be protected
-                    self._purge(key)
+                    purge(self._http, self._project, key)
         return beats.keys() - quiet
 
     def _announce(self) -> None:
@@ -126,12 +126,4 @@ class Announcement:
 
     def _withdraw(self) -> None:
         if self._beat:
-            self._purge(self._id)
-
-    def _purge(self, key: str) -> None:
-        body = {"project_id": self._project, "query": _equal("id", key)}
-        self._http.call("POST", "/feedback/purge", json=body)
-
-
-def _equal(name: str, value: str) -> dict[str, Any]:
-    return {"$expr": {"$eq": [{"$getField": name}, {"$literal": value}]}}
+            purge(self._http, self._project, self._id)

@@ -20,7 +20,7 @@ import msgspec
 from localtrace.read.turns import fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of, lone_call
-from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, end_of, iso
+from localtrace.uploader.targets import CallKey, Cut, Entry, Place, Record, changed_at, end_of, iso
 from localtrace.uploader.targets.weave_values import plain, shortened, stored_bytes, text
 from localtrace.uploader.transcripts import Chat, Transcript
 
@@ -40,6 +40,7 @@ _OP_MAX_CHARS = 128
 _MODEL_MAX_CHARS = 200
 _JSON_MAX_GROWTH = 3
 """Largest ratio of the size of Python's JSON, in ASCII with spaces, to that of msgspec's."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
 _KINDS = {"generation": "llm", "tool": "tool", "agent": "agent", "reward": "scorer"}
 """Weave's kinds of ops, by kind of span."""
 
@@ -108,7 +109,7 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
             **fields,
             **shared,
         )
-        parts.append(msgspec.json.encode(_fitted(call, span.op, cuts)))
+        parts.append(_fitted(call, span.op, cuts)[1])
         keys.append(CallKey(call.id, digests.calls[span.span_id][:_DIGEST_CHARS]))
     name = trajectory.name or ROOT_NAME
     fields = _root(trajectory, transcript, name, sums[None], cuts)
@@ -121,13 +122,14 @@ def encode(trajectory: Trajectory, place: Place, transcript: Transcript) -> Reco
         # Weave's page of threads shows the rollouts of a group together, each as a turn.
         fields |= {"thread_id": text(trajectory.group_id), "turn_id": trace_id}
     root = Call(id=trace_id, parent_id=None, op_name=_op_name(name, place), **fields, **shared)
-    root = _fitted(root, name, cuts)
-    root.attributes["localtrace"]["digest"] = digests.whole
+    root, _ = _fitted(root, name, cuts)
+    changed = changed_at(trajectory)
+    root.attributes["localtrace"] |= {"digest": digests.whole, "changed_at": changed}
     if len(parts) <= DIGESTS_MAX:
         root.attributes["localtrace"]["call_digests"] = "".join(key.digest for key in keys)
     parts.append(msgspec.json.encode(root))
     keys.append(CallKey(root.id, digests.whole[:_DIGEST_CHARS]))
-    entry = Entry(place, trajectory.trace_id, root.id, digests.whole, len(parts))
+    entry = Entry(place, trajectory.trace_id, root.id, digests.whole, len(parts), None, changed)
     return Record(entry, tuple(parts), tuple(keys), cuts=tuple(cuts))
 
 
@@ -156,7 +158,7 @@ def _call(span: Span, trajectory: Trajectory, chat: Chat | None) -> dict[str, An
         },
         "inputs": inputs if isinstance(span.inputs, dict) else {"value": inputs},
         "output": plain(span.outputs),
-        "exception": _exception(span.status, span.error),
+        "exception": _exception(span),
     }
 
 
@@ -191,7 +193,7 @@ def _root(
         "inputs": _known({"prompt" if is_text else "messages": prompt}),
         "output": answer | _known(all_results),
         "summary": {**summary, **results},
-        "exception": _exception(trajectory.status, trajectory.error),
+        "exception": _exception(trajectory),
         "display_name": _display_name(shown),
     }
 
@@ -288,12 +290,19 @@ def _status(status: str) -> str:
     return "error" if status in FAILED_STATUSES else "success"
 
 
-def _exception(status: str, error: str | None) -> str | None:
-    """Format an exception as Weave's client does, without the traceback."""
-    if status not in FAILED_STATUSES:
+def _exception(ended: Span | Trajectory) -> str | None:
+    """Format an exception as Weave's client does, without lines of source."""
+    if ended.status not in FAILED_STATUSES:
         return None
-    kind, _, message = (error or status).partition(": ")
-    return json.dumps({"type": text(kind.rpartition(".")[2]), "message": text(message)})
+    kind, _, message = (ended.error or ended.status).partition(": ")
+    told: dict[str, Any] = {"type": text(kind.rpartition(".")[2]), "message": text(message)}
+    if ended.traceback is not None:
+        told["traceback"] = [
+            {"filename": text(file), "line_number": int(line), "function_name": text(function),
+             "text": None}
+            for file, line, function in _FRAME.findall(ended.traceback)
+        ]  # fmt: skip
+    return json.dumps(told)
 
 
 def _op_name(op: str, place: Place) -> str:
@@ -307,14 +316,16 @@ def _display_name(name: str) -> str | None:
     return text(name)[:NAME_MAX_CHARS] or None
 
 
-def _fitted(call: Call, op: str, cuts: list[Cut]) -> Call:
-    """Cut the largest values of a call that is too large for Weave."""
-    if len(msgspec.json.encode(call)) * _JSON_MAX_GROWTH <= CALL_MAX_BYTES:
-        return call
+def _fitted(call: Call, op: str, cuts: list[Cut]) -> tuple[Call, bytes]:
+    """Encode a call, its largest values cut where it is too large for Weave."""
+    data = msgspec.json.encode(call)
+    if len(data) * _JSON_MAX_GROWTH <= CALL_MAX_BYTES:
+        return call, data
     names = ("inputs", "output", "attributes", "exception")
     room = CALL_MAX_BYTES - stored_bytes(call.summary)
     fields = _cut({name: getattr(call, name) for name in names}, room, op, cuts)
-    return msgspec.structs.replace(call, **fields)
+    call = msgspec.structs.replace(call, **fields)
+    return call, msgspec.json.encode(call)
 
 
 def _cut(fields: dict[str, Any], max_bytes: int, op: str, cuts: list[Cut]) -> dict[str, Any]:

@@ -138,9 +138,13 @@ def remove_stale(http: HttpSession, records: Sequence[Record]) -> None:
         if reward is not None and reward["id"] not in held:
             http.call("POST", "/feedback/replace", json=reward | {"feedback_id": feedback.id})
         else:
-            this = {"$expr": {"$eq": [{"$getField": "id"}, {"$literal": feedback.id}]}}
-            body = {"project_id": records[0].entry.place.experiment, "query": this}
-            http.call("POST", "/feedback/purge", json=body)
+            purge(http, records[0].entry.place.experiment, feedback.id)
+
+
+def purge(http: HttpSession, project: str, feedback_id: str) -> None:
+    """Remove a feedback from a project."""
+    this = {"$expr": {"$eq": [{"$getField": "id"}, {"$literal": feedback_id}]}}
+    http.call("POST", "/feedback/purge", json={"project_id": project, "query": this})
 
 
 def feedback_there(http: HttpSession, entries: Sequence[Entry]) -> dict[str, Feedback]:

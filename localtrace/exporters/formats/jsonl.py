@@ -2,13 +2,14 @@
 
     {"schema": "localtrace/trajectory/1",
      "trace_id", "run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
-     "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
-     "end_ns", "reward", "spans_pruned", "attributes": {…},
+     "group_id", "validate", "name", "agent", "data_source", "status", "error", "traceback",
+     "start_ns", "end_ns", "reward", "spans_pruned", "attributes": {…},
      "outcomes": [{"name", "value", "step", "time_ns", "source"}, …],
-     "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns",
-                "is_turn", "kind", "kind_derived", "inputs", "outputs", "messages", "prompt_ids",
-                "prompt_text", "output_ids", "output_text", "output_message", "output_logprobs",
-                "response_mask", "finish_reason", "batch_index"}, …],
+     "spans": [{"span_id", "parent_id", "seq", "op", "status", "error", "traceback", "start_ns",
+                "duration_ns", "is_turn", "kind", "kind_derived", "inputs", "outputs",
+                "messages", "prompt_ids", "prompt_text", "output_ids", "output_text",
+                "output_message", "output_logprobs", "response_mask", "finish_reason",
+                "batch_index"}, …],
      "generations": [{the same fields, for each generation of a batched call}, …]}
 
 Fields mean the same as the columns of these names; unknown values are null. `response_mask` is true
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 SCHEMA = "localtrace/trajectory/1"
 """Name and version of a line's form; the version rises when a field goes or changes its meaning."""
 _CALL = (
-    "span_id", "parent_id", "seq", "op", "status", "error", "start_ns", "duration_ns", "is_turn",
-    "kind", "kind_derived",
+    "span_id", "parent_id", "seq", "op", "status", "error", "traceback", "start_ns", "duration_ns",
+    "is_turn", "kind", "kind_derived",
     "messages", "prompt_ids", "output_ids", "output_text", "output_message", "output_logprobs",
     "response_mask", "finish_reason", "batch_index",
 )  # fmt: skip

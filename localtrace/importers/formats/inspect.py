@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localtrace.errors import ConfigError, MissingDependency
-from localtrace.importers.building import digest_id, exported_id, outcome, take_exported
+from localtrace.importers.building import above, digest_id, exported_id, outcome, take_exported
 from localtrace.importers.source import BadLine, Source, read_object
 from localtrace.types import Outcome, Trajectory
 from localtrace.values.fields import Fields, known
@@ -143,10 +143,12 @@ class _Log:
         else:
             self._source.report.exports.add(trace_id)
         calls = SampleCalls(sample, trace_id, self._modified_ns, self._left_out)
+        failure = sample.error
         place = {
             "sample_index": sample_id, "rollout_n": max(0, sample.epoch - 1),
             "group_id": None if exported else f"{self._id}/{sample.id}",
-            "status": "ok" if sample.error is None else "error",
+            "status": "ok" if failure is None else "error",
+            "traceback": None if failure is None else above(failure.message, failure.traceback),
         } | self._place | take_exported(exported, but="error")  # fmt: skip
         numbers, scores = scores_of(sample)
         reward = sum(parts) if (parts := self._reward_parts(numbers)) else None
@@ -157,7 +159,7 @@ class _Log:
             run_id=run_id,
             start_ns=calls.start_ns,
             end_ns=max(calls.start_ns, calls.end_ns),
-            error=None if sample.error is None else sample.error.message,
+            error=None if failure is None else failure.message,
             reward=attributes.pop("reward", None),
             attributes=attributes,
             spans=calls.spans,

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from localtrace.importers.building import exported_id, outcome, take_exported
+from localtrace.importers.building import above, exported_id, outcome, take_exported
 from localtrace.importers.otlp_chat import Attributes, any_call, generation, parsed
 from localtrace.importers.otlp_spans import SpanIn, object_of, traces
 from localtrace.importers.source import BadLine, Source
@@ -108,7 +108,7 @@ class _Trace:
             agent = own.take("gen_ai.agent.name", "agent.name")
             fields = {
                 "name": root.name, "agent": agent and str(agent),
-                "status": "ok" if root.error is None else "error", "error": root.error or None,
+                **_ended(root),
             } | fields  # fmt: skip
             if root not in calls:
                 attributes = {name: parsed(value) for name, value in own.left.items()}
@@ -193,11 +193,10 @@ class _Trace:
             duration_ns=span.end_ns - span.start_ns,
             inputs=inputs,
             outputs=outputs,
-            status="ok" if span.error is None else "error",
-            error=_error(span),
             is_turn=kind == "generation",
             kind=kind or "other",
             kind_derived=kind is None,
+            **_ended(span),
         )
 
 
@@ -210,15 +209,16 @@ def _kind(span: SpanIn) -> str | None:
     return "generation" if any(name.startswith(_MESSAGES) for name in span.attributes) else None
 
 
-def _error(span: SpanIn) -> str | None:
+def _ended(span: SpanIn) -> Fields:
+    """Return the fields that tell how a call or a trajectory ended."""
     if span.error is None:
-        return None
-    for event in span.events:
-        if event.name == "exception":
-            parts = (event.attributes.get(f"exception.{name}") for name in ("type", "message"))
-            return ": ".join(str(part) for part in parts if part) or span.error
-    kind = span.attributes.get("error.type")
-    return span.error or (None if kind is None else str(kind))
+        return {"status": "ok"}
+    raised: Fields = next((e.attributes for e in span.events if e.name == "exception"), {})
+    parts = (raised.get(f"exception.{name}") for name in ("type", "message"))
+    error = ": ".join(str(part) for part in parts if part) or span.error
+    error = error or str(span.attributes.get("error.type") or "")
+    traceback = above(error, raised.get("exception.stacktrace"))
+    return {"status": "error", "error": error or None, "traceback": traceback}
 
 
 def _scores(span: SpanIn) -> Iterator[Outcome]:

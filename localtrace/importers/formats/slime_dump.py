@@ -166,7 +166,7 @@ class _Dump:
         for first, last in times:
             if not is_time(first) or not is_time(last) or first > last:
                 raise BadLine("its times are not valid")
-        status, error = verdict(described.error)
+        status, failure = verdict(described.error)
         reward = described.values.pop("reward", None)
         self._report.left_out[_SEVERAL] += isinstance(sample.reward, dict) and reward is None
         for name, value in raw.items():
@@ -178,7 +178,7 @@ class _Dump:
             start_ns=start_ns,
             end_ns=end_ns,
             status=STATUSES[status],
-            error=error,
+            error=None if failure is None else failure.error,
             reward=reward,
             attributes=described.values,
             spans=calls.spans,

@@ -1,11 +1,18 @@
-"""Episodes that verifiers saved: `traces.jsonl` of its `eval` and of prime-rl.
+"""Episodes that verifiers saved: `traces.jsonl` of its `eval` and of prime-rl, and prime-rl's own.
 
 A line is one episode; each of its agents' traces is a trajectory, as `trainer_hooks.verifiers`
-records it, with verifiers' own id. prime-rl has a folder per step:
+records it, with verifiers' own id. prime-rl had a folder per step until September 2026:
 
     rollouts/step_N/train/all        every rollout that ended in the step
     rollouts/step_N/train/effective  those that are trained on in it, with advantages
     rollouts/step_N/eval/…           those of evaluations
+
+and writes each episode once since, with what its processes learn later beside it:
+
+    monitors/file/traces/stream/NNNNN.jsonl[.zst]                   episodes as they arrive
+    monitors/file/traces/annotations/PRODUCER/NNNNN.jsonl[.zst]     updates of traces, newest last:
+        {"trace_id", "info": {"effective", "ship": {"step", "time"}, "advantage"},
+         "branches": [{"index", "advantages", "trainer_logprobs", "entropies", "is_masked"}]}
 
 A trace is imported once, the effective ones first. verifiers rounds logprobs and advantages to four
 decimals in files. What localtrace exported keeps its trace ids, places, rewards and attributes.
@@ -14,11 +21,15 @@ decimals in files. What localtrace exported keeps its trace ids, places, rewards
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from localtrace.importers.building import digest_id, outcome, take_exported
-from localtrace.importers.source import BadLine, Line, Report, Source
+from localtrace.importers.source import BadLine, Line, Report, Source, read_object
 from localtrace.record.capture import verdict
 from localtrace.record.config import check_folder_name
 from localtrace.record.propagation import trace_id_of
@@ -31,13 +42,12 @@ from localtrace.trainer_hooks.verifiers.facts import (
     place_of,
     values_of,
 )
-from localtrace.trainer_hooks.verifiers.graph import Graph
-from localtrace.trainer_hooks.verifiers.recording import span_id_of
+from localtrace.trainer_hooks.verifiers.graph import Graph, Spans, nanoseconds
 from localtrace.types import Span, Trajectory
 from localtrace.values.codec import from_tagged
-from localtrace.values.fields import Fields
+from localtrace.values.fields import Fields, known
 
-PATTERN = "**/traces.jsonl"
+PATTERN = "**/traces.jsonl or **/traces/stream/*.jsonl or **/traces/stream/*.jsonl.zst"
 SOURCE = "verifiers"
 _PLACE = re.compile(r"step_(\d{1,18})/(train|eval)/(all|effective)/[^/]+$")
 _OUTCOMES = "outcomes of an export besides those in its messages: bundles carry them"
@@ -61,32 +71,73 @@ def default_run_id(files: list[Path]) -> str | None:
 def read(source: Source) -> Iterator[Trajectory]:
     """Import episodes that verifiers or prime-rl saved.
 
-    PATH is a file traces.jsonl, or a folder with such files anywhere below it: that of a run of
-    verifiers' eval, or the folder rollouts of prime-rl. Each agent's trace is a trajectory with its
-    turns, tools, rewards and errors, and with token ids and logprobs where verifiers had them. Of
-    prime-rl, what its effective sets hold is marked as trained, with advantages; import both sets
-    at once. Traces keep their ids, so those that the hook recorded are skipped. Without --run the
-    run id is verifiers- and that of the first episode, else derived from the folder.
+    PATH is a file traces.jsonl, or a folder with such files or a stream of prime-rl anywhere below
+    it: that of a run of verifiers' eval or of prime-rl. Each agent's trace is a trajectory with its
+    turns, tools, rewards and errors, and with token ids and logprobs where verifiers had them. What
+    prime-rl trained on is marked so, with advantages and the trainer's logprobs and entropies where
+    it wrote them; of an older run, import the sets all and effective at once. Traces keep their
+    ids, so those that the hook recorded are skipped. Without --run the run id is verifiers- and
+    that of the first episode, else derived from the folder.
     """
-    for line in source.lines(sorted(source.files, key=lambda path: path.parent.name == "all")):
-        with source.refusing(line.place):
-            yield from _trajectories(line, source)
+    files = sorted(source.files, key=lambda path: path.parent.name == "all")
+    folders = {path.parent.parent / "annotations" for path in files if path.parent.name == "stream"}
+    with closing(_Updates(source, folders)) as updates:
+        for line in source.lines(files):
+            with source.refusing(line.place):
+                yield from _trajectories(line, source, updates)
 
 
-def _trajectories(line: Line, source: Source) -> list[Trajectory]:
+class _Updates:
+    """prime-rl's updates of traces, in a temporary file: a run has more than memory holds."""
+
+    def __init__(self, source: Source, folders: Iterable[Path]) -> None:
+        self._rows = sqlite3.connect("")
+        self._rows.execute("create table updates (trace_id text, data blob)")
+        files = [file for folder in sorted(folders) for file in sorted(folder.glob("*/*.jsonl*"))]
+        for line in source.lines([file for file in files if file.suffix in (".jsonl", ".zst")]):
+            with source.refusing(line.place):
+                row = str(line.fields().get("trace_id")), zlib.compress(line.data, 1)
+                self._rows.execute("insert into updates values (?, ?)", row)
+        self._rows.execute("create index of_trace on updates (trace_id)")
+
+    def close(self) -> None:
+        """Delete the file."""
+        self._rows.close()
+
+    def fold(self, trace: Fields, graph: Graph) -> None:
+        """Apply the updates of a trace to its `info` and to the nodes of its graph."""
+        query = "select data from updates where trace_id = ? order by rowid"
+        info = trace.get("info") or {}
+        for (data,) in self._rows.execute(query, (str(trace.get("id")),)):
+            update = read_object(zlib.decompress(data))
+            info = _merged(info, update.get("info") or {})
+            for streams in update.get("branches") or ():
+                graph.annotate(streams["index"], streams)
+        trace["info"] = info
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Return the newer value; of two objects the fields of both."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {name: _merged(old.get(name), value) for name, value in new.items()}
+
+
+def _trajectories(line: Line, source: Source, updates: _Updates) -> list[Trajectory]:
     episode = line.fields()
     traces = episode.pop("traces", None)
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise BadLine("not an episode of verifiers: it has no list of traces")
     source.report.left_out["episodes without a trace"] += not traces
-    return [_trajectory(line, source, episode, n, trace) for n, trace in enumerate(traces)]
+    return [_trajectory(line, source, updates, episode, n, trace) for n, trace in enumerate(traces)]
 
 
 def _trajectory(
-    line: Line, source: Source, episode: Fields, number: int, trace: Fields
+    line: Line, source: Source, updates: _Updates, episode: Fields, number: int, trace: Fields
 ) -> Trajectory:
     graph = Graph()
     graph.add(trace.get("nodes") or [])
+    updates.fold(trace, graph)
     calls = [*graph.turns(trace.get("calls") or []), *graph.rest()]
     own_id = trace.get("id")
     if isinstance(own_id, str) and own_id:
@@ -95,7 +146,8 @@ def _trajectory(
         place = str(line.path), str(line.number), str(number)
         trace_id = digest_id(16, "verifiers", *place, line.data).hex()
     start_ns, end_ns = interval_of(trace)
-    start_ns = start_ns or min([call.start_ns for call in calls], default=0) or line.modified_ns
+    first_ns = min([placed.call.start_ns for placed in calls], default=0)
+    start_ns = start_ns or first_ns or line.modified_ns
     match = _PLACE.search(line.path.as_posix())
     place_fields = place_of(trace, episode)._asdict()
     if match and place_fields["step"] is None:
@@ -108,12 +160,25 @@ def _trajectory(
         source.report.left_out[_OUTCOMES] += len(exported.get("outcomes") or ())
         more = from_tagged(exported.get("attributes"))
         attributes |= more if isinstance(more, dict) else {}
-    outcomes = outcomes_of(graph)
+    outcomes, told_ns = outcomes_of(graph), line.modified_ns
     if match and match.groups()[1:] == ("train", "effective") and "advantage" in outcomes:
         outcomes |= {"fate": "trained", "trained_step": int(match[1])}
+    info = trace["info"] if isinstance(trace["info"], dict) else {}
+    if info.get("effective") is True and not place_fields["validate"]:
+        ship = info.get("ship") or {}
+        outcomes |= known({"fate": "trained", "trained_step": ship.get("step")})
+        outcomes = known({"advantage": info.get("advantage")}) | outcomes
+        told_ns = nanoseconds(ship.get("time")) or told_ns
+    ids = Spans(trace_id)
+    spans = [
+        _span(trace_id, seq, placed.call, ids.take(placed, seq)) for seq, placed in enumerate(calls)
+    ]
+    if links := ids.links(graph):
+        attributes["links"] = links
     agent = trace.get("agent")
     source.report.left_out[_SETTINGS] += isinstance(agent, dict) and bool(agent.get("config"))
-    code, error = verdict(end_of(trace))
+    code, failure = verdict(end_of(trace))
+    error = None if failure is None else failure.error
     return Trajectory(
         trace_id=trace_id,
         run_id=source.run_id,
@@ -121,10 +186,10 @@ def _trajectory(
         end_ns=max(start_ns, end_ns),
         reward=attributes.pop("reward", None),
         attributes=attributes,
-        spans=[_span(trace_id, seq, call) for seq, call in enumerate(calls)],
+        spans=spans,
         outcomes=[
             outcome(
-                trace_id, name, value, line.modified_ns,
+                trace_id, name, value, told_ns,
                 step=place_fields["step"], source=SOURCE,
             )
             for name, value in outcomes.items()
@@ -140,20 +205,22 @@ def _take_export(trace: Fields) -> Fields:
     return exported if isinstance(exported, dict) else {}
 
 
-def _span(trace_id: str, seq: int, call: FinishedCall) -> Span:
-    code, error = verdict(call.error)
+def _span(trace_id: str, seq: int, call: FinishedCall, ids: tuple[int, int | None]) -> Span:
+    code, failure = verdict(call.error)
+    span_id, parent_id = ids
     return Span(
         trace_id=trace_id,
-        span_id=f"{span_id_of(trace_id, seq):016x}",  # as the hook's
+        span_id=f"{span_id:016x}",  # as the hook's
+        parent_id=None if parent_id is None else f"{parent_id:016x}",
         seq=seq,
         op=call.op,
         status=STATUSES[code],
-        error=error,
+        error=None if failure is None else failure.error,
         start_ns=call.start_ns,
         duration_ns=call.duration_ns,
         inputs=call.inputs,
         outputs=call.outputs,
-        is_turn=not call.is_tool,
-        kind="tool" if call.is_tool else "generation",
+        is_turn=call.kind == "generation",
+        kind=call.kind,
         kind_derived=False,
     )

@@ -66,9 +66,9 @@ from stored.calls as s
 left join processes as p on p.writer_id = s.writer_id
 where s.batch_index is null;
 
--- Whether a call was recorded inside an engine, by the names that the hooks give it. The kind does
+-- Whether a call was recorded in an engine or its client, by the names that the hooks give it. The kind does
 -- not tell: it is generation for the engine's record and for the call that requested it.
-create macro is_engine_op(op) as op in ('sglang.generate', 'vllm.generate');
+create macro is_engine_op(op) as op in ('sglang.generate', 'vllm.generate', 'verl.generate');
 
 -- Whether a call stands for an output of an imported dump, by the name that the import gives it. A
 -- dump holds texts only: the call has no duration, and the calls of its rollout are unknown.
@@ -81,7 +81,7 @@ create macro is_dump(op) as op = 'verl.rollout';
 create view engine_calls as
 select
     e.project, e.experiment, e.run_id, e.attempt,
-    e.trace_id as engine_trace_id, e.span_id as engine_span_id, e.op, e.status, e.error,
+    e.trace_id as engine_trace_id, e.span_id as engine_span_id, e.op, e.status, e.error, e.traceback,
     coalesce(if(e.parent_id is null, null, e.trace_id), t.trace_id) as trace_id,
     coalesce(e.parent_id, t.span_id) as span_id,
     case when e.parent_id is not null then 'carried' when t.span_id is not null then 'tokens' end
@@ -102,8 +102,10 @@ left join (
         and caller.output_ids = engine.output_ids
     where is_engine_op(engine.op) and engine.parent_id is null
         and caller.is_turn and not is_engine_op(caller.op)
-        -- Clocks of two nodes may differ by a second.
-        and engine.start_ns between caller.start_ns - 1000000000 and caller.end_ns
+        -- Clocks of two nodes may differ by a second. A turn that takes no time was read from the
+        -- tokens of its rollout when that was over.
+        and (engine.start_ns >= caller.start_ns - 1000000000 or caller.end_ns = caller.start_ns)
+        and engine.start_ns <= caller.end_ns
         and engine.end_ns <= caller.end_ns + 1000000000
     qualify count(*) over (partition by engine.trace_id, engine.span_id) = 1
         and count(*) over (partition by caller.trace_id, caller.span_id) = 1

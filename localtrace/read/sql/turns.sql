@@ -38,8 +38,8 @@ select
         null
     ) as response_start,
     project, experiment, run_id, attempt, trace_id, step, sample_index, rollout_n,
-    span_id, parent_id, seq, batch_index, op, status, error, start_ns, end_ns, started_at,
-    prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
+    span_id, parent_id, seq, batch_index, op, status, error, traceback, start_ns, end_ns,
+    started_at, prompt_tokens, prompt_base, prompt_kept, prompt_ids, output_ids, output_logprobs,
     response_mask, prompt_text, output_text, output_message, messages_base, messages_kept, messages,
     finish_reason, weight_version, placeholder
 from stored.chained_turns

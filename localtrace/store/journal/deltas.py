@@ -264,6 +264,8 @@ class _Link:
     """Checksum of the elements that are kept of the base."""
     whole_crc32: int
     """Checksum of all elements of the whole list and of what follows."""
+    whole_bytes: int
+    """Size of all these elements; estimated where only a part of the base is kept."""
 
     def first_crc32(self, count: int) -> int:
         """Return the checksum of the first elements."""
@@ -290,6 +292,12 @@ class Chains:
 
     def __init__(self) -> None:
         self._links: dict[Hashable, _Link] = {}
+        self.size_bytes = 0
+        """Size of all lists, if each is whole."""
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a list can be rebuilt."""
+        return key in self._links
 
     def add(
         self,
@@ -310,12 +318,13 @@ class Chains:
             following: count and bytes of the elements that come after the list.
             checksum: of all elements of the list; None where it is not known.
         """
-        base, kept_crc = None, 0
+        base, kept_crc, kept_bytes = None, 0, 0
         if base_key is not None:
             base = self._links.get(base_key)
             if base is None or not 0 <= kept <= base.whole_count:
                 return None
             kept_crc = base.first_crc32(kept)
+            kept_bytes = base.whole_bytes * kept // max(1, base.whole_count)
         if new is None or (base is None and kept):
             return None
         crc = crc32(new[1], kept_crc)
@@ -323,7 +332,10 @@ class Chains:
             return None
         count, (more, elements) = kept + new[0], following or (0, b"")
         own, whole_crc = new[1] + elements, crc32(elements, crc)
-        self._links[key] = _Link(base, kept, new[1], count, own, count + more, kept_crc, whole_crc)
+        self.size_bytes += kept_bytes + len(new[1])
+        self._links[key] = _Link(
+            base, kept, new[1], count, own, count + more, kept_crc, whole_crc, kept_bytes + len(own)
+        )
         return count
 
     def whole(self, key: Hashable) -> bytes | None:

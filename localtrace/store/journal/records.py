@@ -94,6 +94,15 @@ KINDS = ("generation", "tool", "reward", "agent", "other")
 """Kinds of calls."""
 
 
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """The end of a call or a trajectory that failed or was dropped."""
+
+    error: str
+    """Type and message of the exception, or the reason of a drop."""
+    traceback: str | None = None
+    """Where it was raised, in Python's format without the last line, which is the error."""
+
+
 class Call(msgspec.Struct, array_like=True):
     """One finished call."""
 
@@ -105,7 +114,7 @@ class Call(msgspec.Struct, array_like=True):
     start_ns: int
     duration_ns: int
     status: int
-    error: str | None
+    failure: Failure | None
     inputs: dict[str, msgspec.Raw]
     """The arguments by name; those that became deltas are null."""
     outputs: msgspec.Raw
@@ -141,7 +150,7 @@ class End(msgspec.Struct, array_like=True, tag=int(Kind.END)):
     begin: Begin
     duration_ns: int
     status: int
-    error: str | None
+    failure: Failure | None
     values: msgspec.Raw
     """Values given to `set`, by name."""
     span_count: int

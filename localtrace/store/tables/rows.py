@@ -32,7 +32,7 @@ from localtrace.store.journal.records import (
 )
 from localtrace.store.tables.columns import Columns
 from localtrace.store.tables.damage import Damage
-from localtrace.store.tables.spans import SpanReader, head_columns
+from localtrace.store.tables.spans import SpanReader, failure_columns, head_columns
 from localtrace.store.tokenizers import Decode
 from localtrace.values import codec
 from localtrace.values.doubles import floats
@@ -212,7 +212,7 @@ def _trajectory(end: End) -> dict[str, Any]:
         "data_source": begin.data_source,
         "prompt_hash": None if begin.prompt_hash is None else begin.prompt_hash.hex(),
         "status": STATUSES[end.status],
-        "error": end.error,
+        **failure_columns(end.failure),
         "start_ns": begin.start_ns,
         "end_ns": begin.start_ns + end.duration_ns,
         "started_at": begin.start_ns // 1000,

@@ -27,7 +27,7 @@ from localtrace.field_names import (
 )
 from localtrace.store.journal.deltas import DeltaReader
 from localtrace.store.journal.frames import crc32
-from localtrace.store.journal.records import KINDS, STATUSES, Call, Delta, Head
+from localtrace.store.journal.records import KINDS, STATUSES, Call, Delta, Failure, Head
 from localtrace.store.journal.results import (
     Fields,
     has_ids,
@@ -55,8 +55,8 @@ _LISTS = {
 }
 """Columns of a result's lists: the column of the name, the names, the type of an element."""
 _OF_CALL = (
-    "trace_id", "step", "sample_index", "rollout_n", "seq", "op", "status", "error", "start_ns",
-    "end_ns", "started_at", "kind", "weight_version",
+    "trace_id", "step", "sample_index", "rollout_n", "seq", "op", "status", "error", "traceback",
+    "start_ns", "end_ns", "started_at", "kind", "weight_version",
 )  # fmt: skip
 """Columns that the rows of a call's generations share with its own."""
 _PROMPT = (
@@ -92,7 +92,7 @@ class SpanReader:
             "seq": call.seq,
             "op": call.op,
             "status": STATUSES[call.status],
-            "error": call.error,
+            **failure_columns(call.failure),
             "start_ns": call.start_ns,
             "end_ns": call.start_ns + call.duration_ns,
             "started_at": call.start_ns // 1000,
@@ -176,6 +176,11 @@ def head_columns(head: Head) -> Row:
         "sample_index": head.sample_index,
         "rollout_n": head.rollout_n,
     }
+
+
+def failure_columns(failure: Failure | None) -> Row:
+    """Return the columns of what a call or a trajectory ended with."""
+    return {} if failure is None else {"error": failure.error, "traceback": failure.traceback}
 
 
 # -- results --------------------------------------------------------------------------------------

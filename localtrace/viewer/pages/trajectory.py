@@ -120,7 +120,8 @@ def read_call(request: PageRequest) -> Facts:
         "call": {
             name: getattr(span, name)
             for name in ("span_id", "parent_id", "seq", "op", "kind", "kind_derived", "status",
-                         "error", "start_ns", "duration_ns", "is_turn", "finish_reason")
+                         "error", "traceback", "start_ns", "duration_ns", "is_turn",
+                         "finish_reason")
         },
         "inputs": span.inputs,
         "outputs": span.outputs,
@@ -192,8 +193,8 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 def head_of(trajectory: Trajectory) -> dict[str, Any]:
     """Return the fields of a trajectory that its page begins with."""
     names = ("run_id", "attempt", "project", "experiment", "step", "sample_index", "rollout_n",
-             "group_id", "validate", "name", "agent", "data_source", "status", "error", "start_ns",
-             "end_ns", "reward")  # fmt: skip
+             "group_id", "validate", "name", "agent", "data_source", "status", "error",
+             "traceback", "start_ns", "end_ns", "reward")  # fmt: skip
     head = {name: getattr(trajectory, name) for name in names}
     return head | {"why_unfinished": why_unfinished(trajectory)}
 

@@ -1,4 +1,6 @@
-"""Every difference between a replay and verl's live tracing, with the decision behind it.
+"""Every difference between a replay and live tracing, with the decision behind it.
+
+Live tracing is that of verl's decorator, or of plain `mlflow.trace` and `weave.op`.
 
 The tests of equivalence fail for a difference that is not here, and for one here that is not seen.
 `make docs` writes the table in docs/uploads.md from it.
@@ -32,6 +34,8 @@ DROPPED = {"agent_data (dropped)"}
 """Parts of these rollouts that are not recorded by default."""
 NUMPY_NUMBERS = {"priority"}
 SPAN_TYPES = {"AGENT", "CHAT_MODEL", "TOOL", "CHAIN"}
+TRACEBACKS = {"MLflow": {"exception stacktrace"}, "Weave": {"exception traceback"}}
+"""Equal where they end."""
 
 Decided = dict[str, Set[str]]
 """Facts by the reason why only one side shows them."""
@@ -44,7 +48,8 @@ MLFLOW_ADDS: Decided = {
     },
     "what the hook knows of the rollout": {f"attribute attributes.{n}" for n in _SET_BY_THE_HOOK},
     "identity of the record, and the way back to it": {
-        "tag localtrace.digest", "attribute localtrace.trace_id", "attribute localtrace.project",
+        "tag localtrace.digest", "tag localtrace.changed_at",
+        "attribute localtrace.trace_id", "attribute localtrace.project",
         "attribute localtrace.seq", "attribute localtrace.show",
     },
     "a group is one session": {"attribute session.id", "metadata mlflow.trace.session"},
@@ -58,7 +63,6 @@ MLFLOW_ADDS: Decided = {
     },
 }  # fmt: skip
 MLFLOW_LIVE_ONLY: Decided = {
-    "tracebacks are not recorded": {"exception stacktrace"},
     "about the process that traces": {f"metadata mlflow.{name}" for name in _LIVE_PROCESS},
 }
 WEAVE_ADDS: Decided = {
@@ -72,20 +76,60 @@ WEAVE_ADDS: Decided = {
     "tokens are counted": {"summary usage"},
 }  # fmt: skip
 WEAVE_LIVE_ONLY: Decided = {
-    "tracebacks are not recorded": {"exception traceback"},
     "about the process that traces": {"attribute weave"},
 }
 WEAVE_ROOT_SHOWS: Decided = {
     "a call around each trajectory holds its facts": {
         *(f"attribute localtrace.{name}" for name in (
             "run_id", "attempt", "trace_id", "project", "group_id", "agent", "data_source",
-            "status", "span_count", "weight_versions", "set", "digest", "call_digests", "show",
+            "status", "span_count", "weight_versions", "set", "digest", "changed_at",
+            "call_digests", "show",
         )),
         *(f"attribute {name}" for name in VERL_FACTS),
         "attribute reward", "attribute weave.kind", "summary reward", "summary usage", "status",
-        "exception type", "exception message",
+        "exception type", "exception message", "exception traceback",
     },
 }  # fmt: skip
+
+PLAIN_MLFLOW: Decided = {
+    "the qualified name tells functions apart that share the last part of theirs": {
+        "[0]: 'run' and 'run_traced.<locals>.run'",
+        "/run tag mlflow.traceName: 'run' and 'run_traced.<locals>.run'",
+        "/run[0]: 'look_up' and 'run_traced.<locals>.look_up'",
+        "/run[1]: 'look_up' and 'run_traced.<locals>.look_up'",
+        "/run[2]: 'wait' and 'run_traced.<locals>.wait'",
+    },
+    "NaN is text, which browsers can read": {
+        "/run outputs[1][0].score: 'nan' and 'nan'",
+        "/run/look_up outputs.score: 'nan' and 'nan'",
+    },
+    "a cancelled call has failed": {
+        "/run/wait status[0]: 'OK' and 'ERROR'",
+        "/run/wait status[1]: '' and 'CancelledError: '",
+        "/run/wait attribute mlflow.spanLogLevel: '10' and '40'",
+    },
+}
+"""Differences from plain `mlflow.trace`: the place, the live value and ours."""
+PLAIN_MLFLOW_LIVE_ONLY: Decided = {
+    "the span's name says it": {"attribute mlflow.spanFunctionName"},
+}  # fmt: skip
+"""Facts that verl's tracing does not show either."""
+PLAIN_WEAVE: Decided = {
+    "the qualified name tells functions apart that share the last part of theirs": {
+        "[0]: 'run' and 'run_traced-locals-run'",
+        "/run[0]: 'look_up' and 'run_traced-locals-look_up'",
+        "/run[1]: 'look_up' and 'run_traced-locals-look_up'",
+        "/run[2]: 'wait' and 'run_traced-locals-wait'",
+    },
+    "NaN, which live tracing loses, is text": {
+        "/run outputs[1][0].score: 'None' and 'nan'",
+        "/run/look_up outputs.score: 'None' and 'nan'",
+    },
+    "a cancelled call has failed; live tracing never ends it": {
+        "/run/wait status: 'running' and 'error'",
+    },
+}
+"""Differences from plain `weave.op`."""
 
 
 def facts(decided: Decided) -> set[str]:
@@ -101,10 +145,14 @@ def table() -> str:
         (both, "live", "recording drops such objects, and counts them", DROPPED),
         (both, "differs", "NumPy's numbers, of which live tracing writes the text", NUMPY_NUMBERS),
         ("MLflow", "differs", "types of spans, where live tracing says UNKNOWN", SPAN_TYPES),
+        (both, "differs", "tracebacks: without lines of source and frames of tracing",
+         set().union(*TRACEBACKS.values())),
     ]  # fmt: skip
     for tracker, side, decided in (
         ("MLflow", "replay", MLFLOW_ADDS), ("MLflow", "live", MLFLOW_LIVE_ONLY),
         ("Weave", "replay", WEAVE_ADDS | WEAVE_ROOT_SHOWS), ("Weave", "live", WEAVE_LIVE_ONLY),
+        ("`mlflow.trace`", "live", PLAIN_MLFLOW_LIVE_ONLY),
+        ("`mlflow.trace`", "differs", PLAIN_MLFLOW), ("`weave.op`", "differs", PLAIN_WEAVE),
     ):  # fmt: skip
         rows += [(tracker, side, why, names) for why, names in decided.items()]
     lines = [

@@ -6,6 +6,7 @@ Ids and clock times are left out; the order in which calls began is kept.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
@@ -71,6 +72,14 @@ def without(forest: Iterable[Node], left_out: Set[str]) -> list[Node]:
     return kept
 
 
+def raised_at(traceback: str | list[dict[str, Any]]) -> Any:
+    """The last frame of a traceback: file, line and function."""
+    if isinstance(traceback, str):
+        return re.findall(r'^  File "(.+)", line (\d+), in (.+)$', traceback, re.MULTILINE)[-1]
+    last = traceback[-1]
+    return last["filename"], last["line_number"], last["function_name"]
+
+
 @dataclass
 class Comparison:
     """Live traces beside ours."""
@@ -87,6 +96,8 @@ class Comparison:
     """Fields with a NumPy number, of which live tracing shows the text."""
     types: set[str] = field(default_factory=set)
     """Span types that we know, where live tracing shows none."""
+    tracebacks: set[str] = field(default_factory=set)
+    """Tracebacks that both show."""
 
     def forests(self, live: list[Node], ours: list[Node]) -> Comparison:
         """Compare trajectories, which stand in no order."""
@@ -102,6 +113,10 @@ class Comparison:
         self.only_live |= live.facts.keys() - ours.facts.keys()
         self.only_ours |= ours.facts.keys() - live.facts.keys()
         for name in live.facts.keys() & ours.facts.keys():
+            if name in ("exception stacktrace", "exception traceback"):
+                self.tracebacks.add(name)
+                self._values(raised_at(live.facts[name]), raised_at(ours.facts[name]), where)
+                continue
             self._values(live.facts[name], ours.facts[name], f"{where} {name}")
         self._values(live.inputs, ours.inputs, f"{where} inputs")
         self._values(live.outputs, ours.outputs, f"{where} outputs")

@@ -59,9 +59,10 @@ def test_generations_of_another_manager_are_recorded_and_one_line_says_what_is_n
     (line,) = [line for line in process.stderr.splitlines() if "managers.Gateway" in line]
     assert "each generation is recorded alone" in line
     seal(open_layout(tmp_path / "store"))
-    turns = localtrace.open_store(tmp_path / "store").sql(
-        "select prompt_ids, output_ids from turns order by prompt_ids"
-    )
+    store = localtrace.open_store(tmp_path / "store")
+    turns = store.sql("select trace_id, prompt_ids, output_ids from turns order by prompt_ids")
+    assert {row["trace_id"] for row in turns} == {localtrace.trace_id_of("session")}
+    assert store.sql("from trajectories").to_dicts() == []
     # What the server of the tests answers to a prompt, by its own rule.
     prompts = [[5, 6, turn] for turn in range(3)]
     assert [row["prompt_ids"] for row in turns] == prompts

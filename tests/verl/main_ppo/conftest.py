@@ -1,0 +1,93 @@
+"""Jobs of verl, run once beside each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from localtrace.read.store import Store, open_store
+from tests.environment import unavailable
+from tests.verl import forking
+from tests.verl.main_ppo import jobs
+from tests.verl.main_ppo.jobs import Job, Plan
+from tests.verl.main_ppo.script import BROKEN, EQUAL, SLOW, TRAINING, VALIDATION
+
+_V0 = "trainer.use_v1=false"
+_FILTERED = (
+    "++algorithm.filter_groups.enable=true",
+    "++algorithm.filter_groups.metric=reward",
+)
+_COLOCATED = (
+    "trainer.v1.trainer_mode=colocate_async",
+    "trainer.v1.sampler.max_off_policy_threshold=2",
+)
+_SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.sampler.max_off_policy_threshold=null",
+    "trainer.v1.separate_async.parameter_sync_step=1",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
+_ASKED = (SLOW, EQUAL, "apple", "fig", BROKEN, "plum", "pear")
+_MANAGER = "++actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+PLANS = {
+    "v1 sync": Plan(("apple", "fig", BROKEN, "plum"), validation=VALIDATION),
+    "v1 async": Plan(_ASKED, (*_COLOCATED, *_FILTERED), steps=3),
+    "v1 gateway": Plan(
+        ("apple", "fig", BROKEN, "plum"),
+        (f"{_MANAGER}=tests.verl.main_ppo.gateway.Gateway",),
+        validation=VALIDATION,
+        environ={"LOCALTRACE_REQUIRED": "1"},
+    ),
+    "v0 grpo": Plan(TRAINING, (_V0,), validation=VALIDATION),
+    "v0 remax": Plan(TRAINING, (_V0, "algorithm.adv_estimator=remax")),
+}
+if os.environ.get("LOCALTRACE_SOAK"):
+    PLANS["v1 async, separate"] = Plan(_ASKED, (*_SEPARATE, *_FILTERED), steps=3)
+_AT_ONCE = 5
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """The jobs by name."""
+    if importlib.util.find_spec("verl") is None:
+        unavailable("verl is not installed: pip install verl")
+    from tests.verl.agent_loops.model import write_model
+
+    model = write_model(tmp_path_factory.mktemp("main_ppo") / "model")
+
+    def run(name: str) -> Job:
+        folder = tmp_path_factory.mktemp(name.replace(",", "").replace(" ", "-"))
+        # The paths of Ray's sockets must be short.
+        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray:
+            return jobs.run(folder, model, PLANS[name], ray, py_executable)
+
+    with forking.ray_workers() as py_executable, ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(PLANS, pool.map(run, PLANS), strict=True))
+
+
+@pytest.fixture(params=[*PLANS])
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of a job."""
+    return str(request.param)
+
+
+@pytest.fixture
+def job(finished: dict[str, Job], name: str) -> Job:
+    """A job that ended well."""
+    found = finished[name]
+    assert found.process.returncode == 0, found.process.stderr[-4000:]
+    return found
+
+
+@pytest.fixture
+def store(job: Job) -> Iterator[Store]:
+    """Its store."""
+    with open_store(job.store) as opened:
+        yield opened

@@ -1,0 +1,159 @@
+"""The queue between verl's rollouts and its V1 trainer: the only module that knows its functions.
+
+A row has a key `{uid}_{session}_{output}`, and its trace id is in its `extra_fields`. verl's agent
+loops write it there. Another agent loop manager knows no trace ids: what it writes is recorded
+here, one trajectory for each session, before it goes into the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from localtrace.record.capture import Beginning
+from localtrace.record.scope import current
+from localtrace.trainer_hooks.environment import hook_settings, trace_id_in_job
+from localtrace.trainer_hooks.generations import FinishedCall, record_rollout
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.seams import Part, System
+from localtrace.trainer_hooks.verl import job
+from localtrace.trainer_hooks.verl.job import TRACE_ID_KEY
+from localtrace.values.fields import known
+
+QUEUE = System("transfer_queue", "transfer_queue", ("0.1.11",), distributions=("TransferQueue",))
+OP = "verl.turn"
+"""Name of a turn that is read from a row's tokens."""
+_LOST = "rollouts of other agent loop managers than verl's are not recorded"
+_TOKENS = {"prompts", "responses", "response_mask"}
+_READ = (
+    *_TOKENS, "rollout_log_probs", "rm_scores", "extra_fields", "extra_info", "reward_model",
+    "agent_name", "data_source", "num_turns", "global_steps",
+)  # fmt: skip
+Row = dict[str, Any]
+
+
+def trace_ids(partition: str, keys: Iterable[str]) -> dict[str, str]:
+    """Return the trace ids by key, for the keys that have one."""
+    import transfer_queue
+
+    keys, fields = list(keys), ["extra_fields"]
+    if not keys:
+        return {}
+    data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
+    return trace_ids_of(keys, data)
+
+
+def trace_ids_of(keys: list[str], data: Any) -> dict[str, str]:
+    """Return the trace ids by key of rows that were read with their `extra_fields`."""
+    extras = zip(keys, map(job.plain, data["extra_fields"]), strict=True)
+    return {
+        key: str(extra[TRACE_ID_KEY])
+        for key, extra in extras
+        if isinstance(extra, dict) and extra.get(TRACE_ID_KEY)
+    }
+
+
+# -- rows that another agent loop manager writes -------------------------------------------
+
+
+@QUEUE.around("transfer_queue.interface", "async_kv_batch_put", without=_LOST)
+def _record_rows(keys: Any, partition_id: Any, fields: Any = None, tags: Any = None) -> Part:
+    names = set() if fields is None else set(fields.keys())
+    # What has a scope is recorded there: by verl's agent loops, or by the manager's own code.
+    if not names >= _TOKENS or current.get() is not None or not job.follows_agent_loops():
+        return
+    if job.hooked.recorder is None:
+        job.start_recording()
+    if job.hooked.recorder is None:
+        return
+    keys, tags = list(keys), list(tags or [{}] * len(keys))
+    ids = trace_ids_of(keys, fields) if "extra_fields" in names else {}
+    columns = {name: list(map(job.plain, fields[name])) for name in _READ if name in names}
+    sessions: dict[str, list[int]] = defaultdict(list)
+    for at, key in enumerate(keys):
+        if key not in ids and not tags[at].get("is_padding"):
+            sessions[key.rpartition("_")[0]].append(at)
+    for session, places in sessions.items():
+        rows = [{name: values[at] for name, values in columns.items()} for at in places]
+        trace_id = _record_session(session, partition_id, rows, tags[places[-1]])
+        if trace_id is not None:
+            ids |= dict.fromkeys((keys[at] for at in places), trace_id)
+    if sessions and hook_settings().trainer_outcomes:
+        extras = columns.get("extra_fields") or [{}] * len(keys)
+        yield {"fields": _with_ids(fields, extras, list(map(ids.get, keys)))}
+
+
+QUEUE.around("transfer_queue.interface", "kv_batch_put", without=_LOST)(_record_rows)
+
+
+def _with_ids(fields: Any, extras: list[Any], ids: list[str | None]) -> Any:
+    from tensordict import NonTensorStack
+
+    marked = [
+        {**(extra or {}), TRACE_ID_KEY: trace_id}
+        for extra, trace_id in zip(extras, ids, strict=True)
+    ]
+    fields = fields.copy()
+    fields["extra_fields"] = NonTensorStack(*marked)
+    return fields
+
+
+@harmless
+def _record_session(session: str, partition: str, rows: list[Row], tag: Row) -> str | None:
+    """Record one rollout, from the rows of its outputs; return its trace id."""
+    last, now_ns = rows[-1], time.time_ns()
+    uid, _, number = session.rpartition("_")
+    trace_id = trace_id_in_job("verl", partition, session)
+    scores = last.get("rm_scores")
+    values = {
+        "reward": None if scores is None else float(scores.sum()),
+        "session_id": int(number),
+        "num_turns": last.get("num_turns"),
+        "ground_truth": job.select(last.get("reward_model"), "ground_truth"),
+        "reward_extra_info": job.select(last.get("extra_fields"), "reward_extra_info"),
+        "min_global_steps": tag.get("min_global_steps"),
+        "max_global_steps": tag.get("max_global_steps"),
+        "outputs": len(rows) if len(rows) > 1 else None,
+        "times_of": "queue",
+    }
+    beginning = Beginning(
+        tag.get("global_steps", last.get("global_steps")),
+        job.select(last.get("extra_info"), "index"),
+        int(number),
+        uid,
+        partition == "val",
+        "agent_loop",
+        last.get("agent_name"),
+        last.get("data_source"),
+    )
+    calls = [call for row in rows for call in _turns(row, tag, now_ns)]
+    key, times_ns = bytes.fromhex(trace_id), (now_ns, now_ns)
+    return trace_id if record_rollout(key, beginning, times_ns, calls, values) else None
+
+
+def _turns(row: Row, tag: Row, now_ns: int) -> Iterator[FinishedCall]:
+    """Yield a row's turns: each run of tokens that its mask counts.
+
+    Of a row that is masked out as a whole, the tokens that have a logprob are generated.
+    """
+    prompt, response = row["prompts"].tolist(), row["responses"].tolist()
+    logprobs = row.get("rollout_log_probs")
+    values = None if logprobs is None else logprobs.tolist()
+    mask = row["response_mask"].tolist()
+    if not any(mask) and values is not None:
+        mask = [value != 0 for value in values]
+    oldest, newest = tag.get("min_global_steps"), tag.get("max_global_steps")
+    end = 0
+    for generated, run in groupby(mask, bool):
+        start, end = end, end + len(list(run))
+        if not generated:
+            continue
+        outputs = {
+            "output_ids": response[start:end],
+            "output_logprobs": None if values is None else values[start:end],
+            "weight_version": str(newest) if newest == oldest is not None else None,
+        }
+        yield FinishedCall(OP, now_ns, 0, {"prompt_ids": prompt + response[:start]}, known(outputs))
