@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from localtrace.errors import ConfigError, TargetRejected, TargetUnavailable, UploadError
 from localtrace.read.filters import Filters
@@ -20,7 +21,7 @@ from localtrace.read.store import Store
 from localtrace.types import Run
 from localtrace.uploader import upload
 from localtrace.uploader.receipts import Delivery
-from localtrace.uploader.targets import Place, Record
+from localtrace.uploader.targets import Place, Record, otlp_spans
 from localtrace.uploader.targets.http import Doubtful, TryAgain
 from localtrace.uploader.targets.otlp import OtlpTarget
 from localtrace.uploader.transcripts import transcript_of
@@ -117,6 +118,35 @@ def test_sent_twice_it_is_stored_once(store, mlflow_url, traces) -> None:
         target, place = opened(mlflow_url)
         target.send(records(store, target, place))
     assert len(traces()) == 6
+
+
+def test_a_rollout_in_many_requests_is_the_same_trace(
+    store, mlflow_url, client, traces, monkeypatch
+) -> None:
+    def shown(traces: list[Trace]) -> dict[str, object]:
+        own = {"mlflow.traceRequestId": None}
+        by_trace_id = {}
+        for trace in traces:
+            spans = sorted(
+                (s.start_time_ns, s.name, str(s.attributes | own), str(s.events))
+                for s in trace.data.spans
+            )
+            previews = trace.info.request_preview, trace.info.response_preview
+            times = trace.info.request_time, trace.info.execution_duration
+            trace_id = trace.data.spans[0].attributes["localtrace.trace_id"]
+            by_trace_id[trace_id] = previews, times, trace.info.state, spans
+        return by_trace_id
+
+    upload(store, Filters(), mlflow_url, kind="otlp", container="maths")
+    whole = traces()
+    monkeypatch.setattr(otlp_spans, "PART_BYTES", 1)  # every span alone
+    second = client.create_experiment("otlp, in parts")
+    variables(monkeypatch, HEADERS=f"x-mlflow-experiment-id={second}")
+    receipt = upload(store, Filters(), mlflow_url, kind="otlp", container="maths")
+    assert receipt.counts["sent"] == 6
+    in_parts = list(client.search_traces(locations=[second]))
+    assert len(in_parts) == 6
+    assert shown(in_parts) == shown(whole)
 
 
 def test_the_same_endpoint_with_other_headers_is_another_destination(
@@ -332,6 +362,32 @@ def test_one_trajectory_that_is_refused_stops_no_other(store, endpoint) -> None:
     (rejected,) = (trace for trace in receipt.traces if trace.delivery is Delivery.REJECTED)
     assert "odd" in (rejected.reason or "")
     assert receipt.counts["sent"] == len(stored) == 5
+
+
+def test_what_is_too_large_is_sent_in_halves_with_the_root_last(store, endpoint) -> None:
+    """A server takes no more than two spans at once, and none of a tool that failed."""
+    taken: list[OtlpSpan] = []
+
+    def answer(request: ExportTraceServiceRequest) -> tuple[int, bytes]:
+        spans = [span for block in request.resource_spans for span in block.scope_spans[0].spans]
+        if len(spans) > 2 or any("no such tool" in span.status.message for span in spans):
+            return 413, b"too large"
+        taken.extend(spans)
+        return 200, b""
+
+    endpoint.answer = answer
+    receipt = upload(store, Filters(), endpoint.url, kind="otlp")
+    assert len(receipt.rejected) == 2
+    for sent_trace in receipt.traces:
+        (trajectory,) = store.read([sent_trace.trace_id])
+        names = [span.op for span in trajectory.spans]
+        sent = [span for span in taken if span.trace_id.hex() == sent_trace.remote_id]
+        if any("no such tool" in (span.error or "") for span in trajectory.spans):
+            assert sent_trace.delivery is Delivery.REJECTED
+            assert all(span.parent_span_id for span in sent)
+        else:
+            assert [span.name for span in sent[:-1]] == names
+            assert [span.parent_span_id for span in sent].index(b"") == len(names)
 
 
 def test_equal_records_make_equal_requests(store, endpoint, monkeypatch) -> None:

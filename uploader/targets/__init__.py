@@ -80,7 +80,7 @@ class Record:
 
     entry: Entry
     parts: tuple[bytes, ...]
-    """The pieces of a request, in order: for Weave one per call, for others just one."""
+    """The pieces of requests, in order: for Weave one per call, for MLflow just one."""
     keys: tuple[CallKey, ...] = ()
     """For Weave the id and the digest of each part, the trajectory's own call last."""
     assessment: bytes | None = None

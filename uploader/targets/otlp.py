@@ -127,24 +127,36 @@ class OtlpTarget(Target):
         return {}
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send the spans in one request.
+        """Send the spans: together, or those of one long rollout in the parts of its record.
 
         Raises:
             TargetRejected: the endpoint refused some spans. It may have stored the others.
         """
+        if len(records) == 1:
+            for part in records[0].parts:
+                self._send_spans(part)
+        else:
+            self._send_spans(b"".join(part for record in records for part in record.parts))
+        self._judge([record.assessment for record in records if record.assessment is not None])
+
+    def _send_spans(self, body: bytes) -> None:
+        """Send a request; if it is too large for the endpoint, its spans in halves."""
         try:
-            body = self._post(b"".join(part for record in records for part in record.parts))
+            answer = self._post(body)
         except (Refused, TryAgain) as error:
+            if error.status == 413 and (halves := otlp_values.halved(body)):
+                for half in halves:
+                    self._send_spans(half)
+                return
             if error.status in (422, 500):
                 raise Doubtful(str(error)) from error
             raise
-        rejected, message = _partial_success(body)
+        rejected, message = _partial_success(answer)
         message = printable(message)
         if rejected:
             raise TargetRejected(f"{rejected} spans were refused: {message or 'no reason given'}")
         if message:
             _log.warning("%s says: %s", self.uri, message)
-        self._judge([record.assessment for record in records if record.assessment is not None])
 
     def _judge(self, bodies: Sequence[bytes]) -> None:
         """Send rewards and labels; Phoenix holds them back until it has stored the spans."""

@@ -41,12 +41,14 @@ from localtrace.field_names import LABEL_NAMES
 from localtrace.read.turns import as_text, fields_of, weight_version
 from localtrace.types import FAILED_STATUSES, Outcome, Span, Trajectory
 from localtrace.uploader.identity import derive_id, digests_of
-from localtrace.uploader.targets import Entry, Place, Record, end_of, otlp_values
+from localtrace.uploader.targets import Entry, Place, Record, end_of, in_batches, otlp_values
 from localtrace.uploader.targets.otlp_scores import annotations_of, scores_of
 from localtrace.uploader.transcripts import Chat, Message, Transcript, calls_of, text_of
 from localtrace.values.codec import to_json
 
 ROOT_NAME = "agent_loop"
+PART_BYTES = 4 * 2**20
+"""Size of requests into which the spans of a long rollout are divided; one span may take more."""
 EVALUATION = "gen_ai.evaluation.result"
 _REQUEST: dict[str, tuple[str, type[float] | type[int]]] = {
     "temperature": ("temperature", float),
@@ -75,22 +77,27 @@ def encode(
 ) -> Record:
     """Build the record of a trajectory; equal input gives equal bytes.
 
+    A long rollout has several parts. The root comes last: a trace that shows it is whole.
+
     Args:
         transcript: the trajectory in a form to read, which is added.
         for_langfuse: whether Langfuse's own names for it are added, too, and scores.
         for_phoenix: whether annotations are added.
     """
     spans = list(each_span(trajectory, place, transcript, for_langfuse=for_langfuse))
-    body = otlp_values.serialized(otlp_values.request(spans, resource_of(trajectory, place)))
+    root, *calls = spans
+    parts = in_batches([*calls, root], OtlpSpan.ByteSize, len(spans), PART_BYTES)
+    resource = resource_of(trajectory, place)
+    bodies = (otlp_values.serialized(otlp_values.request(part, resource)) for part in parts)
     digest = digests_of(trajectory).whole
-    trace_id = spans[0].trace_id.hex()
+    trace_id = root.trace_id.hex()
     entry = Entry(place, trajectory.trace_id, trace_id, digest, len(spans))
     judged = []
     if for_phoenix:
-        judged = annotations_of(trajectory, spans[0].span_id.hex())
+        judged = annotations_of(trajectory, root.span_id.hex())
     elif for_langfuse:
         judged = scores_of(trajectory, trace_id)
-    return Record(entry, (body,), assessment=msgspec.json.encode(judged) if judged else None)
+    return Record(entry, tuple(bodies), assessment=msgspec.json.encode(judged) if judged else None)
 
 
 def each_span(

@@ -151,3 +151,23 @@ def serialized(request: ExportTraceServiceRequest) -> bytes:
     Buffers. So a batch is built without encoding anything twice.
     """
     return bytes(request.SerializeToString(deterministic=True))
+
+
+def halved(body: bytes) -> list[bytes]:
+    """Divide the spans of a request in two, in their order.
+
+    Returns:
+        Two requests; nothing for a single span, and for a batch, which is divided by trajectory.
+    """
+    whole = ExportTraceServiceRequest.FromString(body)
+    if len(whole.resource_spans) != 1:
+        return []
+    spans = whole.resource_spans[0].scope_spans[0].spans
+    if len(spans) < 2:
+        return []
+    middle = len(spans) // 2
+    first, second = ExportTraceServiceRequest(), whole
+    first.CopyFrom(whole)
+    del first.resource_spans[0].scope_spans[0].spans[middle:]
+    del second.resource_spans[0].scope_spans[0].spans[:middle]
+    return [serialized(first), serialized(second)]
