@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from localtrace.types import Run
@@ -16,7 +17,7 @@ from localtrace.uploader.targets import Place
 USUAL_BYTES_PER_S = 4e6
 """Speed of an upload, for estimates before the first one."""
 UPLOADS_COUNTED = 5
-"""Number of last uploads whose bytes and seconds are added up: a short one then tells little."""
+"""Number of uploads whose bytes and seconds are added up: a short one then tells little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Estimate:
     """What its receipt would say; `sent` is what it would send."""
     duration_s: float
     measured: bool
-    """True if the duration follows from the last uploads to this target, not from a default."""
+    """True if the duration follows from earlier uploads to this target, not from a default."""
 
 
 def measure(
@@ -52,13 +53,28 @@ def measure(
             else:
                 tally.add(step.receipt)
     receipt = tally.receipt(records)
-    last = [upload for upload in uploads if upload.counts.get("sent_bytes")][:UPLOADS_COUNTED]
-    last_bytes = sum(upload.counts["sent_bytes"] for upload in last)
-    speed = last_bytes / sum(upload.duration_s for upload in last) if last else USUAL_BYTES_PER_S
+    similar = _most_similar(uploads, receipt.counts)
+    similar_bytes = sum(upload.counts["sent_bytes"] for upload in similar)
+    similar_s = sum(upload.duration_s for upload in similar)
+    speed = similar_bytes / similar_s if similar else USUAL_BYTES_PER_S
     duration_s = tally.sent_bytes / speed
     if limits.rate_bytes_per_s:
         duration_s = max(duration_s, tally.sent_bytes / limits.rate_bytes_per_s)
-    return Estimate(receipt, duration_s, measured=bool(last))
+    return Estimate(receipt, duration_s, measured=bool(similar))
+
+
+def _most_similar(uploads: Sequence[Summary], planned: Mapping[str, int]) -> list[Summary]:
+    """Return the uploads whose trajectories are closest in size to the planned ones.
+
+    Short trajectories cost more seconds per byte than long ones. Of equals, the last ones count.
+    """
+
+    def size_log(counts: Mapping[str, int]) -> float:
+        return math.log(max(counts["sent_bytes"], 1) / max(counts["sent"], 1))
+
+    sent_some = [upload for upload in uploads if upload.counts.get("sent_bytes")]
+    wanted = size_log(planned)
+    return sorted(sent_some, key=lambda u: abs(size_log(u.counts) - wanted))[:UPLOADS_COUNTED]
 
 
 def _place(uploads: Sequence[Summary], expected: Place, run: Run) -> Place:

@@ -243,7 +243,7 @@ def count(traces: Sequence[TraceReceipt]) -> dict[str, int]:
 
 def now() -> str:
     """Return the time as a receipt writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def receipts_folder() -> Path:

@@ -166,7 +166,7 @@ def _print_estimate(estimate: Estimate) -> None:
     )
     for container in dict.fromkeys(run.container for run in receipt.runs):
         say(f"into        {container}")
-    basis = "at the speed of the last uploads" if estimate.measured else "a guess"
+    basis = "at the speed of earlier uploads" if estimate.measured else "a guess"
     say(f"time        about {show_duration(estimate.duration_s)} ({basis})")
     if n["already there"]:
         say(f"skipped     {n['already there']} are there already, according to the ledger")

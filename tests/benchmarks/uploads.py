@@ -25,7 +25,8 @@ import localtrace
 from localtrace.cli import main
 from localtrace.store.layout import open_layout
 from localtrace.store.sealing.seal import seal
-from localtrace.uploader import TargetOptions
+from localtrace.uploader import TargetOptions, estimate
+from localtrace.uploader.receipts import list_uploads, receipts_folder
 from localtrace.uploader.records import PROMPTS_MAX_BYTES
 from localtrace.uploader.selection import Selection, choose
 from localtrace.uploader.targets import Record, in_batches, open_target
@@ -73,12 +74,13 @@ def measure() -> Table:
     return Table(
         "Whole upload commands, against a loop that posts the same bodies and reads them back",
         ("target", "trajectories", "speed", "CPU each", "of the loop", "peak", "bytes each",
-         "promises"),
+         "estimate", "promises"),
         rows,
         [
             f"{ROUNDS} rounds in turn (lowest to highest). Of 12 spans: about "
             f"{CALLS * TEXT_CHARS // 1000} kB of text; turns: token ids, with a tokenizer. CPU "
-            "is that of the command's process, and of the loop's.",
+            "is that of the command's process, and of the loop's. Estimate: seconds of a dry run's "
+            "estimate over those of the upload, after the first round.",
         ],
     )  # fmt: skip
 
@@ -91,10 +93,16 @@ def _row(folder: Path, store: Path, kind: str, uri: str, shape: str) -> list[str
         size_bytes = _save_batches(store, kind, uri, f"{place}-loop", folder / "bodies")
         loop = _process("loop", kind, uri, str(folder / "bodies"))
         flag = "--experiment" if kind == "mlflow" else "--project"
+        with localtrace.open_store(store) as opened:
+            options = {"kind": kind, "container": place}
+            estimated_s = estimate(opened, Selection(), uri, **options).duration_s
         command = _process(
             "upload", "--all", "-s", str(store), "--to", kind, "--uri", uri, flag, place, "-q"
         )  # fmt: skip
         taken["speed"].append(loop[0] / command[0])
+        if number:
+            last = list_uploads(receipts_folder())[0][0]
+            taken["estimate"].append(estimated_s / last.duration_s)
         taken["cpu"].append(1000 * command[1] / count)
         taken["loop cpu"].append(1000 * loop[1] / count)
         taken["peak"].append(command[2] / _MB)
@@ -110,7 +118,7 @@ def _row(folder: Path, store: Path, kind: str, uri: str, shape: str) -> list[str
     return [
         kind, f"{count} of {shape}", figures["speed"].text("x"), figures["cpu"].text("ms"),
         figures["loop cpu"].text("ms"), figures["peak"].text("MB"),
-        f"{size_bytes / count / 1000:,.0f} kB", "; ".join(verdicts),
+        f"{size_bytes / count / 1000:,.0f} kB", figures["estimate"].text("x"), "; ".join(verdicts),
     ]  # fmt: skip
 
 

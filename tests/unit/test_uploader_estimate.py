@@ -89,6 +89,18 @@ def test_the_time_follows_from_the_bytes_of_the_last_uploads_there_and_from_the_
     assert estimate(rate_bytes_per_s=100).duration_s == 10.0
 
 
+def test_the_time_follows_from_uploads_of_trajectories_of_the_same_size(estimate) -> None:
+    earlier = estimate().receipt
+    times = {"started_at": "2026-11-21T10:00:00Z", "ended_at": "2026-11-21T10:00:10Z"}
+    for number in range(10):
+        # Later uploads are of larger trajectories, and faster by bytes.
+        size_bytes = 11 if number < 5 else 1100
+        counts = {"selected": 100, "sent": 100, "sent_bytes": 100 * size_bytes}
+        named = {"upload_id": f"20261121T10000{number}Z-a", "counts": counts}
+        write_receipt(replace(earlier, **times, **named), receipts_folder())
+    assert estimate().duration_s == pytest.approx(1000 / (1100 / 10))
+
+
 def test_what_cannot_be_sent_is_named_with_its_reason(estimate, store) -> None:
     store.trajectories[IDS[0]] = trajectory(IDS[0], {"size_bytes": 101})
     receipt = estimate(IDS[:2]).receipt

@@ -34,7 +34,8 @@ def block(rollout: Trajectory) -> ResourceSpans:
 
 
 def sent(rollout: Trajectory) -> list[OtlpSpan]:
-    return list(block(rollout).scope_spans[0].spans)
+    *calls, root = block(rollout).scope_spans[0].spans
+    return [root, *calls]
 
 
 def values(attributes: Any) -> dict[str, Any]:
@@ -308,7 +309,7 @@ def test_names_are_those_of_the_conventions_or_ones_own() -> None:
     rollout = trajectory(reward=1.0, agent="tools", spans=[turn, tool], outcomes=labels)
     body = encode(rollout, PLACE).parts[0]
     request = ExportTraceServiceRequest.FromString(body)
-    root, generation, execution = request.resource_spans[0].scope_spans[0].spans
+    generation, execution, root = request.resource_spans[0].scope_spans[0].spans
     holders = [root, generation, execution, *root.events]
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
     named = {attribute.key for holder in holders for attribute in holder.attributes}
