@@ -148,6 +148,11 @@ class Seam:
         else:
             replacement = decorator(self.replacement(original.__wrapped__))
         setattr(owner, name, replacement if wrap is None else wrap(replacement))
+        for kind in _subclasses(owner) if inspect.isclass(owner) else ():
+            # Ray wraps every method of an actor's class, also inherited ones, in a subclass.
+            copy = vars(kind).get(name)
+            if copy is not None and inspect.unwrap(copy) is inspect.unwrap(original):
+                setattr(kind, name, self.replacement(copy))
         if owner is module:
             for other in _loaded(module.__name__.partition(".")[0], "__main__"):
                 for held in [name for name, value in vars(other).items() if value is original]:
@@ -466,6 +471,12 @@ def _find(module: ModuleType, names: Sequence[str]) -> tuple[Any, str]:
             getattr(owner, attribute)
             return owner, attribute
     raise LookupError(names[0])
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for below in type.__subclasses__(kind):
+        yield below
+        yield from _subclasses(below)
 
 
 def _loaded(*packages: str) -> Iterator[ModuleType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -16,6 +17,7 @@ from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.seams import System
 from localtrace.trainer_hooks.verl import VERL
+from tests.environment import unavailable
 from tests.recording import Recording
 
 TRAINER = """
@@ -152,6 +154,23 @@ def test_methods_coroutines_and_decorated_functions_are_entered(
         ("static", [1], [1]), ("coroutine", "p", ["p"]), ("beneath", 2, 2), ("beneath", 2, 2),
     ]  # fmt: skip
     assert system.has_entered("Engine.generate")
+
+
+def test_methods_that_ray_has_wrapped_for_an_actor_are_entered(
+    trainer: Any, system: System
+) -> None:
+    if importlib.util.find_spec("ray") is None:
+        unavailable("ray is not installed")
+    import ray
+
+    @system.around("a_trainer", "Engine.generate")
+    def _generate(prompt: Any) -> Any:
+        return [*(yield), "seen"]
+
+    actor = ray.remote(type("Actor", (trainer.Engine,), {}))
+    system.install()
+    engine = actor.__ray_metadata__.modified_class()
+    assert asyncio.run(engine.generate("a")) == ["a", "seen"]
 
 
 def test_one_object_is_entered_alone_and_once(
