@@ -17,6 +17,7 @@ import pytest
 
 from localtrace.cli import main
 from localtrace.read.store import Store, open_store
+from tests import hooks_tested
 from tests.golden.outputs.golden import make_golden
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,12 @@ def test_every_command_shown_has_arguments_that_it_takes(page: str) -> None:
             command = command.get_command(click.Context(command), name)
         assert command is not None, name
         command.make_context(name, arguments, resilient_parsing=False)
+
+
+def test_every_hook_into_a_trainer_stands_in_the_table_of_what_was_tested() -> None:
+    pages = (ROOT / "trainer_hooks").glob("*/README.md")
+    trainers = {page.parent.name for page in pages if " not expose\n" in page.read_text("utf-8")}
+    assert trainers == {tested.hook for tested in hooks_tested.ROWS}
 
 
 @pytest.fixture(scope="module")

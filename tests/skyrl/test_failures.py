@@ -16,7 +16,7 @@ from localtrace.trainer_hooks.doctor import look
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.skyrl import hook, training
 from localtrace.trainer_hooks.skyrl.job import SKYRL
-from tests.skyrl.conftest import read
+from tests.recorded_jobs import read
 from tests.skyrl.script import Job
 
 MakeJob = Callable[..., Job]
