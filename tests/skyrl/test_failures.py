@@ -48,7 +48,7 @@ def test_an_error_in_the_hook_is_counted_and_said(
     own.train()
     assert len(own.trainer.dispatch.given) == 2
     assert localtrace.losses()["records"]["internal"] > 0
-    said = "SkyRL trains on a step's rollouts, and none of them is recorded"
+    said = "SkyRL trained on a step's rollouts, and none of them is recorded"
     assert capsys.readouterr().err.count(said) == 1, "not at every step"
 
 
