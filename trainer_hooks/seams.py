@@ -476,7 +476,8 @@ def _find(module: ModuleType, names: Sequence[str]) -> tuple[Any, str]:
 
 
 def _subclasses(kind: type) -> Iterator[type]:
-    for below in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for below in children:
         yield below
         yield from _subclasses(below)
 
