@@ -215,6 +215,27 @@ def refuse(text: str) -> None:
         raise CannotRecord(text)
 
 
+def refuse_unrecorded(
+    trainer: str, facts: str = "localtrace doctor shows what its hook needs"
+) -> None:
+    """Say, once, that a trainer trained on a step's rollouts, and none of them is recorded.
+
+    Raises:
+        CannotRecord: recording is required.
+    """
+    refuse(f"{trainer} trained on a step's rollouts, and none of them is recorded: {facts}")
+
+
+def check_recorded(trainer: str) -> None:
+    """Say so if this process has recorded none of the rollouts that it made for a training.
+
+    Raises:
+        CannotRecord: there is none, and recording is required.
+    """
+    if active.recorder is not None and not active.recorder.recorded_trajectories:
+        refuse_unrecorded(trainer)
+
+
 @lru_cache(maxsize=64)
 def say_once(text: str) -> None:
     """Print one line, unless this process has printed it before."""

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.losses import logger
-from localtrace.trainer_hooks.environment import is_asked_for, refuse
+from localtrace.trainer_hooks.environment import is_asked_for, refuse, say_once
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.streams import RecordedStream, Recording
 
@@ -148,6 +148,11 @@ class Seam:
         else:
             replacement = decorator(self.replacement(original.__wrapped__))
         setattr(owner, name, replacement if wrap is None else wrap(replacement))
+        for kind in _subclasses(owner) if inspect.isclass(owner) else ():
+            # Ray wraps every method of an actor's class, also inherited ones, in a subclass.
+            copy = vars(kind).get(name)
+            if copy is not None and inspect.unwrap(copy) is inspect.unwrap(original):
+                setattr(kind, name, self.replacement(copy))
         if owner is module:
             for other in _loaded(module.__name__.partition(".")[0], "__main__"):
                 for held in [name for name, value in vars(other).items() if value is original]:
@@ -247,24 +252,26 @@ class System:
         for seam in self.seams:
             register_post_import_hook(functools.partial(self._enter, seam), seam.module)
         if is_wanted():
-            files = [(seam, self.file_of(seam)) for seam in self.seams if seam.without is None]
+            files = [(seam, self.file_of(seam)) for seam in reversed(self.seams)]
             absent = [seam for seam, file in files if file is not None and not file.exists()]
-            if absent:
-                self._lacks(absent[0])
+            for seam in {seam.without: seam for seam in absent}.values():
+                self._lacks(seam)
 
     def _enter(self, seam: Seam, module: ModuleType) -> None:
         try:
             seam.enter(module)
         except Exception:
             logger.debug("localtrace: no %s in %s", seam.names, seam.module, exc_info=True)
-            if seam.without is None and self._is_wanted():
+            if self._is_wanted():
                 self._lacks(seam)
 
     def _lacks(self, seam: Seam) -> None:
-        refuse(
-            f"{self.package} {self.version} has no {seam.names[0]} in {seam.module} as its hook "
-            f"needs it, so it is not recorded: {self.otherwise}"
-        )
+        """Say what is lost, unless it is known of a version that was tested."""
+        lack = f"{self.package} {self.version} has no {seam.names[0]} in {seam.module}"
+        if seam.without is None:
+            refuse(f"{lack} as its hook needs it, so it is not recorded: {self.otherwise}")
+        elif seam.without and self.version not in self.tested:
+            say_once(f"{lack}: {seam.without}")
 
     def enter(self, target: Any, kind: str) -> None:
         """Enter one object alone, at the seams that are methods of a class.
@@ -466,6 +473,13 @@ def _find(module: ModuleType, names: Sequence[str]) -> tuple[Any, str]:
             getattr(owner, attribute)
             return owner, attribute
     raise LookupError(names[0])
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    children: list[type] = kind.__subclasses__()
+    for below in children:
+        yield below
+        yield from _subclasses(below)
 
 
 def _loaded(*packages: str) -> Iterator[ModuleType]:

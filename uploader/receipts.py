@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from localtrace.errors import MissingDependency, QueryError, StoreError, UploadError
+from localtrace.errors import (
+    ConfigError,
+    MissingDependency,
+    QueryError,
+    StoreError,
+    UploadError,
+)
 from localtrace.redaction.redaction import Redaction
 from localtrace.schema import UPLOADS
 from localtrace.store.files import open_given, put_file
@@ -330,6 +336,7 @@ def read_receipt(path: Path) -> Receipt:
     """Read a receipt.
 
     Raises:
+        ConfigError: there is no file that can be read.
         UploadError: the file is not a receipt, is damaged, or is of another version.
     """
     receipt = _read(path, Receipt)
@@ -344,7 +351,7 @@ def _read(path: Path, kind: type[T]) -> T:
             receipt = msgspec.json.decode(file.read(RECEIPT_MAX_BYTES), type=kind)
         receipt.duration_s  # noqa: B018  (are its times some?)
     except OSError as error:
-        raise UploadError(
+        raise ConfigError(
             f"{path} cannot be read ({error.strerror}): name the JSON file of a receipt"
         ) from None
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -361,7 +368,7 @@ def list_uploads(folder: Path) -> tuple[list[Summary], list[str]]:
     for path in folder.glob("*.json"):
         try:
             uploads.append(_read(path, Summary))
-        except UploadError as error:
+        except (ConfigError, UploadError) as error:
             problems.append(str(error))
     uploads.sort(key=lambda upload: (upload.time, upload.upload_id), reverse=True)
     return uploads, problems

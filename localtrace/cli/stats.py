@@ -26,8 +26,8 @@ select
     sum(output_tokens)::bigint as output_tokens,
     count(spans_pruned) as pruned_trajectories,
     count(*) filter (not isfinite(reward)) as rewards_that_are_not_finite,
-    make_timestamptz(min(start_ns) // 1000) as first_time,
-    make_timestamptz(max(coalesce(end_ns, start_ns)) // 1000) as last_time
+    min(start_ns) // 1000 as first_time_us,
+    max(coalesce(end_ns, start_ns)) // 1000 as last_time_us
 from {source}
 """
 _STATUS_SQL = """
@@ -56,6 +56,7 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
     from localtrace.read.store import open_store
     from localtrace.store.journal.folders import find_journal_folders
     from localtrace.store.sources import find_stores
+    from localtrace.values.arrow_arrays import array_of
 
     with open_store(*store_paths) as store:
         summary = _summary(store, filters)
@@ -69,8 +70,10 @@ def command(filters: Filters, store_paths: tuple[Path, ...], form: str) -> None:
     ]
     quarantine = [path for layout in layouts for path in layout.quarantine.glob("*")]
     rows += [_files("journals", journals), _files("quarantine", quarantine)]
-    columns = ("what", "rows", "unsealed_rows", "files", "size_bytes", "time")
-    print_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), form)
+    numbers = dict.fromkeys(("rows", "unsealed_rows", "files", "size_bytes"), pa.int64())
+    columns = {"what": pa.string(), **numbers, "time": pa.timestamp("us", tz="UTC")}
+    arrays = [array_of([row.get(name) for row in rows], kind) for name, kind in columns.items()]
+    print_table(pa.table(arrays, list(columns)), form)
     print_notes([note for known in folders for note in known.foreign])
 
 
@@ -84,7 +87,7 @@ def _summary(store: Store, filters: Filters) -> list[dict[str, Any]]:
     source = f"{source} and not superseded"
     (sums,) = store.own_sql(_SUMMARY_SQL.format(source=source), params, filters).to_dicts()
     times = [
-        {"what": f"{end} record", "time": sums.pop(f"{end}_time")} for end in ("first", "last")
+        {"what": f"{end} record", "time": sums.pop(f"{end}_time_us")} for end in ("first", "last")
     ]
     unclosed = store.own_sql(_OPEN_SQL).to_dicts()[0]["n"]
     return [

@@ -94,7 +94,11 @@ class Settings(Struct, frozen=True):
 class HookSettings(Struct, frozen=True):
     """Settings of the hooks of trainers and engines."""
 
-    required: Annotated[Switch, "Whether a job that cannot be recorded stops at start-up"] = False
+    required: Annotated[
+        Switch,
+        "Whether a job that cannot be recorded stops: at start-up, or after its first step where "
+        "none of the rollouts that it trained on is recorded",
+    ] = False
     lone_generations: Annotated[
         Switch,
         "Whether what an engine generates outside of every recorded call becomes a trajectory of "

@@ -17,8 +17,8 @@ from localtrace.values.placeholder import Placeholder
 
 REASON = "redacted"
 IDS = Placeholder(REASON, "list")
-SCALARS = frozenset({int, float, bool, type(None)})
-"""Types of values that hold no text."""
+_NUMBERS = frozenset({int, float, bool, type(None)})
+"""Types of values that hold no text: numbers, truth values and None."""
 UNREAD_IDS = "trajectories whose token ids no tokenizer decodes"
 _ARRAYS = "arrays of numbers"
 _DATA = "pictures, sound and other data"
@@ -74,7 +74,7 @@ class Redactor:
         kind = type(value)
         if kind is str:
             return self.text(value)
-        if kind in SCALARS:
+        if kind in _NUMBERS:
             return value
         if kind is dict:
             return self._dict(value)
@@ -146,7 +146,7 @@ class Redactor:
 
     def _list(self, value: list[Any] | tuple[Any, ...]) -> Any:
         kinds = set(map(type, value))
-        if kinds <= SCALARS:
+        if kinds <= _NUMBERS:
             return value
         is_whole = self._is_strict or (type(value[0]) is dict and "role" in value[0])
         if not is_whole and self._finds_in_pieces(value):

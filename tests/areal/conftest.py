@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import localtrace
 from localtrace.trainer_hooks import areal as hook
-from tests.environment import as_new_process, unavailable
+from tests.environment import unavailable
+from tests.recorded_jobs import _fresh_process, store
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+__all__ = ["_fresh_process", "store"]
 
 hook.install()  # before AReaL is imported, as in a job
 try:
@@ -27,25 +26,6 @@ except ImportError as error:
 
 from areal.api.cli_args import InferenceEngineConfig  # noqa: E402
 from areal.engine.sglang_remote import RemoteSGLangEngine  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("LOCALTRACE_")]:
-        monkeypatch.delenv(name)
-    as_new_process(monkeypatch)
-    yield
-    localtrace.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store that the environment names; the hook starts the recording."""
-    path = tmp_path / "store"
-    variables = {"STORE": path, "SEAL": 0, "MIN_FREE_BYTES": 0, "TRAINER_TOKENS": 1}
-    for name, value in variables.items():
-        monkeypatch.setenv(f"LOCALTRACE_{name}", str(value))
-    return path
 
 
 class Server:
@@ -125,18 +105,3 @@ def engine(server: Server, tmp_path: Path) -> Iterator[Any]:
     engine.set_version(3)
     yield engine
     engine.destroy()
-
-
-def read(store: Path) -> list[Any]:
-    """All trajectories with their spans and newest outcomes."""
-    localtrace.flush()
-    with localtrace.open_store(store) as opened:
-        rows = opened.sql("select trace_id from all_trajectories order by writer_seq").to_dicts()
-        return list(opened.read([row["trace_id"] for row in rows]))
-
-
-def sql(store: Path, text: str) -> list[dict[str, Any]]:
-    """The rows that a query finds."""
-    localtrace.flush()
-    with localtrace.open_store(store) as opened:
-        return list(opened.sql(text).to_dicts())

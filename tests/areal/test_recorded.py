@@ -19,7 +19,9 @@ from localtrace.trainer_hooks.areal import hook
 from localtrace.trainer_hooks.areal.job import AREAL
 from localtrace.trainer_hooks.doctor import look
 from localtrace.trainer_hooks.harmless import CannotRecord
-from tests.areal.conftest import Server, read, sql
+from tests.areal.conftest import Server
+from tests.hooks_tested import AREAL_ROLLOUTS
+from tests.recorded_jobs import read, sql
 
 QUESTIONS = [
     {"id": f"q{number}", "messages": [{"role": "user", "content": f"{number}+1?"}],
@@ -83,7 +85,7 @@ def test_rollouts_of_groups_and_what_the_actor_makes_of_them(
 ) -> None:
     batch = engine.rollout_batch(QUESTIONS, Sums(turns), group_size=2)
     rollouts = read(store)
-    assert len(rollouts) == 8
+    assert len(rollouts) == AREAL_ROLLOUTS.rollouts["one turn" if turns == 1 else "three turns"]
     by_prompt = {tuple(sent["prompt"] + sent["ids"]): sent for sent in server.sent}
     assert len(by_prompt) == 8 * turns
     for rollout in rollouts:

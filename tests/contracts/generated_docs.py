@@ -19,6 +19,7 @@ from localtrace.read.named_queries import load_queries
 from localtrace.record import config
 from localtrace.record.settings import MIB, HookSettings, Settings, UploaderSettings
 from localtrace.schema import TABLES, UPLOADS, TableSchema
+from tests import hooks_tested
 from tests.servers.equivalence import differences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +134,7 @@ GENERATED = {
     "docs/settings.md": {"settings": settings, "variables": variables},
     "docs/uploads.md": {"differences": differences.table},
     "docs/commands.md": {"commands": commands, "filters": filters},
+    "trainer_hooks/README.md": {"tested": hooks_tested.table},
     "trainer_hooks/verl/README.md": {"settings": hook_variables},
 }
 

@@ -1,4 +1,7 @@
-"""The pages of the repository: links lead somewhere, commands are ones that `localtrace` takes."""
+"""The pages of the repository: links lead somewhere, commands are ones that `localtrace` takes.
+
+SQL that they show runs on the golden rollouts.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ import click
 import pytest
 
 from localtrace.cli import main
+from localtrace.read.store import Store, open_store
+from tests import hooks_tested
+from tests.golden.outputs.golden import make_golden
 
 ROOT = Path(__file__).resolve().parents[2]
 _LISTED = subprocess.run(
@@ -20,6 +26,7 @@ _LISTED = subprocess.run(
 )
 PAGES = [path for path in _LISTED.stdout.split() if path != "CHANGELOG.md"]
 _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_SHELL = ("", "sh", "bash")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -49,7 +56,7 @@ def commands(page: str) -> Iterator[list[str]]:
     """The `localtrace` commands in the blocks of a page, as their arguments."""
     for language, block in _BLOCK.findall((ROOT / page).read_text("utf-8")):
         statement = ""
-        for line in block.replace("\\\n", " ").splitlines() if language in ("", "sh") else []:
+        for line in block.replace("\\\n", " ").splitlines() if language in _SHELL else []:
             statement += line.removeprefix("$ ") + "\n"
             try:
                 words = shlex.split(statement, comments=True)
@@ -69,3 +76,35 @@ def test_every_command_shown_has_arguments_that_it_takes(page: str) -> None:
             command = command.get_command(click.Context(command), name)
         assert command is not None, name
         command.make_context(name, arguments, resilient_parsing=False)
+
+
+def test_every_hook_into_a_trainer_stands_in_the_table_of_what_was_tested() -> None:
+    pages = (ROOT / "trainer_hooks").glob("*/README.md")
+    trainers = {page.parent.name for page in pages if " not expose\n" in page.read_text("utf-8")}
+    assert trainers == {tested.hook for tested in hooks_tested.ROWS}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(make_golden(tmp_path_factory.mktemp("golden")).store) as opened:
+        yield opened
+
+
+def sql_of(page: str) -> Iterator[str]:
+    """The SELECTs of a page over views: in blocks, `localtrace sql`, `store.sql` and `where=`."""
+    text = (ROOT / page).read_text("utf-8")
+    yield from (block for language, block in _BLOCK.findall(text) if language == "sql")
+    yield from re.findall(r'\bstore\.sql\("(.*?)"\)', text)
+    for condition in re.findall(r"'where=(.*?)'", text):
+        yield f"select * from all_trajectories where {condition}"
+    for name, *arguments in commands(page):
+        if name == "sql":
+            command = main.get_command(click.Context(main), name)
+            assert command is not None
+            yield command.make_context(name, arguments).params["sql"]
+
+
+@pytest.mark.parametrize(("page", "sql"), [(page, sql) for page in PAGES for sql in sql_of(page)])
+def test_every_select_shown_runs(store: Store, page: str, sql: str) -> None:
+    params = dict.fromkeys(re.findall(r"\$([a-z]\w*)", sql))
+    store.sql(sql, params).to_arrow()

@@ -18,6 +18,7 @@ import verifiers.v1 as vf
 from localtrace import testing
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks.verifiers import prime_rl, record
+from tests.environment import as_new_process
 from tests.formats import sums
 from tests.formats.sums import SumData, as_trained
 from tests.formats.test_verifiers_traces import check_linked, linked
@@ -134,6 +135,30 @@ def test_episodes_are_recorded_with_their_fates(
     assert {"advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs"} <= names
     assert {"response_mask", "logprob_diff_mean", "logprob_diff_max"} <= names
     assert (metric["name"], metric["step"], metric["value"]) == ("reward/mean", 8, 0.5)
+
+
+def test_training_on_episodes_of_which_none_is_recorded_is_said(
+    monitors: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sys.modules[MODULE] = sums
+    as_new_process(monkeypatch)
+    with sums.engine(ANSWERS) as engine:
+        env = sums.environment(MODULE)
+        episodes = asyncio.run(sums.run(env, sums.context(engine), TASKS))
+    monkeypatch.setattr(prime_rl, "OpenTrace", None)
+
+    async def job() -> None:
+        await monitors.setup()
+        record()
+        await train(monitors, episodes)
+
+    with testing.recording(tmp_path, run_id="run"):
+        asyncio.run(job())
+    said = "prime-rl trained on a step's rollouts, and none of them is recorded"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_processes_of_environments_leave_it_to_the_monitor(

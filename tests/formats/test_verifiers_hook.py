@@ -20,6 +20,7 @@ from localtrace.trainer_hooks.verifiers import hook, record
 from tests.environment import as_new_process
 from tests.formats import sums
 from tests.formats.sums import END, ROLES, SumData, ids, logprob
+from tests.hooks_tested import VERIFIERS_EPISODES
 
 MODULE = "sums_of_localtrace"
 SYSTEM, USER, ASSISTANT, TOOL = (ROLES[name] for name in ("system", "user", "assistant", "tool"))
@@ -179,6 +180,7 @@ def test_a_cancelled_rollout_keeps_its_turns(recorded: Recorded) -> None:
 
 
 def test_nothing_was_lost(recorded: Recorded) -> None:
+    assert len(recorded.trajectories) == VERIFIERS_EPISODES.rollouts["episodes"]
     assert recorded.losses
     for losses in recorded.losses:
         assert losses == {"trajectories": {}, "records": {}, "values": {}}

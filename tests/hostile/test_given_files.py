@@ -48,8 +48,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Path
     return made
 
 
-def refused(done: Result, path: Path, exit_code: int = 2) -> None:
-    assert done.exit_code == exit_code, done.output
+def refused(done: Result, path: Path) -> None:
+    assert done.exit_code == 2, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
     lines = [line for line in done.output.splitlines() if str(path) in line]
     assert len(lines) == 1
@@ -79,7 +79,7 @@ def test_no_option_waits_for_what_is_no_file(make: Callable[[str], Path], tmp_pa
     record(tmp_path / "store", [{"answers": [answer("a", [1])]}])
     path, store = make("given"), ("-s", tmp_path / "store")
     refused(run("export", "jsonl", "--all", "--redact", path, *store, "-o", "-"), path)
-    refused(run("uploads", "--bring", path, *store), path, exit_code=1)
+    refused(run("uploads", "--bring", path, *store), path)
     refused(run("bundle", "--all", "--sign", path, *store, "-o", tmp_path / "bundle"), path)
     with pytest.raises(ConfigError, match="given"):
         load_rules(path)

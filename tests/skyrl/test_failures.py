@@ -16,7 +16,7 @@ from localtrace.trainer_hooks.doctor import look
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.skyrl import hook, training
 from localtrace.trainer_hooks.skyrl.job import SKYRL
-from tests.skyrl.conftest import read
+from tests.recorded_jobs import read
 from tests.skyrl.script import Job
 
 MakeJob = Callable[..., Job]
@@ -48,7 +48,7 @@ def test_an_error_in_the_hook_is_counted_and_said(
     own.train()
     assert len(own.trainer.dispatch.given) == 2
     assert localtrace.losses()["records"]["internal"] > 0
-    said = "SkyRL trains on a step's rollouts, and none of them is recorded"
+    said = "SkyRL trained on a step's rollouts, and none of them is recorded"
     assert capsys.readouterr().err.count(said) == 1, "not at every step"
 
 

@@ -19,7 +19,8 @@ from skyrl.train.generators.base import GeneratorInterface
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 
 import localtrace
-from tests.skyrl.conftest import read, sql
+from tests.hooks_tested import SKYRL_TRAININGS
+from tests.recorded_jobs import read, sql
 from tests.skyrl.script import Job
 
 MakeJob = Callable[..., Job]
@@ -100,7 +101,7 @@ def test_turns_steps_places_rewards_and_advantages_of_multi_turn_rollouts(
     own = job(turns=3)
     own.train()
     rollouts = read(store)
-    assert len(rollouts) == 8
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["several turns"]
     assert_turns_are_the_engines(rollouts, own)
     assert_values_are_the_trainers(store, rollouts, own)
     for rollout in rollouts:
@@ -147,7 +148,7 @@ def test_rows_of_single_turns_are_one_rollout(store: Path, job: MakeJob, merged:
     })  # fmt: skip
     own.train()
     rollouts = read(store)
-    assert len(rollouts) == 8
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["step-wise, merged" if merged else "step-wise"]
     assert_turns_are_the_engines(rollouts, own)
     found = outcomes_of(store)
     advantages: dict[str, list[float]] = defaultdict(list)
@@ -173,6 +174,7 @@ def test_turns_inside_one_assistant_message(store: Path, job: MakeJob, ends: boo
     own.engine.ends = ends
     own.train()
     rollouts = read(store)
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["one message" if ends else "one message, cut"]
     assert_turns_are_the_engines(rollouts, own)
     assert_values_are_the_trainers(store, rollouts, own)
     # The end of sequence that SkyRL appends was not generated.
@@ -199,7 +201,7 @@ def test_generators_without_agent_loops_are_recorded_by_their_output(
     own.train()
     rollouts = read(store)
     assert_values_are_the_trainers(store, rollouts, own)
-    assert len(rollouts) == 8
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["batched" if batched else "own generator"]
     for rollout in rollouts:
         output, turns = own.trainer.batches[rollout.step - 1], turns_of(rollout)
         uids, output = output["uids"], output["output"]
@@ -247,7 +249,7 @@ def test_rollouts_of_other_loops_and_clients_are_recorded_once(store: Path, job:
     own = job(turns=2, generator=LoopOfItsOwn, **{"trainer.max_training_steps": 1})
     own.train()
     rollouts = read(store)
-    assert len(rollouts) == 4
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["own loop"]
     assert_turns_are_the_engines(
         [r for r in rollouts if turns_of(r)[-1].finish_reason], own, only_last_reason=True
     )
@@ -279,6 +281,7 @@ def test_rewards_and_masks_that_skyrl_changes_after_the_rollout(store: Path, job
     })  # fmt: skip
     own.train()
     rollouts, found = read(store), outcomes_of(store)
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["masked"]
     assert_values_are_the_trainers(store, rollouts, own)
     cut = {r.trace_id: turns_of(r)[-1].finish_reason == "length" for r in rollouts}
     assert set(cut.values()) == {True, False}
@@ -295,7 +298,7 @@ def test_evaluations_are_marked_and_have_no_fate(store: Path, job: MakeJob) -> N
     own = job(**{"trainer.eval_interval": 1, "trainer.eval_before_train": True})
     own.train()
     rollouts = read(store)
-    assert len([r for r in rollouts if not r.validate]) == 8
+    assert len(rollouts) == SKYRL_TRAININGS.rollouts["evaluation"]
     evaluated = [r for r in rollouts if r.validate]
     assert sorted((r.step, r.sample_index) for r in evaluated) == [
         (step, str(row)) for step in range(3) for row in range(8)

@@ -13,8 +13,8 @@ import pytest
 import localtrace
 from localtrace import testing
 from tests.environment import unavailable
+from tests.recorded_jobs import read, sql
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 try:
@@ -48,19 +48,14 @@ class Stored:
 
     def sql(self, text: str) -> list[dict[str, Any]]:
         """The rows that a query finds in what was recorded so far."""
-        localtrace.flush()
-        with localtrace.open_store(self.path) as store:
-            return store.sql(text).to_dicts()
+        return sql(self.path, text)
 
     def rollouts(self) -> list[Any]:
         """All trajectories with their spans and newest outcomes, in the order in which they ended.
 
         That is the order of the batches, and within a batch that of its rows.
         """
-        localtrace.flush()
-        with localtrace.open_store(self.path) as store:
-            rows = store.sql("select trace_id from all_trajectories order by writer_seq")
-            return list(store.read([row["trace_id"] for row in rows.to_dicts()]))
+        return read(self.path)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.hooks_tested import TRL_TRAININGS
 from tests.trl.conftest import Stored
 from tests.trl.rank import main
 
@@ -59,7 +60,7 @@ def test_each_process_records_its_own_slice_of_what_was_gathered(
     ):
         by_writer[row["pid"]].append(row)
     of_ranks = sorted(by_writer.values(), key=lambda rows: rows[0]["group_id"])
-    assert [len(rows) for rows in of_ranks] == [6, 6]
+    assert [len(rows) for rows in of_ranks] == [TRL_TRAININGS.rollouts["two processes"] // 2] * 2
     for rank, rows in enumerate(of_ranks):
         expected = [(launch, place) for launch in launches[rank] for place in range(3)]
         for row, (launch, place) in zip(rows, expected, strict=True):

@@ -14,6 +14,7 @@ import torch
 import localtrace
 from localtrace.trainer_hooks.trl import record
 from tests.commands import rows, run
+from tests.hooks_tested import TRL_TRAININGS
 from tests.trl.conftest import Stored
 from tests.trl.training import LAST_IDS, long, make_trainer
 
@@ -74,7 +75,7 @@ def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def test_every_completion_is_one_trajectory_of_its_launch(job: Job) -> None:
-    assert len(job.rollouts) == len(job.rows) == 2 * 4 + 2 * 4
+    assert len(job.rollouts) == len(job.rows) == TRL_TRAININGS.rollouts["GRPO"]
     for rollout, (launch, place) in zip(job.rollouts, job.rows, strict=True):
         assert rollout.status == "ok"
         assert rollout.step == launch["step"]

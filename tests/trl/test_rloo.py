@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
 from localtrace.trainer_hooks.trl import record
+from tests.hooks_tested import TRL_TRAININGS
 from tests.trl.conftest import Stored
 from tests.trl.training import QUESTIONS, long, small
 
@@ -56,7 +57,7 @@ def test_rollouts_rewards_and_advantages_are_the_trainers_own(
     record(trainer)
     trainer.train()
     rollouts = stored.rollouts()
-    assert len(rollouts) == len(trainer.generated) == 8
+    assert len(rollouts) == len(trainer.generated) == TRL_TRAININGS.rollouts["RLOO"]
     groups = defaultdict(list)
     for rollout, (prompt, answer), credit in zip(
         rollouts, trainer.generated, trainer.credits, strict=True

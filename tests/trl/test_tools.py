@@ -19,6 +19,7 @@ from trl.chat_template_utils import qwen3_schema
 import localtrace
 from localtrace.trainer_hooks.trl import record
 from tests.environment import unavailable
+from tests.hooks_tested import TRL_TRAININGS
 from tests.trl.conftest import Stored
 from tests.trl.training import ObservedTrainer, long, make_trainer
 
@@ -153,6 +154,7 @@ def test_tools_have_their_arguments_and_results(job: tuple[Any, list[Any]]) -> N
 
 def test_each_turn_has_the_whole_prompt_and_its_own_ids(job: tuple[Any, list[Any]]) -> None:
     launch, rollouts = job
+    assert len(rollouts) == TRL_TRAININGS.rollouts["tools"]
     for place, rollout in enumerate(rollouts):
         turns = [span for span in rollout.spans if span.is_turn]
         assert turns[0].prompt_ids == launch["prompt_ids"][place]

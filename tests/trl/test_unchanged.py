@@ -15,6 +15,7 @@ import localtrace
 from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.record import active
+from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.trl import generation_batch, record
 from tests.environment import as_new_process
 from tests.trl.conftest import Stored
@@ -155,6 +156,26 @@ def test_a_hook_that_fails_inside_changes_nothing(
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
     assert active.recorder is not None
     assert active.recorder.losses.as_dict()
+
+
+def test_training_on_rollouts_of_which_none_is_recorded_is_said_and_stops_where_required(
+    model: Path,
+    tmp_path: Path,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    as_new_process(monkeypatch)
+    monkeypatch.setattr(generation_batch.GenerationBatch, "__init__", broken)
+    _train(model, tmp_path / "out", recorded=True)
+    said = "TRL trained on a step's rollouts, and none of them is recorded"
+    assert capfd.readouterr().err.count(said) == 1
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(CannotRecord, match=said):
+        _train(model, tmp_path / "again", recorded=True)
 
 
 def test_a_reward_function_that_fails_reaches_the_caller_and_is_recorded(

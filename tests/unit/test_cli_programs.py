@@ -35,7 +35,9 @@ def program(*arguments: object, python: tuple[str, ...] = ()) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", [["ls"], ["runs"], ["group", "step=3"], ["show", "3/17/0"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["runs"], ["stats"], ["group", "step=3"], ["show", "3/17/0"]]
+)
 def test_reading_loads_neither_the_recording_side_nor_pandas(
     store: Path, command: list[str]
 ) -> None:

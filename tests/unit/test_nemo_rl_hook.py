@@ -21,6 +21,7 @@ from localtrace import testing
 from localtrace.errors import LocalTraceError
 from localtrace.read.store import open_store
 from localtrace.trainer_hooks import doctor, environment, nemo_rl
+from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.nemo_rl import hook, job, samples
 from localtrace.trainer_hooks.nemo_rl.job import NEMO_RL
 from localtrace.trainer_hooks.ray.job import SETUP_HOOK
@@ -324,6 +325,20 @@ def test_errors_of_the_hook_stay_inside_and_those_of_nemo_pass(nemo: Any, store:
         train(nemo, TWO, [batch("q9")])
     assert job.training.step is None
     assert [row["fate"] for row in read(store, "sample_index = '8'")] == ["trained"] * 2
+
+
+def test_training_on_rollouts_of_which_none_is_recorded_is_said_and_stops_where_required(
+    nemo: Any, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hook, "record_sample", lambda *_: None)
+    assert len(train(nemo, TWO, [batch("q7")]).logged) == 3
+    said = "NeMo-RL trained on a step's rollouts, and none of them is recorded"
+    assert capsys.readouterr().err.count(said) == 1
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(CannotRecord, match=said):
+        train(nemo, TWO, [batch("q7")])
+    monkeypatch.setattr(hook.training, "is_asynchronous", True)  # another process makes them
+    train(nemo, TWO, [batch("q7")])
 
 
 def test_a_required_recording_that_cannot_start_stops_the_training(

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from localtrace.cli import main
-from localtrace.errors import QueryError, UploadError
+from localtrace.errors import ConfigError, QueryError, UploadError
 from localtrace.uploader.receipts import (
     Delivery,
     Receipt,
@@ -176,7 +176,7 @@ def test_a_receipt_that_names_a_trajectory_twice_or_an_absurd_size_is_refused(
 
 
 def test_a_folder_is_no_receipt(tmp_path: Path) -> None:
-    with pytest.raises(UploadError, match=rf"{tmp_path} .*\bJSON\b"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} .*\bJSON\b"):
         read_receipt(tmp_path)
 
 

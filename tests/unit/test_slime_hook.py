@@ -22,6 +22,7 @@ import localtrace
 from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.read.store import open_store
+from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.slime import (
     log_eval_rollout_data,
     log_rollout_data,
@@ -344,6 +345,19 @@ def test_bad_samples_are_counted_and_the_others_recorded(store: Path) -> None:
     assert log_rollout_data(1, ARGS, 7, None, None) is None  # type: ignore[arg-type]
     assert localtrace.losses()["records"] == {"internal": 3}
     assert set(recorded(store).rollouts) == {1}
+
+
+def test_training_on_samples_of_which_none_is_recorded_is_said_and_stops_where_required(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_new_process(monkeypatch)
+    broken = plain(0, 0, response_length=9)
+    log_rollout_data(0, ARGS, [broken], None, 1.0)
+    assert capsys.readouterr().err.count("slime trained on a step's rollouts, and none of") == 1
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
+    with pytest.raises(CannotRecord, match="none of them is recorded"):
+        log_rollout_data(1, ARGS, [broken], None, 1.0)
+    log_rollout_data(2, ARGS, [broken, plain(1, 0)], None, 1.0)
 
 
 def test_recording_starts_where_the_environment_says(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -16,6 +17,7 @@ from localtrace.trainer_hooks import environment
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.seams import System
 from localtrace.trainer_hooks.verl import VERL
+from tests.environment import unavailable
 from tests.recording import Recording
 
 TRAINER = """
@@ -154,6 +156,23 @@ def test_methods_coroutines_and_decorated_functions_are_entered(
     assert system.has_entered("Engine.generate")
 
 
+def test_methods_that_ray_has_wrapped_for_an_actor_are_entered(
+    trainer: Any, system: System
+) -> None:
+    if importlib.util.find_spec("ray") is None:
+        unavailable("ray is not installed")
+    import ray
+
+    @system.around("a_trainer", "Engine.generate")
+    def _generate(prompt: Any) -> Any:
+        return [*(yield), "seen"]
+
+    actor = ray.remote(type("Actor", (trainer.Engine,), {}))
+    system.install()
+    engine = actor.__ray_metadata__.modified_class()
+    assert asyncio.run(engine.generate("a")) == ["a", "seen"]
+
+
 def test_one_object_is_entered_alone_and_once(
     trainer: Any, system: System, store: Recording
 ) -> None:
@@ -204,10 +223,13 @@ def test_a_version_without_a_place_is_told_of_once(
         system.around("a_trainer", "fail", without=without)(part)  # it takes `steps`
     monkeypatch.setenv("LOCALTRACE_STORE", "store")
     system.install()
-    first, second = capsys.readouterr().err.splitlines()
-    assert "has no train_for in a_trainer as its hook needs it" in first
-    assert "has no fail in a_trainer" in second
-    assert second.endswith("so it is not recorded: use another one")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" has no ")[2] for line in said] == [
+        "train_for in a_trainer as its hook needs it, so it is not recorded: use another one",
+        "fail in a_trainer as its hook needs it, so it is not recorded: use another one",
+        "train_for in a_trainer: the times are not recorded",
+        "fail in a_trainer: the times are not recorded",
+    ]
     assert not hasattr(trainer.fail, "__wrapped__")
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     with pytest.raises(CannotRecord):

@@ -16,7 +16,7 @@ from typing import Any
 
 from localtrace.record.capture import Beginning
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.environment import record_numbers, trace_id_in_job
+from localtrace.trainer_hooks.environment import check_recorded, record_numbers, trace_id_in_job
 from localtrace.trainer_hooks.nemo_rl.job import (
     NEMO_RL,
     start_recording,
@@ -259,7 +259,13 @@ def _train(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> P
         training.step = None
 
 
-NEMO_RL.around(_GRPO, "async_grpo_train", without=_OLDER)(_train)
+@NEMO_RL.around(_GRPO, "async_grpo_train", without=_OLDER)
+def _train_asynchronously(master_config: Any, grpo_save_state: Any, tokenizer: Any = None) -> Part:
+    training.is_asynchronous = True
+    try:
+        yield from _train(master_config, grpo_save_state, tokenizer)
+    finally:
+        training.is_asynchronous = False
 
 
 @NEMO_RL.around(_GRPO, "validate", without="validation counts as training")
@@ -288,6 +294,8 @@ def _log_batch(to_log: Any, filename: str) -> Part:
     columns = ("token_ids", "input_lengths", "generation_logprobs", "token_loss_mask")
     if named is not None and all(to_log.get(name) is not None for name in columns):
         _record_batch(int(named[1]), to_log)
+        if not training.is_asynchronous:
+            check_recorded("NeMo-RL")
     yield
 
 

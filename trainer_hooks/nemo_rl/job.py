@@ -32,6 +32,8 @@ class Training:
     """The step under way, as NeMo-RL logs it; None where no training runs."""
     weight_version: str | None = None
     """Version of the weights, where NeMo-RL tells it."""
+    is_asynchronous: bool = False
+    """Whether another process makes its rollouts."""
     waiting: list[str] = field(default_factory=list)
     """Trace ids of the rollouts that this process made for the step under way."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localtrace.record import active
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.environment import record_numbers, refuse
+from localtrace.trainer_hooks.environment import record_numbers, refuse_unrecorded
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.skyrl.job import SKYRL
 from localtrace.trainer_hooks.training import padded, record_training
@@ -157,10 +157,7 @@ def _train(self: Any, data: Any) -> Part:
         if trace_id is not None:
             counted[trace_id] = row_counts or counted.get(trace_id, False)
     if not counted and active.recorder is not None:
-        refuse(
-            "SkyRL trains on a step's rollouts, and none of them is recorded: localtrace doctor "
-            "shows what its hook needs"
-        )
+        refuse_unrecorded("SkyRL")
     yield
     trained = [trace_id for trace_id, counts in counted.items() if counts]
     _record_fate(trained, "trained", trained_step=[self.global_step] * len(trained))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from localtrace.record.capture import Beginning
 from localtrace.record.session import outcome
 from localtrace.trainer_hooks.environment import (
+    check_recorded,
     record_numbers,
     record_this_process,
     run_id_of_ray_job,
@@ -71,8 +72,24 @@ def log_rollout_data(
         rollout_time: how long it took until now, in seconds.
     """
     noted = _noted.pop(rollout_id, [])
-    if not _start_recording(args, "rollout"):
-        return
+    if _start_recording(args, "rollout"):
+        _record_rollout(rollout_id, args, samples, noted, rollout_time)
+        record_numbers(
+            {**(rollout_extra_metrics or {}), "perf/rollout_time": rollout_time}, rollout_id
+        )
+        if samples:
+            check_recorded("slime")
+
+
+@harmless
+def _record_rollout(
+    rollout_id: int,
+    args: Any,
+    samples: Sequence[Any],
+    noted: Sequence[Any],
+    rollout_time: float | None,
+) -> None:
+    """Record the samples of a batch, and those of `noted` that are not in it as filtered."""
     named = {
         name: value
         for name, argument in _SAMPLING_NAMES.items()
@@ -100,7 +117,6 @@ def log_rollout_data(
         if record_sample(sample, key, place, batch):
             reason = {"fate": "filtered", "fate_reason": LEFT_OUT}
             outcome(key.hex(), step=rollout_id, source=SOURCE, **reason)
-    record_numbers({**(rollout_extra_metrics or {}), "perf/rollout_time": rollout_time}, rollout_id)
 
 
 @harmless

@@ -15,7 +15,12 @@ from typing import Any
 
 from localtrace.record import active
 from localtrace.record.config import variable
-from localtrace.trainer_hooks.environment import record_numbers, record_this_process, say
+from localtrace.trainer_hooks.environment import (
+    check_recorded,
+    record_numbers,
+    record_this_process,
+    say,
+)
 from localtrace.trainer_hooks.generations import finished
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
@@ -187,6 +192,8 @@ def _use(self: Any) -> Part:
     for part, rollouts in zip(buffer, state.parts, strict=False):
         if part is used:
             record_trained(rollouts, step=state.step, trained_step=self.state.global_step)
+    if buffer:
+        check_recorded("TRL")
 
 
 @TRL.around(_GRPO, "GRPOTrainer.log")

@@ -16,7 +16,13 @@ from typing import Any
 from localtrace.record import active
 from localtrace.record.propagation import trace_id_of
 from localtrace.record.session import outcome
-from localtrace.trainer_hooks.environment import hook_settings, is_chosen, record_numbers, refuse
+from localtrace.trainer_hooks.environment import (
+    check_recorded,
+    hook_settings,
+    is_chosen,
+    record_numbers,
+    refuse,
+)
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.verifiers.facts import interval_of, outcomes_of, place_of
@@ -35,7 +41,7 @@ _REMEMBERED_MAX = 1_000_000
 PRIME_RL = System(
     "prime-rl",
     _MODULE,  # prime_rl itself has no file
-    ("commit 559b44772",),
+    ("0.8.0 (commit 559b44772)",),
     distributions=("prime-rl",),
 )
 for _name in ("MONITORS", "log"):
@@ -139,6 +145,8 @@ class _Recording:
                 self._add(episode, kind)
             elif kind == "train":
                 self._mark(episode, step)
+        if subset != "all" and kind == "train" and episodes:
+            check_recorded("prime-rl")
 
     @harmless
     def _add(self, episode: Any, kind: str) -> None:

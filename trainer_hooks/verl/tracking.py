@@ -20,7 +20,12 @@ from typing import Any
 from localtrace.record import active
 from localtrace.record.losses import REMEDIES
 from localtrace.record.session import flush
-from localtrace.trainer_hooks.environment import failure, hook_settings, record_numbers, say
+from localtrace.trainer_hooks.environment import (
+    failure,
+    record_numbers,
+    refuse_unrecorded,
+    say,
+)
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
@@ -28,6 +33,9 @@ from localtrace.trainer_hooks.verl.job import AGENT_LOOP, VERL
 
 _NAME_PREFIX = "agent_loop_worker_"
 """Prefix of the names that verl gives its workers."""
+
+_UNKNOWN = "an unknown node"
+"""The host of a worker that has not answered."""
 
 managers: weakref.WeakSet[Any] = weakref.WeakSet()
 """verl's agent loop managers in this process; each knows its workers."""
@@ -113,14 +121,14 @@ class Survey:
                     answer = future.result()
                 except Exception as error:
                     problem = f"does not answer ({type(error).__name__})"
-                    answer = Status("an unknown node", problem)
+                    answer = Status(_UNKNOWN, problem)
                 if not isinstance(answer, Status):
                     answer = Status(answer, "the hook is not loaded")
                 self._answers[worker] = answer
 
     def statuses(self) -> list[Status]:
         """Return the newest status of each worker."""
-        unknown = Status("an unknown node", "did not answer yet")
+        unknown = Status(_UNKNOWN, "did not answer yet")
         return [self._answers.get(worker, unknown) for worker in self._workers()]
 
     def _workers(self) -> list[Any]:
@@ -170,8 +178,6 @@ def summary(statuses: Sequence[Status]) -> str:
             for reason, count in silent.items()
         )
         text += f"; not all do: {reasons}; find out more with  localtrace doctor --ray"
-    if not recording and hook_settings().required:
-        text += "; LOCALTRACE_REQUIRED is set: stop the job if its rollouts matter"
     return text
 
 
@@ -241,7 +247,10 @@ def _counts(step: Any) -> dict[str, int] | None:
     statuses = _survey.statuses()
     if announce:
         _announced = True
-        say(summary(statuses))
+        if statuses and not any(one.recorded or one.host == _UNKNOWN for one in statuses):
+            refuse_unrecorded("verl", summary(statuses))
+        else:
+            say(summary(statuses))
     return counts(statuses)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from localtrace.trainer_hooks.environment import refuse
+from localtrace.trainer_hooks.environment import refuse_unrecorded
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.seams import Part
 from localtrace.trainer_hooks.verl import job
@@ -120,10 +120,7 @@ def _record_trained(self: Any, batch: Any) -> Part:
     if not all(key in _known for key in keys):
         _known.update(trace_ids(batch.partition_id, keys))
     if keys and not _known and job.records_rollouts(self.config):
-        refuse(
-            "verl trained on a step's rollouts, and none of them is recorded; localtrace doctor "
-            "shows what the hook can enter"
-        )
+        refuse_unrecorded("verl")
     for step in dict.fromkeys(steps[key] for key in keys):
         rows = [(_known.get(key), key not in _not_counted) for key in keys if steps[key] == step]
         record_trained(rows, step=step, trained_step=self.global_steps)

@@ -16,6 +16,7 @@ from tests.golden.verl.script import (
     reference_logprob,
     trainer_logprob,
 )
+from tests.hooks_tested import VERL_STEPS
 
 Key = tuple[str, int]
 SESSIONS = {
@@ -49,6 +50,7 @@ def test_every_row_of_the_batch_is_one_trajectory_with_its_reward_advantage_and_
 ) -> None:
     found = rows(v0, "select *, SESSION from trajectories as t")
     assert set(found) == set(SESSIONS)
+    assert len(found) == VERL_STEPS.rollouts["v0"]
     for key, (row,) in found.items():
         trained = PROMPTS_V0[key[0]].fate == "trained"
         assert (row["step"], row["status"], row["reward"]) == (STEP, "ok", SESSIONS[key].reward)

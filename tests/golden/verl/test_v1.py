@@ -25,6 +25,7 @@ from tests.golden.verl.script import (
     sessions,
     trainer_logprob,
 )
+from tests.hooks_tested import VERL_STEPS
 
 Key = tuple[str, int]
 TRAINED = {(uid, n) for (uid, n) in sessions() if PROMPTS[uid].fate == "trained"}
@@ -63,6 +64,7 @@ def rewards_of(uid: str) -> list[float]:
 def test_every_session_is_one_trajectory_with_its_step_reward_status_and_fate(v1: Golden) -> None:
     found = by_session(v1, "select *, group_id as g, rollout_n as n from trajectories")
     assert set(found) == set(sessions())
+    assert len(found) == VERL_STEPS.rollouts["v1"]
     for (uid, n), session in sessions().items():
         (row,) = found[uid, n]
         prompt = PROMPTS[uid]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import localtrace
+from localtrace.trainer_hooks.verl.job import VERL
 from localtrace.types import Trajectory
+from tests.hooks_tested import VERL_MATRIX
 from tests.verl.matrix.jobs import HAS_PLUGINS, Job
 from tests.verl.matrix.rollout import (
     BATCHES,
@@ -64,6 +66,7 @@ def test_every_worker_is_told_where_the_job_is_recorded(
 
 def test_every_rollout_is_recorded_once(recorded: Job, trajectories: dict[str, Trajectory]) -> None:
     rows = [row for name in BATCHES for row in _rows(recorded, name)]
+    assert len(rows) == VERL_MATRIX.rollouts[VERL.version]
     assert Counter(row[KEY] for row in rows) == Counter(list(trajectories))
     places = Counter((t.validate, t.sample_index, t.rollout_n) for t in trajectories.values())
     assert places == Counter(itertools.product((False, True), SAMPLES, range(ROLLOUTS)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.verl import tracking
 from tests.environment import unavailable
 from tests.recording import Recording
@@ -187,7 +188,7 @@ def test_the_line_names_workers_without_the_hook(
     assert "localtrace doctor --ray" in line
 
 
-def test_a_required_recording_that_no_worker_makes_is_said_and_training_goes_on(
+def test_a_required_recording_that_no_worker_makes_stops_training_after_the_first_step(
     stranger: Any,
     know: Know,
     make_tracking: MakeTracking,
@@ -196,11 +197,11 @@ def test_a_required_recording_that_no_worker_makes_is_said_and_training_goes_on(
 ) -> None:
     know(stranger)
     roll_out(stranger)
+    loggers = make_tracking(backend="localtrace")
     monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
-    make_tracking(backend="localtrace").log(data={}, step=1)
-    line = capsys.readouterr().err
-    assert "0 of 1 workers " in line
-    assert "LOCALTRACE_REQUIRED" in line
+    with pytest.raises(CannotRecord, match="none of them is recorded: 0 of 1 workers "):
+        loggers.log(data={}, step=1)
+    assert "0 of 1 workers " in capsys.readouterr().err
 
 
 def test_the_line_says_why_a_worker_cannot_record(

@@ -1,0 +1,174 @@
+"""What the tests of trainers' hooks run for real, and how many rollouts they compare.
+
+A test that compares rollouts with what the framework holds fails at the first value that differs,
+and if it compared another number of them than this says. `make docs` writes the table in
+trainer_hooks/README.md from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localtrace.trainer_hooks.areal import AREAL
+from localtrace.trainer_hooks.nemo_rl import NEMO_RL
+from localtrace.trainer_hooks.seams import System
+from localtrace.trainer_hooks.skyrl import SKYRL
+from localtrace.trainer_hooks.slime import MILES, SLIME
+from localtrace.trainer_hooks.trl.hook import TRL
+from localtrace.trainer_hooks.verifiers import PRIME_RL, VERIFIERS
+from localtrace.trainer_hooks.verl import VERL
+
+_ROOT = Path(__file__).parents[1]
+_HOOKS = _ROOT / "trainer_hooks"
+_CI = (_ROOT / ".ci" / "run").read_text("utf-8")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What one target runs of a framework."""
+
+    hook: str
+    """Name of the hook's folder."""
+    system: System
+    ran: str
+    target: str = ""
+    """Target of make; none where it was run by hand only."""
+    rollouts: Mapping[str, int] = field(default_factory=dict)
+    """Rollouts compared, by job; empty where nothing of the framework runs in a test."""
+    versions: Sequence[str] = ()
+    """By default those that the hook names as tested."""
+    last_run: str = ""
+    """When it last passed, if CI does not run it."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the table, but for what is lost."""
+        count = str(sum(self.rollouts.values())) if self.rollouts else ""
+        is_in_ci = re.search(rf"\b{self.target}\b(?!-)", _CI)
+        when = "in CI" if is_in_ci else f"not in CI, last on {self.last_run}"
+        return (
+            f"[{self.system.name}]({self.hook}/README.md)",
+            ", ".join(self.versions or self.system.tested),
+            self.ran,
+            count,
+            "0" if count else "",
+            f"`make {self.target}`, {when}" if self.target else "hand",
+        )
+
+
+VERL_JOBS = Tested(
+    "verl",
+    VERL,
+    "whole `main_ppo` jobs of V1 (sync, async, another manager) and V0 (GRPO, REMAX): "
+    "trainer, queue, agent loops, reward workers; engine, worker group, checkpoints are scripted",
+    "test-verl",
+    {"v1 sync": 17, "v1 async": 24, "v1 gateway": 15, "v0 grpo": 17, "v0 remax": 20},
+    ("0.9.1",),
+)
+VERL_STEPS = Tested(
+    "verl",
+    VERL,
+    "agent loop workers and a step of the trainer, of V1 and V0; engine and models are scripted",
+    "test-verl",
+    {"v1": 21, "v0": 12},
+    ("0.9.1",),
+)
+VERL_MATRIX = Tested(
+    "verl",
+    VERL,
+    "the agent loop manager with its workers, and advantages; engine and rewards are scripted",
+    "test-verl-matrix",
+    {"0.6.1": 8, "0.7.1": 8, "0.8.0": 8, "0.9.1": 8},
+    ("0.6.1", "0.7.1", "0.8.0", "0.9.1"),
+    "24 November 2026",
+)
+TRL_TRAININGS = Tested(
+    "trl",
+    TRL,
+    "`GRPOTrainer`, also in two processes and with tools, and `RLOOTrainer`, which train a tiny "
+    "model; where tools are called, a script speaks for it",
+    "test-trl",
+    {"GRPO": 16, "two processes": 12, "tools": 4, "RLOO": 8},
+    ("1.16.0",),
+)
+SKYRL_TRAININGS = Tested(
+    "skyrl",
+    SKYRL,
+    "`RayPPOTrainer` with its dataset, generators, HTTP client, evaluation and advantages; engine "
+    "and model workers are scripted",
+    "test-skyrl",
+    {
+        "several turns": 8, "step-wise": 8, "step-wise, merged": 8, "one message": 8,
+        "one message, cut": 8, "own generator": 8, "batched": 8, "own loop": 4, "masked": 8,
+        "evaluation": 32,
+    },
+    last_run="24 November 2026",
+)  # fmt: skip
+AREAL_ROLLOUTS = Tested(
+    "areal",
+    AREAL,
+    "`RemoteSGLangEngine` with its executor and groups, and `PPOActor.compute_advantages`; the "
+    "engine is scripted, and there is no trainer, which needs GPUs",
+    "test-areal",
+    {"one turn": 8, "three turns": 8},
+    last_run="24 November 2026",
+)
+NEMO_RL_DOUBLE = Tested(
+    "nemo_rl",
+    NEMO_RL,
+    "`grpo_train` with a scripted model, environment and policy; tests use a double",
+)
+SLIME_COPY = Tested(
+    "slime",
+    SLIME,
+    "rollout function, sample hooks, logging and conversion to training data, with "
+    "a scripted engine; tests use a copy of its `Sample`",
+)
+MILES_SAMPLES = Tested(
+    "slime",
+    MILES,
+    "its `Sample` objects",
+)
+VERIFIERS_EPISODES = Tested(
+    "verifiers",
+    VERIFIERS,
+    "environment, interception, message graph, scoring, training client; the engine is scripted",
+    "test-formats",
+    {"episodes": 9},
+)
+PRIME_RL_DOUBLE = Tested(
+    "verifiers",
+    PRIME_RL,
+    "its monitors; tests repeat their module, with episodes of verifiers itself",
+)
+ROWS = (
+    VERL_JOBS, VERL_STEPS, VERL_MATRIX, TRL_TRAININGS, SKYRL_TRAININGS, AREAL_ROLLOUTS,
+    NEMO_RL_DOUBLE, SLIME_COPY, MILES_SAMPLES, VERIFIERS_EPISODES, PRIME_RL_DOUBLE,
+)  # fmt: skip
+
+
+def table() -> str:
+    """Return the table of the docs."""
+    lines = [
+        "| framework | version or commit | what ran for real | rollouts compared | mismatches | by "
+        "| what is lost |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    told = set[str]()
+    for tested in ROWS:
+        lost = "" if tested.hook in told else _lost(tested.hook)
+        told.add(tested.hook)
+        lines.append(f"| {' | '.join((*tested.cells(), lost))} |")
+    return "\n".join(lines)
+
+
+def _lost(hook: str) -> str:
+    """Return what a hook's README lists as not exposed, with a link to the reasons."""
+    text = (_HOOKS / hook / "README.md").read_text("utf-8")
+    _, heading, section = re.split(r"^## (What .* not expose)$", text, flags=re.MULTILINE)
+    of_this = section.partition("\n## ")[0]
+    lost = re.findall(r"^- \*\*(.*?)\.?\*\*", of_this, re.MULTILINE | re.DOTALL)
+    anchor = heading.lower().replace(" ", "-")
+    return f"{'; '.join(' '.join(one.split()) for one in lost)} ([why]({hook}/README.md#{anchor}))"
