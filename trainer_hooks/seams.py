@@ -42,6 +42,7 @@ Part = Generator[Any, Any, Any]
 It may yield new values of arguments by name, and return a result to give instead. If it ends before
 it yields, it takes no part in the call. If the call raises, the error is raised at the `yield`."""
 _MARK = "__localtrace_seam__"
+_REST = inspect.Parameter.VAR_POSITIONAL
 _KEYWORDS = inspect.Parameter.VAR_KEYWORD
 
 
@@ -105,7 +106,7 @@ class Seam:
             return original  # type: ignore[no-any-return]
         if not callable(original) or self.make is None:
             raise LookupError(self.names[0])
-        # A subclass may pass on all arguments by `*args`; then its base class has their names.
+        # A subclass may pass on arguments by `*args`; then its base class has their names.
         name = getattr(original, "__name__", "")
         bases = () if target is None else type(target).__mro__
         own = [vars(base).get(name) for base in bases]
@@ -114,7 +115,9 @@ class Seam:
         missing = [self._missing(function) - known.keys() for function in like]
         if all(missing) or self.is_stream != inspect.isasyncgenfunction(inspect.unwrap(original)):
             raise LookupError(f"{self.names[0]}({', '.join(sorted(missing[0]))})")
-        named = inspect.signature(like[missing.index(set())])
+        fit = [inspect.signature(f) for f, lacks in zip(like, missing, strict=True) if not lacks]
+        kinds = [{parameter.kind for parameter in one.parameters.values()} for one in fit]
+        named = next((one for one, has in zip(fit, kinds, strict=True) if _REST not in has), fit[0])
         made = functools.wraps(original)(self.make(original, named, known))
         setattr(made, _MARK, True)
         return made

@@ -70,9 +70,11 @@ class GenerationBatch:
         """Position of the first row among those of all processes."""
         params = {name: getattr(trainer, name) for name in _SAMPLING_NAMES}
         self._sampling_params = params | (trainer.args.generation_kwargs or {})
-        self._last_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        self._last_ids = _last_ids(trainer)
         """Ids that end a completion. One that ends with another id was cut off."""
-        size = trainer.num_generations_eval if self.validate else trainer.num_generations
+        size = trainer.num_generations
+        if self.validate:
+            size = getattr(trainer, "num_generations_eval", size)  # trl 0.24 has one number
         self.rows = [
             self._open(fields, number, *divmod(self._first + place, size))
             for place, fields in enumerate(inputs)
@@ -110,7 +112,7 @@ class GenerationBatch:
         Args:
             call: the call for the whole batch; every row gets its times.
             messages: prompt of every row of the batch, as text or a list of messages.
-            prompt_ids: prompt ids of the rows that generate.
+            prompt_ids: prompt ids of the rows that generate; empty where they are not known.
             completion_ids: ids that each of them generated; None if the call failed.
             logprobs: logprobs of the generated tokens, if TRL has them.
         """
@@ -122,10 +124,11 @@ class GenerationBatch:
             self._continued.append(row)
             prompt = prompts[row]
             inputs = {
-                "prompt_ids": list(ids),
                 "prompt" if isinstance(prompt, str) else "messages": prompt,
                 "sampling_params": self._sampling_params,
             }
+            if ids:
+                inputs["prompt_ids"] = list(ids)
             outputs: dict[str, Any] | None = None
             if completion_ids is not None:
                 generated = list(completion_ids[place])
@@ -202,6 +205,12 @@ class GenerationBatch:
         counted = (mask * tensors.get("tool_mask", mask)).any(dim=1).tolist()
         ids = [row.trajectory.trace_id for row in self.rows]
         return list(zip(ids, counted, strict=True))
+
+
+def _last_ids(trainer: Any) -> set[int]:
+    if hasattr(trainer, "eos_token_ids"):
+        return {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    return {trainer.eos_token_id, trainer.pad_token_id}  # trl 0.24 ends at the tokenizer's alone
 
 
 def record_trained(rollouts: Sequence[Trained], *, step: int | None, trained_step: int) -> None:

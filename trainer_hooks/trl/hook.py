@@ -32,9 +32,9 @@ _ROLLOUTS_KEY = "localtrace_rollouts"
 TRL = System(
     "trl",
     "trl",
-    ("1.16.0",),
+    ("0.24.0", "1.16.0"),
     "call localtrace.trainer_hooks.trl.record(trainer)",
-    otherwise="use the GRPOTrainer or RLOOTrainer of trl 1.16",
+    otherwise="use the GRPOTrainer or RLOOTrainer of trl 0.24 or 1.16",
 )
 
 
@@ -146,17 +146,27 @@ def _rolls_out(trainer: Any) -> bool:
 
 
 @TRL.around(_GRPO, "GRPOTrainer._generate_single_turn")
-def _turn(self: Any, prompt_ids: Sequence[Any]) -> Part:
+def _turn(self: Any, prompt_ids: Sequence[Any] | None = None) -> Part:
+    """Record a turn; trl 0.24 has no `prompt_ids`, and tokenizes the prompts in this call."""
     state = _states[self]
     call = yield from finished()
-    if state.batch is not None and not _rolls_out(self):
-        result = call.result or (None, None)
-        # RLOOTrainer returns the ids alone.
-        completion_ids, logprobs = result if isinstance(result, tuple) else (result, None)
-        state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
+    if state.batch is None or _rolls_out(self):
+        return
+    completion_ids = logprobs = None
+    if call.error is not None:
+        prompt_ids = prompt_ids or [()] * len(state.messages)
+    elif prompt_ids is None:
+        # RLOOTrainer returns no logprobs; the last item is what a model with images takes.
+        prompt_ids, completion_ids, *rest, _ = call.result
+        logprobs = rest[0] if rest else None
+    elif isinstance(call.result, tuple):
+        completion_ids, logprobs = call.result
+    else:
+        completion_ids = call.result  # of RLOOTrainer
+    state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
 
 
-@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop", without="calls of tools")
+@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop", without="")
 def _tools(self: Any, prompts: Sequence[Any]) -> Part:
     state = _states[self]
     state.messages = prompts
@@ -190,7 +200,9 @@ def _use(self: Any) -> Part:
 
 
 @TRL.around(_GRPO, "GRPOTrainer.log")
-def _log(self: Any, logs: dict[str, Any]) -> Part:
+def _log(self: Any) -> Part:
     yield
     if self.accelerator.is_main_process:
-        record_numbers(logs, self.state.global_step)
+        # Only some versions add their own numbers to the argument.
+        logged = {**self.state.log_history[-1]}
+        record_numbers(logged, logged.pop("step"))
