@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.record.losses import logger
-from localtrace.trainer_hooks.environment import is_asked_for, refuse
+from localtrace.trainer_hooks.environment import is_asked_for, refuse, say_once
 from localtrace.trainer_hooks.harmless import harmless
 from localtrace.trainer_hooks.streams import RecordedStream, Recording
 
@@ -272,6 +272,8 @@ class System:
     def enter(self, target: Any, kind: str) -> None:
         """Enter one object alone, at the seams that are methods of a class.
 
+        One line says what is lost without a method that it lacks.
+
         Args:
             target: object of the class, or one with the same methods.
             kind: name of the class.
@@ -297,12 +299,13 @@ class System:
             try:
                 made[name] = seam.replacement(getattr(target, name, None), target)
             except LookupError as error:
+                lack = f"no {error.args[0]} like that of {self.package} {self.tested[-1]}"
+                who = f"a {type(target).__qualname__} of {self.package} {self.version}"
                 if seam.without is None:
-                    raise ConfigError(
-                        f"a {type(target).__qualname__} cannot be recorded, as it has no "
-                        f"{error.args[0]} like that of {self.package} {self.tested[-1]}: "
-                        f"{self.otherwise}"
-                    ) from None
+                    text = f"{who} cannot be recorded, as it has {lack}: {self.otherwise}"
+                    raise ConfigError(text) from None
+                if seam.without:
+                    say_once(f"{who} has {lack}: {seam.without}")
         return made
 
     def has_entered(self, name: str) -> bool:
