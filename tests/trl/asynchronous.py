@@ -1,14 +1,18 @@
 """An AsyncGRPOTrainer on a CPU, with a worker that puts a script's samples into its queue.
 
-TRL computes attention with a kernel for GPUs, and asks for the name of the GPU. These two functions
-are replaced; all else is TRL's own.
+TRL computes attention with a kernel for GPUs, asks for the name of the GPU, and wants vLLM to be
+installed. These three functions are replaced; all else is TRL's own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import queue
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +26,7 @@ from trl.experimental.async_grpo import (
     AsyncGRPOConfig,
     AsyncGRPOTrainer,
     async_grpo_trainer,
+    async_rollout_worker,
     packing,
 )
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -33,9 +38,10 @@ LONGEST = 30
 
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the two functions that need a GPU."""
+    """Replace the functions that need a GPU."""
     kernel = SimpleNamespace(flash_attn_varlen_func=_attention)
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
+    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
 
 
@@ -110,6 +116,45 @@ class ScriptedWorker:
         raise AssertionError("TRL takes more samples than the script has")
 
 
+Reply = tuple[list[int], list[int], list[float]]
+"""The prompt's ids, and the ids and logprobs of the answer."""
+
+
+@contextlib.contextmanager
+def serving(call: list[int]) -> Iterator[tuple[str, list[Reply]]]:
+    """Serve completions as vLLM does, each with ids and logprobs of its own, and yield the address.
+
+    Args:
+        call: ids of every fourth answer, which calls a tool.
+    """
+    replies: list[Reply] = []
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            with lock:
+                number = len(replies)
+                ids = [*call, 2] if number % 4 == 0 else [70 + number, 71, 2]
+                logprobs = [-(1 + number) / 16 - token / 1024 for token in range(len(ids))]
+                replies.append((prompt, ids, logprobs))
+            choice = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
+            body = json.dumps({"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", replies
+    server.shutdown()
+    server.server_close()
+
+
 def sample_of(place: int, version: int) -> RolloutSample:
     """A sample whose ids and logprobs tell it from others; every third has two turns."""
     group, number = divmod(place, 2)
@@ -138,7 +183,14 @@ def sample_of(place: int, version: int) -> RolloutSample:
     )
 
 
-def make_trainer(model: Path, folder: Path, worker: Any = None, **settings: Any) -> Any:
+def make_trainer(
+    model: Path,
+    folder: Path,
+    worker: Any = None,
+    tokenizer: Any = None,
+    tools: Any = None,
+    **settings: Any,
+) -> Any:
     """A trainer of four updates, and new weights for the worker after every second."""
     chosen = {
         "token_budget": 0, "max_steps": 4, "weight_sync_steps": 2, "max_staleness": 0,
@@ -155,7 +207,8 @@ def make_trainer(model: Path, folder: Path, worker: Any = None, **settings: Any)
         train_dataset=Dataset.from_list(
             [{"prompt": [{"role": "user", "content": text}]} for text in QUESTIONS]
         ),
-        processing_class=AutoTokenizer.from_pretrained(model),
+        processing_class=tokenizer or AutoTokenizer.from_pretrained(model),
+        tools=tools,
         rollout_worker=worker,
         weight_transfer=NoTransfer(),
     )  # fmt: skip

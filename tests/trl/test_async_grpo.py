@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-
+from transformers import AutoTokenizer
+from trl.chat_template_utils import qwen3_schema
 from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
 
 import localtrace
@@ -23,8 +25,10 @@ from tests.trl.asynchronous import (
     make_trainer,
     on_a_cpu,
     sample_of,
+    serving,
 )
 from tests.trl.conftest import Stored
+from tests.trl.test_tools import _call, add
 from tests.trl.training import weights
 
 
@@ -116,6 +120,41 @@ def test_a_recorded_training_gives_the_same_weights_and_metrics(
     assert recorded.updates == bare.updates
     losses = [[entry.get("loss") for entry in one.state.log_history] for one in (recorded, bare)]
     assert losses[0] == losses[1]
+
+
+def test_rollouts_of_the_worker_are_what_its_server_answered_and_its_functions_gave(
+    model: Path, tmp_path: Path, stored: Stored
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.response_schema = qwen3_schema
+    call = tokenizer(_call("add", a=1, b=2))["input_ids"]
+    with serving(call) as (address, replies):
+        settings = {"vllm_server_base_url": address, "max_staleness": 100, "max_inflight_tasks": 2}
+        trainer = make_trainer(
+            model, tmp_path / "out", tokenizer=tokenizer, tools=[add], **settings
+        )
+        record(trainer)
+        trainer.train()
+    groups = defaultdict(list)
+    lengths = Counter()
+    for rollout in stored.rollouts():
+        turns = [(turn.prompt_ids, turn.output_ids, turn.output_logprobs) for turn in rollout.spans]
+        for turn in turns:
+            assert turn in replies
+        assert rollout.reward == sum(sum(ids) for _, ids, _ in turns)
+        assert rollout.spans[-1].messages[-1]["role"] == ("user" if len(turns) == 1 else "tool")
+        groups[rollout.group_id].append(rollout)
+        lengths[len(turns)] += 1
+    assert min(lengths[1], lengths[2]) > 0
+    whole = [pair for pair in groups.values() if len(pair) == 2]
+    assert len(whole) >= 4
+    for pair in whole:
+        rewards = np.array([one.reward for one in pair])
+        expected = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+        for rollout, advantage in zip(pair, expected, strict=True):
+            values = {one.name: one.number for one in rollout.outcomes}
+            assert values["advantage"] == pytest.approx(advantage)
+            assert values["total"] == rollout.reward
 
 
 @pytest.mark.parametrize("lost", ["prompts of samples", "the collator"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from localtrace import testing
 from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.trainer_hooks.trl import generation_batch, record
+from localtrace.trainer_hooks.trl.job import TRL
 from tests.environment import as_new_process
 from tests.trl.conftest import Stored
 from tests.trl.training import HAS_TOOLS, long, make_trainer, small, weights
@@ -146,9 +148,12 @@ def test_a_hook_that_fails_inside_changes_nothing(
     stored: Stored,
     bare: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     where: Any,
     name: str,
 ) -> None:
+    as_new_process(monkeypatch)
+
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("broken on purpose")
 
@@ -156,6 +161,8 @@ def test_a_hook_that_fails_inside_changes_nothing(
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
     assert active.recorder is not None
     assert active.recorder.losses.as_dict()
+    said = [line for line in capfd.readouterr().err.splitlines() if "none of them is" in line]
+    assert len(said) == (name == "__init__")  # without a batch nothing is recorded
 
 
 def test_a_reward_function_that_fails_reaches_the_caller_and_is_recorded(
@@ -202,6 +209,13 @@ def test_a_trainer_is_recorded_once_however_often_it_is_asked_for(
     assert len(stored.rollouts()) == 4
 
 
-def test_what_is_no_grpo_trainer_is_refused(stored: Stored) -> None:
+def test_what_lacks_a_place_is_refused_in_one_line_and_left_alone(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    as_new_process(monkeypatch)
+    record(object())
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.search(rf"\bobject of trl {re.escape(TRL.version)} .*\bGRPOTrainer\b", line)
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     with pytest.raises(ConfigError, match=r"\bobject\b.*\bGRPOTrainer\b"):
         record(object())

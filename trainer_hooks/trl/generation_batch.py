@@ -207,7 +207,7 @@ class GenerationBatch:
 
 
 def outcome_names(reward_names: Iterable[str]) -> list[str]:
-    """Return names of outcomes for reward functions; one that repeats or is taken gets its number."""
+    """Return names of reward functions' outcomes; one that repeats or is taken gets its number."""
     names: list[str] = []
     for place, name in enumerate(reward_names):
         names.append(f"{name}_{place}" if name in names or name in _TAKEN_NAMES else name)
