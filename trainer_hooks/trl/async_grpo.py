@@ -30,7 +30,7 @@ from localtrace.trainer_hooks.trl.generation_batch import (
     outcome_names,
     record_trained,
 )
-from localtrace.trainer_hooks.trl.job import TRL, record_logged, refuse_unrecorded
+from localtrace.trainer_hooks.trl.job import TRL, record_logged, report_gap
 
 KIND = "AsyncGRPOTrainer"
 _MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
@@ -63,6 +63,8 @@ class _State:
     """Rows of each batch that is packed and not yet trained on."""
     packed: int = 0
     """Number of batches packed so far."""
+    recorded: int = 0
+    """Number of rows recorded so far."""
     sizes: Counter[Any] = field(default_factory=Counter)
     """Rows so far of each group."""
 
@@ -133,7 +135,7 @@ def _record(trainer: Any, state: _State, sample: Any) -> Row:
     }
     queued_ns = time.time_ns() if sample.enqueued_at is None else int(sample.enqueued_at * 1e9)
     turns, flags = _turns(trainer, sample, queued_ns)
-    record_rollout(key, place, (queued_ns, queued_ns), turns, values)
+    state.recorded += bool(record_rollout(key, place, (queued_ns, queued_ns), turns, values))
     results: dict[str, Any] = {"advantage": sample.advantage}
     if not all(flags):
         results["response_mask"] = flags
@@ -192,11 +194,12 @@ def _pack(state: _State, batch: dict[str, Any], examples: Any) -> None:
 def _use(self: Any, inputs: dict[str, Any]) -> Part:
     number = inputs.pop(_BATCH_KEY, None)  # so that the loss sees no key but TRL's own
     yield
+    state = _states[self]
     if self.rollout_queue is None or active.recorder is None:
         return
-    rows = () if number is None else _states[self].batches.pop(int(number[0]), ())
+    rows = () if number is None else state.batches.pop(int(number[0]), ())
     if not rows:
-        refuse_unrecorded()
+        report_gap(state.recorded)
     by_step = defaultdict(list)
     for trace_id, step in rows:
         by_step[step].append((trace_id, True))

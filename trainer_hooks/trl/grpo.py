@@ -20,7 +20,7 @@ from localtrace.trainer_hooks.trl.generation_batch import (
     record_trained,
     record_within,
 )
-from localtrace.trainer_hooks.trl.job import TRL, record_logged, refuse_unrecorded
+from localtrace.trainer_hooks.trl.job import TRL, record_logged, report_gap
 
 KIND = "GRPOTrainer"
 _GRPO = "trl.trainer.grpo_trainer"
@@ -34,6 +34,8 @@ class _State:
 
     batches: int = 0
     """Number of generation batches so far, the same in all processes."""
+    recorded: int = 0
+    """Number of rollouts so far, those of this process."""
     batch: GenerationBatch | None = None
     """The generation batch under way."""
     messages: Sequence[Any] = ()
@@ -64,6 +66,7 @@ def _generate_and_score(self: Any, inputs: Sequence[dict[str, Any]]) -> Part:
         state.parts = []
     state.batches += 1
     batch = state.batch = GenerationBatch(self, inputs, state.batches)
+    state.recorded += len(batch.rows)
     call = yield from finished()
     state.batch, state.messages = None, ()
     batch.end(call.error)
@@ -142,7 +145,7 @@ def _use(self: Any) -> Part:
         if part is used:
             record_trained(rollouts, step=state.step, trained_step=self.state.global_step)
     if self.model.training and not state.parts:
-        refuse_unrecorded()
+        report_gap(state.recorded)
 
 
 TRL.around(_GRPO, "GRPOTrainer.log")(record_logged)

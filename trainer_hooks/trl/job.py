@@ -7,7 +7,13 @@ from typing import Any
 
 from localtrace.record import active
 from localtrace.record.config import variable
-from localtrace.trainer_hooks.environment import record_numbers, record_this_process, refuse, say
+from localtrace.trainer_hooks.environment import (
+    record_numbers,
+    record_this_process,
+    refuse,
+    say,
+    say_once,
+)
 from localtrace.trainer_hooks.seams import Part, System
 from localtrace.trainer_hooks.tokenizer import keep_tokenizer
 
@@ -54,16 +60,20 @@ def _follow_main_process(worker: str) -> None:
         )
 
 
-def refuse_unrecorded() -> None:
-    """Say that the trainer trains on rollouts of which none is recorded.
+def report_gap(recorded: int) -> None:
+    """Say that the trainer trains on rollouts that the hook does not know.
+
+    Args:
+        recorded: number of rollouts recorded so far.
 
     Raises:
-        CannotRecord: recording is required.
+        CannotRecord: none is recorded, and recording is required.
     """
     if active.recorder is not None:
-        refuse(
-            f"trl {TRL.version} trains on rollouts, and none of them is recorded: localtrace "
-            "doctor shows what its hook needs"
+        tell, what = (say_once, "which ones is not") if recorded else (refuse, "none of them is")
+        tell(
+            f"trl {TRL.version} trains on rollouts, and {what} recorded: localtrace doctor shows "
+            "what its hook needs"
         )
 
 
