@@ -20,7 +20,7 @@ PLATFORM ?= manylinux2014_x86_64 manylinux_2_28_x86_64
 OUT ?= wheelhouse
 MINUTES ?= 60
 
-.PHONY: help demo test test-browser screenshots test-servers test-sglang test-vllm test-formats test-gpu test-trl test-skyrl test-areal test-ray test-verl test-verl-matrix soak soak-hour lint docs bench bench-viewer wheelhouse clean
+.PHONY: help demo test test-browser screenshots test-servers test-sglang test-vllm test-formats test-gpu test-trl test-trl24 test-skyrl test-areal test-ray test-verl test-verl-matrix soak soak-hour lint docs bench bench-viewer wheelhouse clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -112,6 +112,18 @@ test-gpu: $(VENV)/test-installed  ## Run the tests that need a CUDA GPU, with a 
 
 test-trl: $(VENV)/test-installed  ## Run the tests that train with TRL's own GRPO trainer
 	$(BIN)/python -m pytest tests/trl tests/golden/trl
+
+# Tools, rollouts of one's own and logged completions are newer than trl 0.24, and AsyncGRPOTrainer too.
+test-trl24: .venv-trl24/installed  ## Run the TRL hook's tests with trl 0.24, which Unsloth pins (2 GB)
+	.venv-trl24/bin/python -m pytest tests/trl/test_recorded.py tests/trl/test_rloo.py \
+	    tests/trl/test_ranks.py tests/trl/test_unchanged.py \
+	    --deselect tests/trl/test_recorded.py::test_a_custom_rollout_is_one_turn_with_its_logprobs_and_mask \
+	    --deselect tests/trl/test_recorded.py::test_completions_that_trl_logs_can_be_imported_each_once
+
+.venv-trl24/installed: tests/trl/requirements-0.24.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(call install,$(@D)) -r $< -e ".[text]"
+	touch $@
 
 test-skyrl: .venv-skyrl/installed  ## Run the SkyRL hook's tests with SkyRL's own trainers on a CPU, on Python 3.12 (6 GB)
 	.venv-skyrl/bin/python -m pytest tests/skyrl

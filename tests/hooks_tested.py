@@ -17,7 +17,7 @@ from localtrace.trainer_hooks.nemo_rl import NEMO_RL
 from localtrace.trainer_hooks.seams import System
 from localtrace.trainer_hooks.skyrl import SKYRL
 from localtrace.trainer_hooks.slime import MILES, SLIME
-from localtrace.trainer_hooks.trl.hook import TRL
+from localtrace.trainer_hooks.trl.job import TRL
 from localtrace.trainer_hooks.verifiers import PRIME_RL, VERIFIERS
 from localtrace.trainer_hooks.verl import VERL
 

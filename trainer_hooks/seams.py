@@ -42,6 +42,7 @@ Part = Generator[Any, Any, Any]
 It may yield new values of arguments by name, and return a result to give instead. If it ends before
 it yields, it takes no part in the call. If the call raises, the error is raised at the `yield`."""
 _MARK = "__localtrace_seam__"
+_REST = inspect.Parameter.VAR_POSITIONAL
 _KEYWORDS = inspect.Parameter.VAR_KEYWORD
 
 
@@ -105,7 +106,7 @@ class Seam:
             return original  # type: ignore[no-any-return]
         if not callable(original) or self.make is None:
             raise LookupError(self.names[0])
-        # A subclass may pass on all arguments by `*args`; then its base class has their names.
+        # A subclass may pass on arguments by `*args`; then its base class has their names.
         name = getattr(original, "__name__", "")
         bases = () if target is None else type(target).__mro__
         own = [vars(base).get(name) for base in bases]
@@ -114,7 +115,9 @@ class Seam:
         missing = [self._missing(function) - known.keys() for function in like]
         if all(missing) or self.is_stream != inspect.isasyncgenfunction(inspect.unwrap(original)):
             raise LookupError(f"{self.names[0]}({', '.join(sorted(missing[0]))})")
-        named = inspect.signature(like[missing.index(set())])
+        fit = [inspect.signature(f) for f, lacks in zip(like, missing, strict=True) if not lacks]
+        kinds = [{parameter.kind for parameter in one.parameters.values()} for one in fit]
+        named = next((one for one, has in zip(fit, kinds, strict=True) if _REST not in has), fit[0])
         made = functools.wraps(original)(self.make(original, named, known))
         setattr(made, _MARK, True)
         return made
@@ -276,6 +279,8 @@ class System:
     def enter(self, target: Any, kind: str) -> None:
         """Enter one object alone, at the seams that are methods of a class.
 
+        One line says what is lost without a method that it lacks.
+
         Args:
             target: object of the class, or one with the same methods.
             kind: name of the class.
@@ -301,12 +306,13 @@ class System:
             try:
                 made[name] = seam.replacement(getattr(target, name, None), target)
             except LookupError as error:
+                lack = f"no {error.args[0]} like that of {self.package} {self.tested[-1]}"
+                who = f"a {type(target).__qualname__} of {self.package} {self.version}"
                 if seam.without is None:
-                    raise ConfigError(
-                        f"a {type(target).__qualname__} cannot be recorded, as it has no "
-                        f"{error.args[0]} like that of {self.package} {self.tested[-1]}: "
-                        f"{self.otherwise}"
-                    ) from None
+                    text = f"{who} cannot be recorded, as it has {lack}: {self.otherwise}"
+                    raise ConfigError(text) from None
+                if seam.without:
+                    say_once(f"{who} has {lack}: {seam.without}")
         return made
 
     def has_entered(self, name: str) -> bool:

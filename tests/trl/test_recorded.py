@@ -16,7 +16,7 @@ from localtrace.trainer_hooks.trl import record
 from tests.commands import rows, run
 from tests.hooks_tested import TRL_TRAININGS
 from tests.trl.conftest import Stored
-from tests.trl.training import LAST_IDS, long, make_trainer
+from tests.trl.training import HAS_TOOLS, LAST_IDS, ObservedTrainer, long, make_trainer
 
 _SETTINGS = {
     # Each batch is generated for two micro-batches and used in two updates.
@@ -292,6 +292,27 @@ def test_a_custom_rollout_is_one_turn_with_its_logprobs_and_mask(
         assert turn.output_logprobs == [-0.5, 0.0, None, -2.0]
         masks = [one.values for one in rollout.outcomes if one.name == "response_mask"]
         assert masks == [[1, 0, 1, 1]]
+
+
+class WithLogprobs(ObservedTrainer):
+    """Generates with logprobs, as with vLLM."""
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        result = list(super()._generate_single_turn(*args, **kwargs))
+        ids, logprobs = (0, 1) if HAS_TOOLS else (1, 2)
+        result[logprobs] = [[-0.25 * place for place in range(len(one))] for one in result[ids]]
+        return tuple(result)
+
+
+def test_logprobs_of_sampling_are_recorded_where_trl_has_them(
+    model: Path, tmp_path: Path, stored: Stored
+) -> None:
+    trainer = make_trainer(model, tmp_path / "out", kind=WithLogprobs, max_steps=1)
+    record(trainer)
+    trainer.train()
+    (launch,) = trainer.launches
+    for rollout, logprobs in zip(stored.rollouts(), launch["logprobs"], strict=True):
+        assert rollout.spans[0].output_logprobs == logprobs
 
 
 def test_names_of_reward_functions_never_hide_another_value(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from localtrace.errors import ConfigError
 from localtrace.record import active
 from localtrace.trainer_hooks.harmless import CannotRecord
 from localtrace.trainer_hooks.trl import generation_batch, record
+from localtrace.trainer_hooks.trl.job import TRL
 from tests.environment import as_new_process
 from tests.trl.conftest import Stored
-from tests.trl.training import long, make_trainer, small, weights
+from tests.trl.training import HAS_TOOLS, long, make_trainer, small, weights
 
 _SETTINGS = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
     "num_iterations": 2,
+    "max_steps": 4,
     "eval_strategy": "steps",
     "eval_steps": 2,
 }
@@ -64,7 +67,7 @@ def test_a_recorded_training_gives_the_same_weights_batches_metrics_and_random_n
     model: Path, tmp_path: Path, stored: Stored, bare: dict[str, Any]
 ) -> None:
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
-    # Batches of four at steps 0 and 2, and evaluations of four after step 2 and at the end.
+    # Batches of four at steps 0 and 2, and evaluations of four after steps 2 and 4.
     assert len(stored.rollouts()) == 2 * 4 + 2 * 4
 
 
@@ -146,9 +149,12 @@ def test_a_hook_that_fails_inside_changes_nothing(
     stored: Stored,
     bare: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     where: Any,
     name: str,
 ) -> None:
+    as_new_process(monkeypatch)
+
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("broken on purpose")
 
@@ -156,6 +162,8 @@ def test_a_hook_that_fails_inside_changes_nothing(
     _assert_same(_train(model, tmp_path / "out", recorded=True), bare)
     assert active.recorder is not None
     assert active.recorder.losses.as_dict()
+    said = capfd.readouterr().err
+    assert ("rollouts, and none of them is recorded" in said) == (name in ("__init__", "end"))
 
 
 def test_training_on_rollouts_of_which_none_is_recorded_is_said_and_stops_where_required(
@@ -207,7 +215,8 @@ def test_a_generation_that_fails_reaches_the_caller_and_is_recorded(
     for rollout in rollouts:
         (turn,) = rollout.spans
         assert (rollout.status, turn.status) == ("error", "error")
-        assert turn.prompt_ids
+        assert turn.messages
+        assert bool(turn.prompt_ids) == HAS_TOOLS  # trl 0.24 tokenizes in the call that failed
         assert turn.output_ids is None
 
 
@@ -221,6 +230,13 @@ def test_a_trainer_is_recorded_once_however_often_it_is_asked_for(
     assert len(stored.rollouts()) == 4
 
 
-def test_what_is_no_grpo_trainer_is_refused(stored: Stored) -> None:
+def test_what_lacks_a_place_is_refused_in_one_line_and_left_alone(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    as_new_process(monkeypatch)
+    record(object())
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.search(rf"\bobject of trl {re.escape(TRL.version)} .*\bGRPOTrainer\b", line)
+    monkeypatch.setenv("LOCALTRACE_REQUIRED", "1")
     with pytest.raises(ConfigError, match=r"\bobject\b.*\bGRPOTrainer\b"):
         record(object())

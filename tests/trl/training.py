@@ -14,8 +14,11 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.verl.agent_loops.model import write_model
 
 QUESTIONS = [f"What is {a} plus {b}?" for a in range(3) for b in range(3)]
-LAST_IDS = range(2, 60)
-"""Tokens that end a completion, so many that some of few tokens end."""
+HAS_TOOLS = hasattr(GRPOTrainer, "_tool_call_loop")
+"""Whether TRL calls tools; 0.24 does not."""
+LAST_IDS = range(2, 60) if HAS_TOOLS else (2,)
+"""Tokens that end a completion, so many that some of few tokens end; 0.24 knows one alone."""
+_OFTEN_THE_LAST = {} if HAS_TOOLS else {"sequence_bias": [[[2], 4.0]]}
 
 
 class ObservedTrainer(GRPOTrainer):
@@ -27,16 +30,18 @@ class ObservedTrainer(GRPOTrainer):
         self.logged: list[tuple[int, dict[str, Any]]] = []
         super().__init__(*args, **kwargs)
 
-    def _generate(self, prompts: list[Any]) -> Any:
-        result = super()._generate(prompts)
-        names = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs")
-        found = dict(zip(names, copy.deepcopy(result[:5]), strict=True))
+    def _generate(self, prompts: list[Any], *images: Any) -> Any:
+        result = super()._generate(prompts, *images)
+        names = ["prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs"]
+        if not HAS_TOOLS:
+            names[2:] = ["count", "logprobs"]
+        found = dict(zip(names, copy.deepcopy(result), strict=False))
         self.launches[-1] |= {"prompts": copy.deepcopy(prompts), **found}
         return result
 
-    def _calculate_rewards(self, *args: Any) -> Any:
-        rewards = super()._calculate_rewards(*args)
-        self.launches[-1]["rewards"] = rewards.clone()
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *ids: Any) -> Any:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, *ids)
+        self.launches[-1] |= {"rewards": rewards.clone(), "completions": completions}
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -58,7 +63,8 @@ class ObservedTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, Any], *args: Any) -> None:
         super().log(logs, *args)
-        self.logged.append((self.state.global_step, dict(logs)))
+        logged = dict(self.state.log_history[-1])
+        self.logged.append((logged.pop("step"), logged))
 
 
 def long(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -109,6 +115,7 @@ def make_trainer(
         "logging_steps": 1,
         "beta": 0.1,
         "seed": 7,
+        "generation_kwargs": _OFTEN_THE_LAST,
         **settings,
     }
     args = GRPOConfig(

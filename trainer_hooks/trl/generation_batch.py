@@ -7,7 +7,7 @@ import contextvars
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localtrace.record.capture import trajectory
@@ -20,7 +20,7 @@ from localtrace.trainer_hooks.generations import Finished, record_generation
 if TYPE_CHECKING:
     import torch
 
-_SOURCE = "trl"
+SOURCE = "trl"
 _TOKEN_NAMES = {
     "old_per_token_logps": "old_log_probs",
     "ref_per_token_logps": "ref_log_prob",
@@ -31,10 +31,10 @@ _TOKEN_NAMES = {
 _TAKEN_NAMES = {"reward", "advantage", "trained_step", "fate", *_TOKEN_NAMES.values()}
 Trained = tuple[str, bool]
 """The trace id of a rollout, and whether any of its tokens counts in the loss."""
-_OP = "trl.generate"
+OP = "trl.generate"
 _INDEX_NAMES = ("index", "id")
 """Dataset columns that identify a row. The first one present is used."""
-_SAMPLING_NAMES = (
+SAMPLING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length",
 )  # fmt: skip
 
@@ -68,11 +68,13 @@ class GenerationBatch:
         self.validate = not trainer.model.training
         self._first = trainer.accelerator.process_index * len(inputs)
         """Position of the first row among those of all processes."""
-        params = {name: getattr(trainer, name) for name in _SAMPLING_NAMES}
+        params = {name: getattr(trainer, name) for name in SAMPLING_NAMES}
         self._sampling_params = params | (trainer.args.generation_kwargs or {})
-        self._last_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        self._last_ids = last_ids(trainer)
         """Ids that end a completion. One that ends with another id was cut off."""
-        size = trainer.num_generations_eval if self.validate else trainer.num_generations
+        size = trainer.num_generations
+        if self.validate:
+            size = getattr(trainer, "num_generations_eval", size)  # trl 0.24 has one number
         self.rows = [
             self._open(fields, number, *divmod(self._first + place, size))
             for place, fields in enumerate(inputs)
@@ -110,7 +112,7 @@ class GenerationBatch:
         Args:
             call: the call for the whole batch; every row gets its times.
             messages: prompt of every row of the batch, as text or a list of messages.
-            prompt_ids: prompt ids of the rows that generate.
+            prompt_ids: prompt ids of the rows that generate; empty where they are not known.
             completion_ids: ids that each of them generated; None if the call failed.
             logprobs: logprobs of the generated tokens, if TRL has them.
         """
@@ -122,10 +124,11 @@ class GenerationBatch:
             self._continued.append(row)
             prompt = prompts[row]
             inputs = {
-                "prompt_ids": list(ids),
                 "prompt" if isinstance(prompt, str) else "messages": prompt,
                 "sampling_params": self._sampling_params,
             }
+            if ids:
+                inputs["prompt_ids"] = list(ids)
             outputs: dict[str, Any] | None = None
             if completion_ids is not None:
                 generated = list(completion_ids[place])
@@ -138,7 +141,7 @@ class GenerationBatch:
                     outputs["finish_reason"] = "stop" if ended else "length"
             row.context.run(
                 record_generation,
-                _OP,
+                OP,
                 start_ns=call.start_ns,
                 duration_ns=call.duration_ns,
                 inputs=inputs,
@@ -180,21 +183,20 @@ class GenerationBatch:
         """Record rewards, advantages and per-token values.
 
         Args:
-            reward_names: names of the reward functions; one that repeats or is taken gets its
-                number.
+            reward_names: names of the reward functions.
             tensors: TRL's scored batch, one row per rollout in the same order; shape (rows,) or
                 (rows, completion tokens), padded on the right.
         """
-        values: dict[str, list[Any]] = {}
-        for place, name in enumerate(reward_names):
-            known = name in values or name in _TAKEN_NAMES
-            values[f"{name}_{place}" if known else name] = [row.rewards[place] for row in self.rows]
+        values: dict[str, list[Any]] = {
+            name: [row.rewards[place] for row in self.rows]
+            for place, name in enumerate(outcome_names(reward_names))
+        }
         values["advantage"] = tensors["advantages"].tolist()
         ids = [row.trajectory.trace_id for row in self.rows]
-        outcome(ids, step=self.step, source=_SOURCE, **values)
+        outcome(ids, step=self.step, source=SOURCE, **values)
         per_token = {name: tensors[key] for key, name in _TOKEN_NAMES.items() if key in tensors}
         lengths = [row.length for row in self.rows]
-        record_tensors(ids, step=self.step, source=_SOURCE, lengths=lengths, **per_token)
+        record_tensors(ids, step=self.step, source=SOURCE, lengths=lengths, **per_token)
 
     def trained(self, tensors: Mapping[str, torch.Tensor]) -> list[Trained]:
         """Return each row's rollout, and whether any of its tokens counts in the loss."""
@@ -202,6 +204,22 @@ class GenerationBatch:
         counted = (mask * tensors.get("tool_mask", mask)).any(dim=1).tolist()
         ids = [row.trajectory.trace_id for row in self.rows]
         return list(zip(ids, counted, strict=True))
+
+
+def outcome_names(reward_names: Iterable[str]) -> list[str]:
+    """Return names of reward functions' outcomes; one that repeats or is taken gets its number."""
+    names: list[str] = []
+    for place, name in enumerate(reward_names):
+        names.append(f"{name}_{place}" if name in names or name in _TAKEN_NAMES else name)
+    return names
+
+
+def last_ids(trainer: Any) -> set[int]:
+    """Return the ids of which one ends a completion, unless it was cut off."""
+    if hasattr(trainer, "eos_token_ids"):
+        tokenizer = getattr(trainer, "_tokenizer", trainer.processing_class)
+        return {*trainer.eos_token_ids, tokenizer.pad_token_id}
+    return {trainer.eos_token_id, trainer.pad_token_id}  # trl 0.24 ends at the tokenizer's alone
 
 
 def record_trained(rollouts: Sequence[Trained], *, step: int | None, trained_step: int) -> None:
@@ -212,7 +230,7 @@ def record_trained(rollouts: Sequence[Trained], *, step: int | None, trained_ste
     ids = [trace_id for trace_id, _ in rollouts]
     fates = ["trained" if counts else "filtered" for _, counts in rollouts]
     steps = [trained_step if counts else None for _, counts in rollouts]
-    outcome(ids, step=step, source=_SOURCE, fate=fates, trained_step=steps)
+    outcome(ids, step=step, source=SOURCE, fate=fates, trained_step=steps)
 
 
 def record_within(row: Row, tool: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,203 +1,36 @@
-"""The hook into one GRPO trainer, at seven of its methods.
-
-No callback of TRL sees completions, so the methods are entered on the instance; TRL's classes and
-modules stay as they are. The hook looks at arguments and results. It draws no random numbers and
-changes no tensor.
-"""
+"""The switch of the hook: one trainer is recorded from now on."""
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from localtrace.record import active
-from localtrace.record.config import variable
-from localtrace.trainer_hooks.environment import (
-    check_recorded,
-    record_numbers,
-    record_this_process,
-    say,
-)
-from localtrace.trainer_hooks.generations import finished
-from localtrace.trainer_hooks.seams import Part, System
-from localtrace.trainer_hooks.tokenizer import keep_tokenizer
-from localtrace.trainer_hooks.trl.generation_batch import (
-    GenerationBatch,
-    Trained,
-    record_trained,
-    record_within,
-)
+from localtrace.errors import ConfigError
+from localtrace.trainer_hooks.environment import refuse
+from localtrace.trainer_hooks.trl import async_grpo, grpo
+from localtrace.trainer_hooks.trl.job import TRL, start_recording
 
-_GRPO = "trl.trainer.grpo_trainer"
-_ROLLOUTS_KEY = "localtrace_rollouts"
-"""Extra key in TRL's batch that keeps each row's rollout while TRL shuffles and splits it."""
-TRL = System(
-    "trl",
-    "trl",
-    ("1.16.0",),
-    "call localtrace.trainer_hooks.trl.record(trainer)",
-    otherwise="use the GRPOTrainer or RLOOTrainer of trl 1.16",
-)
-
-
-@dataclass(slots=True)
-class _State:
-    """The state of the hook for one trainer."""
-
-    batches: int = 0
-    """Number of generation batches so far, the same in all processes."""
-    batch: GenerationBatch | None = None
-    """The generation batch under way."""
-    messages: Sequence[Any] = ()
-    """Prompts of the batch, by row; tool results are added as they arrive."""
-    parts: list[list[Trained]] = field(default_factory=list)
-    """The rollouts in each part of TRL's buffer."""
-    step: int | None = None
-    """The step at which the rollouts in the buffer were launched."""
-
-
-_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
-"""The recorded trainers."""
+_recorded: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def record(trainer: Any) -> None:
-    """Record what a `trl.GRPOTrainer` or `trl.RLOOTrainer` generates, scores and trains on.
+    """Record what one of TRL's GRPO or RLOO trainers generates, scores and trains on.
 
     Call it in every process of the job, after making the trainer and before `train()` or
     `evaluate()`. The main process must record already (`localtrace.init`) or have LOCALTRACE_STORE
-    set; the others record into the same run. Otherwise one line says that nothing is recorded.
+    set; the others record into the same run. Otherwise one line says that nothing is recorded, and
+    so it does for a trainer that lacks methods which the hook needs.
 
     Raises:
-        ConfigError: the trainer lacks methods that TRL's GRPO trainer has.
-        CannotRecord: recording cannot start, and LOCALTRACE_REQUIRED is set.
+        CannotRecord: recording is impossible, and LOCALTRACE_REQUIRED is set.
     """
-    TRL.replacements(trainer, "GRPOTrainer")
-    if trainer not in _states and _start_recording(trainer):
-        _states[trainer] = _State()
-        TRL.enter(trainer, "GRPOTrainer")
-
-
-def _start_recording(trainer: Any) -> bool:
-    """Record in this process, as part of the main process's run; return whether it records."""
-    accelerator = trainer.accelerator
-    worker, is_main = f"rank{accelerator.process_index}", accelerator.is_main_process
-    if is_main:
-        record_this_process(worker, who="the trainer")
-    if accelerator.num_processes > 1:
-        _follow_main_process(worker)
-    keep_tokenizer(trainer.processing_class)
-    return active.recorder is not None
-
-
-def _follow_main_process(worker: str) -> None:
-    """Join the main process's run, which is broadcast to all. This is a collective call."""
-    from torch import distributed
-
-    recorder, variables = active.recorder, {}
-    if recorder is not None:
-        names = ("project", "experiment", "run_id", "attempt")
-        variables = {variable(name): str(getattr(recorder.context, name)) for name in names}
-        variables["LOCALTRACE_STORE"] = str(recorder.layout.root)
-    told = [variables]
-    distributed.broadcast_object_list(told, src=0)
-    (variables,) = told
-    if recorder is None and variables:
-        os.environ.update(variables)
-        record_this_process(worker)
-    elif recorder and variables and recorder.context.run_id != variables["LOCALTRACE_RUN_ID"]:
-        say(
-            f"{worker} records a run of its own: call localtrace.init(...) in the main process "
-            "only, or with the same run_id everywhere"
-        )
-
-
-# -- one generation batch, from the dataset's rows to what is trained on -----------------------
-
-
-@TRL.around(_GRPO, "GRPOTrainer._generate_and_score_completions")
-def _generate_and_score(self: Any, inputs: Sequence[dict[str, Any]]) -> Part:
-    state = _states[self]
-    state.batch = None
-    if self.model.training:  # evaluation leaves TRL's buffer as it is
-        state.parts = []
-    state.batches += 1
-    batch = state.batch = GenerationBatch(self, inputs, state.batches)
-    call = yield from finished()
-    state.batch, state.messages = None, ()
-    batch.end(call.error)
-    if call.error is None:
-        batch.record_outcomes(self.reward_func_names, call.result)
-        if not batch.validate:
-            state.step = batch.step
-            call.result[_ROLLOUTS_KEY] = batch.trained(call.result)
-
-
-@TRL.around(_GRPO, "GRPOTrainer._generate")
-def _generate(self: Any, prompts: Sequence[Any]) -> Part:
-    """Note the prompts; record the result of a `rollout_func`, which generates, as one turn."""
-    state = _states[self]
-    state.messages = prompts
-    call = yield from finished()
-    if state.batch is not None and _rolls_out(self) and call.error is None:
-        prompt_ids, completion_ids, _, _, logprobs, *_ = call.result
-        state.batch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
-
-
-def _rolls_out(trainer: Any) -> bool:
-    return getattr(trainer, "rollout_func", None) is not None
-
-
-@TRL.around(_GRPO, "GRPOTrainer._generate_single_turn")
-def _turn(self: Any, prompt_ids: Sequence[Any]) -> Part:
-    state = _states[self]
-    call = yield from finished()
-    if state.batch is not None and not _rolls_out(self):
-        result = call.result or (None, None)
-        # RLOOTrainer returns the ids alone.
-        completion_ids, logprobs = result if isinstance(result, tuple) else (result, None)
-        state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
-
-
-@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop", without="calls of tools")
-def _tools(self: Any, prompts: Sequence[Any]) -> Part:
-    state = _states[self]
-    state.messages = prompts
-    if state.batch is not None:
-        for tools in (self._sync_tool_dicts, self._async_tool_dicts):
-            # TRL calls a row's tools through the row's dict.
-            for row, by_name in zip(state.batch.rows, tools, strict=True):
-                by_name.update({name: record_within(row, f) for name, f in by_name.items()})
-    yield
-
-
-@TRL.around(_GRPO, "GRPOTrainer._calculate_rewards")
-def _score(self: Any, completion_ids_list: Any) -> Part:
-    rewards = yield
-    batch = _states[self].batch
-    if batch is not None:
-        batch.score(rewards, completion_ids_list)
-
-
-@TRL.around(_GRPO, "GRPOTrainer._prepare_inputs")
-def _use(self: Any) -> Part:
-    """Record that TRL is about to train on a part of its buffer; evaluation has none."""
-    used, state = (yield), _states[self]
-    buffer = self._buffered_inputs or ()
-    if any(_ROLLOUTS_KEY in part for part in buffer):
-        # Removed, so that the loss sees no key but TRL's own.
-        state.parts = [part.pop(_ROLLOUTS_KEY) for part in buffer]
-    for part, rollouts in zip(buffer, state.parts, strict=False):
-        if part is used:
-            record_trained(rollouts, step=state.step, trained_step=self.state.global_step)
-    if buffer:
-        check_recorded("TRL")
-
-
-@TRL.around(_GRPO, "GRPOTrainer.log")
-def _log(self: Any, logs: dict[str, Any]) -> Part:
-    yield
-    if self.accelerator.is_main_process:
-        record_numbers(logs, self.state.global_step)
+    trainers = async_grpo if hasattr(trainer, "rollout_queue") else grpo
+    try:
+        TRL.replacements(trainer, trainers.KIND)
+    except ConfigError as error:
+        refuse(str(error))
+        return
+    if trainer not in _recorded and start_recording(trainer):
+        _recorded.add(trainer)
+        trainers.begin(trainer)
+        TRL.enter(trainer, trainers.KIND)

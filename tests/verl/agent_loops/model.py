@@ -77,6 +77,7 @@ def _tokenizer():
     tokenizer.train_from_iterator(_CORPUS, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=_TEMPLATE,

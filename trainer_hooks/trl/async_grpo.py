@@ -1,0 +1,210 @@
+"""The hook into one AsyncGRPOTrainer: what it takes from its worker's queue, and trains on.
+
+Another process generates and scores, so each training row is recorded as the trainer takes it. The
+number of a packed batch travels in the batch, so that its rows are known when it is trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import uuid
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from localtrace.record import active
+from localtrace.record.capture import Beginning
+from localtrace.record.session import outcome
+from localtrace.trainer_hooks.generations import FinishedCall, record_rollout, turns_of
+from localtrace.trainer_hooks.harmless import harmless
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.trl.generation_batch import (
+    OP,
+    SAMPLING_NAMES,
+    SOURCE,
+    last_ids,
+    outcome_names,
+    record_trained,
+)
+from localtrace.trainer_hooks.trl.job import TRL, record_logged, report_gap
+
+KIND = "AsyncGRPOTrainer"
+_MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
+_WORKER = "trl.experimental.async_grpo.async_rollout_worker"
+_LOST = "rollouts of AsyncGRPOTrainer are not recorded"
+_BATCH_KEY = "localtrace_batch"
+"""Extra key in TRL's packed batch: its number, once per process."""
+_REWARD = "rewards/"
+"""Prefix of the reward functions' names in a sample's metrics."""
+_SAMPLE = (
+    "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage",
+    "model_version", "group_id", "metrics", "enqueued_at",
+)  # fmt: skip
+TRL.needs(_WORKER, "RolloutSample", reads=_SAMPLE, without=_LOST)
+TRL.needs(_MODULE, "RolloutWorkerProtocol.update_model_version", without=_LOST)
+TRL.needs(_MODULE, "DataCollatorForRollout.torch_call", reads=("examples",), without=_LOST)
+Row = tuple[str, int | None]
+"""Trace id of a training row, and the step at which its rollout was launched."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The state of the hook for one trainer."""
+
+    steps: dict[int, int] = field(default_factory=dict)
+    """Number of updates that made the weights of each version."""
+    taken: dict[int, tuple[Any, Row]] = field(default_factory=dict)
+    """Rows that wait for their batch, by the identity of their ids, which are kept alive here."""
+    batches: dict[int, list[Row]] = field(default_factory=dict)
+    """Rows of each batch that is packed and not yet trained on."""
+    packed: int = 0
+    """Number of batches packed so far."""
+    recorded: int = 0
+    """Number of rows recorded so far."""
+    sizes: Counter[Any] = field(default_factory=Counter)
+    """Rows so far of each group."""
+
+
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+"""The recorded trainers."""
+
+
+@harmless
+def begin(trainer: Any) -> None:
+    """Record a trainer from now on."""
+    state = _states[trainer] = _State()
+    if trainer.rollout_queue is not None:  # that of the main process, which packs for all
+        _follow(trainer.rollout_queue, "get", functools.partial(_take, trainer))
+        _follow(
+            trainer.rollout_worker,
+            "update_model_version",
+            lambda _, version: state.steps.update({version: trainer.state.global_step}),
+        )
+
+
+def _follow(owner: Any, name: str, note: Callable[..., Any]) -> None:
+    """Call `note` with the result of each call of a method of one object, and its arguments."""
+    method, noted = getattr(owner, name), harmless(note)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        noted(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, called)
+
+
+def _take(trainer: Any, sample: Any, *_: Any, **__: Any) -> None:
+    """Record a row that the trainer takes, and its fate if the trainer leaves it out."""
+    state, budget = _states[trainer], trainer.args.token_budget or 0
+    if active.recorder is None:
+        return
+    row = trace_id, step = _record(trainer, state, sample)
+    if trainer.model_version - sample.model_version > trainer.args.max_staleness:
+        fate, reason = "stale", "older than max_staleness allows"
+    elif 0 < budget < len(sample.input_ids):
+        fate, reason = "filtered", "longer than token_budget"
+    else:
+        state.taken[id(sample.input_ids)] = sample.input_ids, row
+        return
+    outcome(trace_id, step=step, source=SOURCE, fate=fate, fate_reason=reason)
+
+
+def _record(trainer: Any, state: _State, sample: Any) -> Row:
+    key, step = uuid.uuid4().bytes, state.steps.get(sample.model_version)
+    place = Beginning(
+        step=step,
+        rollout_n=state.sizes[sample.group_id],
+        group_id=str(sample.group_id),
+        name=type(trainer).__name__,
+    )
+    state.sizes[sample.group_id] += 1
+    rewards = {
+        name.removeprefix(_REWARD): value
+        for name, value in sample.metrics.items()
+        if name.startswith(_REWARD)
+    }
+    values = {
+        "reward": _known(sample.metrics.get("reward")),
+        "on_policy_version": sample.model_version,
+    }
+    queued_ns = time.time_ns() if sample.enqueued_at is None else int(sample.enqueued_at * 1e9)
+    turns, flags = _turns(trainer, sample, queued_ns)
+    state.recorded += bool(record_rollout(key, place, (queued_ns, queued_ns), turns, values))
+    results: dict[str, Any] = {"advantage": sample.advantage}
+    if not all(flags):
+        results["response_mask"] = flags
+    named = zip(outcome_names(rewards), map(_known, rewards.values()), strict=True)
+    outcome(key.hex(), step=step, source=SOURCE, **results, **dict(named))
+    return key.hex(), step
+
+
+def _known(value: float | None) -> float | None:
+    """Return a reward; None where no function gave one."""
+    return None if value is None or math.isnan(value) else value
+
+
+def _turns(trainer: Any, sample: Any, queued_ns: int) -> tuple[list[FinishedCall], list[int]]:
+    """Return the runs of tokens that count in the loss, and the mask from the first of them on."""
+    ids, mask = sample.input_ids.tolist(), sample.completion_mask.tolist()
+    start = mask.index(1)
+    turns = turns_of(
+        OP,
+        ids[:start],
+        ids[start:],
+        mask[start:],
+        sample.old_log_probs.tolist()[start:],
+        "stop" if ids[-1] in last_ids(trainer) else "length",
+        (queued_ns, 0),
+    )
+    params = {name: getattr(trainer.args, name) for name in SAMPLING_NAMES}
+    answers = [n for n, message in enumerate(sample.completion) if message["role"] == "assistant"]
+    for number, turn in enumerate(turns):
+        turn.inputs["sampling_params"] = params
+        turn.outputs["weight_version"] = str(sample.model_version)
+        if len(answers) == len(turns):  # a conversation whose history was rewritten has more rows
+            turn.inputs["messages"] = [*sample.prompt, *sample.completion[: answers[number]]]
+    return turns, mask[start:]
+
+
+@TRL.around(_MODULE, "AsyncGRPOTrainer.get_train_dataloader", without=_LOST)
+def _load(self: Any) -> Part:
+    loader = yield
+    if self.rollout_queue is not None:
+        _follow(loader.collate_fn, "torch_call", functools.partial(_pack, _states[self]))
+
+
+def _pack(state: _State, batch: dict[str, Any], examples: Any) -> None:
+    """Note the rows of a packed batch, and give it its number."""
+    import torch
+
+    (parts,) = examples
+    keys = [id(sample["input_ids"]) for part in parts for sample in part.samples]
+    state.batches[state.packed] = [state.taken.pop(key)[1] for key in keys if key in state.taken]
+    batch[_BATCH_KEY] = torch.full((len(parts),), state.packed)
+    state.packed += 1
+
+
+@TRL.around(_MODULE, "AsyncGRPOTrainer.compute_loss", without="which rollouts are trained on")
+def _use(self: Any, inputs: dict[str, Any]) -> Part:
+    number = inputs.pop(_BATCH_KEY, None)  # so that the loss sees no key but TRL's own
+    yield
+    state = _states[self]
+    if self.rollout_queue is None or active.recorder is None:
+        return
+    rows = () if number is None else state.batches.pop(int(number[0]), ())
+    if not rows:
+        report_gap(state.recorded)
+    by_step = defaultdict(list)
+    for trace_id, step in rows:
+        by_step[step].append((trace_id, True))
+    for step, trained in by_step.items():
+        record_trained(trained, step=step, trained_step=self.state.global_step)
+
+
+TRL.around(_MODULE, "AsyncGRPOTrainer.log", without="metrics are not recorded")(record_logged)

@@ -1,0 +1,154 @@
+"""The hook into one GRPO or RLOO trainer, at seven of its methods.
+
+No callback of TRL sees completions, so the methods are entered on the instance; TRL's classes and
+modules stay as they are. The hook looks at arguments and results. It draws no random numbers and
+changes no tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localtrace.trainer_hooks.environment import check_recorded
+from localtrace.trainer_hooks.generations import finished
+from localtrace.trainer_hooks.seams import Part
+from localtrace.trainer_hooks.trl.generation_batch import (
+    GenerationBatch,
+    Trained,
+    record_trained,
+    record_within,
+)
+from localtrace.trainer_hooks.trl.job import TRL, record_logged, report_gap
+
+KIND = "GRPOTrainer"
+_GRPO = "trl.trainer.grpo_trainer"
+_ROLLOUTS_KEY = "localtrace_rollouts"
+"""Extra key in TRL's batch that keeps each row's rollout while TRL shuffles and splits it."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The state of the hook for one trainer."""
+
+    batches: int = 0
+    """Number of generation batches so far, the same in all processes."""
+    recorded: int = 0
+    """Number of rollouts so far, those of this process."""
+    batch: GenerationBatch | None = None
+    """The generation batch under way."""
+    messages: Sequence[Any] = ()
+    """Prompts of the batch, by row; tool results are added as they arrive."""
+    parts: list[list[Trained]] = field(default_factory=list)
+    """The rollouts in each part of TRL's buffer."""
+    step: int | None = None
+    """The step at which the rollouts in the buffer were launched."""
+
+
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+"""The recorded trainers."""
+
+
+def begin(trainer: Any) -> None:
+    """Record a trainer from now on."""
+    _states[trainer] = _State()
+
+
+# -- one generation batch, from the dataset's rows to what is trained on -----------------------
+
+
+@TRL.around(_GRPO, "GRPOTrainer._generate_and_score_completions")
+def _generate_and_score(self: Any, inputs: Sequence[dict[str, Any]]) -> Part:
+    state = _states[self]
+    state.batch = None
+    if self.model.training:  # evaluation leaves TRL's buffer as it is
+        state.parts = []
+    state.batches += 1
+    batch = state.batch = GenerationBatch(self, inputs, state.batches)
+    state.recorded += len(batch.rows)
+    call = yield from finished()
+    state.batch, state.messages = None, ()
+    batch.end(call.error)
+    if call.error is None:
+        batch.record_outcomes(self.reward_func_names, call.result)
+        if not batch.validate:
+            state.step = batch.step
+            call.result[_ROLLOUTS_KEY] = batch.trained(call.result)
+
+
+@TRL.around(_GRPO, "GRPOTrainer._generate")
+def _generate(self: Any, prompts: Sequence[Any]) -> Part:
+    """Note the prompts; record the result of a `rollout_func`, which generates, as one turn."""
+    state = _states[self]
+    state.messages = prompts
+    call = yield from finished()
+    if state.batch is not None and _rolls_out(self) and call.error is None:
+        prompt_ids, completion_ids, _, _, logprobs, *_ = call.result
+        state.batch.record_turns(call, prompts, prompt_ids, completion_ids, logprobs)
+
+
+def _rolls_out(trainer: Any) -> bool:
+    return getattr(trainer, "rollout_func", None) is not None
+
+
+@TRL.around(_GRPO, "GRPOTrainer._generate_single_turn")
+def _turn(self: Any, prompt_ids: Sequence[Any] | None = None) -> Part:
+    """Record a turn; trl 0.24 has no `prompt_ids`, and tokenizes the prompts in this call."""
+    state = _states[self]
+    call = yield from finished()
+    if state.batch is None or _rolls_out(self):
+        return
+    completion_ids = logprobs = None
+    if call.error is not None:
+        prompt_ids = prompt_ids or [()] * len(state.messages)
+    elif prompt_ids is None:
+        # RLOOTrainer returns no logprobs; the last item is what a model with images takes.
+        prompt_ids, completion_ids, *rest, _ = call.result
+        logprobs = rest[0] if rest else None
+    elif isinstance(call.result, tuple):
+        completion_ids, logprobs = call.result
+    else:
+        completion_ids = call.result  # of RLOOTrainer
+    state.batch.record_turns(call, state.messages, prompt_ids, completion_ids, logprobs)
+
+
+@TRL.around(_GRPO, "GRPOTrainer._tool_call_loop", without="")
+def _tools(self: Any, prompts: Sequence[Any]) -> Part:
+    state = _states[self]
+    state.messages = prompts
+    if state.batch is not None:
+        for tools in (self._sync_tool_dicts, self._async_tool_dicts):
+            # TRL calls a row's tools through the row's dict.
+            for row, by_name in zip(state.batch.rows, tools, strict=True):
+                by_name.update({name: record_within(row, f) for name, f in by_name.items()})
+    yield
+
+
+@TRL.around(_GRPO, "GRPOTrainer._calculate_rewards")
+def _score(self: Any, completion_ids_list: Any) -> Part:
+    rewards = yield
+    batch = _states[self].batch
+    if batch is not None:
+        batch.score(rewards, completion_ids_list)
+
+
+@TRL.around(_GRPO, "GRPOTrainer._prepare_inputs")
+def _use(self: Any) -> Part:
+    """Record that TRL is about to train on a part of its buffer; evaluation has none."""
+    used, state = (yield), _states[self]
+    buffer = self._buffered_inputs or ()
+    if any(_ROLLOUTS_KEY in part for part in buffer):
+        # Removed, so that the loss sees no key but TRL's own.
+        state.parts = [part.pop(_ROLLOUTS_KEY) for part in buffer]
+    for part, rollouts in zip(buffer, state.parts, strict=False):
+        if part is used:
+            record_trained(rollouts, step=state.step, trained_step=self.state.global_step)
+    if self.model.training and not state.parts:
+        report_gap(state.recorded)
+    elif buffer:
+        check_recorded("TRL")
+
+
+TRL.around(_GRPO, "GRPOTrainer.log")(record_logged)
