@@ -16,7 +16,6 @@ from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollou
 
 import localtrace
 from localtrace.trainer_hooks.trl import record
-from localtrace.trainer_hooks.trl.job import TRL
 from tests.environment import as_new_process
 from tests.trl import asynchronous
 from tests.trl.asynchronous import (
